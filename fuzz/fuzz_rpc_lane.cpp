@@ -30,21 +30,22 @@ class Stranger {
         {"stranger", 0, pid, process_start_time(pid), door_.handle(), bell_->handle(), this_host()},
         lane_.handle());
     append_tail(greeting.data, NoteTail{NoteKind::greeting, 0});
-    door_to_.put(greeting);
+    door_to_->send(greeting, {}, kForever);
     look();
     auto answer = door_.try_take();
     require(answer.has_value(), "a greeting is answered");
     take_tail<NoteTail>(answer->data);
-    lane_to_.emplace(connect_channel(decode_greeting(answer->data).second), bell_);
+    lane_to_ = connect(decode_greeting(answer->data).second);
   }
 
   void put(bool through_door, const Message& message) {
-    (through_door ? door_to_ : *lane_to_).put(message);
+    (through_door ? *door_to_ : *lane_to_).send(message, {}, kForever);
   }
   /// Lets the victim read the messages.
   void look() {
     const CallRef call = victim_.begin_here(steady_clock::now(), nullptr, nullptr);
     while (!victim_.wait(call, kForever)) continue;
+    victim_.take_greetings();
   }
   void drain() {
     while (lane_.try_take()) continue;
@@ -52,13 +53,14 @@ class Stranger {
 
  private:
   static ChannelRef connect_channel(const Handle& door) { return ChannelRef(&Channel::connect(door)); }
-  Outbound connect(const Handle& door) { return {connect_channel(door), bell_}; }
+  std::unique_ptr<Connection> connect(const Handle& door) {
+    return std::make_unique<RingConnection>(connect_channel(door), bell_);
+  }
 
   Node& victim_;
   std::shared_ptr<const DoorbellMemory> bell_ = std::make_shared<DoorbellMemory>();
   Inbound door_, lane_;
-  Outbound door_to_;
-  std::optional<Outbound> lane_to_;
+  std::unique_ptr<Connection> door_to_, lane_to_;
 };
 
 std::optional<std::pair<bool, Message>> next_message(ByteSpan& rest) {

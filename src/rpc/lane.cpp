@@ -65,14 +65,21 @@ std::optional<Message> Inbound::try_take() {
   return {};
 }
 
-void Outbound::put(const Message& message, Stream stream, Deadline until) {
-  if (link_) [[unlikely]]
-    return link_->put(message, stream, until);
+void RingConnection::send(const Message& message, Stream stream, Deadline deadline) {
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
     channel_->sender().in_flight().release_taken(channel_->ring().head(), false);
-  const Deadline deadline = std::min(until, Deadline::after_about(kTimeout));
-  channel_->sender().put(channel_->session(), message, deadline, stream);
+  channel_->sender().put(channel_->session(), message, std::min(deadline, Deadline::after_about(kTimeout)),
+                         stream);
+}
+
+/// The head is looked at once in so many messages: it is in the reader's cache.
+bool RingConnection::is_full() noexcept {
+  const std::uint64_t sent = channel_->ring().tail();
+  if (sent - head_seen_.load(std::memory_order_relaxed) < kMaxUnread) return false;
+  const std::uint64_t head = channel_->ring().head();
+  head_seen_.store(head, std::memory_order_relaxed);
+  return sent - head >= kMaxUnread;
 }
 
 }  // namespace onecopy::rpc

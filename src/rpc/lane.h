@@ -8,7 +8,7 @@
 #include "channel/queue/channel.h"
 #include "channel/ring/doorbell.h"
 #include "onecopy/memory/tensor.h"
-#include "rpc/far/far_link.h"
+#include "rpc/transport.h"
 
 namespace onecopy::rpc {
 
@@ -55,48 +55,33 @@ class Inbound {
   ChannelRef channel_;
 };
 
-/// Messages to one process, from all threads of this one: through its lane, or over a connection to another host.
+/// Messages to one process of this host through its lane.
 /// Thread safety: all members may be called concurrently.
-class Outbound {
+class RingConnection final : public Connection {
  public:
-  Outbound(ChannelRef channel, std::shared_ptr<const DoorbellMemory> bell)
+  /// `bell` is the member's, or this process's own for messages to itself; none: nobody is rung.
+  RingConnection(ChannelRef channel, std::shared_ptr<const DoorbellMemory> bell)
       : channel_(std::move(channel)), bell_(std::move(bell)) {}
-  explicit Outbound(FarLinkRef link) : link_(std::move(link)) {}
 
-  /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring
-  /// and, to another host, after `until`. In the order of `stream`, as queues do it.
-  void put(const Message& message, Stream stream = {}, Deadline until = kForever);
-  /// Returns whether so many messages lie unread in the lane that calls have to wait. A connection to another host holds up
-  /// puts by itself.
-  bool is_full() noexcept {
-    if (!channel_) return false;
-    const std::uint64_t put = channel_->ring().tail();
-    if (put - head_seen_.load(std::memory_order_relaxed) < kMaxUnread) return false;
-    head_seen_.store(channel_->ring().head(), std::memory_order_relaxed);
-    return put - head_seen_.load(std::memory_order_relaxed) >= kMaxUnread;
-  }
-  /// The member has ended: it takes no further item, and tensors of its items need not be kept.
-  void drop_sent() noexcept {
-    if (channel_) channel_->sender().in_flight().release_taken(UINT64_MAX);
-  }
-  /// Rings the member's bell after put(). A message to another host needs no ring.
-  void ring_for_call() const noexcept {
+  /// Throws timeout also when a stopped process keeps the ring for ten seconds.
+  void send(const Message& message, Stream stream, Deadline deadline) override;
+  bool is_full() noexcept override;
+  void ring_for_call() const noexcept override {
     if (bell_) (*bell_)->ring_for_call();
   }
-  void ring_for_answer() const noexcept {
+  void ring_for_answer() const noexcept override {
     if (bell_) (*bell_)->ring_for_answer();
   }
-  /// Returns whether the threads that listen for calls, or for answers, share this thread's processor. See Bell.
-  bool is_worker_beside_us() const noexcept { return bell_ && (*bell_)->calls.shares_processor(); }
-  bool is_waiter_beside_us() const noexcept { return bell_ && (*bell_)->answers.shares_processor(); }
+  bool worker_shares_cpu() const noexcept override { return bell_ && (*bell_)->calls.shares_processor(); }
+  bool waiter_shares_cpu() const noexcept override { return bell_ && (*bell_)->answers.shares_processor(); }
+  void drop_sent() noexcept override { channel_->sender().in_flight().release_taken(UINT64_MAX); }
 
  private:
   static constexpr std::uint64_t kMaxUnread = 16'384;
 
   std::atomic<std::uint64_t> head_seen_{0};  ///< the member has read at least up to here
-  FarLinkRef link_;                          ///< to another host; there is no channel then
-  ChannelRef channel_;
-  std::shared_ptr<const DoorbellMemory> bell_;  ///< the member's, or this process's own
+  const ChannelRef channel_;
+  const std::shared_ptr<const DoorbellMemory> bell_;
 };
 
 }  // namespace onecopy::rpc

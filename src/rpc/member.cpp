@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/member.h"
 
+#include <fmt/format.h>
+
 #include "onecopy/core/error.h"
 
 namespace onecopy::rpc {
@@ -16,6 +18,19 @@ Numbers::Entry& Numbers::of(std::string_view name) {
   Entry& entry = entries_[std::string(name)];
   entry.number = static_cast<std::uint32_t>(entries_.size() - 1);
   return entry;
+}
+
+void throw_ended_early(const Member& member) {
+  throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
+                                                member.name(), member.address.pid));
+}
+
+std::function<void()> TransportHost::end_of(const Member& member) const {
+  return [exit = member.exit, bell = bell()] {
+    exit->store(true);
+    (*bell)->calls.ring();
+    (*bell)->answers.ring_all();
+  };
 }
 
 }  // namespace onecopy::rpc

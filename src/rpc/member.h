@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "os/fd.h"
 #include "os/mutex.h"
 #include "rpc/address.h"
 #include "rpc/call.h"
@@ -76,24 +75,23 @@ struct Member {
 
   /// Counts tensors that go to it. Those to another host take one route.
   void count(Route route, std::uint64_t tensors) noexcept {
-    counters.count(is_far ? Route::tcp : route, tensors);
+    counters.count(shares_memory ? route : Route::tcp, tensors);
   }
 
   const Address address;
-  bool is_far = false;  ///< on another host; set before others see the member
-  Fd pidfd;             ///< none for this process
-  /// Its pidfd, or the end of a connection, says that it exited; messages of it may still be there. The watch thread
-  /// or the far thread has it as well.
+  Transport* transport = nullptr;  ///< null: the member is this process
+  bool shares_memory = true;       ///< as the transport says
+  /// Set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
 
   /// Returns whether sending a call to the member may take long.
-  bool may_hold_up() const noexcept { return is_far || is_full.load(std::memory_order_relaxed); }
+  bool may_hold_up() const noexcept { return !shares_memory || is_full.load(std::memory_order_relaxed); }
 
   // For all threads.
-  std::atomic<Outbound*> out{nullptr};  ///< null until the member has greeted back
-  std::atomic<Inbound*> in{nullptr};    ///< null until it was greeted
+  std::atomic<Connection*> out{nullptr};  ///< null until the member has greeted back
+  std::atomic<Inbound*> in{nullptr};      ///< null until it was greeted
   std::atomic<bool> has_ended{false};
   std::atomic<bool> is_full{
       false};                   ///< the last call found so many unread messages that the next one waits
@@ -104,13 +102,10 @@ struct Member {
 
   // Of the thread that opens the member; `opening`.
   Mutex opening;
-  std::atomic<bool> is_greeted{false};
   CallRef opened;  ///< done when `out` is there, or the member has ended
-  std::unique_ptr<Outbound> outbound;
+  std::unique_ptr<Connection> outbound;
   std::unique_ptr<Inbound> inbound;
-  std::shared_ptr<const DoorbellMemory> bell;
-  std::vector<FarLinkRef>
-      links;  ///< to another host: the one that it opened, the one that this process did
+  std::unique_ptr<TransportState> state;
 
   // Of the thread that looks at the lanes.
   std::vector<std::unique_ptr<Name>> names;
@@ -126,10 +121,13 @@ class LaneGuard {
   ~LaneGuard() { to_.senders.fetch_sub(1); }
 
   /// Returns null before the lane is opened and after it is closed.
-  Outbound* lane() const noexcept { return to_.has_ended ? nullptr : to_.out.load(); }
+  Connection* lane() const noexcept { return to_.has_ended ? nullptr : to_.out.load(); }
 
  private:
   Member& to_;
 };
+
+/// Throws peer_died.
+[[noreturn]] void throw_ended_early(const Member& member);
 
 }  // namespace onecopy::rpc

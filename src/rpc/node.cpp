@@ -14,6 +14,8 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
+#include "rpc/far/far_transport.h"
+#include "rpc/ring_transport.h"
 #include "share/session.h"
 
 namespace onecopy::rpc {
@@ -63,16 +65,26 @@ Node::Node(NodeOptions options)
   waits_.set_spin(spin_.most);
   lists_.push_back(std::make_unique<const MemberList>());
   list_ = lists_.back().get();
-  far_ = make_far();
+  make_transports();
   report_ = session_.groups().add([this] { return describe(); });
+}
+
+/// A transport's thread that enters a member meanwhile waits until all transports are there.
+void Node::make_transports() {
+  const LockGuard lock(members_mutex_);
+  TransportHost& host = *this;
+  auto ring = std::make_unique<RingTransport>(host, session_);
+  ring_ = ring.get();
+  transports_.push_back(std::make_unique<FarTransport>(host, session_.loop()));
+  transports_.push_back(std::move(ring));
 }
 
 /// A forked child is in another session, and its listings have nothing of the parent's node.
 Node::~Node() {
-  far_->stop();  // its thread enters members, and asks for this process's address
+  for (const auto& transport : transports_) transport->stop();  // their threads enter members
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
-    if (member->pidfd) session_.loop().remove(member->pidfd.get());
+    if (member->transport) member->transport->close(*member);
 }
 
 void Node::check_can_send(const Member& to) const {
@@ -88,14 +100,14 @@ void Node::check_can_send(const Member& to) const {
 }
 
 /// Throws peer_died when the member has just ended.
-Outbound& Node::lane_of(const LaneGuard& guard, const Member& to) const {
-  Outbound* const out = guard.lane();
+Connection& Node::lane_of(const LaneGuard& guard, const Member& to) const {
+  Connection* const out = guard.lane();
   if (!out) check_can_send(to);
   return *out;
 }
 
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
-void Node::put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
+void Node::put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
                Deadline deadline) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
   tail.function = entry.number;
@@ -106,7 +118,7 @@ void Node::put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& ent
   }
   append_tail(call.message.data, tail);
   call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
-  out.put(call.message, call.stream, deadline);
+  out.send(call.message, call.stream, deadline);
   point("rpc.call.committed");
   if (!is_told) entry.is_told.store(true, std::memory_order_release);
   if (out.is_full()) [[unlikely]]
@@ -120,7 +132,7 @@ void Node::wait_for_room(Member& to, Deadline deadline) {
   constexpr std::chrono::milliseconds kPause{1};
   const auto is_full = [&] {
     const LaneGuard guard(to);
-    Outbound* const out = guard.lane();
+    Connection* const out = guard.lane();
     return out && out->is_full();
   };
   while (to.is_full.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -151,9 +163,9 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
   if (is_wanted) waits_.want(*call);
   try {
     const LaneGuard guard(to);
-    Outbound& out = lane_of(guard, to);
+    Connection& out = lane_of(guard, to);
     put(to, out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0}, deadline);
-    if (out.is_worker_beside_us()) call->spin_ns = 0;
+    if (out.worker_shares_cpu()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
@@ -180,23 +192,23 @@ void Node::note(Member& to, Message&& message, Stream stream) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
   const LaneGuard guard(to);
-  Outbound& out = lane_of(guard, to);
+  Connection& out = lane_of(guard, to);
   append_tail(message.data, NoteTail{});
   message.tag = tag_of(Form::note, message.tag, true);
-  out.put(message, stream);
+  out.send(message, stream, kForever);
   out.ring_for_call();
 }
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
                   Stream stream, Deadline deadline, const CallContext& context) {
   const LaneGuard guard(to);
-  Outbound* const out = guard.lane();
+  Connection* const out = guard.lane();
   if (call == 0 || !out) return;
   append_context(message, context);
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);
   try {
-    out->put(message, stream, deadline);
+    out->send(message, stream, deadline);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout || !deadline.has_passed()) throw;
     return log_debug(fmt::format("an answer to {} was too late: {}", to.name(), error.what()));
@@ -204,7 +216,7 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
   point("rpc.answer.committed");
   if (is_in_order) out->ring_for_call();
   else out->ring_for_answer();
-  shares_processor_.store(out->is_waiter_beside_us(), std::memory_order_relaxed);
+  shares_processor_.store(out->waiter_shares_cpu(), std::memory_order_relaxed);
 }
 
 CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept) {
@@ -264,7 +276,7 @@ void Node::stop() {
   MemberList members = *list_.load();
   const Deadline deadline = Deadline::after(kFarewellPatience);
   for (Member* member : members) say_farewell(*member, deadline);
-  far_->flush();
+  for (const auto& transport : transports_) transport->flush();
   fail(calls_.take_all(), End::stopped);
   for (Member* member : members)
     if (member->opened) complete(member->opened, End::stopped);

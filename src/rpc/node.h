@@ -12,9 +12,9 @@
 #include "onecopy/share/stats.h"
 #include "os/mutex.h"
 #include "rpc/calls.h"
-#include "rpc/far/far.h"
 #include "rpc/member.h"
 #include "rpc/spin_times.h"
+#include "rpc/transport.h"
 #include "rpc/waits.h"
 #include "rpc/work.h"
 
@@ -23,6 +23,8 @@ class Session;
 }
 
 namespace onecopy::rpc {
+
+class RingTransport;
 
 struct NodeOptions {
   std::string name;
@@ -37,18 +39,18 @@ struct NodeOptions {
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariants: a call completes once. A lane is read in order, and a member that ends has its lane read to the end before
 /// its calls fail. No lock is held while waiting, but the turn, by one thread at a time, while it looks at the lanes.
-class Node {
+class Node final : private TransportHost {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   explicit Node(NodeOptions options);
-  ~Node();
+  ~Node() override;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   const std::string& name() const noexcept { return options_.name; }
   std::uint32_t number() const noexcept { return options_.number; }
   /// Returns what others join(). Valid until the node's end.
-  Address address();
+  Address address() override;
   /// Enters another member, or this process. Connects to it at the first call. Throws peer_died when it has ended already,
   /// invalid_argument when the number is another member's.
   Member& join(const Address& address);
@@ -112,39 +114,29 @@ class Node {
 
   /// Leaves the group: tells the others, and fails the calls under way. Workers end.
   void stop();
-  bool is_stopped() const noexcept { return is_stopped_.load(); }
+  bool is_stopped() const noexcept override { return is_stopped_.load(); }
 
  private:
   using MemberList = std::vector<Member*>;
 
   // node.cpp
+  void make_transports();
   void check_can_send(const Member& to) const;
   void wait_for_room(Member& to, Deadline deadline);
-  Outbound& lane_of(const LaneGuard& guard, const Member& to) const;
-  void put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
+  Connection& lane_of(const LaneGuard& guard, const Member& to) const;
+  void put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
            Deadline deadline);
   void note_time(Call& call) const noexcept;
 
   // node_members.cpp
-  void greet(Member& to);
-  void open_lane_of(ByteSpan greeting);
-  bool try_read_door(bool is_first) noexcept;
-  void take_from_door(const Message& message);
-  Member& enter(const Address& address);
+  Member& enter(const Address& address) override;
+  void note_opened(Member& member) noexcept override;
+  const std::shared_ptr<const DoorbellMemory>& bell() const noexcept override { return bell_; }
   bool is_own(const Address& address) const;
-  void set_out_for_itself(Member& me);
+  void connect_to_self(Member& me);
   void watch_over(Member& member);
-  void stop_watching(Member& member) noexcept;
   void release_lanes(Member& member);
   void say_farewell(Member& to, Deadline deadline) noexcept;
-
-  // node_far.cpp
-  std::unique_ptr<Far> make_far();
-  bool is_far(const Address& address) const;
-  void enter_far(Member& member);
-  void connect_far(Member& to, Deadline deadline);
-  Far::Delivery take_link(Member& member, const FarLinkRef& link);
-  void close_links(Member& member);
 
   // node_report.cpp
   GroupInfo describe() const;
@@ -154,16 +146,18 @@ class Node {
   /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
   bool look(const Call* mine, Work* own = nullptr);
   bool read(Member& from, const Call* mine);
-  void hand_out_door();
+  void hand_out_newcomers();
   void handle(Member& from, Message&& message, const Call* mine);
   void handle_call(Member& from, Message&& message, bool is_in_order);
   void handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine);
   void handle_note(Member& from, Message&& message);
   void end(Member& member);
-  void hand_out(Work&& work);
-  void give_out(Work&& work);
   void fail(const std::vector<CallRef>& calls, End end);
   void expire();
+
+  // node_work.cpp
+  void hand_out(Work&& work);
+  void give_out(Work&& work);
   bool is_back_soon(const Work& work) const;
   bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
   bool spin_for_work();
@@ -174,15 +168,11 @@ class Node {
   const NodeOptions options_;
   Session& session_;  ///< a forked child has another
   const std::shared_ptr<const DoorbellMemory> bell_;
-  Inbound door_;
   Calls calls_;
   Waits waits_;
   WorkQueue work_;
   const SpinTimes spin_;
   std::atomic<std::chrono::nanoseconds> work_spin_;  ///< of the worker that spins
-
-  Mutex door_mutex_;                       ///< of the thread that reads the door
-  std::atomic<bool> is_door_read_{false};  ///< by a worker, or it is about to
 
   mutable Mutex members_mutex_;
   std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);
@@ -202,8 +192,9 @@ class Node {
   std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
   std::atomic<bool> shares_processor_{false};   ///< with the last caller that was answered
   std::atomic<bool> is_stopped_{false};
-  std::unique_ptr<Far> far_;
-  std::uint64_t report_ = 0;  ///< its place in this process's listings
+  std::vector<std::unique_ptr<Transport>> transports_;  ///< the first one that reaches a member is used
+  RingTransport* ring_ = nullptr;                       ///< one of them
+  std::uint64_t report_ = 0;                            ///< its place in this process's listings
 };
 
 }  // namespace onecopy::rpc

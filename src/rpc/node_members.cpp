@@ -6,13 +6,13 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
-#include "os/deadline_scope.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
+#include "rpc/ring_transport.h"
 #include "share/session.h"
 
-/// Members: how they find each other, and how it is known that they end.
+/// Members: the table of them, and their connections.
 namespace onecopy::rpc {
 namespace {
 
@@ -20,28 +20,20 @@ namespace {
 /// for: usually a worker does.
 constexpr std::chrono::milliseconds kConnectSlice{5};
 
-[[noreturn]] void throw_member_ended(const Member& member) {
-  throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
-                                                member.name(), member.address.pid));
-}
-
-/// Puts a note through a member's door.
-void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKind kind, Bytes&& body) {
-  Message note;
-  note.tag = static_cast<std::uint32_t>(Form::note);
-  note.data = std::move(body);
-  append_tail(note.data, NoteTail{kind, 0});
-  Outbound(ChannelRef(&Channel::connect(address.door)), {}).put(note);
-  bell->calls.ring();
-}
-
 }  // namespace
 
 Address Node::address() {
   const int pid = current_pid();
-  return {options_.name,  options_.number, pid,         process_start_time(pid),
-          door_.handle(), bell_->handle(), this_host(), far_->endpoint()};
+  Address own{options_.name,   options_.number, pid, process_start_time(pid), {},
+              bell_->handle(), this_host(),     {}};
+  for (const auto& transport : transports_) transport->complete(own);
+  return own;
 }
+
+/// Greetings come through the ring transport alone: others have threads of their own for newcomers.
+void Node::take_greetings() noexcept { ring_->serve_newcomers(); }
+
+void Node::note_opened(Member& member) noexcept { complete(member.opened, End::answered); }
 
 Member& Node::join(const Address& address) { return enter(address); }
 
@@ -66,8 +58,7 @@ Member& Node::enter(const Address& address) {
                             address.number, options_.name, address.name, address.pid));
   auto member = std::make_unique<Member>(address);
   member->opened = std::make_shared<Call>(address.number, kForever);
-  if (address.number == options_.number) set_out_for_itself(*member);
-  else if (is_far(address)) enter_far(*member);
+  if (address.number == options_.number) connect_to_self(*member);
   else watch_over(*member);
   members_.push_back(std::move(member));
   auto list = std::make_unique<MemberList>(*list_.load());
@@ -77,37 +68,20 @@ Member& Node::enter(const Address& address) {
   return *members_.back();
 }
 
-void Node::set_out_for_itself(Member& me) {
+void Node::connect_to_self(Member& me) {
   me.inbound = std::make_unique<Inbound>();
-  me.outbound = std::make_unique<Outbound>(me.inbound->sender_to_itself(), bell_);
-  me.is_greeted = true;
+  me.outbound = std::make_unique<RingConnection>(me.inbound->sender_to_itself(), bell_);
   me.in = me.inbound.get();
   me.out = me.outbound.get();
 }
 
-/// The watch thread only notes an exit: a thread that looks at the lanes reads the messages that are left there first.
 void Node::watch_over(Member& member) {
+  const auto at = std::find_if(transports_.begin(), transports_.end(),
+                               [&](const auto& transport) { return transport->reaches(member.address); });
+  member.transport = at->get();
+  member.shares_memory = member.transport->shares_memory();
   member.exit = std::make_shared<std::atomic<bool>>(false);
-  const auto note = [exit = member.exit, bell = bell_] {
-    exit->store(true);
-    (*bell)->calls.ring();
-    (*bell)->answers.ring_all();
-  };
-  try {
-    member.pidfd = open_pidfd(member.address.pid);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::peer_died) throw;
-    return note();
-  }
-  if (process_start_time(member.address.pid) != member.address.start_time) return note();
-  session_.loop().add(member.pidfd.get(), note, true);
-}
-
-/// REQUIRES: turn_, or no thread that looks at the lanes.
-void Node::stop_watching(Member& member) noexcept {
-  if (!member.pidfd) return;
-  session_.loop().remove(member.pidfd.get());
-  member.pidfd.reset();
+  member.transport->watch(member);
 }
 
 /// Of a member that has ended, once no thread uses them. REQUIRES: turn_.
@@ -121,8 +95,7 @@ void Node::release_lanes(Member& member) {
   if (member.outbound) member.outbound->drop_sent();
   member.outbound.reset();
   member.inbound.reset();
-  member.bell.reset();
-  member.links.clear();
+  member.state.reset();
 }
 
 Member* Node::find(std::uint32_t number) {
@@ -144,11 +117,10 @@ Member* Node::find(std::string_view name) {
 
 void Node::connect(Member& to, Deadline deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
-  if (!to.is_far) greet(to);
-  point("rpc.lane.greeted");
   while (!to.opened->is_done()) {
     check_can_send(to);
-    if (to.is_far) connect_far(to, deadline);  // again, if another thread has tried in vain
+    to.transport->open(to, deadline);  // again, if another thread has tried in vain
+    point("rpc.lane.greeted");
     if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
     if (!waits_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
         deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
@@ -156,90 +128,22 @@ void Node::connect(Member& to, Deadline deadline) {
   }
   if (!to.out.load(std::memory_order_acquire)) {
     check_can_send(to);
-    throw_member_ended(to);
+    throw_ended_early(to);
   }
-}
-
-/// Tells the member which lane to send through. Once.
-void Node::greet(Member& to) {
-  const LockGuard lock(to.opening);
-  if (to.is_greeted || to.has_ended) return;
-  try {
-    if (!to.inbound) to.inbound = std::make_unique<Inbound>();
-    to.in = to.inbound.get();
-    if (!to.bell) to.bell = std::make_shared<DoorbellMemory>(to.address.bell);
-    put_through_door(to.address, *to.bell, NoteKind::greeting,
-                     encode_greeting(address(), to.inbound->handle()));
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::owner_died && error.code() != ErrorCode::stale_handle &&
-        error.code() != ErrorCode::closed && error.code() != ErrorCode::peer_died)
-      throw;
-    throw_member_ended(to);
-  }
-  to.is_greeted = true;
-}
-
-void Node::take_greetings() noexcept {
-  const LockGuard lock(door_mutex_);
-  for (bool is_first = true; !try_read_door(is_first) && !is_stopped(); is_first = false) continue;
-  is_door_read_ = false;
-}
-
-/// Returns false while the sender of the first message does not let this process read it. A stopped process is one.
-bool Node::try_read_door(bool is_first) noexcept {
-  try {
-    while (auto message = door_.try_take()) take_from_door(*message);
-    return true;
-  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
-    if (is_first)
-      log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
-    return !door_.is_ready() || error.code() != ErrorCode::timeout;
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("a greeting was not answered: {}", error.what()));
-    return true;
-  }
-}
-
-void Node::take_from_door(const Message& message) {
-  Bytes data = message.data;
-  const auto [kind, reserved] = take_tail<NoteTail>(data);
-  if (kind == NoteKind::greeting) return open_lane_of(data);
-  if (kind != NoteKind::farewell) refuse_message("came through the door and is no greeting");
-  Member& member = enter(Address::from_bytes(data));
-  member.has_left = true;
-  if (member.exit) *member.exit = true;  // the thread that looks at the lanes ends the member
-}
-
-/// The other's lane, for messages of this process; and a greeting in return.
-void Node::open_lane_of(ByteSpan bytes) {
-  const auto [from, lane] = decode_greeting(bytes);
-  Member& member = enter(from);
-  {
-    const LockGuard lock(member.opening);
-    if (member.outbound || member.has_ended) return;
-    if (!member.bell) member.bell = std::make_shared<DoorbellMemory>(from.bell);
-    member.outbound = std::make_unique<Outbound>(ChannelRef(&Channel::connect(lane)), member.bell);
-    member.out = member.outbound.get();
-  }
-  point("rpc.lane.opened");
-  greet(member);
-  complete(member.opened, End::answered);
 }
 
 void Node::say_farewell(Member& to, Deadline deadline) noexcept {
   if (to.number() == options_.number || to.has_ended || to.has_exited()) return;
   try {
     const LaneGuard guard(to);
-    if (Outbound* const out = guard.lane()) {
+    if (Connection* const out = guard.lane()) {
       Message note;
       note.tag = static_cast<std::uint32_t>(Form::note);
       append_tail(note.data, NoteTail{NoteKind::farewell, 0});
-      out->put(note, {}, deadline);
+      out->send(note, {}, deadline);
       out->ring_for_call();
-    } else if (!to.is_far && !deadline.has_passed()) {
-      const DeadlineScope scope(deadline);
-      put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
-                       address().to_bytes());
+    } else {
+      to.transport->say_farewell(to, deadline);
     }
   } catch (const std::exception& error) {  // it has ended meanwhile, or is stopped
     log_debug(fmt::format("{} could not be told that this process leaves: {}", to.name(), error.what()));

@@ -11,21 +11,10 @@ namespace {
 
 constexpr std::size_t kMostPeers = 256;  // the listing is one packet
 
-constexpr std::chrono::seconds kSilent{3};  // a member on another host says something each second
-
-/// Of a member on another host, since it said something. 0: not long ago.
-std::chrono::seconds silence_of(Member& member) {
-  const LockGuard lock(member.opening);
-  std::chrono::seconds shortest{0};
-  for (const FarLinkRef& link : member.links)
-    if (shortest == std::chrono::seconds{0} || link->silence() < shortest) shortest = link->silence();
-  return shortest < kSilent ? std::chrono::seconds{0} : shortest;
-}
-
 std::string state_of(Member& member, std::uint32_t own_number) {
   if (member.number() == own_number) return "here";
   if (member.has_ended) return member.has_left ? "left" : "ended";
-  const auto silence = silence_of(member);
+  const auto silence = member.transport->silence_of(member);
   if (silence.count() != 0) return fmt::format("silent for {} s", silence.count());
   return member.out.load() ? "open" : "new";
 }

@@ -171,7 +171,7 @@ nb::object RpcNode::join(nb::bytes address) {
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
-bool RpcNode::is_far(std::uint32_t number) { return member(number).is_far; }
+bool RpcNode::is_far(std::uint32_t number) { return !member(number).shares_memory; }
 
 void RpcNode::connect(std::uint32_t number, nb::handle deadline) {
   rpc::Member& to = member(number);
@@ -203,7 +203,7 @@ nb::object RpcNode::number_of(nb::handle name) const {
 
 void RpcNode::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
                           bool numbers_agree, bool is_automatic) {
-  PyTypeObject* const marked = member(of).is_far || marked_type.is_none()
+  PyTypeObject* const marked = !member(of).shares_memory || marked_type.is_none()
                                    ? nullptr
                                    : reinterpret_cast<PyTypeObject*>(marked_type.ptr());
   receivers_[of] = {{{of_calls, numbers_agree, is_automatic}, marked},

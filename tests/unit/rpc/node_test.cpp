@@ -177,12 +177,12 @@ TEST_F(Nodes, RefuseBytesThatAreNoAddress) {
 /// A worker that went on looking at that lane would never sleep.
 TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
   answer_to("f", {});
-  Outbound& lane = *to_b_->out.load();
+  Connection& lane = *to_b_->out.load();
   a_.stop();
   EXPECT_TRUE(eventually([&] { return b_.find(0)->has_ended.load(); }));
   Message late{static_cast<std::uint32_t>(Form::note) | kInOrder, {}, {}};
   append_tail(late.data, NoteTail{});
-  lane.put(late);
+  lane.send(late, {}, kForever);
   lane.ring_for_call();
   EXPECT_TRUE(eventually([] {
     const std::clock_t before = std::clock();

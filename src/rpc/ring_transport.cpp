@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/ring_transport.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "rpc/message.h"
+#include "share/session.h"
+
+namespace onecopy::rpc {
+namespace {
+
+/// Puts a note through a member's door.
+void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKind kind, Bytes&& body) {
+  Message note;
+  note.tag = static_cast<std::uint32_t>(Form::note);
+  note.data = std::move(body);
+  append_tail(note.data, NoteTail{kind, 0});
+  RingConnection(ChannelRef(&Channel::connect(address.door)), {}).send(note, {}, kForever);
+  bell->calls.ring();
+}
+
+}  // namespace
+
+/// The watch thread only notes an exit: a thread that looks at the lanes reads the messages that are left there first.
+void RingTransport::watch(Member& member) {
+  auto state = std::make_unique<State>();
+  const auto note_exit = host_.end_of(member);
+  try {
+    state->pidfd = open_pidfd(member.address.pid);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;
+  }
+  const bool lives = state->pidfd && process_start_time(member.address.pid) == member.address.start_time;
+  if (lives) session_.loop().add(state->pidfd.get(), note_exit, true);
+  else note_exit();
+  if (!lives) state->pidfd.reset();
+  member.state = std::move(state);
+}
+
+void RingTransport::open(Member& to, Deadline) {
+  const LockGuard lock(to.opening);
+  if (!to.state || state_of(to).is_greeted || to.has_ended) return;
+  try {
+    greet(to);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::owner_died && error.code() != ErrorCode::stale_handle &&
+        error.code() != ErrorCode::closed && error.code() != ErrorCode::peer_died)
+      throw;
+    throw_ended_early(to);
+  }
+}
+
+/// Tells the member which lane to send through, once.
+void RingTransport::greet(Member& to) {
+  State& state = state_of(to);
+  if (!to.inbound) to.inbound = std::make_unique<Inbound>();
+  to.in = to.inbound.get();
+  if (!state.bell) state.bell = std::make_shared<DoorbellMemory>(to.address.bell);
+  put_through_door(to.address, *state.bell, NoteKind::greeting,
+                   encode_greeting(host_.address(), to.inbound->handle()));
+  state.is_greeted = true;
+}
+
+void RingTransport::serve_newcomers() noexcept {
+  const LockGuard lock(door_mutex_);
+  for (bool is_first = true; !try_read_door(is_first) && !host_.is_stopped(); is_first = false) continue;
+  is_door_read_ = false;
+}
+
+/// Returns false while the sender of the first message does not let this process read it. A stopped process is one.
+bool RingTransport::try_read_door(bool is_first) noexcept {
+  try {
+    while (auto message = door_.try_take()) take_from_door(*message);
+    return true;
+  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
+    if (is_first)
+      log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
+    return !door_.is_ready() || error.code() != ErrorCode::timeout;
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a greeting was not answered: {}", error.what()));
+    return true;
+  }
+}
+
+void RingTransport::take_from_door(const Message& message) {
+  Bytes data = message.data;
+  const auto [kind, reserved] = take_tail<NoteTail>(data);
+  if (kind == NoteKind::greeting) return open_lane_of(data);
+  if (kind != NoteKind::farewell) refuse_message("came through the door and is no greeting");
+  Member& member = host_.enter(Address::from_bytes(data));
+  member.has_left = true;
+  if (member.exit) host_.end_of(member)();  // the thread that looks at the lanes ends the member
+}
+
+/// Opens the lane for messages to the greeter, and greets in return.
+void RingTransport::open_lane_of(ByteSpan bytes) {
+  const auto [from, lane] = decode_greeting(bytes);
+  Member& member = host_.enter(from);
+  if (member.transport != this) refuse_message("greets this process, and is no other process of this host");
+  {
+    const LockGuard lock(member.opening);
+    if (member.outbound || member.has_ended || !member.state) return;
+    State& state = state_of(member);
+    if (!state.bell) state.bell = std::make_shared<DoorbellMemory>(from.bell);
+    member.outbound = std::make_unique<RingConnection>(ChannelRef(&Channel::connect(lane)), state.bell);
+    member.out = member.outbound.get();
+  }
+  point("rpc.lane.opened");
+  open(member, kForever);
+  host_.note_opened(member);
+}
+
+void RingTransport::say_farewell(Member& to, Deadline deadline) {
+  if (deadline.has_passed()) return;
+  const DeadlineScope scope(deadline);
+  put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
+                   host_.address().to_bytes());
+}
+
+void RingTransport::close(Member& member) noexcept {
+  const LockGuard lock(member.opening);
+  if (!member.state || !state_of(member).pidfd) return;
+  session_.loop().remove(state_of(member).pidfd.get());
+  state_of(member).pidfd.reset();
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/device/stream.h"
+#include "os/deadline.h"
+#include "rpc/address.h"
+
+namespace onecopy::rpc {
+
+struct Member;
+class DoorbellMemory;
+
+/// Messages from all threads of this process to one member, in the order of their sends.
+/// Thread safety: all members may be called concurrently.
+class Connection {
+ public:
+  Connection() = default;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  virtual ~Connection() = default;
+
+  /// Sends the head and the tensors of a message, in the order of `stream`, as queues do it. What the caller writes into the
+  /// tensors afterwards may or may not arrive. Wakes nobody: ring_for_call() or ring_for_answer() comes next. Throws closed,
+  /// out_of_memory, and timeout when the message was not taken until the deadline.
+  virtual void send(const Message& message, Stream stream, Deadline deadline) = 0;
+  /// Returns whether the member has so much unread that calls have to wait. Answers never wait.
+  virtual bool is_full() noexcept { return false; }
+  /// Wakes a worker of the member.
+  virtual void ring_for_call() const noexcept {}
+  /// Wakes the thread of the member that waits for an answer, or else a worker.
+  virtual void ring_for_answer() const noexcept {}
+  /// Returns whether the threads of the member that listen for calls, or for answers, share this thread's processor: then
+  /// they run only once this thread sleeps.
+  virtual bool worker_shares_cpu() const noexcept { return false; }
+  virtual bool waiter_shares_cpu() const noexcept { return false; }
+  /// Releases the tensors of messages that the member will not take, since it has ended.
+  virtual void drop_sent() noexcept {}
+};
+
+/// What a transport keeps with a member. Guarded by the member's `opening`.
+struct TransportState {
+  virtual ~TransportState() = default;
+};
+
+/// A way to reach members: shared memory within a host (RingTransport), a network between hosts (FarTransport). It opens
+/// connections to members, puts what they send into their `inbound` lanes, and notes their ends.
+///
+/// Thread safety: all members may be called concurrently, but for the destructor.
+/// Invariant: a member keeps its transport. `member.exit` is set, and the bells of this process are rung, once no further
+/// message of the member comes.
+class Transport {
+ public:
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  virtual ~Transport() = default;
+
+  /// Returns whether members see each other's memory: tensors can be lent then.
+  virtual bool shares_memory() const noexcept = 0;
+  /// Returns whether the transport reaches a member of that address.
+  virtual bool reaches(const Address& address) const = 0;
+  /// Adds what others need to reach this process to its address.
+  virtual void complete(Address& own) = 0;
+
+  /// Begins to watch over a member that no other thread sees yet, and makes its state.
+  virtual void watch(Member& member) = 0;
+  /// Opens a connection to the member, or begins to: then another thread completes `member.opened`. Callers call this again until
+  /// then. Throws peer_died, timeout, bad_secret.
+  virtual void open(Member& member, Deadline deadline) = 0;
+  /// Tells a member without a connection that this process leaves the group, if the transport can.
+  virtual void say_farewell(Member&, Deadline) {}
+  /// Ends the connections to a member that has ended. Called by the thread that looks at the lanes.
+  virtual void close(Member& member) noexcept = 0;
+  /// Returns for how long the member has been silent although it should have said something; 0: it has not been.
+  virtual std::chrono::seconds silence_of(Member&) const { return std::chrono::seconds{0}; }
+
+  /// Gives what was sent a second to arrive.
+  virtual void flush() noexcept {}
+  /// Ends all connections, and the transport's threads.
+  virtual void stop() noexcept {}
+};
+
+/// What transports need of the node that they belong to.
+/// Thread safety: all members may be called concurrently.
+class TransportHost {
+ public:
+  virtual ~TransportHost() = default;
+  /// Returns where this process is found.
+  virtual Address address() = 0;
+  virtual const std::shared_ptr<const DoorbellMemory>& bell() const noexcept = 0;
+  /// Enters the member of that address. Throws invalid_argument.
+  virtual Member& enter(const Address& address) = 0;
+  /// Notes that a connection to the member is open.
+  virtual void note_opened(Member& member) noexcept = 0;
+  virtual bool is_stopped() const noexcept = 0;
+  /// Returns a function for any thread that sets `member.exit` and rings the bells.
+  std::function<void()> end_of(const Member& member) const;
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every transport promises: each test runs over all of them.
+#include "rpc/transport.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "support/die_at.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+#include "unit/rpc/far_environment.h"
+#include "unit/rpc/meeting.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Child;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Shared;
+using testing::Watchdog;
+
+/// Members that reach each other through the transport of that name.
+class ATransport : public ::testing::TestWithParam<std::string> {
+ protected:
+  ATransport() {
+    if (GetParam() == "ring") return;
+    key_.emplace("ONECOPY_RPC_KEY", "a secret of this test");
+    link_.emplace("ONECOPY_RPC_LINK", GetParam());
+    listen_.emplace("ONECOPY_RPC_LISTEN", "127.0.0.1:0");
+  }
+  void end(Child& callee) {
+    meeting_->step = 1;
+    EXPECT_EQ(callee.join(), 0);
+  }
+
+  Watchdog watchdog_;
+  std::optional<Environment> key_, link_, listen_;
+  Shared<Meeting> meeting_;
+};
+
+TEST_P(ATransport, CarriesCallsOfAllSizesInBothDirections) {
+  Child callee = serve(meeting_, [](Agent& agent) {
+    agent.define("back",
+                 [&agent](Values&& values) { return agent.call("caller", "echo", std::move(values)); });
+  });
+  Agent agent({.name = "caller"});
+  define_usual(agent);
+  meeting_->join(agent, 1);
+  for (const std::size_t size : {0, 1, 200, 5'000, 1'000'000}) {
+    const std::string sent(size, 'x');
+    EXPECT_EQ(text_of(agent.call("callee", "back", text(sent))), sent);
+  }
+  end(callee);
+}
+
+TEST_P(ATransport, CarriesTensors) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  for (const std::int64_t count : {0, 1, 1'000, 1'000'000}) {
+    const Values back = agent.call("callee", "echo", {{}, {testing::numbers(count, 3)}});
+    ASSERT_EQ(back.tensors.size(), 1U);
+    EXPECT_EQ(back.tensors[0].layout(), Layout(DType::i64, {count}));
+    if (count == 0) continue;
+    EXPECT_EQ(testing::last_of(back.tensors[0]), testing::last_of(testing::numbers(count, 3)));
+  }
+  end(callee);
+}
+
+TEST_P(ATransport, OpensOneConnectionForManyFirstCalls) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  std::vector<std::jthread> threads;
+  for (std::int64_t i = 0; i < 8; ++i)
+    threads.emplace_back(
+        [&, i] { EXPECT_EQ(number_of(agent.call("callee", "add one", number(i))), i + 1); });
+  threads.clear();
+  end(callee);
+}
+
+TEST_P(ATransport, TellsOfAMemberThatLeaves) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller", .timeout = 0s});
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  end(callee);
+  expect_refusal(ErrorCode::peer_died, {"callee"}, [&] {
+    for (;;) agent.call("callee", "add one", number(1));
+  });
+  EXPECT_EQ(agent.calls_under_way(), 0U);
+}
+
+TEST_P(ATransport, TellsOfAMemberThatIsKilledInACall) {
+  Child callee = serve(meeting_, [](Agent&) { testing::die_at("rpc.serve.running"); });
+  Agent agent({.name = "caller", .timeout = 0s});
+  meeting_->join(agent, 1);
+  expect_refusal(ErrorCode::peer_died, {"callee"}, [&] { agent.call("callee", "add one", number(1)); });
+  EXPECT_EQ(callee.join(), -SIGKILL);
+}
+
+TEST_P(ATransport, IsLateWithAMemberThatIsStopped) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  callee.signal(SIGSTOP);
+  expect_refusal(ErrorCode::timeout, {}, [&] { agent.call("callee", "add one", number(1), 50ms); });
+  callee.signal(SIGCONT);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
+  end(callee);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ATransport, ::testing::Values("ring", "tcp"),
+                         [](const auto& transport) { return transport.param; });
+
+}  // namespace
+}  // namespace onecopy::rpc
