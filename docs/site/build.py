@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cpp_api
-import python_api
 import sources
 
 BUILD = sources.ROOT / "build/docs"
+
+# Public modules, a page each; their __all__ lists the public names.
+MODULES = [
+    "onecopy", "onecopy.errors", "onecopy.torch", "onecopy.hf", "onecopy.graphs", "onecopy.rpc",
+    *(f"onecopy.integrations.{name}" for name in ("ray", "vllm", "sglang", "lmcache", "joblib"))]  # fmt: skip
 
 NAVIGATION = {
     "Start": ["index.md", "reference/python.md"],
@@ -56,7 +59,26 @@ theme:
       accent: orange
       toggle: {{icon: material/weather-sunny, name: Light}}
 extra_css: [wide.css]
-plugins: [search, offline]
+plugins:
+  - search
+  - offline
+  - mkdocstrings:
+      handlers:
+        python:
+          paths: [{python}]
+          options:
+            extensions: [{site_folder}/overloads.py]
+            docstring_style: google
+            docstring_options: {{warnings: false}}
+            filters: public
+            heading_level: 2
+            members_order: alphabetical
+            separate_signature: true
+            show_root_heading: false
+            show_root_toc_entry: false
+            show_signature_annotations: true
+            show_source: false
+            show_symbol_type_heading: true
 markdown_extensions:
   - attr_list
   - tables
@@ -75,14 +97,14 @@ def main() -> int:
     pages = BUILD / "pages"
     shutil.rmtree(BUILD, ignore_errors=True)
     sources.write(pages)
-    python = [f"api/python/{page}" for page in python_api.write(pages / "api/python")]
-    cpp = [f"api/cpp/{page}" for page in cpp_api.write(pages / "api/cpp")]
     navigation = {title: list(found) for title, found in NAVIGATION.items()}
-    navigation["Python API"], navigation["C++ API"] = python, cpp
+    navigation["Python API"] = _python_pages(pages)
+    if not _write_cpp_pages(pages / "cpp"):
+        return 1
     navigation["Design"] = BEHIND + _rest(pages, navigation)
     (pages / "wide.css").write_text(STYLE)
     settings = BUILD / "mkdocs.yml"
-    settings.write_text(SETTINGS.format(pages=pages, site=BUILD / "site", navigation=_yaml(navigation)))
+    settings.write_text(settings_of(pages, BUILD / "site", _yaml(navigation) + "\n  - C++ API: cpp/index.html"))
     if not build(settings):
         return 1
     _search_in_files(BUILD / "site")
@@ -90,6 +112,32 @@ def main() -> int:
         f"the site is {BUILD / 'site/index.html'}: {len(list((BUILD / 'site').rglob('*.html')))} pages, links checked"
     )
     return 0
+
+
+def settings_of(pages: Path, site: Path, navigation: str) -> str:
+    """Returns the settings of MkDocs for a site with this navigation."""
+    return SETTINGS.format(
+        pages=pages, site=site, navigation=navigation, python=sources.ROOT / "python", site_folder=Path(__file__).parent
+    )
+
+
+def _python_pages(pages: Path) -> list[str]:
+    """Writes a page for each module, which mkdocstrings fills in from the sources and stubs. Returns their names."""
+    (pages / "api").mkdir()
+    for module in MODULES:
+        (pages / f"api/{module}.md").write_text(f"# {module}\n\n::: {module}\n")
+    return [f"api/{module}.md" for module in MODULES]
+
+
+def _write_cpp_pages(target: Path) -> bool:
+    """Lets doxygen write the pages of the public headers. Returns whether all their references exist."""
+    if shutil.which("doxygen") is None:
+        print("the pages of the C++ API need doxygen: apt-get install doxygen", file=sys.stderr)
+        return False
+    options = (Path(__file__).parent / "Doxyfile").read_text() + f"HTML_OUTPUT = {target}\n"
+    result = subprocess.run(["doxygen", "-"], input=options, cwd=sources.ROOT, capture_output=True, text=True)
+    print(result.stderr, end="", file=sys.stderr)
+    return result.returncode == 0
 
 
 def build(settings: Path) -> bool:
