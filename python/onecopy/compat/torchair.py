@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import InvalidArgument, Unsupported
 from ..graphs import Arena, backend, graph_pool_handle
@@ -16,38 +16,82 @@ from ..graphs import Arena, backend, graph_pool_handle
 __all__ = ["CompilerConfig", "get_npu_backend", "graph_pool_handle"]
 
 
-class _Options:
-    """Attributes with defaults; others are an error that names the nearest."""
+_LARGEST = 2**63 - 1
 
-    _known: ClassVar[dict[str, Any]] = {}
+
+def _is_switch(value: Any) -> str:
+    return "" if isinstance(value, bool) else "it is True or False"
+
+
+def _is_limit(value: Any) -> str:
+    is_whole = isinstance(value, int) and 1 <= value <= _LARGEST
+    return "" if is_whole else f"it counts graphs of one function, from 1 to {_LARGEST}"
+
+
+def _is_mode(value: Any) -> str:
+    return "" if value in _MODES else f"it is one of {', '.join(map(repr, _MODES))}"
+
+
+def _is_pool(value: Any) -> str:
+    return "" if value is None or isinstance(value, Arena) else "it is no pool of graphs; use graph_pool_handle()"
+
+
+def _is_off(value: Any) -> str:
+    return "" if value is False else "onecopy has only its default, False"
+
+
+_MODES = ("max-autotune", "reduce-overhead")
+
+
+class _Options:
+    """Attributes with defaults, checked when they are set, as TorchAir checks them.
+
+    Setting another name, or a value that is not possible, raises InvalidArgument, a ValueError.
+    """
+
+    _known: ClassVar[dict[str, tuple[Any, Callable[[Any], str] | None]]] = {}
+    """By name: the default, and a function that says why a value is wrong; None for a group of options."""
 
     def __init__(self) -> None:
-        for name, default in self._known.items():
-            object.__setattr__(self, name, default() if isinstance(default, type) else default)
+        for name, (default, check) in self._known.items():
+            object.__setattr__(self, name, default() if check is None else default)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._known:
             near = difflib.get_close_matches(name, self._known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._known)}"
-            raise AttributeError(f"there is no option {name}; {hint}")
+            raise InvalidArgument(f"there is no option {name}; {hint}")
+        check = self._known[name][1]
+        reason = "it is a group of options; set those" if check is None else check(value)
+        if reason:
+            raise InvalidArgument(f"{name} is {value!r}; {reason}")
         object.__setattr__(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class _DebugAclgraph(_Options):
     _known: ClassVar = {
-        "disable_mempool_reuse_in_same_fx": False,
-        "clone_input": True,
-        "enable_output_clone": False,
-        "static_capture_size_limit": 64,
+        "disable_mempool_reuse_in_same_fx": (False, _is_switch),
+        "clone_input": (True, _is_switch),
+        "enable_output_clone": (False, _is_switch),
+        "static_capture_size_limit": (64, _is_limit),
+        "remove_cat_ops": (False, _is_off),
     }
 
 
 class _Debug(_Options):
-    _known: ClassVar = {"aclgraph": _DebugAclgraph}
+    _known: ClassVar = {"aclgraph": (_DebugAclgraph, None), "run_eagerly": (False, _is_off)}
 
 
 class _Aclgraph(_Options):
-    _known: ClassVar = {"use_custom_pool": None}
+    _known: ClassVar = {"use_custom_pool": (None, _is_pool)}
+
+
+class _Experimental(_Options):
+    _known: ClassVar = {"frozen_parameter": (False, _is_off)}
 
 
 class CompilerConfig(_Options):
@@ -56,33 +100,47 @@ class CompilerConfig(_Options):
     ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all
     functions with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then.
     ``debug.aclgraph`` has ``clone_input`` (copies of inputs; False: used in place, and compared at each call),
-    ``enable_output_clone`` (True: tensors of its own for each call; False: where they lie, and moved before they would
-    be overwritten) and ``static_capture_size_limit`` (graphs of one function; those used last are kept).
+    ``enable_output_clone`` (True: results are new tensors; False: on a card, the tensors that the graph wrote, which
+    are moved before they would be overwritten) and ``static_capture_size_limit`` (graphs of one function; those used
+    last are kept).
+
+    Values are checked when they are set, as in TorchAir: InvalidArgument, a ValueError, is raised for others. Options
+    that onecopy does not have, such as ``debug.run_eagerly``, can be read, and set to their default.
     """
 
-    _known: ClassVar = {"mode": "max-autotune", "aclgraph_config": _Aclgraph, "debug": _Debug}
+    _known: ClassVar = {
+        "mode": ("max-autotune", _is_mode),
+        "aclgraph_config": (_Aclgraph, None),
+        "debug": (_Debug, None),
+        "experimental_config": (_Experimental, None),
+    }
 
 
-def get_npu_backend(*, compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:
-    """A backend for ``torch.compile``.
+def get_npu_backend(
+    *, compiler_config: CompilerConfig | None = None, custom_decompositions: dict[Any, Any] | None = None
+) -> Callable[..., Any]:
+    """Returns a backend for ``torch.compile``.
+
+    Args:
+        compiler_config: the options; None: the defaults.
+        custom_decompositions: must be empty; graphs run torch's own operators.
 
     Raises:
-        Unsupported: another mode than ``"reduce-overhead"``.
-        InvalidArgument: a pool that is none.
+        Unsupported: another mode than ``"reduce-overhead"``, or decompositions.
     """
     config = compiler_config if compiler_config is not None else CompilerConfig()
-    if config.mode != "reduce-overhead":  # type: ignore[attr-defined]
+    if config.mode != "reduce-overhead":
         raise Unsupported(
-            f'config.mode is {config.mode!r}; only "reduce-overhead", the mode with captured graphs, is here'  # type: ignore[attr-defined]
+            f'config.mode is {config.mode!r}; only "reduce-overhead", the mode with captured graphs, is here'
         )
-    debug = config.debug.aclgraph  # type: ignore[attr-defined]
-    pool = config.aclgraph_config.use_custom_pool  # type: ignore[attr-defined]
-    if pool is not None and not isinstance(pool, Arena):
-        raise InvalidArgument(f"use_custom_pool is {pool!r}, which is no pool; use graph_pool_handle()")
+    if custom_decompositions:
+        raise Unsupported("custom_decompositions has entries, and graphs run torch's own operators; leave it empty")
+    debug = config.debug.aclgraph
+    pool = config.aclgraph_config.use_custom_pool
     return backend(
         pool,
         inputs="copy" if debug.clone_input else "place",
         outputs="copy" if debug.enable_output_clone else "view",
-        limit=debug.static_capture_size_limit,
-        one_arena_a_graph=pool is None and debug.disable_mempool_reuse_in_same_fx,
+        limit=int(debug.static_capture_size_limit),
+        one_arena_a_graph=pool is None and bool(debug.disable_mempool_reuse_in_same_fx),
     )
