@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the Python package from this checkout without a network, runs its CUDA tests and the acceptance scripts
 # on the machine's own GPUs, and prints one table last. Wants a Python with torch, nanobind and pytest, CMake and
-# a compiler; headers as tests/gpu/run.sh has them. Three minutes at most on 16 processors.
+# a compiler; headers as tests/gpu/run.sh has them. Seven minutes at most on 16 processors.
 #
 #   tests/gpu/python.sh [PYTHON]   with this interpreter (default: python3); logs are in build/gpu-python/logs
 #
@@ -102,8 +102,10 @@ run_all() {
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
-    start tests-graphs 150 bash -c 'pytest_on test_cuda_graphs.py'
-    names+=(tests tests-devices tests-torch tests-graphs)
+    start tests-graphs 200 bash -c 'pytest_on test_cuda_graphs.py'
+    start tests-graphs-fuzz 400 env ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
+      bash -c 'pytest_on test_graphs_fuzz.py'
+    names+=(tests tests-devices tests-torch tests-graphs tests-graphs-fuzz)
   else
     ROWS+=("| tests                  | NOT RUN      |          | pytest is not installed for $PYTHON |")
     FAILURES=$((FAILURES + 1))
@@ -118,7 +120,8 @@ run_all() {
     names+=(ipc_guide queue_and_explicit two_programs hogwild aclgraph_reuse)
     if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then
       start ipc_guide_two_cards 60 "$PYTHON" "$folder/ipc_guide.py" cuda:0 1
-      names+=(ipc_guide_two_cards)
+      start aclgraph_other_card 100 "$PYTHON" "$folder/aclgraph_reuse.py" cuda:1
+      names+=(ipc_guide_two_cards aclgraph_other_card)
     fi
   else
     ROWS+=("| acceptance scripts     | NOT RUN      |          | ONECOPY_ACCEPTANCE names no folder of them |")
