@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import threading
 
@@ -704,3 +705,171 @@ def test_a_thread_for_each_shape():
 def test_an_arena_of_another_device_is_refused():
     with pytest.raises(Exception, match="arena is on cpu, and this graph on cuda:0"):
         compiled(lambda x: x + 1, graphs.arena("cpu"))(rows(2))
+
+
+# --- what attacks have found ------------------------------------------------------------------------
+
+
+two_cards = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="wants two CUDA GPUs")
+
+
+@two_cards
+@pytest.mark.parametrize("codegen", ["aot", "inductor"])
+def test_g14_a_graph_on_another_card_than_the_current_one(codegen):
+    """torch made the pool on the current card, and its end was an assertion in torch."""
+    here, pool = torch.cuda.current_device(), graphs.arena("cuda:1")
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)).to("cuda:1")
+    call, held = compiled(model, pool, dynamic=False, codegen=codegen), []
+    for turn in range(24):
+        x = torch.randn((64, 3, 200)[turn % 3], 512, device="cuda:1")
+        held.append((call(x), model(x)))
+    assert all(same(got, want) for got, want in held)
+    report = graphs.report(pool)
+    assert report.captures == 3 and report.shared_bytes > 0 and not report.eager, str(report)
+    pool.park()
+    pool.resume()
+    x = torch.randn(64, 512, device="cuda:1")
+    assert same(call(x), model(x)) and torch.cuda.current_device() == here
+
+
+@two_cards
+def test_g14_caches_move_and_graphs_go_on_another_card():
+    def step(x, cache, at):
+        cache.index_copy_(0, at, x)
+        return cache.sum(0)
+
+    pool = graphs.arena("cuda:1")
+    call = compiled(step, pool, dynamic=False, limit=2)
+    mine, theirs = [[torch.zeros(32, 64, device="cuda:1") for _ in range(2)] for _ in range(2)]
+    for turn in range(12):
+        x = torch.randn(1 + turn % 3, 64, device="cuda:1")
+        at, which = torch.arange(x.shape[0], device="cuda:1") + turn, turn // 6
+        assert same(call(x, mine[which], at), step(x, theirs[which], at)), turn
+    assert graphs.report(pool).evicted > 0
+
+
+def test_g03_as_strided_of_an_input_with_an_offset():
+    def strided(x):
+        return x.as_strided((2, 2), (2, 1), 6) * 2 + 1
+
+    for codegen in ("aot", "inductor"):
+        call = compiled(strided, dynamic=False, codegen=codegen)
+        for turn in range(4):
+            x = torch.randn(24, device=DEVICE)[4 * (turn % 2) : 4 * (turn % 2) + 16]
+            assert same(call(x), strided(x)), (codegen, turn)
+
+
+def test_g05_conjugated_inputs_and_results():
+    def conjugated(x):
+        return (x * 2).conj(), x[1:], torch.view_as_real(x * 1.0)
+
+    call = compiled(conjugated, dynamic=False)
+    for turn in range(6):
+        x = torch.randn(3, 3, dtype=torch.complex64, device=DEVICE)
+        x = x.conj() if turn % 2 else x
+        for got, want in zip(call(x), conjugated(x), strict=True):
+            assert torch.allclose(got.resolve_conj(), want.resolve_conj(), atol=1e-5), turn
+
+
+def test_g07_a_call_within_a_first_run_runs_eagerly():
+    pool = graphs.arena(DEVICE)
+    inner = compiled(lambda x: torch.sin(torch.cos(x * 3) + 1) * 2, pool, dynamic=False)
+
+    @torch.library.custom_op("onecopy_cuda_test::inner", mutates_args=())
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return inner(x).clone()
+
+    operator.register_fake(torch.empty_like)
+
+    def outer(x):
+        a = x * 2
+        b = a + 1
+        return a * b + operator(b)
+
+    inner(torch.randn(64, device=DEVICE)), inner(torch.randn(64, device=DEVICE))
+    call = compiled(outer, pool, dynamic=False)
+    for _ in range(5):
+        x = torch.randn(64, device=DEVICE)
+        b = x * 2 + 1
+        assert same(call(x), x * 2 * b + torch.sin(torch.cos(b * 3) + 1) * 2)
+    assert any("called by an operator" in reason for reason in graphs.report(pool).eager)
+
+
+@pytest.mark.parametrize("outputs", ["view", "private"])
+def test_g12_results_of_one_graph_are_inputs_in_place_of_the_next(outputs):
+    def pieces(x):
+        y = torch.relu(x * 0.9 + 0.1) * 2
+        torch._dynamo.graph_break()
+        return y, (y * 1.5 + torch.exp(-y)).t()
+
+    call = torch.compile(pieces, backend=graphs.backend(inputs="place", outputs=outputs), dynamic=True)
+    for count in (8, 3, 8, 3, 5, 3, 2, 8, 3, 8, 8, 3, 3):
+        x = torch.randn(count, 8, device=DEVICE)
+        assert all(same(a, b) for a, b in zip(call(x), pieces(x), strict=True)), count
+
+
+def test_g13_caches_that_exchange_their_memory():
+    def add(x, cache):
+        cache.add_(x)
+        return cache.sum()
+
+    call = compiled(add, dynamic=False)
+    a, b, x = (torch.full((4,), float(value), device=DEVICE) for value in (0, 0, 1))
+    call(x, a), call(x, a)
+    a.data, b.data = b.data, a.data
+    call(x, b)
+    assert a.tolist() == [0] * 4 and b.tolist() == [3] * 4
+
+
+def test_g17_a_cache_is_written_in_place():
+    def step(cache, x, at):
+        cache.index_copy_(0, at, x)
+        return cache[:4].sum(0) + x
+
+    pool = graphs.arena(DEVICE)
+    call = compiled(step, pool, dynamic=False)
+    mine, theirs = [torch.zeros(65536, 256, device=DEVICE) for _ in range(2)]
+    for turn in range(4):
+        x, at = torch.randn(1, 256, device=DEVICE), torch.tensor([turn], device=DEVICE)
+        assert same(call(mine, x, at), step(theirs, x, at)) and torch.equal(mine, theirs)
+    assert graphs.report(pool).shared_bytes < mine.nbytes
+
+
+def test_g18_two_threads_with_an_arena_each_both_capture():
+    failed, reasons = [], []
+
+    def work():
+        model, pool = Layers(), graphs.arena(DEVICE)
+        call = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                for count in range(2, 40):
+                    x = torch.randn(count, WIDTH, device=DEVICE)
+                    if not same(call(x), model(x)):
+                        failed.append(f"{count} rows: wrong")
+        except Exception as error:
+            failed.append(repr(error))
+        reasons.extend(graphs.report(pool).eager)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and not reasons
+
+
+def test_the_end_of_a_program_that_holds_graphs_says_nothing():
+    program = f"""
+import torch
+from onecopy import graphs
+call = torch.compile(lambda x: x * 2 + 1, backend=graphs.backend(graphs.arena({DEVICE!r})))
+with torch.no_grad():
+    for _ in range(3):
+        call(torch.ones(4, device={DEVICE!r}))
+kept = [call, graphs]
+kept.append(kept)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Exception ignored" not in done.stderr, done.stderr

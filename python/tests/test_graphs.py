@@ -89,38 +89,38 @@ def test_held_outputs_stay_right_whatever_is_replayed(outputs):
         assert all(same(got, want) for got, want in held)
 
 
-def test_a_view_that_is_dropped_in_time_costs_no_copy():
-    call = compiled(Layers(), outputs="view", dynamic=False)
-    x = torch.randn(5, WIDTH)
-    call(x)
-    places = set()
-    for _ in range(3):
-        out = call(x)
-        places.add(out.data_ptr())
-        del out
-    assert len(places) == 1
+@pytest.mark.parametrize("swaps", [True, False])
+def test_an_output_in_place_that_is_held_is_moved_and_before_torch_2_12_a_view_of_it_is_refused(monkeypatch, swaps):
+    """On the CPU results are always the caller's own; so the leases of cards are tried here by themselves."""
+    if not swaps:
+        monkeypatch.setattr(torch.UntypedStorage, "_swap_data_ptr_", None, raising=False)
+    elif not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        pytest.skip("wants torch 2.12 or later")
+    memory, leases = torch.arange(6.0), graphs._leases.Leases()
 
+    def lease():
+        storage = torch.frombuffer(memoryview(memory.numpy()), dtype=torch.uint8).untyped_storage()
+        leases.add(storage)
+        tensor = torch.empty(0).set_(storage, 0, (6,), (1,))
+        leases.show_all([tensor])
+        return tensor
 
-def test_without_an_exchange_of_memory_a_held_output_is_moved_and_a_view_of_it_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.UntypedStorage, "_swap_data_ptr_", None, raising=False)  # as before torch 2.12
-    model, pool = Layers(), graphs.arena()
-    call = compiled(model, pool, outputs="view", dynamic=False)
-    x = torch.randn(5, WIDTH)
-    call(x)
-    held = call(x)
-    want = held.clone()
-    other = call(x * 2)
-    assert torch.equal(held, want) and same(other, model(x * 2)) and graphs.report(pool).held_outputs == 1
-    part = other[1:2]
-    want = part.clone()
-    with pytest.raises(graphs.OutputInUse, match="drop them"):
-        call(x)
-    del other
-    with pytest.raises(graphs.OutputInUse):
-        call(x)
-    assert torch.equal(part, want)
-    del part
-    assert same(call(x), model(x))
+    held = lease()
+    leases.evacuate()
+    memory += 1
+    assert held.tolist() == list(range(6)) and len(leases) == 0
+    part = lease()[1:3]
+    if swaps:
+        leases.evacuate()
+        memory += 1
+        assert part.tolist() == [2, 3]
+    else:
+        with pytest.raises(graphs.OutputInUse, match="drop them"):
+            leases.evacuate()
+        assert len(leases) == 1
+        del part
+        leases.evacuate()
+        assert leases.is_empty
 
 
 class Decoder(torch.nn.Module):
@@ -141,15 +141,29 @@ def test_caches_are_written_where_they_are_and_a_moved_one_is_noticed():
     call = compiled(model, pool, dynamic=False)
     mine, theirs = [[torch.zeros(32, WIDTH) for _ in range(3)] for _ in range(2)]
     for turn in range(12):
-        x, at = torch.randn(2, WIDTH), torch.tensor([turn, turn + 9])
-        got, cache = call(x, mine[turn % 3], at)
-        want, _ = plain(x, theirs[turn % 3], at)
+        x, at, which = torch.randn(2, WIDTH), torch.tensor([turn, turn + 9]), turn // 2 % 3
+        got, cache = call(x, mine[which], at)
+        want, _ = plain(x, theirs[which], at)
         poison(pool)
-        assert same(got, want) and cache.data_ptr() == mine[turn % 3].data_ptr()
+        assert same(got, want) and cache.data_ptr() == mine[which].data_ptr()
         assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)) and model.count == plain.count
     report = graphs.report(pool)
-    assert report.moves == 11 and report.captures == 1
+    assert report.moves == 5 and report.captures == 1 and report.recaptured == 0
     assert f"to {mine[2].data_ptr():#x}" in report.moved_to[-1]
+
+
+def test_caches_that_move_at_every_call_run_eagerly_until_they_rest():
+    pool, model, plain = graphs.arena(), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH) for _ in range(3)] for _ in range(2)]
+    for turn in range(40):
+        x, at, which = torch.randn(2, WIDTH), torch.tensor([turn % 9]).repeat(2), turn % 3 if turn < 30 else 1
+        assert same(call(x, mine[which], at)[0], plain(x, theirs[which], at)[0])
+    report = graphs.report(pool)
+    (reason,) = report.eager
+    assert "move at nearly every call" in reason and report.moves < 16 and report.eager[reason] > 8
+    assert report.replays >= report.moves + 7
 
 
 def test_a_parameter_with_new_memory_is_noticed():
@@ -368,7 +382,7 @@ def test_the_report_is_a_table():
     for _ in range(2):
         call(torch.randn(6, 8), 3)
     text = str(graphs.report(pool))
-    assert "1 captures, 1 replays" in text and "float32[6, 8]" in text and "by the book" in text
+    assert "1 captures, 1 replays" in text and "float32[6, 8]" in text and "slower: aten." in text
 
 
 @pytest.mark.parametrize(

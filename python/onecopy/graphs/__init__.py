@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._arena import Arena, Arenas, OutputInUse
+from ._arena import Arena, Arenas
 from ._compile import backend, capture
 from ._context import graph
+from ._leases import OutputInUse
 from ._report import GraphRow, Report, report
 
 __all__ = [

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that captured graphs have in common, and the outputs in it that are still held."""
+"""The memory that captured graphs have in common."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _core
-from ..errors import Error, InvalidArgument, Unsupported
+from ..errors import InvalidArgument, Unsupported
+from ._captures import KEEPS_GRAPHS, close_dropped
+from ._leases import Leases, OutputInUse
 from ._turn import Turn
-
-
-class OutputInUse(Error):
-    """A replay would overwrite an output of an earlier call that is still held; drop it, or use outputs="copy"."""
 
 
 class Arena:
@@ -42,6 +43,7 @@ class Arena:
         self._memory: Any = None
         if device is not None:
             self.bind(device)
+        _arenas.add(self)
 
     def bind(self, device: Any) -> None:
         """Its graphs are on this device.
@@ -64,7 +66,6 @@ class Arena:
 
     def _prepare_captures(self, device: torch.device) -> None:
         from .._captures import watch
-        from ._captures import KEEPS_GRAPHS
 
         watch()  # pinned memory that is dropped meanwhile would spoil a capture
         with torch.cuda.device(device):
@@ -90,9 +91,13 @@ class Arena:
     def collect(self) -> None:
         """Gives memory of dropped graphs back."""
         if self.device is not None and self.device.type == "cuda":
-            from ._captures import close_dropped
-
             close_dropped()
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the arena's card the current one in the block: torch takes it for much that has no device."""
+        if self.device is None or self.device.type == "cpu":
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.device)
 
     @property
     def footprint(self) -> Any:
@@ -105,7 +110,7 @@ class Arena:
         Raises:
             OutputInUse: an output that lies in the arena is still held.
         """
-        with self.lock:
+        with self.lock, self.on_device():
             self.collect()
             self.leases.evacuate()
             if self.device is not None and self.device.type == "cuda":
@@ -116,7 +121,7 @@ class Arena:
 
     def resume(self) -> None:
         """Gets memory again. Raises OutOfMemory; then the arena is parked still."""
-        with self.lock:
+        with self.lock, self.on_device():
             if self._memory is not None:
                 self._memory.resume()
                 self.turn.core.set_running(True)
@@ -125,6 +130,52 @@ class Arena:
         """Raises InvalidArgument while parked."""
         if self.footprint.parked:
             raise InvalidArgument("the arena is parked; resume() it before its graphs run")
+
+    def try_close(self, *closing: Callable[[], object]) -> bool:
+        """Closes the parts of an unreferenced graph after its last replay. Returns False, and closes nothing, while the
+        arena is in use or an output in it is."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            with self.on_device():
+                self.leases.evacuate()
+                self.turn.wait()
+                for close in closing:
+                    close()
+        except OutputInUse:
+            return False
+        finally:
+            self.lock.release()
+        return True
+
+    def _start_over(self) -> None:
+        """Gives the arena new memory in a forked child, since the old memory is the parent's, too.
+
+        Nothing of the old memory is freed: another thread of the parent may have held its locks.
+        """
+        if self.device is None or self.device.type != "cpu":
+            return
+        is_parked = self.footprint.parked
+        _of_the_parent.append((self._memory, self.turn))
+        self.turn = self.lock = Turn()
+        self.leases = Leases(self.turn)
+        self._memory = _core._GraphArena(str(self.device), self.limit)
+        if is_parked:
+            self.park()
+        for function in self.functions:
+            _of_the_parent.append(function.forget_graphs())
+
+
+_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+_of_the_parent: list[Any] = []
+
+
+def _start_over_in_the_child() -> None:
+    for arena in list(_arenas):
+        arena._start_over()
+
+
+os.register_at_fork(after_in_child=_start_over_in_the_child)
 
 
 class Arenas:
@@ -168,86 +219,3 @@ class _Footprint:
 
 
 _NOTHING = _Footprint()
-
-
-class Leases:
-    """Outputs that were handed out in place.
-
-    Thread safety: with the arena's lock.
-    """
-
-    def __init__(self, turn: Turn | None = None) -> None:
-        self._leases: dict[int, _Lease] = {}  # by storage
-        self._turn = turn
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        """Adds a storage in memory that a replay overwrites."""
-        self._leases[storage._cdata] = _Lease(storage)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Tells the lock how many leases there are: with any, each graph checks them before it runs."""
-        if self._turn is not None:
-            self._turn.core.set_leases(len(self._leases))
-
-    def show_all(self, results: list[Any]) -> None:
-        """Records that ``results`` are handed out; some may be tensors in leased storages."""
-        if not self._leases:
-            return
-        for result in results:
-            lease = self._leases.get(result.untyped_storage()._cdata) if isinstance(result, torch.Tensor) else None
-            if lease is not None:
-                lease.tensors.append(weakref.ref(result))
-
-    def evacuate(self) -> None:
-        """Moves outputs that are still held to memory of their own.
-
-        Raises:
-            OutputInUse: torch before 2.12 cannot move a tensor that others are views of. Nothing is changed.
-        """
-        if not self._leases:
-            return
-        held = [(lease, s) for lease in self._leases.values() if (s := lease.storage()) is not None]
-        swaps = getattr(torch.UntypedStorage, "_swap_data_ptr_", None) is not None
-        fixed = [storage for lease, storage in held if not swaps and not lease.is_all_there_is(storage)]
-        if fixed:
-            raise OutputInUse(
-                f"views of {len(fixed)} outputs of earlier calls are held, and this call would overwrite them; drop "
-                'them, clone() them, or use outputs="copy"'
-            )
-        for lease, storage in held:
-            own = torch.UntypedStorage(storage.nbytes(), device=storage.device)
-            own.copy_(storage)
-            if swaps:
-                storage._swap_data_ptr_(own)
-            else:
-                lease.move_tensors(own)
-        self._leases.clear()
-        self._tell()
-
-    def __len__(self) -> int:
-        return sum(lease.storage() is not None for lease in self._leases.values())
-
-
-class _Lease:
-    """A storage, and the tensors in it that were handed out."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = torch.multiprocessing.reductions.StorageWeakRef(storage)
-        self.tensors: list[weakref.ref[torch.Tensor]] = []
-
-    def storage(self) -> torch.UntypedStorage | None:
-        """Returns the storage, or None if nothing holds it."""
-        return torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
-
-    def is_all_there_is(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether only the tensors that were handed out hold the storage."""
-        known = sum(tensor() is not None for tensor in self.tensors)
-        return torch._C._storage_Use_Count(storage._cdata) == known + 1  # and `storage` itself
-
-    def move_tensors(self, own: torch.UntypedStorage) -> None:
-        for reference in self.tensors:
-            tensor = reference()
-            if tensor is not None:
-                place = torch.empty(0, dtype=tensor.dtype, device=own.device)
-                tensor.data = place.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -6,15 +6,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
-
-from ._arena import Arena, OutputInUse
-
-if TYPE_CHECKING:
-    from ._pool import CapturePool
 
 KEEPS_GRAPHS = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 """Whether torch leaves a captured graph and what runs it to others."""
@@ -53,11 +48,23 @@ class _Collector:
 collector = _Collector()
 
 
+class Pool(Protocol):
+    """The pool of a capture, see CapturePool."""
+
+    @property
+    def id(self) -> tuple[int, int]: ...
+
+    def open(self) -> contextlib.AbstractContextManager[None]: ...
+
+    def abandon(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @contextlib.contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: CapturePool, arena: Arena) -> Iterator[None]:
-    """The block's work is captured on the arena's stream, and its memory is the pool's."""
-    stream = arena.stream
-    here = torch.cuda.current_stream(arena.device)
+def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> Iterator[None]:
+    """The block's work is captured on the stream, and its memory is the pool's."""
+    here = torch.cuda.current_stream(stream.device)
     stream.wait_stream(here)
     with collector.paused(), pool.open(), torch.cuda.stream(stream):
         begin_capture(graph, pool, "thread_local")
@@ -75,12 +82,12 @@ _failed: list[torch.cuda.CUDAGraph] = []
 """torch's allocator of pinned memory goes on asking a graph whose capture failed; so they are kept."""
 
 
-def begin_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool, mode: str) -> None:
+def begin_capture(graph: torch.cuda.CUDAGraph, pool: Pool, mode: str) -> None:
     """Begins a capture on the current stream. REQUIRES: the pool is open."""
     graph.capture_begin(pool=pool.id, capture_error_mode=mode)
 
 
-def end_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
+def end_capture(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     """Raises RuntimeError when the capture has failed. Then torch leaves its pool as in a capture: that is ended
     here.
     """
@@ -92,50 +99,32 @@ def end_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
         raise
 
 
-def drop(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
+def drop(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     """Drops the graph at once. REQUIRES: the caller has waited for its last replay."""
     graph.reset()
     pool.close()
 
 
-_dropped: list[tuple[torch.cuda.CUDAGraph | None, CapturePool, Arena, Any]] = []
-"""Graphs that nobody has any more, and whose memory is still to be given back. None: torch has reset it."""
+_dropped: list[Callable[[], bool]] = []
+"""What gives the memory back of graphs that nobody has any more."""
 
 
-def drop_later(pool: CapturePool, arena: Arena, graph: torch.cuda.CUDAGraph | None = None, call: Any = None) -> None:
-    """The pool's graph has gone, or is not held any more. The caller may hold any lock, and any graph may be in a
-    capture."""
-    _dropped.append((graph, pool, arena, call))
+def drop_later(close: Callable[[], bool]) -> None:
+    """Notes a graph that nobody references. ``close`` gives its memory back, and returns whether it could.
+
+    The caller may hold any lock, and any graph may be in a capture.
+    """
+    _dropped.append(close)
 
 
 def close_dropped() -> None:
-    """Gives memory back of graphs that have gone; that of an arena in use, or with outputs in use, remains for
-    later.
-    """
+    """Gives back the memory of graphs that have gone. That of an arena in use, or with outputs in use, is for later."""
     if torch.cuda.is_current_stream_capturing():
         return
     for _ in range(len(_dropped)):
-        one = _dropped.pop(0)
-        if not _close_one(*one):
-            _dropped.append(one)
-
-
-def _close_one(graph: torch.cuda.CUDAGraph | None, pool: CapturePool, arena: Arena, call: Any) -> bool:
-    if not arena.lock.acquire(blocking=False):
-        return False
-    try:
-        arena.leases.evacuate()
-        if call is not None:
-            call.close()
-        arena.turn.wait()
-        if graph is not None:
-            graph.reset()
-        pool.close()
-    except OutputInUse:
-        return False
-    finally:
-        arena.lock.release()
-    return True
+        close = _dropped.pop(0)
+        if not close():
+            _dropped.append(close)
 
 
 def first_line(error: BaseException) -> str:

@@ -12,6 +12,8 @@ import torch.fx
 from ..errors import InvalidArgument, Unsupported
 from ._arena import Arena, Arenas
 from ._function import EagerFunction, Function, Options, cuda_code, host_code
+from ._in_place import write_in_place
+from ._record import reads_storage
 
 _CODEGENS = ("aot", "inductor")
 _ON_THE_CPU = 'inductor plans the memory of its code for the CPU by itself; use codegen="aot" for graphs'
@@ -25,7 +27,7 @@ def backend(
     outputs: str = "copy",
     limit: int = 64,
     one_arena_a_graph: bool = False,
-) -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
+) -> Backend:
     """A backend for ``torch.compile`` that captures one graph for each shape, and replays it.
 
     All graphs of one arena share their scratch memory: it takes as much as the largest of them. Use it under
@@ -53,16 +55,29 @@ def backend(
         )
     if codegen not in _CODEGENS:
         raise InvalidArgument(f"codegen is {codegen!r}; it is one of {', '.join(_CODEGENS)}")
-    options = Options(arena, inputs, outputs, limit, one_arena_a_graph)
+    return Backend(Options(arena, inputs, outputs, limit, one_arena_a_graph), codegen)
 
-    def compile_graph(graph: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Any:
+
+class Backend:
+    """A backend for ``torch.compile``, made by ``backend()``. A pickled one gets an arena of its own when it is loaded."""
+
+    def __init__(self, options: Options, codegen: str) -> None:
+        self._options = options
+        self._codegen = codegen
+
+    def __call__(self, graph: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Any:
         device = _device_of(graph, examples)
-        options.arena_of(device)  # a wrong one is refused before anything is compiled
-        if codegen == "inductor":
-            return _by_inductor(graph, examples, device, options)
-        return _by_operators(graph, examples, device, options)
+        self._options.arena_of(device)  # a wrong one is refused before anything is compiled
+        by = _by_inductor if self._codegen == "inductor" else _by_operators
+        return by(graph, examples, device, self._options)
 
-    return compile_graph
+    def __reduce__(self) -> tuple[Any, ...]:
+        o = self._options
+        return _backend_without_arena, (self._codegen, o.inputs, o.outputs, o.limit, o.one_arena_a_graph)
+
+
+def _backend_without_arena(codegen: str, inputs: str, outputs: str, limit: int, one_arena_a_graph: bool) -> Backend:
+    return Backend(Options(None, inputs, outputs, limit, one_arena_a_graph), codegen)
 
 
 def _by_operators(graph: torch.fx.GraphModule, examples: list[Any], device: torch.device, options: Options) -> Any:
@@ -72,9 +87,11 @@ def _by_operators(graph: torch.fx.GraphModule, examples: list[Any], device: torc
         return EagerFunction(lambda boxed: list(traced(*boxed)), options.arena_of(device))
 
     def captured(traced: torch.fx.GraphModule, _: Any) -> Function:
+        write_in_place(traced)
+        whole = reads_storage(traced)
         code = host_code(traced) if device.type == "cpu" else cuda_code(traced, device)
         static, mutated = _inputs_in_place()
-        return Function(code, static, mutated | _written(traced), options)
+        return Function(code, static, mutated | _written(traced), options, whole)
 
     return aot_autograd(fw_compiler=eager, inference_compiler=captured, keep_inference_input_mutations=True)(
         graph, examples
@@ -87,6 +104,7 @@ def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch
 
     def inner(traced: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         settings["cudagraphs"] = BoxedBool(False)  # captures are ours
+        whole = reads_storage(traced)
         compiled = compile_fx_inner(traced, inputs, **settings)
         run = lambda boxed: list(compiled(boxed))  # noqa: E731
         if not settings.get("is_inference"):
@@ -95,7 +113,7 @@ def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch
             return EagerFunction(run, options.arena_of(device), _ON_THE_CPU)
         static = set(settings.get("static_input_idxs") or ())
         mutated = set(compiled.mutated_input_idxs or ())
-        return Function(cuda_code(traced, device, run), static, mutated, options)
+        return Function(cuda_code(traced, device, run), static, mutated, options, whole)
 
     return compile_fx(graph, examples, inner_compile=inner)
 

@@ -7,12 +7,12 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from ..errors import InvalidArgument
 from ._arena import Arena
+from ._captures import begin_capture, collector, drop_later, end_capture
 
 
 @contextlib.contextmanager
@@ -39,8 +39,6 @@ def graph(
         InvalidArgument: the arena is parked, or on another device, or another capture is under way.
         The block's exceptions: nothing is left of the capture then.
     """
-    from ._captures import begin_capture, collector, drop_later, end_capture
-
     arena.bind(torch.device("cuda", torch.cuda.current_device()))
     if torch.cuda.is_current_stream_capturing():
         raise InvalidArgument("another graph is being captured; a capture cannot lie in another one")
@@ -64,14 +62,15 @@ def graph(
             cuda_graph.reset()
             pool.close()
             raise
-    weakref.finalize(cuda_graph, drop_later, pool, arena).atexit = False
+    weakref.finalize(cuda_graph, drop_later, functools.partial(arena.try_close, pool.close)).atexit = False
     cuda_graph.replay = functools.partial(_replay, weakref.ref(cuda_graph), arena)
 
 
-def _replay(reference: Any, arena: Arena) -> None:
+def _replay(reference: weakref.ref[torch.cuda.CUDAGraph], arena: Arena) -> None:
     """Replays in the order of the current stream, after the last graph of the arena."""
     cuda_graph = reference()
+    assert cuda_graph is not None, "it is a method of the graph"
     arena.require_resumed()
-    with arena.lock, arena.turn.of(torch.cuda.current_stream(arena.device)):
+    with arena.lock, arena.on_device(), arena.turn.of(torch.cuda.current_stream(arena.device)):
         arena.leases.evacuate()
         torch.cuda.CUDAGraph.replay(cuda_graph)

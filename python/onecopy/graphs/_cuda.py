@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -13,17 +13,16 @@ import torch
 
 from .. import _core
 from ..errors import OutOfMappings, OutOfMemory
-from ._arena import Arena, Leases
+from ._arena import Arena
 from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line, new_graph, recording
+from ._key import MAX_KEYED_ELEMENTS
 from ._layout import Inputs, Output, Source, address_of, extent_of, laid, lay_out, offset_of
+from ._leases import Leases
 from ._pool import CapturePool
 from ._record import NotReplayable
 
 Boxed = Callable[[list[Any]], Any]
 """A function that takes one list and may empty it."""
-
-_MOST_RECAPTURES = 8
-_RECENT_CALLS = 64
 
 
 class CudaRun:
@@ -61,10 +60,12 @@ class CudaRun:
 
 
 def _check(arguments: Sequence[Any]) -> None:
-    from ._function import FEW as few
-
     for index, argument in enumerate(arguments):
-        if isinstance(argument, torch.Tensor) and argument.device.type == "cpu" and argument.numel() > few:
+        if (
+            isinstance(argument, torch.Tensor)
+            and argument.device.type == "cpu"
+            and argument.numel() > MAX_KEYED_ELEMENTS
+        ):
             raise NotReplayable(
                 f"input {index} is a CPU tensor of {argument.numel()} elements, which a graph would bake in; "
                 "give it on the device"
@@ -199,10 +200,6 @@ class CudaGraph:
         self.is_quick = False
         """Whether ``call`` makes the results by itself."""
         self.last_used = self.replays = 0
-        self._calls = 0
-        self._recaptures: collections.deque[int] = collections.deque(maxlen=_MOST_RECAPTURES)
-        """When it was captured anew, in calls."""
-        self._last_places: list[int] = []
         self._copies_in_graph = arena.copies_in_graphs and _are_plain(arguments)
         self._capture(arguments)
 
@@ -250,7 +247,7 @@ class CudaGraph:
 
     def _capture_into(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> _Captured:
         begin, inputs, done = pool.window.base, Inputs(), _Captured()
-        with recording(graph, pool, self._arena):
+        with recording(graph, pool, self._arena.stream):
             boxed, done.slots = self._boxed(arguments, inputs)
             if self._copies_in_graph and done.slots:
                 done.gather = self._arena.copy_nodes([(at, nbytes) for _, at, nbytes, _ in done.slots])
@@ -317,20 +314,7 @@ class CudaGraph:
             NotReplayable, OutOfMemory: as CudaRun.make(); the graph is of no use then.
         """
         self.close()
-        self._recaptures.append(self._count())
         self._capture(arguments)
-
-    def is_restless(self, arguments: Sequence[Any]) -> bool:
-        """Returns whether it was captured anew too often lately, and its inputs have moved since the last call."""
-        places = [arguments[index].data_ptr() for index in self._places]
-        rests = places == self._last_places
-        self._last_places = places
-        self._calls += 1
-        often = len(self._recaptures) == _MOST_RECAPTURES and self._count() - self._recaptures[0] < _RECENT_CALLS
-        return often and not rests
-
-    def _count(self) -> int:
-        return self._calls + (self.call.runs if self.call is not None else 0)
 
     def close(self) -> None:
         """Gives its memory back, after its last replay. Raises OutputInUse: then it has it still."""
@@ -347,15 +331,28 @@ class CudaGraph:
     def _forget_call(self) -> None:
         if self.call is not None:
             self.call.close()
-            self._calls += self.call.runs
             self.call = None
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end the module is empty
         pool = getattr(self, "_pool", None)
-        if not sys.is_finalizing() and pool is not None:
-            drop_later(pool, self._arena, self._graph, self.call)
+        if is_finalizing() or pool is None:
+            return
+        closing = [self._graph.reset, pool.close]
+        if self.call is not None:
+            closing.insert(0, self.call.close)
+        drop_later(functools.partial(self._arena.try_close, *closing))
 
     # --- the call ---------------------------------------------------------------------------------------
+
+    def evacuate(self) -> None:
+        """Moves outputs that a replay would overwrite. They may be inputs of this call: so it comes first.
+
+        Raises OutputInUse.
+        """
+        for leases in (self._arena.leases, self._leases):
+            if not leases.is_empty:
+                with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)):
+                    leases.evacuate()
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
         """Returns whether all inputs in place are where the graph has them."""
@@ -373,13 +370,9 @@ class CudaGraph:
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
         """Replays in the order of the current stream. Raises OutputInUse."""
-        with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)):
-            self._arena.leases.evacuate()
-            if self._leases is not self._arena.leases:
-                self._leases.evacuate()
-            with torch.no_grad():
-                fresh = self._run(list(arguments))
-                results = [self._handed(o, arguments, fresh) if isinstance(o, Output) else o for o in self._outputs]
+        with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)), torch.no_grad():
+            fresh = self._run(list(arguments))
+            results = [self._handed(o, arguments, fresh) if isinstance(o, Output) else o for o in self._outputs]
         self._leases.show_all(results)
         return results
 
@@ -388,7 +381,6 @@ class CudaGraph:
         if self.call is not None:
             made = self.call.run(arguments, self._graph.replay if self._is_random else None)
             return made or [None] * len(self._sources)
-        self._calls += 1
         if self._slots:
             torch._foreach_copy_([slot for _, slot in self._slots], [arguments[index] for index, _ in self._slots])
         self._graph.replay()
@@ -427,7 +419,7 @@ class CudaGraph:
     # --- for the report ---------------------------------------------------------------------------------
 
     @property
-    def by_the_book(self) -> frozenset[str]:
+    def slow_paths(self) -> frozenset[str]:
         """Returns the slower ways that the graph uses."""
         return frozenset() if self.call is not None else frozenset({"copies that are no nodes of the graph"})
 
@@ -479,5 +471,5 @@ def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
 
 
 def _are_plain(arguments: Sequence[Any]) -> bool:
-    """Returns whether the bytes in memory are the values: a copy of bytes loses torch's marks."""
-    return not any(isinstance(a, torch.Tensor) and (a.is_conj() or a.is_neg()) for a in arguments)
+    """Returns whether the bytes in memory are the values, in all calls: a copy of bytes loses torch's marks."""
+    return not any(isinstance(a, torch.Tensor) and (a.is_complex() or a.is_neg()) for a in arguments)

@@ -7,7 +7,8 @@ import collections
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +17,18 @@ import torch.fx
 from .. import _core
 from ..errors import InvalidArgument, OutOfMappings, OutOfMemory
 from ._arena import Arena, Arenas
-from ._host import HostRun
+from ._cuda import CudaGraph, CudaRun
+from ._host import HostGraph, HostRun
+from ._key import MAX_KEYED_ELEMENTS, Keys
+from ._layout import extent_of
+from ._numbers import PassingNumbers
 from ._record import NotReplayable
+from ._thrash import ThrashDetector
 
 _log = logging.getLogger("onecopy.graphs")
 
 INPUTS = ("copy", "place")
 OUTPUTS = ("copy", "view", "private")
-FEW = 8
-"""Elements of a CPU tensor that are compared by value, where a graph runs on a card."""
-
 Boxed = Callable[[list[Any]], list[Any]]
 """Takes one list, which it may empty."""
 
@@ -60,13 +63,16 @@ class Code:
     """The code of a function, and the way to capture a graph of it: on the CPU from torch's graph, on a card from
     the device.
 
-    ``start(arguments, in_place, arena, mutated)`` runs it once by the book. In its result, ``results`` are the
+    ``start(arguments, in_place, arena, mutated)`` runs it once eagerly. In its result, ``results`` are the
     caller's and ``make(arguments, outputs)`` is the graph. If there can be no graph, it raises NotReplayable before
     anything has run.
     """
 
-    def __init__(self, name: str, device: torch.device, run: Boxed, start: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, device: torch.device, run: Boxed, start: Callable[..., Any], numbers: PassingNumbers
+    ) -> None:
         self.name = name
+        self.numbers = numbers
         self.device = device
         self.run = run
         self.start = start
@@ -74,20 +80,18 @@ class Code:
 
 def host_code(graph: torch.fx.GraphModule) -> Code:
     """Returns the code of a graph on the CPU: torch's operators one by one."""
-    return Code(
-        _name_of(graph), torch.device("cpu"), lambda boxed: list(graph(*boxed)), functools.partial(HostRun, graph)
-    )
+    run = lambda boxed: list(graph(*boxed))  # noqa: E731
+    start = functools.partial(HostRun, graph)
+    return Code(_name_of(graph), torch.device("cpu"), run, start, PassingNumbers(graph))
 
 
 def cuda_code(graph: torch.fx.GraphModule, device: torch.device, run: Boxed | None = None) -> Code:
     """Returns the code of a graph on a card. ``run`` is its compiled code; None: its operators one by one."""
-    from ._cuda import CudaRun
-
     if run is None:
         graph.graph.set_codegen(torch.fx.graph._BoxedCodeGen())  # it lets go of inputs that it needs no more
         graph.recompile()
         run = lambda boxed: list(graph(boxed))  # noqa: E731
-    return Code(_name_of(graph), device, run, functools.partial(CudaRun, run))
+    return Code(_name_of(graph), device, run, functools.partial(CudaRun, run), PassingNumbers(graph))
 
 
 def _name_of(graph: torch.fx.GraphModule) -> str:
@@ -99,37 +103,54 @@ class Eager:
 
     def __init__(self, reason: str, windows: int | None = None) -> None:
         self.reason = reason
-        self.last_used = self.replays = 0
+        self.last_used = 0
         self.windows = windows
         """Of the arena, when it had no room: with others it may have."""
 
 
+Graph = HostGraph | CudaGraph
+Key = tuple[Any, ...]
+
+
 class Function:
-    """The function that torch.compile calls. Keys are compared in full; of many shapes those used last are kept (I6).
+    """The function that torch.compile calls. Of many shapes those used last are kept (I6).
 
-    A capture commits whole or leaves no trace: the first call of a shape runs by the book, and its results are the
-    caller's either way (I5).
+    A capture commits whole or leaves no trace: the first call of a shape runs eagerly, and its results are the caller's
+    either way (I5).
 
-    Thread safety: calls run one at a time in an arena (I2).
+    Args:
+        static: parameters and buffers.
+        mutated: inputs that the function changes.
+        whole: inputs of which it reads the storage, and not only the elements.
+
+    Thread safety: calls run one at a time in an arena (I2). A call within another one runs eagerly.
     """
 
-    def __init__(self, code: Code, static: set[int], mutated: set[int], options: Options) -> None:
+    def __init__(
+        self,
+        code: Code,
+        static: set[int],
+        mutated: set[int],
+        options: Options,
+        whole: Collection[int] = (),
+    ) -> None:
         self._boxed_call = True  # torch's word: it takes one list, and empties it
         self._code = code
         self._on_card = code.device.type != "cpu"
-        self._static = static
         self._mutated = mutated
+        self._in_place = static | mutated
+        self._whole = whole
+        self._keys = Keys(static, whole, code.numbers.inputs, self._on_card)
         self._options = options
         self.arena = options.arena_of(code.device)
         self.name = code.name
-        self.entries: dict[Any, Any] = {}
+        self.entries: dict[Key, Graph | Eager] = {}
         self._table: Any = None
-        """Of graphs that are replayed without Python."""
+        """The fast path: graphs that are replayed without Python."""
         self._ticks = itertools.count(1)
         self.captures = self.moves = self.recaptures = self.evicted = 0
         self._replays = 0
-        self._in_vain = self._skipped = 0
-        """Graphs in a row that were dropped and had never been replayed."""
+        self._thrash = ThrashDetector()
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
         """The last moves: which inputs, to which addresses."""
         self.eager: collections.Counter[str] = collections.Counter()
@@ -142,173 +163,187 @@ class Function:
         return self._replays + (self._table.hits if self._table is not None else 0)
 
     def __call__(self, boxed: list[Any]) -> list[Any]:
+        if getattr(_this_thread, "is_in_call", False):
+            arguments = list(boxed)
+            boxed.clear()
+            return self._run_eagerly(_NESTED, arguments)
+        if not self._code.numbers:
+            return self._replay_or_run(boxed)
+        numbers = self._code.numbers.results_of(boxed)
+        results = self._replay_or_run(boxed)
+        for at, number in numbers.items():
+            results[at] = number
+        return results
+
+    def _replay_or_run(self, boxed: list[Any]) -> list[Any]:
         if self._table is not None:
-            results = self._table(boxed)
+            results: list[Any] | None = self._table(boxed)
             if results is not None:
                 return results
         arguments = list(boxed)
         boxed.clear()
-        with self.arena.lock:
-            return self._call(arguments)
+        with self.arena.lock, self.arena.on_device():
+            _this_thread.is_in_call = True
+            try:
+                return self._call(arguments)
+            finally:
+                _this_thread.is_in_call = False
 
     def _call(self, arguments: list[Any]) -> list[Any]:
         if self._on_card and torch.cuda.is_current_stream_capturing():
             return self._run_eagerly(_CAPTURED, arguments)
         self.arena.require_resumed()
-        key = self._key(arguments)
+        key = self._keys.of(arguments)
         entry = self.entries.get(key)
         if isinstance(entry, Eager) and entry.windows is not None and entry.windows != self.arena.footprint.windows:
             entry = None  # there may be room by now
         if entry is None:
-            if self._is_in_vain():
+            if len(self.entries) >= self._options.limit and self._is_in_vain(key, arguments):
                 return self._run_eagerly(_NEW, arguments)
             return self._first(key, arguments)
         self._use(entry)
         if isinstance(entry, Eager):
             return self._run_eagerly(entry.reason, arguments)
+        entry.evacuate()
         if not entry.is_in_place(arguments):
-            if entry.is_restless(arguments):
-                return self._run_eagerly(_RESTLESS, arguments)
-            entry = self._moved(key, entry, arguments)
+            if self._is_in_vain(key, arguments):
+                return self._run_eagerly(_MOVING, arguments)
+            entry = self._move(key, entry, arguments)
             if isinstance(entry, Eager):
                 return self._code.run(arguments)
         self._replays += 1
         entry.replays += 1
         return entry.replay(arguments)
 
-    def _is_in_vain(self) -> bool:
-        """Returns whether another key would only replace a similar one. Now and then one is tried."""
-        if self._in_vain < max(self._options.limit, _MOST_IN_VAIN):
+    def _is_in_vain(self, key: Key, arguments: Sequence[Any]) -> bool:
+        """Returns whether a graph that is captured or moved now would most likely not be replayed."""
+        if not self._thrash.is_thrashing(self.replays - self.moves):
             return False
-        self._skipped += 1
-        return self._skipped % _TRIED_AGAIN != 0
+        tensors = (arguments[i] for i in sorted(self._in_place) if isinstance(arguments[i], torch.Tensor))
+        return not self._thrash.has_come_to_rest((key, tuple(tensor.data_ptr() for tensor in tensors)))
 
-    def _use(self, entry: Any) -> None:
+    def _use(self, entry: Graph | Eager) -> None:
         entry.last_used = self._table.tick() if self._table is not None else next(self._ticks)
 
     def _run_eagerly(self, reason: str, arguments: list[Any]) -> list[Any]:
+        self._count_eager(reason)
+        return self._code.run(arguments)
+
+    def _count_eager(self, reason: str) -> None:
         if reason not in self.eager:
             _log.warning("a graph runs eagerly, since %s", reason)
         self.eager[reason] += 1
-        return self._code.run(arguments)
 
-    def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        on_card = self._on_card
-        return tuple(
-            (a.dtype, a.shape, a.stride(), _content(a) if on_card else None)
-            if isinstance(a, torch.Tensor)
-            else (type(a), a)
-            for index, a in enumerate(arguments)
-            if index not in self._static or (on_card and _is_on_cpu(a))
-        )
-
-    def _first(self, key: Any, arguments: list[Any]) -> list[Any]:
-        in_place = self._static | self._mutated
+    def _first(self, key: Key, arguments: list[Any]) -> list[Any]:
+        in_place = self._in_place
         if self._options.inputs == "place":
             in_place = set(range(len(arguments)))
         arena = Arena(self._code.device) if self._options.one_arena_a_graph else self.arena
         try:
+            _check_storages(arguments, set(self._whole) - in_place)
             run = self._code.start(arguments, in_place, arena, self._mutated)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
             return self._code.run(arguments)
         self._enter(key, run, arguments, arena)
-        return run.results
+        results: list[Any] = run.results
+        return results
 
-    def _enter(self, key: Any, run: Any, arguments: list[Any], arena: Arena) -> None:
+    def _enter(self, key: Key, run: HostRun | CudaRun, arguments: list[Any], arena: Arena) -> None:
         try:
-            self.entries[key] = run.make(arguments, self._options.outputs)
+            entry = run.make(arguments, self._options.outputs)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
             return
         except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
             return
+        self.entries[key] = entry
         self.arenas.add(arena)
         self.captures += 1
-        entry = self.entries[key]
-        self._quicken(entry, arguments)
+        self._thrash.note_miss()
+        self._enable_fast_path(entry, arguments)
         self._use(entry)
         while len(self.entries) > self._options.limit:
             self._evict()
             self.arena.collect()
 
-    def _quicken(self, entry: Any, arguments: list[Any]) -> None:
-        """Lets it be replayed without Python, where it can be."""
-        if not getattr(entry, "is_quick", False):
+    def _enable_fast_path(self, entry: Graph, arguments: list[Any]) -> None:
+        if not entry.is_quick or self._whole:
             return
         if self._table is None:
-            keyed = [i for i, a in enumerate(arguments) if i not in self._static or _is_on_cpu(a)]
-            self._table = _core._GraphCallTable(str(self._code.device), keyed, FEW)
+            keyed = [i for i, a in enumerate(arguments) if self._keys.is_keyed(i, a)]
+            self._table = _core._GraphCallTable(str(self._code.device), keyed, MAX_KEYED_ELEMENTS)
         self._table.add(arguments, entry.call)
 
-    def _slow(self, entry: Any) -> None:
-        """The reverse. The entry knows then when it was used last."""
-        call = getattr(entry, "call", None)
-        if self._table is not None and call is not None:
-            self._table.remove(call)
+    def _disable_fast_path(self, entry: Graph | Eager) -> None:
+        if self._table is not None and isinstance(entry, CudaGraph) and entry.call is not None:
+            self._table.remove(entry.call)
 
     def _evict(self) -> None:
         key = min(self.entries, key=lambda k: _last_use(self.entries[k]))
-        entry = self.entries.pop(key)
-        self._slow(entry)
-        self._in_vain = 0 if _was_replayed(entry) else self._in_vain + 1
+        self._disable_fast_path(self.entries.pop(key))
         self.evicted += 1
 
-    def _give_up(self, key: Any, reason: str, windows: int | None = None) -> None:
+    def _give_up(self, key: Key, reason: str, windows: int | None = None) -> None:
         """This call is the first that runs eagerly for this reason."""
-        if reason not in self.eager:
-            _log.warning("a graph runs eagerly, since %s", reason)
-        self.eager[reason] += 1
+        self._count_eager(reason)
         self.entries[key] = Eager(reason, windows)
 
-    def _moved(self, key: Any, entry: Any, arguments: list[Any]) -> Any:
-        """The graph for inputs at these places, or why there is none."""
+    def _move(self, key: Key, entry: Graph, arguments: list[Any]) -> Graph | Eager:
+        """Returns the graph for inputs at these places, or why there is none."""
         self.moves += 1
+        self._thrash.note_miss()
         moves = entry.describe_moves(arguments)
-        self._slow(entry)
+        self._disable_fast_path(entry)
         try:
             entry.move(arguments)
-            self._quicken(entry, arguments)
+            self._enable_fast_path(entry, arguments)
             self.recaptures += self._on_card
             self.moved_to.append(moves)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
         except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
+        except Exception:
+            del self.entries[key]
+            raise
         return self.entries[key]
 
+    def forget_graphs(self) -> object:
+        """Returns the graphs, and begins without any: for a forked child."""
+        had = self.entries, self._table
+        self.entries, self._table = {}, None
+        return had
 
-def _last_use(entry: Any) -> int:
-    call = getattr(entry, "call", None)
+
+def _check_storages(arguments: Sequence[Any], copied: Collection[int]) -> None:
+    """Raises NotReplayable where a copy has not the storage that the function reads."""
+    for index in copied:
+        tensor = arguments[index]
+        if isinstance(tensor, torch.Tensor) and extent_of(tensor) != tensor.untyped_storage().nbytes():
+            raise NotReplayable(
+                f"it reads the storage of input {index}, of which the input is a part, by as_strided(); "
+                "give it a clone() of that part"
+            )
+
+
+def _last_use(entry: Graph | Eager) -> int:
+    call = entry.call if isinstance(entry, CudaGraph) else None
     return max(int(entry.last_used), int(call.last_used) if call is not None else 0)
 
 
-def _was_replayed(entry: Any) -> bool:
-    call = getattr(entry, "call", None)
-    return bool(entry.replays or (call is not None and call.runs))
+_this_thread = threading.local()
+"""``is_in_call``: whether the thread is in a call of a function."""
 
-
-def _is_on_cpu(argument: Any) -> bool:
-    return isinstance(argument, torch.Tensor) and argument.device.type == "cpu"
-
-
-def _content(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """A capture on a card bakes in the content of small tensors on the CPU."""
-    if tensor.device.type != "cpu" or tensor.numel() > FEW:
-        return None
-    return tuple(tensor.flatten().tolist())
-
-
-_MOST_IN_VAIN = 16
-_TRIED_AGAIN = 64
 _NEW = (
     "nearly every call has sizes, or numbers in tensors of the CPU, that have not been there before; "
     "pad sizes, and give numbers that change as tensors of the device"
 )
 _CAPTURED = "it was called while another graph was captured"
+_NESTED = "it was called by an operator of another captured function"
 _GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
-_RESTLESS = "its inputs in place move at nearly every call; keep them where they are"
+_MOVING = "its inputs in place move at nearly every call; keep them where they are"
 
 
 class EagerFunction:

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 import torch.fx
 
-from ._arena import Arena, Leases
+from ._arena import Arena
+from ._check import Trial
+from ._layout import laid, offset_of
+from ._out_variants import out_variant
 from ._plan import Memory, lower_bound, place
-from ._record import Laid, NotReplayable, Recording, Step, record
+from ._record import Laid, NotReplayable, Recording, Step, record, view_of_input, with_marks_of
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class HostRun:
-    """The first call of a shape: it runs by the book, is recorded, and its results are the caller's.
+    """The first call of a shape: it runs operator by operator and is recorded. Its results are the caller's.
 
     Raises:
         NotReplayable: no graph can be made of it. No object of the caller was changed.
@@ -34,69 +37,88 @@ class HostRun:
         mutated: Collection[int] = (),
     ) -> None:
         self._arena = arena
+        self._trial = Trial(arguments, in_place, mutated)
         self._recording, self.results = record(graph, arguments, in_place)
+        self._trial.end_of_run()
 
     def make(self, arguments: Sequence[Any], outputs: str) -> HostGraph:
-        """Raises NotReplayable, OutOfMemory; nothing is left of the graph then (I5)."""
-        return HostGraph(self._recording, arguments, self._arena, outputs)
+        """Returns the graph, after one replay on copies has given the results of the run.
+
+        ``outputs`` is without effect: results on the CPU are always tensors of the caller's own.
+
+        Raises:
+            NotReplayable, OutOfMemory: nothing is left of the graph (I5).
+        """
+        if self._recording.refusal:
+            raise NotReplayable(self._recording.refusal)
+        graph = HostGraph(self._recording, self._arena)
+        graph.try_out(self._trial, self.results)
+        if self._trial.has_copies:
+            graph.move(arguments)
+        return graph
 
 
 class HostGraph:
     """A recorded graph of one shape of one function.
 
-    Between replays the arena holds no live value (I1): outputs were copied out, or are leased. A replay runs only
-    after every input in place was compared with the calls' address of it (I3); ``move()`` makes the calls anew for
-    other places, and runs nothing.
+    Between replays the arena holds no live value (I1): outputs were copied out. A replay runs only after every input
+    in place was compared with the tensor that the calls hold (I3); ``move()`` makes the calls anew for other inputs,
+    and runs nothing.
+
+    Each memory of the plan is a storage of its own, with the size that it has in eager execution. So offsets that
+    count from the beginning of a storage mean the same, and what is beyond it is out of reach.
 
     Thread safety: with the arena's lock.
     """
 
-    def __init__(self, recording: Recording, arguments: Sequence[Any], arena: Arena, outputs: str) -> None:
+    is_quick = False
+    call = None
+    private_bytes = 0
+
+    def __init__(self, recording: Recording, arena: Arena) -> None:
         self._recording = recording
         self.last_used = self.replays = 0
-        self._policy = outputs
-        self._arena = arena
-        own = _held_by_outputs(recording) if outputs == "private" else []
-        self.private_bytes = sum(m.nbytes for m in own)
-        shared = [m for m in recording.memories if m not in own]
-        self.planned_bytes = place(shared)
-        self.lower_bound = lower_bound(shared)
-        self._window = arena.open(self.planned_bytes)
-        bytes_ = torch.frombuffer(self._window, dtype=torch.uint8)
-        self._bases = {m: bytes_[m.offset : m.offset + m.nbytes] for m in shared}
-        self._bases |= {m: torch.empty(m.nbytes, dtype=torch.uint8) for m in own}
-        self._leases = arena.leases if outputs == "view" else Leases()
-        self.by_the_book: set[str] = set()
-        """Operators that cannot write into given memory: their results are made elsewhere, and copied."""
-        self.move(arguments)
+        self.planned_bytes = place(recording.memories)
+        self.lower_bound = lower_bound(recording.memories)
+        window = memoryview(arena.open(self.planned_bytes))
+        self._shared = torch.frombuffer(window, dtype=torch.uint8)
+        self._bases = {
+            m: torch.frombuffer(window[m.offset : m.offset + m.nbytes], dtype=torch.uint8).untyped_storage()
+            for m in recording.memories
+        }
+        self._memory_at = {storage._cdata: memory for memory, storage in self._bases.items()}
+        self.slow_paths: set[str] = set()
+        """Operators that do not write into given memory: their results are copied to their places."""
 
     # --- the list of calls ------------------------------------------------------------------------------
 
     def move(self, arguments: Sequence[Any]) -> None:
-        """Makes the calls for inputs at these places. Nothing is captured anew."""
+        """Makes the calls for these inputs in place. Nothing is captured anew."""
+        with torch.no_grad(), torch.inference_mode(False):  # tensors of the arena are for calls in all modes
+            self._bind_all(arguments)
+
+    def _bind_all(self, arguments: Sequence[Any]) -> None:
         self._slots: list[tuple[int, torch.Tensor]] = []
-        self._places: list[tuple[int, torch.Tensor, int]] = []
+        self._places: list[tuple[int, torch.Tensor, torch.UntypedStorage, int]] = []
+        self._made: list[tuple[Laid, torch.Tensor]] = []
         self._calls: list[Call] = []
         self._bound: dict[torch.fx.Node, Any] = {}
-        self._inputs: dict[Memory, tuple[int, int]] = {}
+        self._inputs: dict[int, int] = {}  # those that are copied, by the storages of their slots
         for step in self._recording.steps:
             self._bound[step.node] = self._bind(step, arguments)
-        outputs = next(n for n in self._last_nodes() if n.op == "output").args[0]
-        self._results = [self._bound[o] if isinstance(o, torch.fx.Node) else o for o in outputs]
+        self._results = [self._bound[o] if isinstance(o, torch.fx.Node) else o for o in self._recording.outputs]
         self._bound.clear()
-
-    def _last_nodes(self) -> Any:
-        return reversed(self._recording.steps[0].node.graph.nodes) if self._recording.steps else ()
 
     def _bind(self, step: Step, arguments: Sequence[Any]) -> Any:
         if step.kind == "constant":
             return step.value
         if step.kind == "given":
-            tensor = arguments[step.value]
-            self._places.append((step.value, tensor, tensor.data_ptr()))
-            return tensor
+            known = arguments[step.value].detach()  # what happens to the caller's object is nothing to the calls
+            storage = known.untyped_storage()
+            self._places.append((step.value, known, storage, storage.nbytes()))
+            return known
         if step.kind == "slot":
-            return self._bind_slot(step, arguments)
+            return self._bind_slot(step)
         operator: Any = step.node.target
         args, kwargs = self._arguments(step.node.args), self._arguments(step.node.kwargs)
         if step.kind == "view":
@@ -105,177 +127,171 @@ class HostGraph:
             return self._bind_make(step, operator, args, kwargs)
         if step.kind == "many":
             return self._bind_many(step, operator, args, kwargs)
-        self._calls.append((_quick(operator), args, kwargs))
-        return self._mutated(step, args, kwargs)
+        self._calls.append((_without_layers(operator), args, kwargs))
+        return None if step.kind == "effect" else self._mutated(step, args, kwargs)
 
     def _arguments(self, arguments: Any) -> Any:
         return torch.fx.node.map_arg(arguments, lambda node: self._bound[node])
 
-    def _bind_slot(self, step: Step, arguments: Sequence[Any]) -> torch.Tensor:
-        (laid,) = step.laid
-        assert laid is not None and laid.memory is not None
-        slot = self._at(laid)
+    def _bind_slot(self, step: Step) -> torch.Tensor:
+        (how,) = step.laid
+        assert how is not None and how.memory is not None
+        slot = self._at(how)
         self._slots.append((step.value, slot))
-        self._inputs[laid.memory] = (step.value, arguments[step.value].storage_offset())
+        self._inputs[slot.untyped_storage()._cdata] = step.value
         return slot
 
     def _checked_view(self, step: Step, view: Any) -> Any:
-        """A step that was recorded as a view must be one now."""
-        parts = view if isinstance(view, (tuple, list)) else (view,)
-        for laid, part in zip(step.laid, parts, strict=True):
-            if laid is not None and laid.strides != part.stride():
-                raise NotReplayable(f"{step.node.target} looks at memory in another way each time")
+        """A step that was recorded as a view must be the same view now."""
+        for how, part in zip(step.laid, view if isinstance(view, (tuple, list)) else (view,), strict=True):
+            if how is None or how.memory is None:
+                continue
+            is_same = (how.dtype, how.shape, how.strides) == (part.dtype, tuple(part.shape), part.stride())
+            if not how.memory.given:
+                is_same &= how.offset == part.storage_offset()
+                is_same &= self._bases[how.memory]._cdata == part.untyped_storage()._cdata
+            if not is_same:
+                raise NotReplayable(f"{step.node.target} views memory in another way each time")
         return view
 
     def _bind_make(self, step: Step, operator: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        (laid,) = step.laid
-        assert laid is not None
-        result = self._at(laid)
-        found = _out_variant(operator)
-        if found is not None and laid.is_dense:
+        (how,) = step.laid
+        assert how is not None
+        result = self._at(how)
+        self._made.append((how, result))
+        found = out_variant(operator) if how.is_dense else None
+        if found is not None:
             variant, name = found
-            self._calls.append((_quick(variant), args, {**kwargs, name: result}))
+            self._calls.append((_without_layers(variant), args, {**kwargs, name: result}))
         else:
-            self.by_the_book.add(str(operator))
-            self._calls.append((functools.partial(_copy_result, _quick(operator), result), args, kwargs))
+            self.slow_paths.add(str(operator))
+            call = functools.partial(_copy_results, _without_layers(operator), [result])
+            self._calls.append((call, args, kwargs))
         return result
 
     def _bind_many(self, step: Step, operator: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Binds a step with several results, which are computed eagerly and copied to where the plan has them."""
         results = [
-            value if laid is None or laid.memory is None or laid.memory.given else self._at(laid)
-            for laid, value in zip(step.laid, step.value, strict=True)
+            value if how is None or how.memory is None else self._at(how)
+            for how, value in zip(step.laid, step.value, strict=True)
         ]
-        self.by_the_book.add(str(operator))
-        self._calls.append((functools.partial(_copy_results, _quick(operator), results), args, kwargs))
+        self.slow_paths.add(str(operator))
+        call = functools.partial(_copy_results, _without_layers(operator), results)
+        self._calls.append((call, args, kwargs))
         return results
 
     def _mutated(self, step: Step, args: Any, kwargs: Any) -> Any:
-        """The result of an operator that writes into its arguments: the first of them, as torch's do."""
-        schema = step.node.target._schema
-        for at, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                return args[at] if at < len(args) else kwargs[argument.name]
-        return None
+        """The results of an operator that writes into its arguments: those arguments, in their order."""
+        schema: Any = step.node.target._schema
+        written = [
+            args[at] if at < len(args) else kwargs.get(argument.name)
+            for at, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        results = written[: len(schema.returns)]
+        return results[0] if len(results) == 1 else results or None
 
-    def _at(self, laid: Laid) -> torch.Tensor:
-        assert laid.memory is not None
-        base = self._bases[laid.memory]
-        tensor = torch.empty(0, dtype=laid.dtype)
-        start = base.storage_offset()
-        assert start % tensor.element_size() == 0
-        return tensor.set_(
-            base.untyped_storage(), start // tensor.element_size() + laid.offset, laid.shape, laid.strides
-        )
+    def _at(self, how: Laid) -> torch.Tensor:
+        assert how.memory is not None
+        base = self._bases[how.memory]
+        return laid(base, how.dtype, how.shape, how.strides, how.offset * how.dtype.itemsize)
+
+    # --- the first replay -------------------------------------------------------------------------------
+
+    def try_out(self, trial: Trial, wanted: Sequence[Any]) -> None:
+        """Compares a replay with the first run. Raises NotReplayable if they differ, or the replay fails."""
+        arguments = trial.arguments
+        self.move(arguments)
+        self._shared.fill_(_POISON)  # or the run's own numbers might be where the replay does not write
+        with trial.as_the_run():
+            try:
+                results = self._run(arguments)
+            except Exception as error:
+                raise NotReplayable(f"its first replay failed: {type(error).__name__}: {error}") from error
+        trial.compare(results, wanted)
+        for how, tensor in self._made:
+            if (tuple(tensor.shape), tensor.stride()) != (how.shape, how.strides):
+                raise NotReplayable("an operator has changed the shape of the memory that it was given")
 
     # --- the call ---------------------------------------------------------------------------------------
 
+    def evacuate(self) -> None:
+        """Has no effect: no output lies in the arena."""
+
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Returns whether all inputs in place are where the calls expect them."""
-        for index, known, address in self._places:
+        """Returns whether all inputs in place are what the calls hold."""
+        for index, known, storage, nbytes in self._places:
             tensor = arguments[index]
-            if tensor.data_ptr() != address:
+            if tensor.dtype is not known.dtype or not known.is_set_to(tensor) or not has_same_marks(tensor, known):
                 return False
-            if tensor is not known and (tensor.stride() != known.stride() or tensor.shape != known.shape):
+            if storage.nbytes() != nbytes:  # the caller has freed its memory
                 return False
         return True
-
-    def is_restless(self, arguments: Sequence[Any]) -> bool:
-        """Returns False: its calls are made anew in microseconds."""
-        return False
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
         """Returns in words which inputs have moved, and where to."""
         return ", ".join(
-            f"input {index} from {address:#x} to {arguments[index].data_ptr():#x}"
-            for index, _, address in self._places
-            if arguments[index].data_ptr() != address
+            f"input {index} from {known.data_ptr():#x} to {arguments[index].data_ptr():#x}"
+            for index, known, _, _ in self._places
+            if not known.is_set_to(arguments[index])
         )
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
-        """Raises OutputInUse, and the operators' exceptions."""
-        self._arena.leases.evacuate()
-        if self._leases is not self._arena.leases:
-            self._leases.evacuate()
+        """Raises the operators' exceptions."""
+        return self._run(arguments)
+
+    def _run(self, arguments: Sequence[Any]) -> list[Any]:
         with torch.no_grad():
             for index, slot in self._slots:
                 slot.copy_(arguments[index])
             for function, args, kwargs in self._calls:
                 function(*args, **kwargs)
-            return self._hand_out(arguments)
+            fresh: dict[Memory, torch.UntypedStorage] = {}
+            return [
+                self._output(bound, arguments, fresh) if isinstance(bound, torch.Tensor) else bound
+                for bound in self._results
+            ]
 
-    def _hand_out(self, arguments: Sequence[Any]) -> list[Any]:
-        fresh: dict[Memory, torch.UntypedStorage] = {}
-        results = [
-            self._output(laid, bound, arguments, fresh) if isinstance(laid, Laid) else laid
-            for laid, bound in zip(self._recording.outputs, self._results, strict=True)
-        ]
-        self._leases.show_all(results)
-        return results
-
-    def _output(self, laid: Laid, bound: Any, arguments: Sequence[Any], fresh: dict[Memory, Any]) -> torch.Tensor:
-        if laid.memory is None:
-            return torch.empty_strided(laid.shape, laid.strides, dtype=laid.dtype)  # without elements
-        if laid.memory.given:
-            return bound
-        if laid.memory in self._inputs:
-            index, offset = self._inputs[laid.memory]
-            tensor = arguments[index]
-            return tensor.as_strided(laid.shape, laid.strides, tensor.storage_offset() + laid.offset - offset)
-        if laid.memory not in fresh:
-            fresh[laid.memory] = self._storage_for(laid.memory)
-        return torch.empty(0, dtype=laid.dtype).set_(fresh[laid.memory], laid.offset, laid.shape, laid.strides)
-
-    def _storage_for(self, memory: Memory) -> torch.UntypedStorage:
-        """The storage that outputs in one memory share: a copy of it, or itself."""
-        base = self._bases[memory]
-        if self._policy == "copy":
-            return base.clone().untyped_storage()
-        if self._policy == "private":
-            leased = torch.frombuffer(memoryview(base.numpy()), dtype=torch.uint8).untyped_storage()
-        else:
-            end = memory.offset + memory.nbytes
-            leased = torch.frombuffer(
-                memoryview(self._window)[memory.offset : end], dtype=torch.uint8
-            ).untyped_storage()
-        self._leases.add(leased)
-        return leased
+    def _output(
+        self, bound: torch.Tensor, arguments: Sequence[Any], fresh: dict[Memory, torch.UntypedStorage]
+    ) -> torch.Tensor:
+        """A result for the caller, who may do with it what he likes. Results in one memory share one still."""
+        storage = bound.untyped_storage()._cdata
+        if storage in self._inputs:
+            return view_of_input(arguments[self._inputs[storage]], bound)
+        memory = self._memory_at.get(storage)
+        if memory is None:
+            return bound.detach()  # of an input in place, of a constant, or without elements
+        if memory not in fresh:
+            fresh[memory] = self._bases[memory].clone()
+        made = laid(fresh[memory], bound.dtype, tuple(bound.shape), bound.stride(), offset_of(bound))
+        return with_marks_of(made, bound)
 
     @property
     def call_count(self) -> int:
         return len(self._calls)
 
 
-def _held_by_outputs(recording: Recording) -> list[Memory]:
-    held = [o.memory for o in recording.outputs if isinstance(o, Laid)]
-    return [m for m in recording.memories if m in held and m.made_at >= 0]
+_POISON = 0xA5
 
 
-def _quick(operator: Any) -> Callable[..., Any]:
-    """Returns the operator without the layers of Python that torch has around it."""
-    return operator._op if isinstance(operator, torch._ops.OpOverload) else operator
+def has_same_marks(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether torch reads both as they are, or both conjugated or negated."""
+    return bool(a.is_conj() == b.is_conj() and a.is_neg() == b.is_neg())
 
 
-@functools.cache
-def _out_variant(operator: Any) -> tuple[Any, str] | None:
-    """The overload that writes its one result into given memory, and the name of that argument."""
-    if not isinstance(operator, torch._ops.OpOverload):
-        return None
-    wanted = [(a.name, str(a.type)) for a in operator._schema.arguments]
-    for name in operator.overloadpacket.overloads():
-        variant = getattr(operator.overloadpacket, name)
-        outs = [a.name for a in variant._schema.arguments if a.is_out]
-        others = [(a.name, str(a.type)) for a in variant._schema.arguments if not a.is_out]
-        if len(outs) == 1 and others == wanted:
-            return variant, outs[0]
-    return None
+def _without_layers(operator: Any) -> Callable[..., Any]:
+    """Returns an operator without the layers of Python that torch has around it."""
+    call: Callable[..., Any] = operator._op if isinstance(operator, torch._ops.OpOverload) else operator
+    return call
 
 
-def _copy_result(operator: Callable[..., Any], result: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    result.copy_(operator(*args, **kwargs))
-
-
-def _copy_results(operator: Callable[..., Any], results: list[Any], *args: Any, **kwargs: Any) -> None:
-    for place_, made in zip(results, operator(*args, **kwargs), strict=True):
-        if isinstance(place_, torch.Tensor) and place_.numel():
-            place_.copy_(made)
+def _copy_results(operator: Callable[..., Any], places: list[Any], *args: Any, **kwargs: Any) -> None:
+    made = operator(*args, **kwargs)
+    for to, result in zip(places, made if isinstance(made, (tuple, list)) else (made,), strict=True):
+        if not isinstance(to, torch.Tensor) or not to.numel():
+            continue
+        if to.shape != result.shape or to.dtype != result.dtype:
+            raise RuntimeError(
+                f"{operator} gave {result.dtype}{list(result.shape)}, and {to.dtype}{list(to.shape)} before"
+            )
+        to.copy_(result)

@@ -7,12 +7,14 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .. import _core
+from ..errors import InvalidArgument
 
 
 @functools.cache
@@ -34,7 +36,8 @@ class CapturePool:
 
     def __init__(self, window: Any) -> None:
         self.window = window
-        self._pool = torch.cuda.MemPool(_allocator().allocator())
+        with torch.cuda.device(window.ordinal):  # torch makes a pool on the current device
+            self._pool = torch.cuda.MemPool(_allocator().allocator())
         # Its destructor ends the process while any capture is under way, and after one that failed: it never runs.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._is_open_to_torch = True
@@ -46,14 +49,18 @@ class CapturePool:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Opens the pool: torch's allocations in it come from the window. One pool of a device is open at a time."""
-        self.window.open()
-        _clear_workspaces()
-        try:
-            yield
-        finally:
+        """Opens the pool: torch's allocations in it come from the window.
+
+        One pool of a device is open at a time: other threads wait. Raises InvalidArgument if this thread has one open.
+        """
+        with _gate_of(self.window.ordinal).entered(), torch.cuda.device(self.window.ordinal):
+            self.window.open()
             _clear_workspaces()
-            self.window.close()
+            try:
+                yield
+            finally:
+                _clear_workspaces()
+                self.window.close()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
@@ -95,6 +102,30 @@ class CapturePool:
             self._is_open_to_torch = False
             torch._C._cuda_releasePool(self.window.ordinal, self.id)
             self.window.retire()
+
+
+class _Gate:
+    """Lets one pool of a device be open at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        if self._owner == threading.get_ident():
+            raise InvalidArgument("another graph is being captured; a capture cannot lie in another one")
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+
+@functools.cache
+def _gate_of(ordinal: int) -> _Gate:
+    return _Gate()
 
 
 def _clear_workspaces() -> None:

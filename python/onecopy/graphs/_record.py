@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a graph by the book, which records the steps that make memory and those that only view it."""
+"""The first run of a graph on the CPU, which records what each operator does with memory."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from ._layout import extent_of, laid, offset_of
 from ._plan import Memory
 
 
@@ -30,11 +31,11 @@ class Laid:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, memory: Memory | None) -> Laid:
-        return cls(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return cls(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     @property
     def is_dense(self) -> bool:
-        """Returns whether the layout is row-major, as most operators need for their results."""
+        """Returns whether the layout is row-major, as ``out=`` overloads write their results."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -47,9 +48,15 @@ class Laid:
 class Step:
     """A node of the graph.
 
-    ``kind``: ``given`` and ``slot`` are inputs, in place and copied; ``constant`` depends on the key alone;
-    ``view`` looks at memory that another node has; ``make`` is one tensor in new memory, ``many`` several results;
-    ``mutate`` writes into its arguments.
+    ``kind`` is one of
+
+    - ``given`` and ``slot``: an input, used in place or copied; ``value`` is its index,
+    - ``constant``: ``value`` depends on the key alone,
+    - ``view``: a tensor, or several, in memory of other nodes,
+    - ``make``: one tensor in new memory,
+    - ``many``: several results in new memory; ``value`` has those that are not tensors,
+    - ``mutate``: an operator that writes into its arguments, and returns nothing or those,
+    - ``effect``: an operator without a result.
     """
 
     node: torch.fx.Node
@@ -62,23 +69,35 @@ class Step:
 class Recording:
     steps: list[Step]
     memories: list[Memory]
-    outputs: list[Laid | Any]
-    """Of tensors how they lie; other values as they are."""
+    outputs: tuple[Any, ...]
+    """What the graph returns: nodes, and values that are none."""
+    refusal: str = ""
+    """Why the graph cannot be replayed, found out while it ran."""
 
 
 _NUMBERS = {"int", "float", "bool", "number", "Scalar", "SymInt", "SymFloat", "SymBool"}
 _SIZES = {"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
+_INDEXING = {"aten::index", "aten::_unsafe_index"}
 
 
-def record(graph: torch.fx.GraphModule, arguments: Sequence[Any], in_place: set[int]) -> tuple[Recording, list[Any]]:
+def record(
+    graph: torch.fx.GraphModule, arguments: Sequence[Any], in_place: Collection[int]
+) -> tuple[Recording, list[Any]]:
     """Runs the graph on the arguments; returns what it saw, and the results.
 
     Raises:
         NotReplayable: before anything has run.
     """
     _check(graph)
-    recorder = _Recorder(graph, list(arguments), in_place)
-    return recorder.run()
+    for index, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor) and not has_plain_memory(argument):
+            raise NotReplayable(f"input {index} is a tensor whose values are not those in its memory")
+    return _Recorder(graph, list(arguments), in_place).run()
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether the values in memory are the tensor's: it is strided, and torch has not put conjugation off."""
+    return tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg() and not tensor.is_quantized
 
 
 def _check(graph: torch.fx.GraphModule) -> None:
@@ -86,24 +105,42 @@ def _check(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr" and not isinstance(getattr(graph, str(node.target), None), torch.Tensor):
             raise NotReplayable(f"{node.target} is a part of the graph that decides by itself what runs")
-        if node.op != "call_function":
-            if node.op in ("call_method", "call_module"):
-                raise NotReplayable(f"{node.target} is no operator")
-            continue
-        operator = node.target
-        if not isinstance(operator, torch._ops.OpOverload):
-            if getattr(operator, "__module__", "") not in ("_operator", "operator", "math", "builtins"):
-                raise NotReplayable(f"{operator} is no operator of torch")
-            continue
-        tags = operator.tags
-        if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-            raise NotReplayable(f"{operator} depends on what a tensor contains")
-        if operator._schema.name not in _SIZES and any(str(r.type) in _NUMBERS for r in operator._schema.returns):
-            raise NotReplayable(f"{operator} makes a number of a tensor")
+        if node.op in ("call_method", "call_module"):
+            raise NotReplayable(f"{node.target} is not an operator")
+        if node.op == "call_function":
+            _check_call(node)
+
+
+def _check_call(node: torch.fx.Node) -> None:
+    operator: Any = node.target
+    if not isinstance(operator, torch._ops.OpOverload):
+        if getattr(operator, "__module__", "") not in ("_operator", "operator", "math", "builtins"):
+            raise NotReplayable(f"{operator} is not an operator of torch")
+        return
+    tags, schema = operator.tags, operator._schema
+    depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    if depends and not (schema.name in _INDEXING and _are_integers(node.args[1])):
+        raise NotReplayable(f"{operator} depends on what a tensor contains")
+    if schema.name not in _SIZES and any(str(r.type) in _NUMBERS for r in schema.returns):
+        raise NotReplayable(f"{operator} makes a number of a tensor")
+    if schema.is_mutable and not all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
+        raise NotReplayable(f"{operator} writes into its arguments and returns other tensors")
+
+
+def _are_integers(indices: Any) -> bool:
+    """Returns whether none of the indices is a mask: then the result's shape depends on shapes alone."""
+    for index in indices:
+        value = index.meta.get("val", index.meta.get("example_value")) if isinstance(index, torch.fx.Node) else None
+        if index is not None and (not isinstance(value, torch.Tensor) or value.dtype in (torch.bool, torch.uint8)):
+            return False
+    return True
 
 
 class _Recorder:
-    def __init__(self, graph: torch.fx.GraphModule, arguments: list[Any], in_place: set[int]) -> None:
+    """Storages are told apart as objects of torch. An input that is to be copied is seen as a storage of its own, as
+    its slot will be: also where the caller's inputs share one."""
+
+    def __init__(self, graph: torch.fx.GraphModule, arguments: list[Any], in_place: Collection[int]) -> None:
         self._graph = graph
         self._arguments = arguments
         self._in_place = in_place
@@ -112,25 +149,23 @@ class _Recorder:
         self._last_use = {n: max((position[u] for u in n.users), default=position[n]) for n in self._nodes}
         self._values: dict[torch.fx.Node, Any] = {}
         self._memory_of: dict[torch.fx.Node, tuple[Memory | None, ...]] = {}
-        self._living: dict[int, Memory] = {}  # by the address of storages that a value keeps
+        self._living: dict[int, Memory] = {}  # by storages that a value keeps
         self._users: Counter[int] = Counter()  # values of each of those
-        self._memories: list[Memory] = []
-        self._steps: list[Step] = []
+        self._copied: dict[int, int] = {}  # inputs by the storages that stand for them
+        self._stand_ins: list[torch.Tensor] = []  # keeps those, so that no other storage is taken for one
+        self._recording = Recording([], [], ())
 
     def run(self) -> tuple[Recording, list[Any]]:
         ending: dict[int, list[torch.fx.Node]] = {}
         for node, at in self._last_use.items():
             ending.setdefault(at, []).append(node)
-        results: list[Any] = []
-        outputs: list[Any] = []
         for at, node in enumerate(self._nodes):
             if node.op == "output":
-                results, outputs = self._finish(node, at)
-                break
-            self._steps.append(self._step(node, at))
+                return self._recording, self._finish(node, at)
+            self._recording.steps.append(self._step(node, at))
             for used in ending.get(at, ()):
                 self._let_go(used)
-        return Recording(self._steps, self._memories, outputs), results
+        raise AssertionError("a graph ends with its outputs")
 
     def _step(self, node: torch.fx.Node, at: int) -> Step:
         if node.op == "placeholder":
@@ -147,69 +182,85 @@ class _Recorder:
         return self._call(node, value, at)
 
     def _input(self, node: torch.fx.Node, at: int) -> Step:
-        index = sum(step.node.op == "placeholder" for step in self._steps)
+        index = sum(step.node.op == "placeholder" for step in self._recording.steps)
         value = self._arguments[index]
-        if not isinstance(value, torch.Tensor) or value.untyped_storage().nbytes() == 0:
+        if not isinstance(value, torch.Tensor) or (index not in self._in_place and not value.numel()):
             self._keep(node, value, at, given=True)
             return Step(node, "constant", value=value)
         if index in self._in_place or _overlaps_itself(value):
-            laid = self._keep(node, value, at, given=True)
-            return Step(node, "given", laid, index)
-        memory = Memory(_extent(value), -1, at)
-        self._memories.append(memory)
-        self._enter(node, value, (memory,))
-        return Step(node, "slot", (dataclasses.replace(Laid.of(value, memory), offset=0),), index)
+            laid_ = self._keep(node, value, at, given=True)
+            return Step(node, "given", laid_, index)
+        stand_in = _with_storage_of_its_own(value)
+        self._stand_ins.append(stand_in)
+        self._copied[_storage_of(stand_in)] = index
+        memory = Memory(extent_of(value), -1, at)
+        self._recording.memories.append(memory)
+        self._enter(node, stand_in, (memory,))
+        return Step(node, "slot", (Laid.of(stand_in, memory),), index)
 
     def _call(self, node: torch.fx.Node, value: Any, at: int) -> Step:
         operator: Any = node.target
-        if isinstance(operator, torch._ops.OpOverload) and operator._schema.is_mutable:
+        is_operator = isinstance(operator, torch._ops.OpOverload)
+        if is_operator and operator._schema.is_mutable:
             return Step(node, "mutate", self._keep(node, value, at))
+        if is_operator and not operator._schema.returns:
+            self._values[node] = value
+            return Step(node, "effect")
+        parts = _parts(value)
+        for part in parts:
+            if isinstance(part, torch.Tensor) and part.layout != torch.strided:
+                self._refuse(f"{operator} makes a tensor that is not strided")
+        if self._recording.refusal or not any(isinstance(part, torch.Tensor) for part in parts):
+            self._values[node] = value
+            return Step(node, "constant", value=value)
+        known = {_storage_of(part) in self._living for part in parts if _has_bytes(part)}
+        laid_ = self._keep(node, value, at)
+        if len(known) > 1:
+            self._refuse(f"{operator} returns new tensors and views of old ones")
+        if not known:  # tensors without elements
+            return Step(node, "constant", value=value)
+        if known.pop():
+            if not may_view(operator) and operator.namespace != "aten":
+                self._refuse(f"{operator} returns an argument, and does not say so")
+            return Step(node, "view", laid_)
         if isinstance(value, torch.Tensor):
-            known = self._living.get(_address(value))
-            laid = self._keep(node, value, at)
-            if laid[0] is None or laid[0].memory is None:
-                return Step(node, "constant", value=value)  # without elements
-            return Step(node, "make" if known is None else "view", laid)
-        if isinstance(value, (tuple, list)):
-            tensors = [v for v in value if isinstance(v, torch.Tensor) and _address(v)]
-            is_look = bool(tensors) and all(_address(v) in self._living for v in tensors)
-            laid = self._keep(node, value, at)
-            return Step(node, "view" if is_look else "many", laid, list(value))
-        self._values[node] = value
-        return Step(node, "constant", value=value)
+            return Step(node, "make", laid_)
+        return Step(node, "many", laid_, [None if _has_bytes(part) else part for part in parts])
+
+    def _refuse(self, reason: str) -> None:
+        """The rest runs without a record."""
+        self._recording.refusal = self._recording.refusal or reason
 
     def _keep(self, node: torch.fx.Node, value: Any, at: int, given: bool = False) -> tuple[Laid | None, ...]:
         """Notes the memory of a value, new memory as made here."""
-        parts = value if isinstance(value, (tuple, list)) else (value,)
-        memories: list[Memory | None] = []
-        for part in parts:
-            memories.append(self._memory(part, at, given))
-        self._enter(node, value, tuple(memories))
+        parts = _parts(value)
+        memories = tuple(self._memory(part, at, given) for part in parts)
+        self._enter(node, value, memories)
         return tuple(
             Laid.of(part, memory) if isinstance(part, torch.Tensor) else None
             for part, memory in zip(parts, memories, strict=True)
         )
 
     def _memory(self, part: Any, at: int, given: bool) -> Memory | None:
-        if not isinstance(part, torch.Tensor) or not _address(part):
+        if not _has_bytes(part):
             return None
-        known = self._living.get(_address(part))
+        known = self._living.get(_storage_of(part))
         if known is not None:
             known.live_until = max(known.live_until, at)
             return known
         memory = Memory(part.untyped_storage().nbytes(), at, at, given)
         if not given:
-            self._memories.append(memory)
-        self._living[_address(part)] = memory  # for other parts of this value
+            self._recording.memories.append(memory)
+        self._living[_storage_of(part)] = memory  # for other parts of this value
         return memory
 
     def _enter(self, node: torch.fx.Node, value: Any, memories: tuple[Memory | None, ...]) -> None:
         self._values[node] = value
         self._memory_of[node] = memories
-        for part, memory in zip(value if isinstance(value, (tuple, list)) else (value,), memories, strict=True):
+        for part, memory in zip(_parts(value), memories, strict=True):
             if memory is not None:
-                self._living[_address(part)] = memory
-                self._users[_address(part)] += 1
+                self._living[_storage_of(part)] = memory
+                self._users[_storage_of(part)] += 1
 
     def _touch(self, node: torch.fx.Node, at: int) -> None:
         for memory in self._memory_of.get(node, ()):
@@ -219,41 +270,110 @@ class _Recorder:
     def _let_go(self, node: torch.fx.Node) -> None:
         """Frees what no later step needs: recording takes no more memory than eager execution."""
         value = self._values.pop(node, None)
-        for part, memory in zip(
-            value if isinstance(value, (tuple, list)) else (value,), self._memory_of.get(node, ()), strict=False
-        ):
+        for part, memory in zip(_parts(value), self._memory_of.get(node, ()), strict=False):
             if memory is None:
                 continue
-            self._users[_address(part)] -= 1
-            if self._users[_address(part)] == 0:
-                del self._living[_address(part)], self._users[_address(part)]
+            self._users[_storage_of(part)] -= 1
+            if self._users[_storage_of(part)] == 0:
+                del self._living[_storage_of(part)], self._users[_storage_of(part)]
 
-    def _finish(self, node: torch.fx.Node, at: int) -> tuple[list[Any], list[Any]]:
-        results = list(self._real(node.args[0]))
-        outputs: list[Any] = []
-        for name, value in zip(node.args[0], results, strict=True):
+    def _finish(self, node: torch.fx.Node, at: int) -> list[Any]:
+        self._recording.outputs = tuple(node.args[0])
+        for name in self._recording.outputs:
             if isinstance(name, torch.fx.Node):
                 self._touch(name, at)
-            memory = self._living.get(_address(value)) if isinstance(value, torch.Tensor) else None
-            outputs.append(Laid.of(value, memory) if isinstance(value, torch.Tensor) else value)
-        return results, outputs
+        return [self._handed_out(value) for value in self._real(list(self._recording.outputs))]
+
+    def _handed_out(self, value: Any) -> Any:
+        """A result, as a view of the caller's input where it is one of what stood for that."""
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not _has_bytes(value):
+            return value
+        index = self._copied.get(_storage_of(value))
+        return value if index is None else view_of_input(self._arguments[index], value)
 
     def _real(self, arguments: Any) -> Any:
         return torch.fx.node.map_arg(arguments, lambda node: self._values[node])
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """Returns the address of the tensor's storage, or 0 if it has no bytes."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() if storage.nbytes() else 0
+def view_of_input(argument: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Returns the part of an input that ``view`` is of the storage that stands for it.
+
+    That storage begins with the input's first element.
+    """
+    at = offset_of(argument) + offset_of(view)
+    made = laid(argument.untyped_storage(), view.dtype, tuple(view.shape), view.stride(), at)
+    return with_marks_of(made, view)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from its first element to behind its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+def with_marks_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view that torch reads as it reads ``like``: conjugated or negated lazily."""
+    if like.is_conj() != tensor.is_conj():
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if like.is_neg() != tensor.is_neg() else tensor
+
+
+def _with_storage_of_its_own(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory. The caller keeps it."""
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, extent_of(tensor))
+    return laid(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Returns what tells the storage from others, as long as it lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def _has_bytes(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.layout == torch.strided and part.untyped_storage().nbytes() > 0
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     """As an expanded tensor does: nothing can be copied into such a layout."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def reads_storage(graph: torch.fx.GraphModule) -> set[int]:
+    """Returns the inputs of which the graph reads more than their elements: as_strided() and storage_offset() count
+    from the beginning of the storage."""
+    inputs = {node: index for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+    read: set[int] = set()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and _name_of(node.target) in _READS_STORAGE:
+            read |= {inputs[origin] for origin in origins_of(node.all_input_nodes) if origin in inputs}
+    return read
+
+
+def origins_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes, and all of which they may be views."""
+    seen: set[torch.fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "call_function" and may_view(node.target):
+            waiting += node.all_input_nodes
+    return seen
+
+
+def may_view(operator: Any) -> bool:
+    """Returns whether a result may lie in the memory of an argument."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return True  # getitem
+    return operator._schema.name in _UNDECLARED or any(a.alias_info is not None for a in operator._schema.arguments)
+
+
+def _name_of(operator: Any) -> str:
+    return operator._schema.name if isinstance(operator, torch._ops.OpOverload) else ""
+
+
+_UNDECLARED = {"aten::_unsafe_view", "aten::reshape", "aten::contiguous", "aten::to"}
+_READS_STORAGE = {
+    "aten::as_strided", "aten::as_strided_", "aten::as_strided_copy", "aten::as_strided_scatter",
+    "aten::sym_storage_offset",
+}  # fmt: skip

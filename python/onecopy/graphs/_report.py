@@ -22,8 +22,8 @@ class GraphRow:
     """What is needed at the worst step: no plan takes less."""
     private: int
     calls: int
-    by_the_book: tuple[str, ...]
-    """Operators that cannot write into given memory: their results are copied into their places."""
+    slow_paths: tuple[str, ...]
+    """Operators whose results are copied to their places, since they do not write there; and other slower ways."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +61,18 @@ class Report:
             f"arena on {self.device}: {_size(self.shared_bytes)} shared, {_size(self.private_bytes)} private, "
             f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}"
             f"{'' if self.aliases else ', all graphs at the same addresses'}",
-            f"  {self.captures} captures, {self.replays} replays, "
-            f"{self.moves} moves ({self.recaptured} captured anew), {self.evicted} dropped, "
-            f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
+            f"  {self.captures} captures, {self.replays} replays, {self.moves} moves ({self.recaptured} captured "
+            f"anew), {self.evicted} dropped, {sum(self.eager.values())} eager calls, "
+            f"{self.held_outputs} outputs held in place",
         ]
         lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
         lines += [f"  moved: {move}" for move in self.moved_to]
         if self.graphs:
             lines.append(f"  {'planned':>10} {'at least':>10} {'calls':>6}  shapes")
         for graph in self.graphs:
-            book = f"; by the book: {', '.join(graph.by_the_book)}" if graph.by_the_book else ""
+            slow = f"; slower: {', '.join(graph.slow_paths)}" if graph.slow_paths else ""
             lines.append(
-                f"  {_size(graph.planned):>10} {_size(graph.lower_bound):>10} {graph.calls:>6}  {graph.shapes}{book}"
+                f"  {_size(graph.planned):>10} {_size(graph.lower_bound):>10} {graph.calls:>6}  {graph.shapes}{slow}"
             )
         return "\n".join(lines)
 
@@ -120,7 +120,7 @@ def _rows(functions: list[Any]) -> list[GraphRow]:
                         lower_bound=graph.lower_bound,
                         private=graph.private_bytes,
                         calls=graph.call_count,
-                        by_the_book=tuple(sorted(graph.by_the_book)),
+                        slow_paths=tuple(sorted(graph.slow_paths)),
                     )
                 )
     return rows
