@@ -3,6 +3,7 @@
 """The cases of a whole ./dev test, from the JUnit files of its steps: how many distinct cases there were, and which
 reasons kept cases from running.
 
+    tests/report.py --count FILE.xml    prints three numbers: all cases, those that failed, those that were skipped
     tests/report.py FILE.xml...     exit status 1: a case was skipped for a reason that expected_skips.txt does not
     expect here
 """
@@ -100,7 +101,18 @@ def report(cases: list[Case], expected: list[Expectation]) -> int:
     return len(unexpected)
 
 
+def count(path: pathlib.Path) -> tuple[int, int, int]:
+    """Returns how many cases a file has, how many of them failed, and how many were skipped."""
+    cases = list(ElementTree.parse(path).iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if _reason(case) is not None]
+    return len(cases), len(failed), len(skipped)
+
+
 def main() -> int:
+    if sys.argv[1] == "--count":
+        print(*count(pathlib.Path(sys.argv[2])))
+        return 0
     cases = [case for name in sys.argv[1:] for case in cases_of(pathlib.Path(name))]
     return 1 if report(cases, expectations(_EXPECTED.read_text())) else 0
 

@@ -36,12 +36,8 @@ step() {  # step <name> <command>...: one line when it passes, its output when i
   fi
 }
 
-attribute() { sed -n "s/.*<testsuite[^>]*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$2"; }
-
-flatten_xml() { tr '\n\t' '  ' <"$1" | sed 's,<testcase.*,,'; }
-
 count_cases() {  # count_cases <name> <status> <seconds>: those of the report that ctest or pytest left
-  local name=$1 status=$2 seconds=$3 all failures errors skipped disabled word=ok
+  local name=$1 status=$2 seconds=$3 all failures skipped word=ok
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$LOGS/${name//[^a-z0-9]/_}.xml
   if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
     FAILED=$((FAILED + 1))
@@ -49,11 +45,7 @@ count_cases() {  # count_cases <name> <status> <seconds>: those of the report th
     tail -n 100 "$log" | sed 's/^/      /'
     return
   fi
-  flatten_xml "$xml" >"$xml.head"
-  errors=$(attribute errors "$xml.head") disabled=$(attribute disabled "$xml.head")  # pytest's alone, ctest's alone
-  all=$(attribute tests "$xml.head")
-  failures=$(($(attribute failures "$xml.head") + ${errors:-0}))
-  skipped=$(($(attribute skipped "$xml.head") + ${disabled:-0}))
+  read -r all failures skipped < <(python3 tests/report.py --count "$xml") || { all=1 failures=1 skipped=0; }
   if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
   PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
   [ "$failures" = 0 ] || word=FAIL
@@ -62,13 +54,13 @@ count_cases() {  # count_cases <name> <status> <seconds>: those of the report th
   [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
 }
 
-ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every case
+ctest_step() {  # ctest_step <name> <test preset> [ctest argument...]: counts every case
   local name=$1 preset=$2 begin=$EPOCHREALTIME
   shift 2
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml status=0
   rm -f "$xml"
   # Tests wait more than they compute.
-  with_times "$log.times" "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
+  with_times "$log.times" "$CTEST" --preset "$preset" -j $((2 * JOBS)) --no-tests=error \
     --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
   count_cases "$name" "$status" "$(seconds_since "$begin")"
 }
@@ -87,8 +79,14 @@ check_tidy() {  # nothing precompiled, so a missing include shows
   sources | grep -E '^src/.*\.cpp$' | xargs -r -n 1 -P "$JOBS" "$(llvm_tool clang-tidy)" -p build/tidy --quiet
 }
 
+tidy_step() {
+  if llvm_tool clang-tidy >/dev/null; then step "lint: clang-tidy" check_tidy || true
+  else skip "lint: clang-tidy" "clang-tidy is not installed"; fi
+}
+
 lint_steps() {
   step "lint: includes point down" tests/headers/check_arrows.sh . || true
+  step "lint: sizes of files" tests/headers/check_sizes.sh || true
   step "lint: words" python3 tests/words/check_words.py || true
   if llvm_tool clang-format >/dev/null; then
     step "lint: clang-format" check_format || true
@@ -121,6 +119,15 @@ release_steps() {
   ctest_step "release: tests" release
 }
 
+# For people: in a few minutes what most mistakes break. What it leaves out, `./dev test all` does.
+quick_steps() {
+  local WITHOUT_PLUGS=yes
+  start_python_steps --editable -m "not slow"
+  library_step
+  if step "release: unit tests" build release onecopy_unit_tests; then ctest_step "unit tests" unit; fi
+  finish_python_steps
+}
+
 run_pytest() {  # run_pytest <name> [argument...]: its status and times beside its log, for pytest_step
   local name=$1 begin=$EPOCHREALTIME status=0 shared
   shift
@@ -142,26 +149,27 @@ pytest_step() {  # pytest_step <name>: counts every case of a run_pytest
 # Tests of Python beside C++ programs of the release preset run last, when those are built.
 WITH_CPP=(python/tests/test_rpc_programs_cpp.py)
 
-python_steps() {
+python_steps() {  # python_steps [--editable] [pytest argument...]
+  local editable=()
+  [ "${1:-}" != --editable ] || { editable=(--editable) && shift; }
   python_packages_present || { skip "python" "python3 with its headers and venv is not installed"; return 0; }
   step "python: packages" setup_venv || return 0
   wait_for_library
-  step "python: install" install_package || return 0
+  step "python: install" install_package "${editable[@]}" || return 0
   # In parts at once: most of the time goes by in programs that import torch, one after another.
   local multiprocessing=(python/tests/test_{mp_*,patches,spawn,hogwild,interpreter,context}.py)
   local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
   local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
   local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}" "${WITH_CPP[@]}")
-  run_pytest "python: tests" python/tests "${apart[@]/#/--ignore=}" &
-  run_pytest "python: multiprocessing tests" "${multiprocessing[@]}" &
-  run_pytest "python: rpc tests" "${rpc[@]}" "${WITH_CPP[@]/#/--deselect=}" &
-  run_pytest "python: tests of programs" "${programs[@]}" &
+  run_pytest "python: tests" python/tests "${apart[@]/#/--ignore=}" "$@" &
+  run_pytest "python: multiprocessing tests" "${multiprocessing[@]}" "$@" &
+  run_pytest "python: rpc tests" "${rpc[@]}" "${WITH_CPP[@]/#/--deselect=}" "$@" &
+  [ $# -gt 0 ] || run_pytest "python: tests of programs" "${programs[@]}" &
   wait
   pytest_step "python: tests"
   pytest_step "python: multiprocessing tests"
   pytest_step "python: rpc tests"
-  pytest_step "python: tests of programs"
-  oldest_torch_steps
+  [ $# -gt 0 ] || pytest_step "python: tests of programs"
 }
 
 # What touches torch's names: a part that takes a minute.
@@ -205,8 +213,7 @@ install_steps() {
 
 asan_steps() {
   step "asan: build" build asan || return 0
-  ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1 \
-    UBSAN_OPTIONS=print_stacktrace=1 ctest_step "asan: tests" asan
+  ctest_step "asan: tests" asan
 }
 
 tsan_runs() { [ "$(printf 'int main() {}' | "$@" -x c++ - -fsanitize=thread -o "$LOGS/tsan_probe" 2>&1; \
@@ -220,40 +227,13 @@ tsan_steps() {
   setarch -R true 2>/dev/null && WITHOUT_ASLR=(setarch -R)
   tsan_runs "$clang" || { skip "tsan" "a program under ThreadSanitizer does not start here"; return 0; }
   step "tsan: build" build tsan || return 0
-  # Forked children start threads of their own: a watch thread each. At its end a process with threads waits for
-  # what they still do, by default a second: half of the tests' time.
-  local options=die_after_fork=0:handle_segv=0:second_deadlock_stack=1:history_size=4:atexit_sleep_ms=50
-  TSAN_OPTIONS=$options CTEST="$CTEST" ctest_step "tsan: tests" tsan
+  ctest_step "tsan: tests" tsan
 }
 
-run_fuzzer() {  # run_fuzzer <program> <seconds> <log>: new inputs go to build/, the corpus stays as it is
-  local name corpus found status=0
-  name=$(basename "$1")
-  corpus=fuzz/corpus/$name found=build/fuzzing/found/$name
-  mkdir -p "$found" build/fuzzing/artifacts
-  [ -d "$corpus" ] || corpus=
-  "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="build/fuzzing/artifacts/$name-" "$found" $corpus >"$3" 2>&1 </dev/null || status=$?
-  echo "$status" >"$3.status"
-}
-
-fuzz_result() {  # fuzz_result <log>
-  tail -n 60 "$1"
-  [ "$(cat "$1.status")" = 0 ]
-}
-
-fuzz_steps() {  # fuzz_steps <seconds each>
+fuzz_steps() {  # new inputs go to build/fuzzing, the corpus stays as it is
   clang_runtime_present || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
   step "fuzz: build" build asan onecopy_fuzzers || return 0
-  local program name
-  export -f run_fuzzer
-  rm -f "$LOGS"/fuzz_run_*
-  find build/asan/fuzzers -type f -perm -u+x |
-    xargs -r -P "$JOBS" -I{} bash -c 'run_fuzzer {} '"$1 $LOGS"'/fuzz_run_$(basename {})' || true
-  for program in build/asan/fuzzers/*; do
-    name=$(basename "$program")
-    step "fuzz: $name, $1 s" fuzz_result "$LOGS/fuzz_run_$name" || true
-  done
+  ONECOPY_FUZZ_SECONDS=$1 ctest_step "fuzz" fuzz -j "$JOBS"
 }
 
 model_steps() {
@@ -276,9 +256,7 @@ report_cases() {
 }
 
 summary() {
-  local line="$PASSED passed, $FAILED failed"
-  [ "$SKIPPED" = 0 ] || line+=", $SKIPPED skipped"
-  echo "$line"
+  echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
   [ "$FAILED" = 0 ]
 }
 
@@ -297,9 +275,9 @@ ray_steps() {
 }
 
 # Its tests mostly wait for processes, so they run beside the builds.
-start_python_steps() {
+start_python_steps() {  # start_python_steps [argument of python_steps...]
   (PASSED=0 FAILED=0 SKIPPED=0
-    python_steps >"$LOGS/python.out" 2>&1 || true
+    python_steps "$@" >"$LOGS/python.out" 2>&1 || true
     echo "$PASSED $FAILED $SKIPPED" >"$LOGS/python.counts") &
   PYTHON_STEPS=$!
 }
@@ -312,35 +290,54 @@ finish_python_steps() {
   read -r passed failed skipped <"$LOGS/python.counts" || echo "FAIL  python   ended before its end"
   PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed)) SKIPPED=$((SKIPPED + skipped))
   PYTHON_STEPS=
-  [ -e "$LOGS/python__tests.xml" ] || return 0
+  [ "$RUNS_ALL" = yes ] && [ -e "$LOGS/python__tests.xml" ] || return 0
   step "release: programs for Python tests" build release example_rpc || return 0
   run_pytest "python: tests with programs in C++" "${WITH_CPP[@]}"
   pytest_step "python: tests with programs in C++"
 }
 
-run_tests() {
+# What CI runs, and what it has no time for.
+CI_STEPS=(lint python release install model asan tsan fuzz)
+NIGHTLY_STEPS=(old-torch rpc-torch rpc-far ray plugs soak tidy)
+
+run_step() {  # run_step <word of ./dev test>
+  case " ${CI_STEPS[*]} " in *" $1 "*) ;; *) finish_python_steps ;; esac  # others install into the same .venv
+  case $1 in
+    python) start_python_steps ;;
+    fuzz) fuzz_steps "${ONECOPY_FUZZ_SECONDS:-2}" ;;
+    old-torch) oldest_torch_steps ;;
+    rpc-torch) rpc_torch_steps ;;
+    rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
+    plugs | vllm) . tests/install/plugs.sh && "$1_steps" ;;
+    soak) step "soak" soak 10 || true ;;
+    tidy) tidy_step ;;
+    lint | release | install | asan | tsan | model | ray) "$1_steps" ;;
+    torch=*) torch_steps "${1#torch=}" ;;
+    *) echo "no such step: $1" >&2; FAILED=$((FAILED + 1)) ;;
+  esac
+}
+
+run_steps() {  # run_steps <word>...
+  local word
+  case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; esac
+  for word in "$@"; do run_step "$word"; done
+  finish_python_steps
+}
+
+run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for people
+  RUNS_ALL=yes COMPILES_LIBRARY=no
   mkdir -p "$LOGS"
   rm -f "$LOGS/python.counts" "$LOGS/library"
   if ! step "setup" setup; then summary; return 1; fi
-  CMAKE=$(first_working cmake /usr/bin/cmake) CTEST=$(first_working "${CMAKE%cmake}ctest" /usr/bin/ctest)
-  local group whole=no
-  [ $# -gt 0 ] || { whole=yes; rm -f "$LOGS"/*.xml; set -- lint python release install model asan tsan fuzz; }
-  case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; *) COMPILES_LIBRARY=no ;; esac
-  for group in "$@"; do
-    case $group in
-      python) start_python_steps ;;
-      rpc-torch) rpc_torch_steps ;;
-      rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
-      ray) ray_steps ;;
-      plugs) . tests/install/plugs.sh && plugs_steps ;;
-      vllm) . tests/install/plugs.sh && vllm_steps ;;
-      lint | release | install | asan | tsan | model) "${group}_steps" ;;
-      fuzz) fuzz_steps "${ONECOPY_FUZZ_SECONDS:-5}" ;;
-      torch=*) torch_steps "${group#torch=}" ;;
-      *) echo "no such step: $group" >&2; FAILED=$((FAILED + 1)) ;;
-    esac
-  done
-  finish_python_steps
-  [ "$whole" = no ] || report_cases
+  case ${1:-} in
+    "") RUNS_ALL=no COMPILES_LIBRARY=yes && quick_steps ;;
+    all | nightly)
+      rm -f "$LOGS"/*.xml
+      [ "$1" = all ] || { export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_FUZZ_SECONDS=60; }
+      run_steps "${CI_STEPS[@]}"
+      report_cases
+      [ "$1" = all ] || run_steps "${NIGHTLY_STEPS[@]}" ;;
+    *) run_steps "$@" ;;
+  esac
   summary
 }

@@ -18,6 +18,8 @@ from typing import (
     overload
 )
 
+import numpy as _numpy
+import torch as _torch
 from typing_extensions import TypeVar
 
 import onecopy.dtypes
@@ -195,7 +197,7 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
 
-    def numpy(self) -> Any:
+    def numpy(self) -> _numpy.ndarray[Any, Any]:
         """
         A ``numpy.ndarray`` on the same memory, not writeable when the tensor is read-only.
         bfloat16 and the 8-bit floats need the package ml_dtypes.
@@ -205,7 +207,7 @@ class Tensor:
                 on a device: use ``.cpu()`` first.
         """
 
-    def torch(self) -> Any:
+    def torch(self) -> _torch.Tensor:
         """
         A ``torch.Tensor`` on the same memory. torch has no read-only tensors: writing to one
         that was opened with ``access="read"`` is a segmentation fault.
@@ -618,7 +620,9 @@ def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal
         OutOfMemory, System.
     """
 @overload
-def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['torch', 'numpy'], progress: Callable[[int, int], object] | None = None) -> dict[str, Any]: ...
+def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['torch'], progress: Callable[[int, int], object] | None = None) -> dict[str, _torch.Tensor]: ...
+@overload
+def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['numpy'], progress: Callable[[int, int], object] | None = None) -> dict[str, _numpy.ndarray[Any, Any]]: ...
 
 def _load(path: Any, device: Any, framework: Any = None, progress: Any = None) -> dict[str, Any]: ...
 
@@ -630,7 +634,9 @@ def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecop
     Unsupported.
     """
 @overload
-def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['torch', 'numpy'], progress: Callable[[int, int], object] | None = None) -> Any: ...
+def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['torch'], progress: Callable[[int, int], object] | None = None) -> _torch.Tensor: ...
+@overload
+def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['numpy'], progress: Callable[[int, int], object] | None = None) -> _numpy.ndarray[Any, Any]: ...
 
 def stats() -> dict[str, int]:
     """

@@ -32,11 +32,38 @@ PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", "300"))
 # How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "80"))
 
+# Files whose tests kill processes at random, or run whole programs, suites of others or cards: they have the mark slow.
+SLOW = frozenset(
+    (
+        "acceptance benchmarks_page checkpoint_engine cpython_suite cuda cuda_graphs cuda_rpc cuda_torch dataloader "
+        "dist_autograd_programs faults graphs_random hogwild huggingface hypothesis_tensors interpreter item_holders jax "
+        "joblib lmcache load_into mp_compile mp_docs mp_holds npu pytorch_graph_suite pytorch_suite queue_faults ray report "
+        "rpc_dynamic rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch torch_rpc_suite "
+        "trainers two_cards verl vllm vllm_server"
+    ).split()
+)
+
 # Threads of torch's that wait for each other on few processors are most of the cost of programs that train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Where the shell that started us ignores it, as it does in the background, so would every test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_slow(path: Path) -> bool:
+    """Returns whether all tests of a file have the mark slow."""
+    return path.name.startswith("test_") and path.stem.removeprefix("test_") in SLOW
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the files of slow tests, which need not be imported then."""
+    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker("slow")
 
 
 def pytest_addoption(parser):

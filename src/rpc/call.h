@@ -57,7 +57,7 @@ class Call {
   Message answer;  ///< the body; take_context() takes what travelled with it
 
  private:
-  friend class Waits;
+  friend class CompletionWaiter;
 
   static constexpr std::uint32_t kDone = 1;
   static constexpr std::uint32_t kWaited = 2;   ///< a thread waits, and sees to the rest

@@ -53,16 +53,16 @@ Node::Node(NodeOptions options)
     : options_(std::move(options)),
       session_(Session::current()),
       bell_(std::make_shared<DoorbellMemory>()),
-      waits_(**bell_, {[this] { return are_lanes_ready(); }, [this](const Call* mine) { look(mine); }},
-             [this](CallRef call) {
-               Work work;
-               work.kind = Work::Kind::settle;
-               work.done = std::move(call);
-               give_out(std::move(work));
-             }),
+      waiter_(**bell_, {[this] { return are_lanes_ready(); }, [this](const Call* mine) { look(mine); }},
+              [this](CallRef call) {
+                Work work;
+                work.kind = Work::Kind::settle;
+                work.done = std::move(call);
+                give_out(std::move(work));
+              }),
       spin_(spin_of(options_)),
       work_spin_(spin_.usual) {
-  waits_.set_spin(spin_.most);
+  waiter_.set_spin(spin_.most);
   lists_.push_back(std::make_unique<const MemberList>());
   list_ = lists_.back().get();
   make_transports();
@@ -160,7 +160,7 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
   call->mean_ns = &entry.mean_ns;
   call->spin_ns = spin_.for_call(nanoseconds(entry.mean_ns.load(std::memory_order_relaxed))).count();
   const std::uint64_t number = calls_.add(call);
-  if (is_wanted) waits_.want(*call);
+  if (is_wanted) waiter_.want(*call);
   try {
     const LaneGuard guard(to);
     Connection& out = lane_of(guard, to);
@@ -169,7 +169,7 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
-    waits_.give_up(*call);
+    waiter_.give_up(*call);
     call->owner = nullptr;  // the caller keeps it
     throw;
   }
@@ -225,7 +225,7 @@ CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void
   call->owner = owner;
   call->drop_owner = drop_owner;
   calls_.add(call);
-  waits_.want(*call);
+  waiter_.want(*call);
   return call;
 }
 
@@ -245,7 +245,7 @@ bool Node::end_call(const CallRef& call, End end) {
 }
 
 bool Node::wait(const CallRef& call, Deadline until) {
-  if (!waits_.wait(call, std::min(until, call->deadline()))) expire();
+  if (!waiter_.wait(call, std::min(until, call->deadline()))) expire();
   if (!call->is_done()) return false;
   note_time(*call);
   return true;
@@ -267,7 +267,7 @@ void Node::note_time(Call& call) const noexcept {
 }
 
 bool Node::complete(const CallRef& call, End end, Status status, Message&& answer) {
-  return waits_.complete(call, end, status, std::move(answer));
+  return waiter_.complete(call, end, status, std::move(answer));
 }
 
 void Node::stop() {
@@ -276,7 +276,10 @@ void Node::stop() {
   MemberList members = *list_.load();
   const Deadline deadline = Deadline::after(kFarewellPatience);
   for (Member* member : members) say_farewell(*member, deadline);
-  for (const auto& transport : transports_) transport->flush();
+  for (const auto& transport : transports_) {
+    transport->flush();
+    transport->stop();  // a process that has left takes no connections
+  }
   fail(calls_.take_all(), End::stopped);
   for (Member* member : members)
     if (member->opened) complete(member->opened, End::stopped);

@@ -12,10 +12,10 @@
 #include "onecopy/share/stats.h"
 #include "os/mutex.h"
 #include "rpc/calls.h"
+#include "rpc/completion_waiter.h"
 #include "rpc/member.h"
 #include "rpc/spin_times.h"
 #include "rpc/transport.h"
-#include "rpc/waits.h"
 #include "rpc/work.h"
 
 namespace onecopy {
@@ -76,7 +76,7 @@ class Node final : private TransportHost {
   CallRef call(Member& to, CallRequest&& call, Deadline deadline, bool is_wanted);
   /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when the call has ended.
   /// Before want() an answer stays in its lane, and costs no other thread anything.
-  bool want(const CallRef& call) noexcept { return waits_.want(*call); }
+  bool want(const CallRef& call) noexcept { return waiter_.want(*call); }
   /// Returns whether the call has ended, after a look at the lanes.
   bool has_ended(const CallRef& call);
   /// Handles the messages that are in the lanes.
@@ -92,7 +92,7 @@ class Node final : private TransportHost {
   CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Ends a call from here. False when it has ended already.
   bool end_call(const CallRef& call, End end);
-  /// As Waits::wait(): false after a slice.
+  /// As CompletionWaiter::wait(): false after a slice.
   bool wait(const CallRef& call, Deadline until);
   /// Ends a call that has not ended.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {});
@@ -169,7 +169,7 @@ class Node final : private TransportHost {
   Session& session_;  ///< a forked child has another
   const std::shared_ptr<const DoorbellMemory> bell_;
   Calls calls_;
-  Waits waits_;
+  CompletionWaiter waiter_;
   WorkQueue work_;
   const SpinTimes spin_;
   std::atomic<std::chrono::nanoseconds> work_spin_;  ///< of the worker that spins

@@ -139,7 +139,7 @@ void Node::handle_answer(Member& from, Message&& message, bool is_in_order, cons
   Counters::count_alone(from.counters.answers);
   point("rpc.answer.taken");
   if (!is_in_order) {
-    waits_.complete(call, End::answered, tail.status, std::move(message), mine);
+    waiter_.complete(call, End::answered, tail.status, std::move(message), mine);
     return;
   }
   Work work;

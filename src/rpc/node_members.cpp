@@ -122,7 +122,7 @@ void Node::connect(Member& to, Deadline deadline) {
     to.transport->open(to, deadline);  // again, if another thread has tried in vain
     point("rpc.lane.greeted");
     if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
-    if (!waits_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
+    if (!waiter_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
         deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
       throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));
   }

@@ -107,7 +107,7 @@ bool Node::try_help(Work& work) {
 /// While a thread waits for a call, that one looks at the lanes. A caller on this processor gets to run only when this
 /// thread sleeps.
 bool Node::spin_for_work() {
-  if (!spin_.is_any() || waits_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
+  if (!spin_.is_any() || waiter_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
     return false;
   if (is_spinning_.exchange(true)) return false;
   (*bell_)->calls.listen_here();
@@ -122,7 +122,7 @@ bool Node::spin_for_work() {
     if (found) break;
     const TimePoint now = steady_clock::now();
     if (end == TimePoint{}) end = now + work_spin_.load(std::memory_order_relaxed);
-    is_over = now >= end || waits_.has_leader();
+    is_over = now >= end || waiter_.has_leader();
     (*bell_)->calls.listen_here();
   }
   is_spinning_.store(false);

@@ -42,7 +42,7 @@ class Connection {
   virtual void drop_sent() noexcept {}
 };
 
-/// What a transport keeps with a member. Guarded by the member's `opening`.
+/// The state that a transport keeps with a member. Guarded by the member's `opening`.
 struct TransportState {
   virtual ~TransportState() = default;
 };
@@ -85,7 +85,7 @@ class Transport {
   virtual void stop() noexcept {}
 };
 
-/// What transports need of the node that they belong to.
+/// The services of a node that its transports use.
 /// Thread safety: all members may be called concurrently.
 class TransportHost {
  public:

@@ -144,13 +144,13 @@ TEST(AWait, ThatRunsOutOfMemoryHoldsUpNoOtherWait) {
   Doorbell bell{};
   bool is_short = true;
   CallRef call = std::make_shared<Call>(1, kForever);
-  Waits* waits = nullptr;
+  CompletionWaiter* waiter = nullptr;
   const auto look = [&](const Call* mine) {
     if (std::exchange(is_short, false)) throw std::bad_alloc();
-    waits->complete(call, End::answered, Status::value, {}, mine);
+    waiter->complete(call, End::answered, Status::value, {}, mine);
   };
-  Waits made(bell, {[] { return true; }, look}, [](const CallRef&) {});
-  waits = &made;
+  CompletionWaiter made(bell, {[] { return true; }, look}, [](const CallRef&) {});
+  waiter = &made;
   EXPECT_THROW(made.wait(call, kForever), std::bad_alloc);
   EXPECT_FALSE(made.has_leader());
   EXPECT_TRUE(made.wait(call, kForever));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rpc/waits.h"
+#include "rpc/completion_waiter.h"
 
 #include <algorithm>
 #include <climits>
@@ -12,32 +12,32 @@ namespace onecopy::rpc {
 
 using std::chrono::nanoseconds;
 
-Waits::Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited)
+CompletionWaiter::CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited)
     : bell_(own), lanes_(std::move(lanes)), on_unwaited_(std::move(on_unwaited)) {}
 
 /// A place in the list of followers.
-class Waits::Follower {
+class CompletionWaiter::Follower {
  public:
-  Follower(Waits& waits, Call& call) : waits_(waits) {
-    const LockGuard lock(waits_.followers_mutex_);
-    place_ = waits_.followers_.insert(waits_.followers_.end(), &call);
-    waits_.follower_count_.fetch_add(1);
+  Follower(CompletionWaiter& waiter, Call& call) : waiter_(waiter) {
+    const LockGuard lock(waiter_.followers_mutex_);
+    place_ = waiter_.followers_.insert(waiter_.followers_.end(), &call);
+    waiter_.follower_count_.fetch_add(1);
   }
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
   ~Follower() {
-    const LockGuard lock(waits_.followers_mutex_);
-    waits_.followers_.erase(place_);
-    waits_.follower_count_.fetch_sub(1);
+    const LockGuard lock(waiter_.followers_mutex_);
+    waiter_.followers_.erase(place_);
+    waiter_.follower_count_.fetch_sub(1);
   }
 
  private:
-  Waits& waits_;
+  CompletionWaiter& waiter_;
   std::list<Call*>::iterator place_;
 };
 
 /// First the count, then the look for a leader: one that leaves the bell awake looks at the count afterwards.
-bool Waits::want(Call& call) noexcept {
+bool CompletionWaiter::want(Call& call) noexcept {
   wanted_.fetch_add(1);
   const std::uint32_t before = call.word_.fetch_or(Call::kIsWork);
   if ((before & (Call::kDone | Call::kIsWork)) != 0) wanted_.fetch_sub(1);
@@ -46,12 +46,12 @@ bool Waits::want(Call& call) noexcept {
   return true;
 }
 
-void Waits::give_up(Call& call) noexcept {
+void CompletionWaiter::give_up(Call& call) noexcept {
   const std::uint32_t before = call.word_.fetch_and(~Call::kIsWork);
   if ((before & (Call::kIsWork | Call::kDone)) == Call::kIsWork) wanted_.fetch_sub(1);
 }
 
-bool Waits::wait(const CallRef& call, Deadline until) {
+bool CompletionWaiter::wait(const CallRef& call, Deadline until) {
   if (call->is_done()) return true;
   until = std::min(until, Deadline::after(kSleepSlice));
   call->word_.fetch_or(Call::kWaited);
@@ -66,18 +66,18 @@ bool Waits::wait(const CallRef& call, Deadline until) {
   return false;
 }
 
-void Waits::wait_in_turn(Call& call, Deadline until) {
+void CompletionWaiter::wait_in_turn(Call& call, Deadline until) {
   if (try_lead() || follow(call, until)) lead(call, until);
   else if (!is_led_.load()) choose_leader();  // it may have been this thread's turn
 }
 
 /// The next wait(), or a worker, sees to the call.
-void Waits::stop_waiting(const CallRef& call) {
+void CompletionWaiter::stop_waiting(const CallRef& call) {
   const std::uint32_t before = call->word_.fetch_and(~Call::kWaited);
   if ((before & Call::kDone) != 0 && (before & Call::kIsWork) != 0) on_unwaited_(call);
 }
 
-void Waits::lead(Call& call, Deadline until) {
+void CompletionWaiter::lead(Call& call, Deadline until) {
   bell_.answers.listen_here();
   bell_.answers.stay_awake();
   try {
@@ -92,7 +92,7 @@ void Waits::lead(Call& call, Deadline until) {
 }
 
 /// False when it is time to sleep.
-bool Waits::watch(Call& call, Deadline until) {
+bool CompletionWaiter::watch(Call& call, Deadline until) {
   const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
   TimePoint end{};
   for (;;) {
@@ -111,7 +111,7 @@ bool Waits::watch(Call& call, Deadline until) {
   }
 }
 
-void Waits::sleep(const Call& call, Deadline until) {
+void CompletionWaiter::sleep(const Call& call, Deadline until) {
   const std::uint32_t armed = bell_.answers.arm();
   point("rpc.wait.armed");
   if (!call.is_done() && !lanes_.are_ready()) bell_.answers.sleep(armed, until);
@@ -120,7 +120,7 @@ void Waits::sleep(const Call& call, Deadline until) {
 
 /// While no call is wanted the bell stays awake, and answers stay in the lanes until a thread waits for one of them. Else
 /// looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
-void Waits::look_after_leading(const Call& call) {
+void CompletionWaiter::look_after_leading(const Call& call) {
   const bool is_any_wanted = wanted_.load() != 0;
   if (is_any_wanted) bell_.answers.desert();
   point("rpc.wait.deserted");
@@ -130,18 +130,18 @@ void Waits::look_after_leading(const Call& call) {
   }
 }
 
-void Waits::stop_leading() noexcept {
+void CompletionWaiter::stop_leading() noexcept {
   is_led_.store(false);
   if (wanted_.load() != 0) end_watch();
   choose_leader();
 }
 
 /// Messages that are in the lanes by now have rung for no thread. A leader that has just begun is woken once too often.
-void Waits::end_watch() noexcept {
+void CompletionWaiter::end_watch() noexcept {
   if (bell_.answers.desert_if_awake() && lanes_.are_ready()) bell_.calls.ring();
 }
 
-void Waits::choose_leader() noexcept {
+void CompletionWaiter::choose_leader() noexcept {
   if (follower_count_.load() == 0) return;
   const LockGuard lock(followers_mutex_);
   if (followers_.empty()) return;
@@ -150,7 +150,7 @@ void Waits::choose_leader() noexcept {
   futex_wake(word, INT_MAX);
 }
 
-bool Waits::follow(Call& call, Deadline until) {
+bool CompletionWaiter::follow(Call& call, Deadline until) {
   const Follower place(*this, call);
   for (;;) {
     if (try_lead()) {
@@ -169,7 +169,8 @@ bool Waits::follow(Call& call, Deadline until) {
   }
 }
 
-bool Waits::complete(const CallRef& call, End end, Status status, Message&& answer, const Call* mine) {
+bool CompletionWaiter::complete(const CallRef& call, End end, Status status, Message&& answer,
+                                const Call* mine) {
   if (!call->claim()) return false;
   call->end = end;
   call->status = status;

@@ -27,10 +27,10 @@ struct Lanes {
 /// Thread safety: all members may be called concurrently.
 /// Invariants: while a thread waits, a leader listens to the answers' bell, or is about to. Where none does, the bell
 /// says awake only while no call under way is wanted. No lock is held while waiting. A sleep lasts a slice at most.
-class Waits {
+class CompletionWaiter {
  public:
   /// `on_unwaited` is called for a call that no thread waits for and a worker has to settle.
-  Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
+  CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
 
   /// From here on the call's end is work for a worker, unless a thread waits for it then. False when it has ended.
   bool want(Call& call) noexcept;
