@@ -47,6 +47,10 @@ class Inbound {
   /// The next message; empty if there is none. A message whose tensors are lost is logged, and passed over. Throws
   /// protocol for a damaged ring, timeout while a stopped process keeps it.
   std::optional<Message> try_take();
+  /// Throws protocol if the ring says that there is a message, and there is none.
+  void check() {
+    if (!channel_->ring().is_closed()) channel_->ring().wait(kNow);
+  }
   Handle handle() { return channel_->handle(); }
   /// A sender into this ring, for a process that sends to itself.
   ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }

@@ -145,6 +145,8 @@ class Node final : private TransportHost {
   bool are_lanes_ready() const;
   /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
   bool look(const Call* mine, Work* own = nullptr);
+  void look_for_damage();
+  void end_damaged(Member& member);
   bool read(Member& from, const Call* mine);
   void hand_out_newcomers();
   void handle(Member& from, Message&& message, const Call* mine);

@@ -82,12 +82,35 @@ bool Node::read(Member& from, const Call* mine) {
     }
   } catch (const Error& error) {
     log_warning(fmt::format("a message of {} was not understood: {}", from.name(), error.what()));
-    if (error.code() == ErrorCode::protocol) return end(from), true;  // its lane is damaged for good
+    if (error.code() == ErrorCode::protocol) return end_damaged(from), true;
   }
   if (!has_exited || !is_empty) return found;
   point("rpc.death.drained");
   end(from);
   return true;
+}
+
+/// A message whose slot was overwritten rings no bell: a thread that has slept for a whole slice looks for one.
+void Node::look_for_damage() {
+  if (!turn_.try_lock()) return;
+  const LockGuard turn(turn_, std::adopt_lock);
+  for (Member* const member : *list_.load()) {
+    Inbound* const in = member->in.load(std::memory_order_acquire);
+    if (!in || member->has_ended) continue;
+    try {
+      in->check();
+    } catch (const Error& error) {
+      log_warning(fmt::format("the lane of {} is damaged: {}", member->name(), error.what()));
+      end_damaged(*member);
+    }
+  }
+}
+
+/// Ends a member whose messages cannot be read, and tells it that this process takes none.
+void Node::end_damaged(Member& member) {
+  constexpr std::chrono::milliseconds kPatience{100};
+  say_farewell(member, Deadline::after(kPatience));
+  end(member);
 }
 
 void Node::handle(Member& from, Message&& message, const Call* mine) {

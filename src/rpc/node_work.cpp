@@ -145,15 +145,16 @@ bool Node::sleep_for_work() {
     bell.listen_here();
     point("rpc.work.armed");
     const Deadline deadline = calls_.next_deadline();
-    if (!has_work() && is_first) bell.sleep(armed, deadline);
+    if (!has_work() && is_first) was_woken = bell.sleep(armed, deadline);
     else if (!has_work()) was_woken = bell.sleep_in_reserve(reserve, deadline);
   }
   if (is_first) {
     work_spin_.store(spin_.after_sleep(steady_clock::now() - since), std::memory_order_relaxed);
     has_first_sleeper_.store(false);
+    if (!was_woken) look_for_damage();
   }
   expire();
-  return was_woken;
+  return was_woken || is_first;
 }
 
 }  // namespace onecopy::rpc

@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <ctime>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "channel/ring/ring_layout.h"
 #include "onecopy/core/error.h"
 #include "support/eventually.h"
 #include "support/refusal.h"
@@ -188,6 +191,35 @@ TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
     const std::clock_t before = std::clock();
     std::this_thread::sleep_for(100ms);
     return std::clock() - before < CLOCKS_PER_SEC / 100;
+  }));
+}
+
+/// The queues that this process has mapped and that so many items were put into.
+std::vector<RingHeader*> rings_with_tail(std::uint64_t tail) {
+  std::vector<RingHeader*> found;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("rw-s 00000000") == std::string::npos || line.find("memfd") == std::string::npos)
+      continue;
+    auto* const header = reinterpret_cast<RingHeader*>(std::stoull(line, nullptr, 16));
+    if (header->magic == kRingMagic && header->producers.tail == tail) found.push_back(header);
+  }
+  return found;
+}
+
+/// The damaged slot rings no bell, and would never be read.
+TEST_F(Nodes, EndAMemberWhoseLaneIsDamaged) {
+  constexpr std::size_t kNotes = 40;
+  answer_to("f", {});
+  for (std::size_t i = 0; i < kNotes; ++i) a_.note(*to_b_, {});
+  EXPECT_TRUE(eventually([&] { return kinds().size() == kNotes + 1; }));
+  const auto lane = rings_with_tail(kNotes + 1);
+  ASSERT_GE(lane.size(), 1U);  // both ends of the lane may have mapped it
+  lane[0]->producers.tail += 2;
+  EXPECT_TRUE(eventually([&] { return b_.find(0)->has_ended.load(); }));
+  EXPECT_TRUE(eventually([&] {
+    a_.look_once();
+    return to_b_->has_ended && to_b_->has_left;
   }));
 }
 
