@@ -32,14 +32,16 @@ PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", "300"))
 # How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "80"))
 
-# Files whose tests kill processes at random, or run whole programs, suites of others or cards: they have the mark slow.
+# Files with the mark slow: their tests kill processes at random, start many interpreters, or run programs, suites of others
+# or cards.
 SLOW = frozenset(
     (
-        "acceptance benchmarks_page checkpoint_engine cpython_suite cuda cuda_graphs cuda_rpc cuda_torch dataloader "
-        "dist_autograd_programs faults graphs_random hogwild huggingface hypothesis_tensors interpreter item_holders jax "
-        "joblib lmcache load_into mp_compile mp_docs mp_holds npu pytorch_graph_suite pytorch_suite queue_faults ray report "
-        "rpc_dynamic rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch torch_rpc_suite "
-        "trainers two_cards verl vllm vllm_server"
+        "acceptance benchmarks_page checkpoint_engine cpython_suite cuda cuda_graphs cuda_rpc cuda_torch "
+        "dataloader dev_shm devices dist_autograd_programs dist_optim faults graphs_random hogwild huggingface "
+        "hypothesis_tensors interpreter item_holders jax joblib lmcache load_into mp_compile mp_docs mp_holds "
+        "mp_torch_semantics npu patches pin pytorch_graph_suite pytorch_suite queue_faults ray report rpc_dynamic "
+        "rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch torch_rebuild "
+        "torch_rpc_suite trainers two_cards two_programs verl vllm vllm_server"
     ).split()
 )
 

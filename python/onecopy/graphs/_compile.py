@@ -59,7 +59,10 @@ def backend(
 
 
 class Backend:
-    """A backend for ``torch.compile``, made by ``backend()``. A pickled one gets an arena of its own when it is loaded."""
+    """A backend for ``torch.compile``, made by ``backend()``.
+
+    A pickled one gets an arena of its own when it is loaded.
+    """
 
     def __init__(self, options: Options, codegen: str) -> None:
         self._options = options
