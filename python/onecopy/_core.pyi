@@ -689,9 +689,10 @@ def list_owners() -> list[dict[str, Any]]:
 
     Returns:
         For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),
-        ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),
+        ``devices`` (dicts of ``device``, ``uuid``, ``segments`` and ``bytes``),
+        ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it holds),
         ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait),
-        ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them) and
+        ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` prints them) and
         ``arenas`` (of captured graphs: dicts of ``device``, the bytes ``shared`` by all graphs,
         ``own`` to one and ``mapped`` as addresses, ``windows``, ``parked``).
     """

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <ctime>
 #include <limits>
@@ -17,6 +18,18 @@ using namespace std::chrono_literals;
 
 Deadline::Deadline(std::chrono::milliseconds timeout) noexcept
     : at_(timeout < 0ms ? TimePoint::max() : after(timeout).at()) {}
+
+Deadline Deadline::after(nanoseconds timeout) noexcept {
+  return timeout <= 0ns ? kNow : after(std::chrono::steady_clock::now(), timeout);
+}
+
+Deadline Deadline::after_seconds(double seconds) {
+  constexpr double kLongest = 1e9;
+  if (std::isnan(seconds)) throw Error(ErrorCode::invalid_argument, "timeout is not a number");
+  if (seconds <= 0) return kNow;
+  if (seconds > kLongest) return kForever;
+  return after(std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds)));
+}
 
 Deadline Deadline::after_about(nanoseconds timeout) noexcept {
   timespec now{};

@@ -18,16 +18,16 @@ class Deadline {
   constexpr Deadline(TimePoint at) noexcept : at_(at) {}  // NOLINT: a moment is a deadline
   /// As poll(2) has timeouts: a negative one never ends.
   explicit Deadline(std::chrono::milliseconds timeout) noexcept;
-  /// `timeout` from now, without overflow.
-  static Deadline after(nanoseconds timeout) noexcept {
-    return after(std::chrono::steady_clock::now(), timeout);
-  }
+  /// Returns `timeout` from now, without overflow; kNow for zero and less.
+  static Deadline after(nanoseconds timeout) noexcept;
+  /// Returns after() for seconds, or kForever for infinity. Throws invalid_argument for NaN.
+  static Deadline after_seconds(double seconds);
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> timeout) noexcept {
     constexpr std::chrono::duration<Rep, Period> kLongest = std::chrono::hours(24 * 365 * 100);
     return timeout > kLongest ? Deadline(TimePoint::max()) : after(nanoseconds(timeout));
   }
-  /// after() to within a few milliseconds, for a fraction of its time.
+  /// Returns after() to within a few milliseconds, for a fraction of its time.
   static Deadline after_about(nanoseconds timeout) noexcept;
 
   constexpr TimePoint at() const noexcept { return at_; }
@@ -39,7 +39,7 @@ class Deadline {
     if (at_ == TimePoint::min()) return nanoseconds{0};
     return std::clamp(nanoseconds{at_ - std::chrono::steady_clock::now()}, nanoseconds{0}, most);
   }
-  /// left(), rounded up: after so long a wait the deadline has passed.
+  /// Returns left(), rounded up: after so long a wait the deadline has passed.
   std::chrono::milliseconds whole_ms_left(nanoseconds most) const noexcept {
     return std::chrono::ceil<std::chrono::milliseconds>(left(most));
   }
@@ -61,7 +61,7 @@ class Deadline {
 };
 
 inline constexpr Deadline kForever = TimePoint::max();
-/// Try once, do not wait.
+/// A deadline for a call that tries once and does not wait.
 inline constexpr Deadline kNow = TimePoint::min();
 
 }  // namespace onecopy

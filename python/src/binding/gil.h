@@ -109,16 +109,12 @@ void drop_without_gil(Drop&& drop) noexcept {
 }
 
 /// The deadline of a call with this number of seconds: None is never, zero and less is now. Raises TypeError, and
-/// ValueError for NaN.
+/// InvalidArgument, a ValueError, for NaN.
 inline Deadline deadline_of_seconds(nb::handle timeout) {
   if (timeout.is_none()) return kForever;
   const double seconds = PyFloat_AsDouble(timeout.ptr());
   if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
-  if (seconds != seconds) throw nb::value_error("timeout is not a number");
-  if (seconds <= 0) return kNow;
-  if (seconds > 1e9) return kForever;
-  return Deadline::after(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+  return Deadline::after_seconds(seconds);
 }
 
 /// deadline_of_seconds() for calls without `block`. A bool is taken for a misplaced `block` and refused: it would

@@ -12,6 +12,7 @@
 #include "binding/module.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "share/format/info_text.h"
 #include "share/session.h"
 #include "torch/torch.h"
 
@@ -20,32 +21,7 @@ namespace {
 
 nb::dict to_dict(const Stats& stats) {
   nb::dict all;
-  all["shared_total"] = stats.shared_total;
-  all["opened_total"] = stats.opened_total;
-  all["live_blocks"] = stats.live_blocks;
-  all["live_bytes"] = stats.live_bytes;
-  all["limbo"] = stats.limbo;
-  all["in_transit"] = stats.in_transit;
-  all["segments"] = stats.segments;
-  all["foreign_segments"] = stats.foreign_segments;
-  all["bytes_shared"] = stats.bytes_shared;
-  all["device_segments"] = stats.device_segments;
-  all["device_bytes"] = stats.device_bytes;
-  all["borrowers"] = stats.borrowers;
-  all["owners"] = stats.owners;
-  all["leases"] = stats.leases;
-  all["deposits"] = stats.deposits;
-  all["unkept"] = stats.unkept;
-  all["descriptors"] = stats.descriptors;
-  all["host_waits"] = stats.host_waits;
-  all["direct_copies"] = stats.direct_copies;
-  all["staged_copies"] = stats.staged_copies;
-  all["staged_bytes"] = stats.staged_bytes;
-  all["pinned_bytes"] = stats.pinned_bytes;
-  all["pageable_copies"] = stats.pageable_copies;
-  all["pageable_bytes"] = stats.pageable_bytes;
-  all["cut_copies"] = stats.cut_copies;
-  all["late_releases"] = stats.late_releases;
+  for (const auto& [name, count] : kStatsFields) all[name] = stats.*count;
   return all;
 }
 
@@ -57,89 +33,12 @@ nb::dict stats_with_torch() {
   return all;
 }
 
-nb::list borrowers(const OwnerInfo& owner) {
-  nb::list all;
-  for (const BorrowerInfo& borrower : owner.borrowers) {
-    nb::dict one;
-    one["pid"] = borrower.pid;
-    one["name"] = borrower.name;
-    one["claims"] = borrower.claims;
-    all.append(one);
-  }
-  return all;
-}
-
-nb::list transits(const OwnerInfo& owner) {
-  nb::list all;
-  for (const TransitInfo& transit : owner.in_transit) {
-    nb::dict one;
-    one["blocks"] = transit.blocks;
-    one["age_seconds"] = transit.age_seconds;
-    one["where"] = transit.where;
-    all.append(one);
-  }
-  return all;
-}
-
-nb::dict to_dict(const PeerInfo& peer) {
-  nb::dict one;
-  one["name"] = peer.name;
-  one["number"] = peer.number;
-  one["pid"] = peer.pid;
-  one["state"] = peer.state;
-  one["lanes"] = peer.lanes;
-  one["calls_under_way"] = peer.calls_under_way;
-  one["calls"] = peer.calls;
-  one["answers"] = peer.answers;
-  one["served"] = peer.served;
-  nb::dict routes;
-  for (const auto& [route, tensors] : peer.routes) routes[nb::str(route.c_str())] = tensors;
-  one["routes"] = routes;
-  return one;
-}
-
-nb::list groups(const OwnerInfo& owner) {
-  nb::list all;
-  for (const GroupInfo& group : owner.groups) {
-    nb::dict one;
-    one["name"] = group.name;
-    one["number"] = group.number;
-    one["calls_under_way"] = group.calls_under_way;
-    one["idle_workers"] = group.idle_workers;
-    nb::list peers;
-    for (const PeerInfo& peer : group.peers) peers.append(to_dict(peer));
-    one["peers"] = peers;
-    all.append(one);
-  }
-  return all;
-}
-
-nb::list arenas(const OwnerInfo& owner) {
-  nb::list all;
-  for (const ArenaInfo& arena : owner.arenas) {
-    nb::dict one;
-    one["device"] = arena.device;
-    one["shared"] = arena.shared;
-    one["own"] = arena.own;
-    one["mapped"] = arena.mapped;
-    one["windows"] = arena.windows;
-    one["parked"] = arena.parked;
-    all.append(one);
-  }
-  return all;
-}
-
 nb::list owners() {
+  const nb::object parse = nb::module_::import_("json").attr("loads");
   nb::list all;
   for (const OwnerInfo& owner : without_gil([] { return list_owners(); })) {
-    nb::dict one;
-    one["pid"] = owner.pid;
-    one["name"] = owner.name;
-    one["stats"] = to_dict(owner.stats);
-    one["borrowers"] = borrowers(owner);
-    one["in_transit"] = transits(owner);
-    one["groups"] = groups(owner);
-    one["arenas"] = arenas(owner);
+    nb::object one = parse(to_json(owner));
+    one["in_transit"] = one.attr("pop")("transit");
     all.append(one);
   }
   return all;
@@ -238,9 +137,10 @@ void init_stats(nb::module_& m) {
         "\n"
         "Returns:\n"
         "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
-        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),\n"
+        "    ``devices`` (dicts of ``device``, ``uuid``, ``segments`` and ``bytes``),\n"
+        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it holds),\n"
         "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait),\n"
-        "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them) and\n"
+        "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` prints them) and\n"
         "    ``arenas`` (of captured graphs: dicts of ``device``, the bytes ``shared`` by all graphs,\n"
         "    ``own`` to one and ``mapped`` as addresses, ``windows``, ``parked``).");
   m.def("strategy", &strategy_name,

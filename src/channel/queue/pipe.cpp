@@ -42,10 +42,6 @@ using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
   throw Error(ErrorCode::bad_handle, fmt::format("This handle of a pipe {}.", problem));
 }
 
-Deadline until(std::chrono::nanoseconds timeout) {
-  return timeout <= std::chrono::nanoseconds{0} ? kNow : Deadline::after(timeout);
-}
-
 }  // namespace
 
 struct PipeHandle::Parts {
@@ -190,7 +186,7 @@ Message Pipe::recv(Stream stream) {
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
   End& e = end();
-  return e.take(until(timeout), [&](Deadline deadline) {
+  return e.take(Deadline::after(timeout), [&](Deadline deadline) {
     return e.in().receiver().get(e.in().session(deadline), deadline, stream);
   });
 }
@@ -204,7 +200,7 @@ Tensor Pipe::recv_tensor(Stream stream) {
 
 bool Pipe::poll(std::chrono::nanoseconds timeout) {
   End& e = end();
-  return e.take(until(timeout), [&](Deadline deadline) { return e.in().ring().wait(deadline); });
+  return e.take(Deadline::after(timeout), [&](Deadline deadline) { return e.in().ring().wait(deadline); });
 }
 
 void Pipe::close() noexcept { end_.reset(); }

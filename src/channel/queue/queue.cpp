@@ -12,10 +12,6 @@
 namespace onecopy {
 namespace {
 
-Deadline as_deadline(std::chrono::nanoseconds timeout) {
-  return timeout <= std::chrono::nanoseconds{0} ? kNow : Deadline::after(timeout);
-}
-
 std::string described(const Tensor& tensor) { return tensor.layout().str(); }
 
 std::string described(const Message& message) {
@@ -82,15 +78,15 @@ void Queue::put(Tensor&& tensor, Stream stream) {
 }
 
 bool Queue::try_put(const Tensor& tensor, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, tensor, as_deadline(timeout), stream);
+  return put_into(*channel_, tensor, Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put(const Message& message, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, message, as_deadline(timeout), stream);
+  return put_into(*channel_, message, Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, std::move(tensor), as_deadline(timeout), stream);
+  return put_into(*channel_, std::move(tensor), Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put_at_once(const Message& message, Stream stream) {
@@ -102,18 +98,18 @@ bool Queue::try_put_at_once(const Message& message, Stream stream) {
 }
 
 void Queue::prepare_put(const Message& message, std::chrono::nanoseconds timeout) {
-  const Deadline deadline = as_deadline(timeout);
+  const Deadline deadline = Deadline::after(timeout);
   channel_->sender().prepare(channel_->session(deadline), message, deadline);
 }
 
 bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {
-  return channel_->ring().wait_to_put(as_deadline(timeout));
+  return channel_->ring().wait_to_put(Deadline::after(timeout));
 }
 
 Message Queue::get(Stream stream) { return *get_from(*channel_, kForever, stream); }
 
 std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_from(*channel_, as_deadline(timeout), stream);
+  return get_from(*channel_, Deadline::after(timeout), stream);
 }
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
@@ -127,7 +123,7 @@ std::optional<Message> Queue::try_get_at_once(Stream stream) {
 Tensor Queue::get_tensor(Stream stream) { return *get_tensor_from(*channel_, kForever, stream); }
 
 std::optional<Tensor> Queue::try_get_tensor(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_tensor_from(*channel_, as_deadline(timeout), stream);
+  return get_tensor_from(*channel_, Deadline::after(timeout), stream);
 }
 
 std::uint64_t Queue::size() const { return channel_->ring().size(); }

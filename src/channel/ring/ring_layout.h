@@ -25,21 +25,44 @@ struct RingSlot {
 };
 inline constexpr std::size_t kChunkBytes = kItemsPerChunk * sizeof(RingSlot);
 
-/// The word that getters (or putters) sleep on. Odd while a thread may be sleeping. Every arming and every wake makes
-/// a new value, so no thread falls asleep on a word that a wake has passed. Waiters are not counted: a count would
-/// drift when one of them is killed.
+/// A word in shared memory that threads sleep on.
+///
+/// The two low bits say whether a wake is worth a system call. The rest is a new value after every arming and every
+/// wake, so that no thread falls asleep on a word that a wake has passed. A sleeper arms, checks its condition again,
+/// and sleeps; a waker commits, and wakes. Waiters are not counted: a count would drift when one of them is killed.
+/// Thread safety: all members may be called concurrently. Zeroed memory is a word that no thread sleeps on.
 struct WaitWord {
+  enum State : std::uint32_t {
+    deserted = 0,  ///< no thread listens
+    asleep = 1,    ///< a thread may be sleeping: a wake is a system call
+    awake = 2,     ///< a thread looks by itself again and again: a wake does nothing
+  };
+
   std::atomic<std::uint32_t> word;
 
-  /// The value to sleep on. After this and before sleeping, look for the condition again.
-  std::uint32_t arm() noexcept;
+  static State state_of(std::uint32_t value) noexcept { return static_cast<State>(value & kStates); }
+  State state() const noexcept { return state_of(word.load()); }
+  /// Returns the new value of the word.
+  std::uint32_t set(State state) noexcept;
+  /// Returns the value to sleep on.
+  std::uint32_t arm() noexcept { return set(asleep); }
+  /// Changes the state to deserted, unless the word has changed since it was `seen`.
+  bool desert_from(std::uint32_t seen) noexcept {
+    return word.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
+  }
   /// Wakes one sleeper if there may be any. Call it after the commit, with no lock held.
   void notify_one() noexcept {
-    if (word.load() & 1) wake_one();
+    if (state() == asleep) wake_one();
   }
   void notify_all() noexcept;
+  /// Wakes one sleeper, and keeps the word armed: more may sleep. Returns the value of the word for desert_from() if no
+  /// thread slept on an armed word, otherwise 0.
+  std::uint32_t try_wake() noexcept;
 
  private:
+  static constexpr std::uint32_t kStates = 3;
+  static constexpr std::uint32_t kStep = 4;
+
   void wake_one() noexcept;
 };
 

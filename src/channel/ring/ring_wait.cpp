@@ -11,37 +11,38 @@ namespace onecopy {
 
 using std::chrono::nanoseconds;
 
-bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept {
+bool sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t armed, Deadline deadline) noexcept {
   const nanoseconds slice = deadline.left(kSleepSlice);
   if (slice == nanoseconds{0}) return true;
-  return futex_wait(word.word, armed, slice) || slice < kSleepSlice;
+  return futex_wait(word, armed, slice) || slice < kSleepSlice;
 }
 
-std::uint32_t WaitWord::arm() noexcept {
+std::uint32_t WaitWord::set(State state) noexcept {
   std::uint32_t seen = word.load();
   std::uint32_t next;
   do {
-    next = seen + 1 + (seen & 1);
+    next = (seen & ~kStates) + kStep + state;
   } while (!word.compare_exchange_weak(seen, next));
   return next;
 }
 
-void WaitWord::wake_one() noexcept {
+std::uint32_t WaitWord::try_wake() noexcept {
   std::uint32_t seen = word.load();
   do {
-    if ((seen & 1) == 0) return;
-  } while (!word.compare_exchange_weak(seen, seen + 2));
+    if (state_of(seen) != asleep) return 0;
+  } while (!word.compare_exchange_weak(seen, seen + kStep));
   point("ring.wake.marked");
-  // No thread slept, and a thread that arms from here on makes a new value: then the word may become even.
-  if (futex_wake(word, 1) == 0) {
-    seen += 2;
-    word.compare_exchange_strong(seen, seen + 1);
-  }
+  return futex_wake(word, 1) > 0 ? 0 : seen + kStep;
+}
+
+/// A thread that arms after try_wake() makes a new value, and the word stays armed.
+void WaitWord::wake_one() noexcept {
+  if (const std::uint32_t marked = try_wake()) desert_from(marked);
   point("ring.wake.woken");
 }
 
 void WaitWord::notify_all() noexcept {
-  word.fetch_add(2);
+  word.fetch_add(kStep);
   futex_wake(word, INT_MAX);
 }
 

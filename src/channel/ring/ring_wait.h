@@ -11,12 +11,15 @@
 
 namespace onecopy {
 
-/// No sleep is longer: a wake-up lost with a killed process is made good after it.
+/// The longest sleep: a waiter looks again after it, in case the process that should have woken it was killed.
 inline constexpr std::chrono::milliseconds kSleepSlice{100};
 
 /// Sleeps until the word changes, the deadline or the end of a slice. Returns false if a whole slice passed without a
 /// wake.
-bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept;
+bool sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t armed, Deadline deadline) noexcept;
+inline bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept {
+  return sleep_on(word.word, armed, deadline);
+}
 
 /// Tells the processor that this is a waiting loop.
 inline void relax() noexcept {
@@ -37,7 +40,7 @@ inline void relax() noexcept {
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
-  /// True as soon as ready() is. False if the budget or `most` is used up, at once if there is no budget.
+  /// Returns true as soon as ready() does, and false if the budget or `most` is used up, at once if there is no budget.
   template <class Ready>
   bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
     const std::uint32_t budget = begin();
@@ -48,12 +51,12 @@ class SpinBudget {
     return success;
   }
 
-  /// After a failure: how long the sleep was then.
+  /// Notes how long the sleep after a failure was.
   void note_sleep(std::chrono::nanoseconds slept) noexcept {
     was_short_.store(slept < kShort, std::memory_order_relaxed);
   }
 
-  /// In a forked child: the thread whose turn it was is its parent's.
+  /// Ends the turn in a forked child: the thread whose turn it was is its parent's.
   void forget_turn() noexcept { busy_.store(false, std::memory_order_relaxed); }
 
   static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/format/info_text.h"
 
-#include <array>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "onecopy/core/error.h"
 
@@ -11,35 +9,6 @@ namespace onecopy {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 26> kFields{{
-    {"shared_total", &Stats::shared_total},
-    {"opened_total", &Stats::opened_total},
-    {"live_blocks", &Stats::live_blocks},
-    {"live_bytes", &Stats::live_bytes},
-    {"limbo", &Stats::limbo},
-    {"in_transit", &Stats::in_transit},
-    {"segments", &Stats::segments},
-    {"foreign_segments", &Stats::foreign_segments},
-    {"bytes_shared", &Stats::bytes_shared},
-    {"device_segments", &Stats::device_segments},
-    {"device_bytes", &Stats::device_bytes},
-    {"borrowers", &Stats::borrowers},
-    {"owners", &Stats::owners},
-    {"leases", &Stats::leases},
-    {"deposits", &Stats::deposits},
-    {"unkept", &Stats::unkept},
-    {"descriptors", &Stats::descriptors},
-    {"host_waits", &Stats::host_waits},
-    {"direct_copies", &Stats::direct_copies},
-    {"staged_copies", &Stats::staged_copies},
-    {"staged_bytes", &Stats::staged_bytes},
-    {"pinned_bytes", &Stats::pinned_bytes},
-    {"pageable_copies", &Stats::pageable_copies},
-    {"pageable_bytes", &Stats::pageable_bytes},
-    {"cut_copies", &Stats::cut_copies},
-    {"late_releases", &Stats::late_releases},
-}};
 
 [[noreturn]] void refuse_text(const std::string& why) {
   throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
@@ -155,7 +124,7 @@ ArenaInfo arena_from_json(const json& text) {
 
 std::string to_json(const OwnerInfo& info) {
   json text{{"pid", info.pid}, {"name", info.name}, {"socket", info.socket}};
-  for (const auto& [name, field] : kFields) text["stats"][name] = info.stats.*field;
+  for (const auto& [name, field] : kStatsFields) text["stats"][name] = info.stats.*field;
   text["devices"] = json::array();
   for (const DeviceUse& d : info.devices)
     text["devices"].push_back(
@@ -182,7 +151,7 @@ OwnerInfo owner_from_json(const std::string& text) {
     info.socket = root.value("socket", "");
     info.pid = integer<int>(root, "pid");
     const json stats = root.value("stats", json::object());
-    for (const auto& [name, field] : kFields) info.stats.*field = count(stats, name);
+    for (const auto& [name, field] : kStatsFields) info.stats.*field = count(stats, name);
     for (const json& d : root.value("devices", json::array()))
       info.devices.push_back(
           {d.value("device", ""), d.value("uuid", ""), count(d, "segments"), count(d, "bytes")});

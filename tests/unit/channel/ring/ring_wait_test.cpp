@@ -13,12 +13,12 @@ namespace {
 
 TEST(WaitWord, IsAtRestUntilArmedAndAfterAWakeThatFoundNobody) {
   WaitWord word{};
-  EXPECT_EQ(word.word.load() & 1, 0U);
+  EXPECT_EQ(word.state(), WaitWord::deserted);
   word.notify_one();
   EXPECT_EQ(word.word.load(), 0U);
-  EXPECT_EQ(word.arm() & 1, 1U);
+  EXPECT_EQ(WaitWord::state_of(word.arm()), WaitWord::asleep);
   word.notify_one();
-  EXPECT_EQ(word.word.load() & 1, 0U);
+  EXPECT_EQ(word.state(), WaitWord::deserted);
 }
 
 TEST(WaitWord, NeverLetsAWaiterSleepOnAValueThatAWakeHasPassed) {
