@@ -55,8 +55,8 @@ report "share/{format,owner,borrower,broker} must not include the door that is m
   "$(includes 'share/session\.h' src/share/{format,owner,borrower,broker})"
 report "only the implementation of the API includes share/runtime/runtime.h:" \
   "$(includes 'share/runtime/runtime\.h' src bench python/src | grep -vE '^src/share/(runtime|api)/')"
-report "layers above share see share/session.h of it and nothing else:" \
-  "$(includes 'share/' src/channel src/rpc bench python/src | grep -v '"share/session\.h"')"
+report "layers above share see share/session.h of it, and the text in which an owner describes itself:" \
+  "$(includes 'share/' src/channel src/rpc bench python/src | grep -vE '"share/(session|format/info_text)\.h"')"
 report "Python and bench see what include/onecopy/channel has of channel:" \
   "$(includes 'channel/' bench python/src)"
 
