@@ -74,13 +74,12 @@ sources() {
 
 check_format() { sources | xargs -r "$(llvm_tool clang-format)" --dry-run -Werror; }
 
-check_tidy() {  # nothing precompiled, so a missing include shows
-  "$CMAKE" --preset dev -B build/tidy -DONECOPY_PRECOMPILE=OFF >/dev/null
-  sources | grep -E '^src/.*\.cpp$' | xargs -r -n 1 -P "$JOBS" "$(llvm_tool clang-tidy)" -p build/tidy --quiet
+check_tidy() {  # check_tidy [--all | COMMIT]: sources that differ from the commit before, or from COMMIT
+  CMAKE=$CMAKE CLANG_TIDY=$(llvm_tool clang-tidy) PYTHON=$VENV/bin/python ONECOPY_JOBS=$JOBS tests/headers/run_tidy.sh "$@"
 }
 
-tidy_step() {
-  if llvm_tool clang-tidy >/dev/null; then step "lint: clang-tidy" check_tidy || true
+tidy_step() {  # tidy_step [--all]
+  if llvm_tool clang-tidy >/dev/null; then step "lint: clang-tidy" check_tidy "$@" || true
   else skip "lint: clang-tidy" "clang-tidy is not installed"; fi
 }
 
@@ -297,7 +296,7 @@ finish_python_steps() {
 }
 
 # What CI runs, and what it has no time for.
-CI_STEPS=(lint python release install model asan tsan fuzz)
+CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz)
 NIGHTLY_STEPS=(old-torch rpc-torch rpc-far ray plugs soak tidy)
 
 run_step() {  # run_step <word of ./dev test>
@@ -310,7 +309,8 @@ run_step() {  # run_step <word of ./dev test>
     rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
     plugs | vllm) . tests/install/plugs.sh && "$1_steps" ;;
     soak) step "soak" soak 10 || true ;;
-    tidy) tidy_step ;;
+    tidy) tidy_step --all ;;
+    tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | ray) "$1_steps" ;;
     torch=*) torch_steps "${1#torch=}" ;;
     *) echo "no such step: $1" >&2; FAILED=$((FAILED + 1)) ;;

@@ -18,6 +18,9 @@ fi
 
 if [ "${1:-}" = --all ]; then
   files=$(git ls-files -co --exclude-standard -- "${folders[@]}")
+elif ! git rev-parse -q --verify "${1:-HEAD~1}^{commit}" >/dev/null; then
+  echo "clang-tidy: no commit to compare with"
+  exit 0
 else
   files=$(git diff --name-only --diff-filter=d "${1:-HEAD~1}" -- "${folders[@]}")
 fi
