@@ -86,8 +86,11 @@ struct Member {
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
 
-  /// Returns whether sending a call to the member may take long.
-  bool may_hold_up() const noexcept { return !shares_memory || is_full.load(std::memory_order_relaxed); }
+  /// Returns whether sending a call or an answer to the member may take long.
+  bool may_hold_up() const noexcept {
+    return !shares_memory || is_full.load(std::memory_order_relaxed) ||
+           !out.load(std::memory_order_relaxed);
+  }
 
   // For all threads.
   std::atomic<Connection*> out{nullptr};  ///< null until the member has greeted back

@@ -199,11 +199,24 @@ void Node::note(Member& to, Message&& message, Stream stream) {
   out.ring_for_call();
 }
 
+/// A member that has answered this process's greeting may call before a worker has taken its answer.
+bool Node::can_answer(Member& to, Deadline deadline) {
+  if (to.has_ended || to.out.load(std::memory_order_acquire)) return !to.has_ended;
+  try {
+    connect(to, deadline);
+    return true;
+  } catch (const Error& error) {
+    log_debug(fmt::format("{} could not be answered: {}", to.name(), error.what()));
+    return false;
+  }
+}
+
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
                   Stream stream, Deadline deadline, const CallContext& context) {
+  if (call == 0 || !can_answer(to, deadline)) return;
   const LaneGuard guard(to);
   Connection* const out = guard.lane();
-  if (call == 0 || !out) return;
+  if (!out) return;
   append_context(message, context);
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);

@@ -122,6 +122,7 @@ class Node final : private TransportHost {
   // node.cpp
   void make_transports();
   void check_can_send(const Member& to) const;
+  bool can_answer(Member& to, Deadline deadline);
   void wait_for_room(Member& to, Deadline deadline);
   Connection& lane_of(const LaneGuard& guard, const Member& to) const;
   void put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,

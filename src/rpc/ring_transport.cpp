@@ -70,6 +70,7 @@ void RingTransport::greet(Member& to) {
 
 void RingTransport::serve_newcomers() noexcept {
   const LockGuard lock(door_mutex_);
+  point("rpc.door.locked");
   for (bool is_first = true; !try_read_door(is_first) && !host_.is_stopped(); is_first = false) continue;
   is_door_read_ = false;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "channel/ring/ring_layout.h"
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "support/eventually.h"
 #include "support/refusal.h"
@@ -192,6 +193,44 @@ TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
     std::this_thread::sleep_for(100ms);
     return std::clock() - before < CLOCKS_PER_SEC / 100;
   }));
+}
+
+std::atomic<bool> g_is_answering{false};
+thread_local bool t_reads_doors = true;
+
+/// Keeps greetings in the door, but in one thread, until an answer is on its way.
+void wait_until_answering(const char* name) noexcept {
+  if (std::string_view(name) != "rpc.door.locked" || t_reads_doors) return;
+  EXPECT_TRUE(eventually([] { return g_is_answering.load(); }));
+}
+
+/// A member may call as soon as it has answered a greeting. Its own is still in the door then.
+TEST(ANode, AnswersAMemberWhoseGreetingItHasNotTaken) {
+  Watchdog watchdog;
+  Node greeter({"greeter", 0, 0ns}), greeted({"greeted", 1, 0ns});
+  point_hook = &wait_until_answering;
+  g_is_answering = false;
+  Member& to_greeted = greeter.join(greeted.address());
+  const auto read_door = [&](auto&& then) {
+    t_reads_doors = false;
+    then();
+  };
+  std::vector<std::jthread> threads;
+  threads.emplace_back(read_door, [&] { greeter.connect(to_greeted, kForever); });
+  Work work;
+  while (greeted.next(work) && work.kind != Work::Kind::greeting) continue;
+  greeted.take_greetings();
+  const CallRef call = greeted.call(*greeted.find(0), {{}, "f"}, kForever, false);
+  while (greeter.next(work) && work.kind != Work::Kind::call)
+    if (work.kind == Work::Kind::greeting)
+      threads.emplace_back(read_door, [&] { greeter.take_greetings(); });
+  EXPECT_EQ(to_greeted.out.load(), nullptr);
+  g_is_answering = true;
+  greeter.answer(*work.from, work.call, Status::value, {});
+  while (!greeted.wait(call, kForever)) continue;
+  EXPECT_EQ(call->end, End::answered);
+  threads.clear();
+  point_hook = nullptr;
 }
 
 /// The queues that this process has mapped and that so many items were put into.
