@@ -183,6 +183,7 @@ std::uint32_t OpenBundle::flags(std::size_t row) const {
   return flags_[value_.original(row)];
 }
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_bundle(nb::module_& m) {
   nb::class_<OpenBundle> c(
       m, "Bundle", nb::is_final(), nb::is_weak_referenceable(),

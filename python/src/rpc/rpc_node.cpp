@@ -607,6 +607,7 @@ void RpcNode::stop() {
   without_gil([&] { node_->stop(); });
 }
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_rpc(nb::module_& m) {
   init_rpc_context(m);
   m.def("_rpc_host", &rpc::this_host,
