@@ -174,7 +174,8 @@ nb::object decode_tensor(const Message& message, ByteSpan data, std::span<const 
   return open_tensor(tensors.front(), message.tag >> kFlagsShift);
 }
 
-Message make_message(std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
+Message make_message(std::uint32_t tag, const nb::bytes& data,
+                     const nb::typed<nb::iterable, Tensor>& tensors) {
   const auto* begin = reinterpret_cast<const std::byte*>(data.c_str());
   Message message{tag, Bytes(begin, begin + data.size()), {}};
   for (const nb::handle tensor : tensors) message.tensors.push_back(nb::cast<Tensor>(tensor));
@@ -260,7 +261,7 @@ void init_message(nb::module_& m) {
   nb::class_<Rows>(m, "_Rows").def("reduce", &Rows::reduce, nb::arg("object").none());
   m.def(
       "_decode_message",
-      [](std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
+      [](std::uint32_t tag, const nb::bytes& data, const nb::typed<nb::iterable, Tensor>& tensors) {
         Message message = make_message(tag, data, tensors);
         message.kind = MessageKind::python;
         return decode_message(std::move(message));
