@@ -1157,8 +1157,8 @@ class _GraphPool:
 def _graph_bytes(pool: _GraphPool, address: int, nbytes: int) -> object:
     """A tensor of torch's on bytes of a pool, which it keeps."""
 
-class _GraphTurn:
-    """Whose turn an arena is; a lock that its thread may take again."""
+class _ArenaLock:
+    """The lock of an arena. Its thread may take it again."""
 
     def __init__(self) -> None: ...
 
@@ -1169,13 +1169,13 @@ class _GraphTurn:
     def release(self) -> None: ...
 
     def enter_stream(self, stream: int) -> None:
-        """The stream goes on after the last turn."""
+        """The stream goes on after the last holder's work."""
 
     def leave_stream(self, stream: int) -> None:
-        """The next turn comes after all that is in the stream."""
+        """The next holder's work comes after all that is in the stream."""
 
     def wait(self) -> None:
-        """The host waits for the last turn."""
+        """The host waits for the last holder's work."""
 
     def set_running(self, is_running: bool) -> None: ...
 
@@ -1184,7 +1184,7 @@ class _GraphTurn:
 class _GraphCall:
     """The calls of one captured graph."""
 
-    def __init__(self, turn: object, device: object, executable: int, gather: Sequence[int], scatter: Sequence[int]) -> None: ...
+    def __init__(self, lock: object, device: object, executable: int, gather: Sequence[int], scatter: Sequence[int]) -> None: ...
 
     def add_slot(self, index: int, at: int, nbytes: int) -> None: ...
 
@@ -1199,7 +1199,7 @@ class _GraphCall:
     def add_object(self, value: object | None) -> None: ...
 
     def run(self, arguments: object, launcher: object | None = None) -> object:
-        """A tensor for each source. With the turn."""
+        """A tensor for each source. With the lock."""
 
     def is_in_place(self, arguments: object) -> bool: ...
 

@@ -90,7 +90,7 @@ def test_bytes_of_a_pool_keep_its_window_and_nothing_else():
 
 @on_device  # of any kind: the call is never run
 def test_a_call_knows_whether_its_inputs_are_where_they_were():
-    call = _core._GraphCall(_core._GraphTurn(), "cuda:0", 1, [], [])
+    call = _core._GraphCall(_core._ArenaLock(), "cuda:0", 1, [], [])
     first, weight = torch.randn(4, 4), torch.nn.Parameter(torch.randn(4, 4))
     call.add_place(0, first)
     call.add_place(1, weight)
@@ -112,7 +112,7 @@ def test_a_call_knows_whether_its_inputs_are_where_they_were():
 
 @on_device
 def test_a_call_looks_at_what_a_tensor_is_now_and_not_at_what_its_object_was():
-    call = _core._GraphCall(_core._GraphTurn(), "cuda:0", 1, [], [])
+    call = _core._GraphCall(_core._ArenaLock(), "cuda:0", 1, [], [])
     one, other = torch.randn(3), torch.randn(3)
     call.add_place(0, one)
     torch.utils.swap_tensors(one, other)

@@ -51,7 +51,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "matmul": lambda a, b, _: a @ a.transpose(-1, -2) @ a * 0.01,
     "part": lambda a, b, _: a[1:] if a.shape[0] > 2 else a,
     "turned": lambda a, b, _: a.transpose(0, 1).contiguous().transpose(0, 1),
-    "as_strided": lambda a, b, _: (a * 1.0).as_strided((2, 2), (1, 2), 1),
+    "as_strided": lambda a, b, _: (a * 1.0).as_strided((2, 2), (1, 2), 1) if a.numel() > 4 else a,
     "view": lambda a, b, _: a.reshape(-1).view(1, -1),
     "norm": lambda a, b, _: torch.nn.functional.layer_norm(a, a.shape[-1:]),
     "split": lambda a, b, _: torch.cat([part * 2 for part in a.split(1, 0)]),
@@ -185,6 +185,20 @@ def test_random_programs_are_as_eager_execution(part, device):
     assert replays, "nothing was replayed"
 
 
+def unless_traced(compiled: Any) -> Any:
+    """``compiled``, called again where torch has refused it: it does while another thread traces."""
+
+    def call(*arguments: Any) -> Any:
+        while True:
+            try:
+                return compiled(*arguments)
+            except RuntimeError as error:
+                if "symbolically trace" not in str(error):
+                    raise
+
+    return call
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_random_programs_in_threads(device):
     for seed in range(SEED, SEED + max(PROGRAMS // 8, 1)):
@@ -194,7 +208,7 @@ def test_random_programs_in_threads(device):
 
         def work(number: int, compiled: Any = compiled, program: Program = program, found: list[str] = found) -> None:
             with torch.no_grad():
-                found.append(run(compiled, program, random.Random(number), device, 12))
+                found.append(run(unless_traced(compiled), program, random.Random(number), device, 12))
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
         for thread in threads:
@@ -204,6 +218,7 @@ def test_random_programs_in_threads(device):
         assert found == ["", "", ""], f"seed {seed}: {found}: {program.steps} {program.returned}"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="wants a machine without a CUDA GPU, to fork")
 def test_random_programs_in_forks():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # OpenMP's threads do not live on in a fork

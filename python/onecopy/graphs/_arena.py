@@ -15,9 +15,9 @@ import torch
 
 from .. import _core
 from ..errors import InvalidArgument, Unsupported
+from ._arena_lock import ArenaLock
 from ._captures import KEEPS_GRAPHS, close_dropped
 from ._leases import Leases, OutputInUse
-from ._turn import Turn
 
 
 class Arena:
@@ -34,9 +34,9 @@ class Arena:
         if limit is not None and limit <= 0:
             raise InvalidArgument(f"limit is {limit} bytes; give a number above 0, or None for no limit")
         self.limit = limit
-        self.turn = self.lock = Turn()
+        self.lock = ArenaLock()
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.leases = Leases(self.turn)
+        self.leases = Leases(self.lock)
         self.copies_in_graphs = False
         """Whether copies of inputs and outputs are nodes of graphs."""
         self.device: torch.device | None = None
@@ -70,7 +70,7 @@ class Arena:
         watch()  # pinned memory that is dropped meanwhile would spoil a capture
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
-        self.turn.core.bind(str(device))
+        self.lock.core.bind(str(device))
         self.copies_in_graphs = KEEPS_GRAPHS and _core._prepare_graphs(str(device))
 
     def copy_nodes(self, memory: list[tuple[int, int]]) -> list[int]:
@@ -114,9 +114,9 @@ class Arena:
             self.collect()
             self.leases.evacuate()
             if self.device is not None and self.device.type == "cuda":
-                self.turn.wait()
+                self.lock.wait()
             if self._memory is not None:
-                self.turn.core.set_running(False)
+                self.lock.core.set_running(False)
                 self._memory.park()
 
     def resume(self) -> None:
@@ -124,7 +124,7 @@ class Arena:
         with self.lock, self.on_device():
             if self._memory is not None:
                 self._memory.resume()
-                self.turn.core.set_running(True)
+                self.lock.core.set_running(True)
 
     def require_resumed(self) -> None:
         """Raises InvalidArgument while parked."""
@@ -139,7 +139,7 @@ class Arena:
         try:
             with self.on_device():
                 self.leases.evacuate()
-                self.turn.wait()
+                self.lock.wait()
                 for close in closing:
                     close()
         except OutputInUse:
@@ -156,9 +156,9 @@ class Arena:
         if self.device is None or self.device.type != "cpu":
             return
         is_parked = self.footprint.parked
-        _of_the_parent.append((self._memory, self.turn))
-        self.turn = self.lock = Turn()
-        self.leases = Leases(self.turn)
+        _of_the_parent.append((self._memory, self.lock))
+        self.lock = ArenaLock()
+        self.leases = Leases(self.lock)
         self._memory = _core._GraphArena(str(self.device), self.limit)
         if is_parked:
             self.park()

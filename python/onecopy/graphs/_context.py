@@ -71,6 +71,6 @@ def _replay(reference: weakref.ref[torch.cuda.CUDAGraph], arena: Arena) -> None:
     cuda_graph = reference()
     assert cuda_graph is not None, "it is a method of the graph"
     arena.require_resumed()
-    with arena.lock, arena.on_device(), arena.turn.of(torch.cuda.current_stream(arena.device)):
+    with arena.lock, arena.on_device(), arena.lock.of(torch.cuda.current_stream(arena.device)):
         arena.leases.evacuate()
         torch.cuda.CUDAGraph.replay(cuda_graph)

@@ -18,7 +18,7 @@ from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line
 from ._key import MAX_KEYED_ELEMENTS
 from ._layout import Inputs, Output, Source, address_of, extent_of, laid, lay_out, offset_of
 from ._leases import Leases
-from ._pool import CapturePool
+from ._pool import CapturePool, captures_of
 from ._record import NotReplayable
 
 Boxed = Callable[[list[Any]], Any]
@@ -48,9 +48,11 @@ class CudaRun:
         self._mutated = mutated
         self._in_place = in_place
         self._arena = arena
-        numbers = _random_numbers(arena.device)
-        self.results = _run_in(arena, function, arguments)
-        self._is_random = _random_numbers(arena.device) != numbers
+        assert arena.device is not None
+        with captures_of(arena.device.index):
+            numbers = _random_numbers(arena.device)
+            self.results = _run_in(arena, function, arguments)
+            self._is_random = _random_numbers(arena.device) != numbers
 
     def make(self, arguments: Sequence[Any], outputs: str) -> CudaGraph:
         """Captures it. Raises NotReplayable, OutOfMemory; nothing is left of the capture then (I5)."""
@@ -83,11 +85,11 @@ def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any
     pool = _pool_for_a_run(arena)
     if pool is None:
         return list(function(list(arguments)))
-    with arena.turn.of(torch.cuda.current_stream(arena.device)):
+    with arena.lock.of(torch.cuda.current_stream(arena.device)):
         with pool.use():
             results = _plain(function(list(arguments)))
         results = _moved_out(results, arguments)
-    arena.turn.wait()
+    arena.lock.wait()
     _keep_content(pool, arena)
     pool.close()
     return results
@@ -280,7 +282,7 @@ class CudaGraph:
 
     def _make_call(self, done: _Captured, arguments: Sequence[Any]) -> None:
         executable = self._graph.raw_cuda_graph_exec()
-        call = _core._GraphCall(self._arena.turn.core, str(self._arena.device), executable, done.gather, done.scatter)
+        call = _core._GraphCall(self._arena.lock.core, str(self._arena.device), executable, done.gather, done.scatter)
         for index, slot in self._slots:
             call.add_slot(index, slot.data_ptr(), extent_of(slot))
         for index, place in self._places.items():
@@ -322,7 +324,7 @@ class CudaGraph:
             return
         if self._leases is self._arena.leases:
             self._leases.evacuate()
-        self._arena.turn.wait()
+        self._arena.lock.wait()
         self._forget_call()
         self._slots, self._outputs, self._sources = [], [], []
         drop(self._graph, self._pool)
@@ -351,7 +353,7 @@ class CudaGraph:
         """
         for leases in (self._arena.leases, self._leases):
             if not leases.is_empty:
-                with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)):
+                with self._arena.lock.of(torch.cuda.current_stream(self._arena.device)):
                     leases.evacuate()
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
@@ -370,7 +372,7 @@ class CudaGraph:
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
         """Replays in the order of the current stream. Raises OutputInUse."""
-        with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)), torch.no_grad():
+        with self._arena.lock.of(torch.cuda.current_stream(self._arena.device)), torch.no_grad():
             fresh = self._run(list(arguments))
             results = [self._handed(o, arguments, fresh) if isinstance(o, Output) else o for o in self._outputs]
         self._leases.show_all(results)
@@ -379,12 +381,18 @@ class CudaGraph:
     def _run(self, arguments: list[Any]) -> list[Any]:
         """The memory for the results of each source; None: not made yet."""
         if self.call is not None:
-            made = self.call.run(arguments, self._graph.replay if self._is_random else None)
+            made = self.call.run(arguments, self._replay_random if self._is_random else None)
             return made or [None] * len(self._sources)
         if self._slots:
             torch._foreach_copy_([slot for _, slot in self._slots], [arguments[index] for index, _ in self._slots])
-        self._graph.replay()
+        self._replay_random()
         return [None] * len(self._sources)
+
+    def _replay_random(self) -> None:
+        """Replays as torch does: its generator gives the graph random numbers."""
+        assert self._arena.device is not None
+        with captures_of(self._arena.device.index):
+            self._graph.replay()
 
     def _handed(self, output: Output, arguments: Sequence[Any], fresh: list[Any]) -> torch.Tensor:
         if output.kind == "empty":

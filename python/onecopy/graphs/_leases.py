@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import Error
-from ._turn import Turn
+from ._arena_lock import ArenaLock
 
 
 class OutputInUse(Error):
@@ -22,9 +22,9 @@ class Leases:
     Thread safety: with the arena's lock.
     """
 
-    def __init__(self, turn: Turn | None = None) -> None:
+    def __init__(self, lock: ArenaLock | None = None) -> None:
         self._leases: dict[int, _Lease] = {}  # by storage
-        self._turn = turn
+        self._lock = lock
 
     def add(self, storage: torch.UntypedStorage) -> None:
         """Adds a storage in memory that a replay overwrites."""
@@ -33,8 +33,8 @@ class Leases:
 
     def _tell(self) -> None:
         """Tells the lock how many leases there are: with any, each graph checks them before it runs."""
-        if self._turn is not None:
-            self._turn.core.set_leases(len(self._leases))
+        if self._lock is not None:
+            self._lock.core.set_leases(len(self._leases))
 
     @property
     def is_empty(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import InvalidArgument
 
 
 @functools.cache
@@ -53,7 +52,7 @@ class CapturePool:
 
         One pool of a device is open at a time: other threads wait. Raises InvalidArgument if this thread has one open.
         """
-        with _gate_of(self.window.ordinal).entered(), torch.cuda.device(self.window.ordinal):
+        with captures_of(self.window.ordinal), torch.cuda.device(self.window.ordinal):
             self.window.open()
             _clear_workspaces()
             try:
@@ -104,28 +103,13 @@ class CapturePool:
             self.window.retire()
 
 
-class _Gate:
-    """Lets one pool of a device be open at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        if self._owner == threading.get_ident():
-            raise InvalidArgument("another graph is being captured; a capture cannot lie in another one")
-        with self._lock:
-            self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = None
-
-
 @functools.cache
-def _gate_of(ordinal: int) -> _Gate:
-    return _Gate()
+def captures_of(ordinal: int) -> threading.RLock:
+    """Returns the lock of a card for first runs and captures: one thread at a time does either.
+
+    torch has one pool and one generator of random numbers for each card, and a capture changes both.
+    """
+    return threading.RLock()
 
 
 def _clear_workspaces() -> None:

@@ -53,12 +53,12 @@ bool TensorFacts::is_alike(const View& tensor) const noexcept {
          std::equal(tensor.strides, tensor.strides + dim, numbers.begin() + tensor.dim);
 }
 
-GraphCall::GraphCall(nb::object turn, Device device, GraphExecutable executable,
+GraphCall::GraphCall(nb::object lock, Device device, GraphExecutable executable,
                      std::vector<GraphNode> gather, std::vector<GraphNode> scatter)
     : api_(torch_api()),
       shim_(torch_shim()),
-      turn_object_(std::move(turn)),
-      turn_(*nb::inst_ptr<GraphTurn>(turn_object_)),
+      lock_object_(std::move(lock)),
+      lock_(*nb::inst_ptr<ArenaLock>(lock_object_)),
       driver_(driver_of(device)),
       device_(device),
       executable_(executable),
@@ -125,7 +125,7 @@ void GraphCall::set(const std::vector<GraphNode>& nodes, std::span<const CopyRan
   }
 }
 
-/// A node keeps its ranges from call to call. REQUIRES: the turn.
+/// A node keeps its ranges from call to call. REQUIRES: the lock.
 void GraphCall::set_if_changed(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges,
                                std::vector<CopyRange>& last) const {
   const auto is_same = [](const CopyRange& a, const CopyRange& b) {
@@ -148,20 +148,20 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
   const Stream stream = api_.current_stream(device_);
   const bool launches = launcher.is_none();
   const bool has_run = without_gil([&] {
-    const std::lock_guard lock(turn_);
-    if (!executable_ || (!looked_at && !turn_.is_open())) return false;
-    turn_.enter(stream);
+    const std::lock_guard lock(lock_);
+    if (!executable_ || (!looked_at && !lock_.is_open())) return false;
+    lock_.enter(stream);
     set_if_changed(gather_, in, last_in_);
     set_if_changed(scatter_, out, last_out_);
     if (launches) {
       driver_.launch(device_.index, executable_, stream);
-      turn_.leave(stream);
+      lock_.leave(stream);
     }
     ++runs_;
     return true;
   });
   if (!has_run) return std::nullopt;
-  if (!launches) launcher();  // the caller has the turn, and ends it
+  if (!launches) launcher();  // the caller has the lock, and records the end
   return fresh;
 }
 
@@ -182,7 +182,7 @@ nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& 
 int GraphCall::traverse(visitproc visit, void* arg) {
   for (const Place& place : places_) Py_VISIT(place.tensor.ptr());
   for (const Result& result : results_) Py_VISIT(result.object.ptr());
-  Py_VISIT(turn_object_.ptr());
+  Py_VISIT(lock_object_.ptr());
   return 0;
 }
 

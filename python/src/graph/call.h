@@ -11,7 +11,7 @@
 
 #include "binding/module.h"
 #include "device/graphs.h"
-#include "graph/turn.h"
+#include "graph/arena_lock.h"
 #include "torch/torch_api.h"
 #include "torch/torch_shim.h"
 
@@ -48,7 +48,7 @@ inline std::optional<torch::Shim::View> view_of(const torch::Api& api, const tor
 /// The calls of one captured graph. Inputs are compared with their places or copied into their slots, the graph is
 /// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
 ///
-/// Thread safety: used with the GIL held. run() releases it, and takes the arena's turn. Invariant: a launch is under
+/// Thread safety: used with the GIL held. run() releases it, and takes the arena's lock. Invariant: a launch is under
 /// way only after every place was compared in that call (I3).
 class GraphCall {
  public:
@@ -75,7 +75,7 @@ class GraphCall {
     nb::object object;
   };
 
-  GraphCall(nb::object turn, Device device, GraphExecutable executable, std::vector<GraphNode> gather,
+  GraphCall(nb::object lock, Device device, GraphExecutable executable, std::vector<GraphNode> gather,
             std::vector<GraphNode> scatter);
   GraphCall(const GraphCall&) = delete;
   GraphCall& operator=(const GraphCall&) = delete;
@@ -93,7 +93,7 @@ class GraphCall {
   /// place is elsewhere. Throws the driver's refusals, invalid_argument for arguments that are not those of the graph.
   std::optional<std::vector<nb::object>> run(Arguments arguments, nb::handle launcher, bool looked_at);
   nb::list results(Arguments arguments, const std::vector<nb::object>& fresh) const;
-  /// No run() from now on. With the turn's lock.
+  /// No run() from now on. With the arena's lock.
   void close() noexcept { executable_ = nullptr; }
 
   std::size_t runs() const noexcept { return runs_; }
@@ -112,8 +112,8 @@ class GraphCall {
 
   const torch::Api& api_;
   const torch::Shim& shim_;
-  nb::object turn_object_;
-  GraphTurn& turn_;
+  nb::object lock_object_;
+  ArenaLock& lock_;
   GraphDriver& driver_;
   const Device device_;
   GraphExecutable executable_;  ///< none: closed
@@ -122,7 +122,7 @@ class GraphCall {
   std::vector<Place> places_;
   std::vector<Source> sources_;
   std::vector<Result> results_;
-  std::vector<CopyRange> last_in_, last_out_;  ///< that the nodes copy now; with the turn
+  std::vector<CopyRange> last_in_, last_out_;  ///< that the nodes copy now; with the lock
   std::size_t runs_ = 0;
 };
 

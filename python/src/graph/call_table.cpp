@@ -183,34 +183,34 @@ Handles capture_copies(nb::handle device, std::uintptr_t stream,
   return nodes;
 }
 
-void bind_turn(nb::module_& m) {
-  nb::class_<GraphTurn>(m, "_GraphTurn", "Whose turn an arena is; a lock that its thread may take again.")
+void bind_arena_lock(nb::module_& m) {
+  nb::class_<ArenaLock>(m, "_ArenaLock", "The lock of an arena. Its thread may take it again.")
       .def(nb::init<>())
       .def(
-          "bind", [](GraphTurn& turn, nb::handle device) { turn.bind(device_arg(device, "device")); },
+          "bind", [](ArenaLock& lock, nb::handle device) { lock.bind(device_arg(device, "device")); },
           nb::arg("device"))
       .def(
           "acquire",
-          [](GraphTurn& turn, bool blocking) {
-            if (turn.try_lock()) return true;
-            if (blocking) without_gil([&] { turn.lock(); });
+          [](ArenaLock& lock, bool blocking) {
+            if (lock.try_lock()) return true;
+            if (blocking) without_gil([&] { lock.lock(); });
             return blocking;
           },
           nb::arg("blocking") = true)
-      .def("release", &GraphTurn::unlock)
+      .def("release", &ArenaLock::unlock)
       .def(
           "enter_stream",
-          [](GraphTurn& turn, std::uintptr_t stream) { turn.enter({reinterpret_cast<void*>(stream)}); },
-          nb::arg("stream"), "The stream goes on after the last turn.")
+          [](ArenaLock& lock, std::uintptr_t stream) { lock.enter({reinterpret_cast<void*>(stream)}); },
+          nb::arg("stream"), "The stream goes on after the last holder's work.")
       .def(
           "leave_stream",
-          [](GraphTurn& turn, std::uintptr_t stream) { turn.leave({reinterpret_cast<void*>(stream)}); },
-          nb::arg("stream"), "The next turn comes after all that is in the stream.")
+          [](ArenaLock& lock, std::uintptr_t stream) { lock.leave({reinterpret_cast<void*>(stream)}); },
+          nb::arg("stream"), "The next holder's work comes after all that is in the stream.")
       .def(
-          "wait", [](GraphTurn& turn) { without_gil([&] { turn.wait(); }); },
-          "The host waits for the last turn.")
-      .def("set_running", &GraphTurn::set_running, nb::arg("is_running"))
-      .def("set_leases", &GraphTurn::set_leases, nb::arg("leases"));
+          "wait", [](ArenaLock& lock) { without_gil([&] { lock.wait(); }); },
+          "The host waits for the last holder's work.")
+      .def("set_running", &ArenaLock::set_running, nb::arg("is_running"))
+      .def("set_leases", &ArenaLock::set_leases, nb::arg("leases"));
 }
 
 template <class Type>
@@ -245,13 +245,13 @@ void bind_call(nb::module_& m) {
                         "The calls of one captured graph.")
       .def(
           "__init__",
-          [](GraphCall* self, nb::object turn, nb::handle device, std::uintptr_t executable,
+          [](GraphCall* self, nb::object lock, nb::handle device, std::uintptr_t executable,
              const Handles& gather, const Handles& scatter) {
-            new (self) GraphCall(std::move(turn), device_arg(device, "device"),
+            new (self) GraphCall(std::move(lock), device_arg(device, "device"),
                                  reinterpret_cast<GraphExecutable>(executable), nodes_of(gather),
                                  nodes_of(scatter));
           },
-          nb::arg("turn"), nb::arg("device"), nb::arg("executable"), nb::arg("gather"), nb::arg("scatter"))
+          nb::arg("lock"), nb::arg("device"), nb::arg("executable"), nb::arg("gather"), nb::arg("scatter"))
       .def(
           "add_slot",
           [](GraphCall& call, std::size_t index, std::uintptr_t at, std::size_t bytes) {
@@ -279,7 +279,7 @@ void bind_call(nb::module_& m) {
           },
           nb::arg("value").none())
       .def("run", &run, nb::arg("arguments"), nb::arg("launcher") = nb::none(),
-           "A tensor for each source. With the turn.")
+           "A tensor for each source. With the lock.")
       .def(
           "is_in_place",
           [](const GraphCall& call, nb::handle arguments) { return call.is_in_place(items_of(arguments)); },
@@ -310,7 +310,7 @@ void bind_table(nb::module_& m) {
 }  // namespace
 
 void init_graph_calls(nb::module_& m) {
-  bind_turn(m);
+  bind_arena_lock(m);
   bind_call(m);
   bind_table(m);
   m.def("_graph_copies", &capture_copies, nb::arg("device"), nb::arg("stream"), nb::arg("memory"),

@@ -116,6 +116,44 @@ TEST(CudaGraphs, ALaunchKeepsTheRangesThatItWasGiven) {
   });
 }
 
+/// g14: the graphs of torch programs are often on another card than the current one.
+TEST(CudaGraphs, AGraphOfACardThatIsNotTheCurrentOneRunsThere) {
+  in_child([] {
+    const CudaCalls cu;
+    int cards = 0;
+    ASSERT_EQ(cu.cuInit(0), CUDA_SUCCESS);
+    ASSERT_EQ(cu.cuDeviceGetCount(&cards), CUDA_SUCCESS);
+    if (cards < 2) return;  // wants two cards
+    cu.use(1);
+    const CUstream stream = cu.stream();
+    const CUdeviceptr from = cu.memory(kBytes);
+    cu.write(from + 9, 7);
+    const CUcontext current = cu.use(0);
+    GraphDriver& graphs = *backend(DeviceType::cuda).graphs();
+    graphs.prepare(1);
+    const auto arena = Arena::make({DeviceType::cuda, 1});
+    const Window window = arena->open(kBytes);
+    const auto to = reinterpret_cast<CUdeviceptr>(window.base());
+    CUgraph graph = nullptr;
+    CUgraphExec executable = nullptr;
+    ASSERT_EQ(cu.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    const CopyRange itself = range(to, to, kBytes), wanted = range(to, from, kBytes);
+    GraphNode node = graphs.copy(1, {stream}, std::span(&itself, 1));
+    ASSERT_EQ(cu.cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    ASSERT_EQ(cu.cuGraphInstantiateWithFlags(&executable, graph, 0), CUDA_SUCCESS);
+    graphs.set_copy(1, executable, node, std::span(&wanted, 1));
+    const auto mark = graphs.make_mark(1);
+    graphs.launch(1, executable, {stream});
+    mark->record({stream});
+    mark->wait();
+    CUcontext after = nullptr;
+    EXPECT_EQ(cu.cuCtxGetCurrent(&after), CUDA_SUCCESS);
+    EXPECT_EQ(after, current);
+    cu.use(1);
+    EXPECT_EQ(cu.read(to + 9), 7);
+  });
+}
+
 /// Two windows over one page, as graphs of one arena have them.
 struct TwoWindows {
   TwoWindows() : arena(Arena::make(kCuda0)), first(arena->open(kBytes)), second(arena->open(kBytes)) {}

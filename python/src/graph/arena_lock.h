@@ -11,15 +11,15 @@
 
 namespace onecopy::python {
 
-/// Whose turn an arena is: replays and captures of one arena never overlap, neither on threads nor on the device (I2).
+/// The lock of an arena: replays and captures of one arena never overlap, neither on threads nor on the device (I2).
 /// On the host it is a lock. On a device each stream waits for the last one that was there, too.
 ///
 /// Thread safety: lock(), try_lock() and unlock() by any thread; the rest with the lock held.
-class GraphTurn {
+class ArenaLock {
  public:
-  GraphTurn() = default;
-  GraphTurn(const GraphTurn&) = delete;
-  GraphTurn& operator=(const GraphTurn&) = delete;
+  ArenaLock() = default;
+  ArenaLock(const ArenaLock&) = delete;
+  ArenaLock& operator=(const ArenaLock&) = delete;
 
   /// Its graphs are on this device. Once. Throws the driver's refusals.
   void bind(Device device);
@@ -29,11 +29,11 @@ class GraphTurn {
   bool try_lock() { return mutex_.try_lock(); }
   void unlock() { mutex_.unlock(); }
 
-  /// The stream goes on after the last turn.
+  /// The stream goes on after the last holder's work.
   void enter(Stream stream);
-  /// The next turn comes after all work in the stream.
+  /// The next holder's work comes after all work in the stream.
   void leave(Stream stream);
-  /// The host waits for the last turn.
+  /// The host waits for the last holder's work.
   void wait();
 
   /// May graphs run without a look at the arena first?
@@ -45,7 +45,7 @@ class GraphTurn {
  private:
   std::recursive_mutex mutex_;
   std::unique_ptr<StreamMark> mark_;
-  std::optional<void*> last_;  ///< the stream of the last turn
+  std::optional<void*> last_;  ///< the stream of the last holder
   bool is_running_ = true;
   std::size_t leases_ = 0;
 };

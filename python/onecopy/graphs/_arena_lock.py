@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn an arena is."""
+"""The lock of an arena."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .. import _core
 
 
-class Turn:
+class ArenaLock:
     """Replays and captures of one arena never overlap, neither on threads nor on the device (I2).
 
     As a context manager it is the arena's lock, which its thread may take again. On a device each stream waits for the
@@ -20,7 +20,7 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self.core = _core._GraphTurn()
+        self.core = _core._ArenaLock()
 
     def acquire(self, blocking: bool = True) -> bool:
         """Acquires the lock. Returns whether this thread has it."""
@@ -30,7 +30,7 @@ class Turn:
         """The end of acquire()."""
         self.core.release()
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> ArenaLock:
         self.core.acquire()
         return self
 
@@ -47,5 +47,5 @@ class Turn:
             self.core.leave_stream(stream.cuda_stream)
 
     def wait(self) -> None:
-        """The host waits for the last turn."""
+        """Waits, on the host, for the last holder's work."""
         self.core.wait()
