@@ -68,7 +68,8 @@ def _built_simulator(vendor: Vendor) -> Path | None:
 
 def _build_simulator(vendor: Vendor) -> Path | None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    sources = sorted(str(path) for path in (ROOT / "tests" / vendor.simulator).parent.glob("*.cpp"))
+    folders = ((ROOT / "tests" / vendor.simulator).parent, ROOT / "tests/simulators/common")
+    sources = sorted(str(path) for folder in folders for path in folder.glob("*.cpp"))
     if compiler is None or not sources:
         return None
     target = ROOT / "build/python-tests" / vendor.simulator

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "simulators/common/environment.h"
+
 namespace sim {
 
 /// The settings of the environment; README.md lists the variables. Read once.
@@ -23,7 +25,7 @@ struct Settings {
   int most_keys = 4096;
   std::vector<int> visible;  ///< physical number of each ordinal
 
-  bool can_access(int from, int to) const;
+  bool can_access(int from, int to) const { return are_peers(peers, from, to); }
   bool is_virtual(int physical) const;
 };
 
@@ -32,11 +34,4 @@ const Settings& settings();
 /// Equal in every process.
 void uuid_of(int physical, char (&bytes)[16]);
 
-/// The error that the environment, or sim_fail(), wants from this call now; 0 for none.
-int injected_fault(const char* symbol);
-
 }  // namespace sim
-
-/// For tests in the same process: from its `after`-th next call on (0 = the very next) the call returns
-/// `code`, `times` times (-1 = for ever). Found by dlsym.
-extern "C" void sim_fail(const char* symbol, int code, int after, int times);
