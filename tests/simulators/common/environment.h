@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-/// The parts of a simulator's settings that those of all vendors have in common. Thread safety: all functions may be called
+/// The settings that the simulators of all vendors read in one way. Thread safety: all functions may be called
 /// concurrently.
 namespace sim {
 
