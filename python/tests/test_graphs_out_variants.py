@@ -99,13 +99,13 @@ def run_samples(mode: Samples, most: int, every: int = 1, first: int = 0) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(16))
 def test_the_out_overloads_that_graphs_use_give_what_their_operators_give(part):
     """g04: binary_cross_entropy.out and huber_loss.out do not."""
     mode = Samples(PROVED)
-    run_samples(mode, most=3, every=4, first=part)
+    run_samples(mode, most=1, every=16, first=part)
     assert not mode.wrong
-    assert len(mode.right) > 50, "torch's samples run nearly none of them"
+    assert len(mode.right) > 8, "torch's samples run nearly none of them"
 
 
 @pytest.mark.parametrize("name", ["binary_cross_entropy.out", "huber_loss.out"])
