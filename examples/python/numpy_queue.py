@@ -7,8 +7,7 @@ import onecopy
 
 
 def consume(batches, answers):
-    for tensor in iter(batches.get, None):
-        batch = tensor.numpy()  # the producer's memory
+    for batch in batches:  # the producer's memory, until the queue is closed and empty
         answers.put(float(batch.sum()))
         np.sqrt(batch, out=batch)
 
@@ -22,10 +21,9 @@ def main():
     tensors = [onecopy.empty((100, 1000)) for _ in range(8)]
     for number, tensor in enumerate(tensors):
         tensor.numpy()[:] = number**2  # filled where it lies
-        batches.put(tensor)  # nothing is copied
+        batches.put(tensor.numpy())  # nothing is copied
     print("sums there:", sorted(answers.get() for _ in tensors))
-    for _ in consumers:
-        batches.put(None)
+    batches.close()
     for consumer in consumers:
         consumer.join()
     print("roots here:", [float(tensor.numpy().mean()) for tensor in tensors])

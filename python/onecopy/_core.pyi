@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import (
     Callable,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -863,6 +864,29 @@ class Queue(Generic[_T]):
         The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.
         """
 
+    def aget(self) -> Coroutine[Any, Any, _T]:
+        """
+        Waits for the next object in an event loop of asyncio, without a thread: ``await queue.aget()``.
+
+        May be cancelled, also by ``asyncio.timeout()`` and ``asyncio.wait_for()``: an object is taken only
+        in the step that returns it. Other tasks run between two objects. Raises as ``get()`` does, but
+        Timeout.
+        """
+
+    def __iter__(self) -> Queue[_T]:
+        """
+        Returns the queue: ``for obj in queue`` gets objects until the queue is closed and empty.
+        """
+
+    def __next__(self) -> _T: ...
+
+    def __aiter__(self) -> Queue[_T]:
+        """
+        Returns the queue: ``async for obj in queue`` is ``aget()`` until the queue is closed and empty.
+        """
+
+    def __anext__(self) -> Coroutine[Any, Any, _T]: ...
+
     def _put(self, obj: object | None, block: object | None, timeout: object | None, report: object | None = None) -> object: ...
 
     def _begin_put(self, obj: object | None, block: object | None, timeout: object | None, report: object | None) -> _Putting | None: ...
@@ -882,10 +906,11 @@ class Queue(Generic[_T]):
     def empty(self) -> bool:
         """Is nothing in it now?"""
 
-    def ready_fd(self) -> int:
+    def fileno(self) -> int:
         """
-        A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may be
-        so a little longer, so use ``try_get()`` then. Do not read or close it.
+        Returns a descriptor that select, poll and epoll find readable while ``get()`` would not wait. It
+        may stay readable a little longer, so use ``try_get()`` then. Do not read or close it. The first
+        call starts a thread in this process, which sleeps until something comes.
         """
 
     @property
@@ -976,6 +1001,14 @@ class PipeEnd:
         Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.
         """
 
+    def fileno(self) -> int:
+        """
+        Returns a descriptor that select, poll and epoll find readable while ``poll()`` is true. It may
+        stay readable a little longer. The death of the other end's last process makes it readable within
+        about a tenth of a second. Do not read or close it. The first call starts a thread in this
+        process, which sleeps until something comes.
+        """
+
     def close(self) -> None:
         """This process has this end no more; all other calls raise Closed."""
 
@@ -1021,6 +1054,13 @@ class Listener:
 
         Raises:
             Timeout, Closed.
+        """
+
+    def fileno(self) -> int:
+        """
+        Returns a descriptor that select, poll and epoll find readable while ``accept()`` has something
+        to do: call ``accept(timeout=0)`` then. That may raise Timeout, because a client connects in
+        several steps. Do not read or close the descriptor.
         """
 
     @property

@@ -235,7 +235,7 @@ class Stale:
         self.read, self.write = os.pipe()
         os.close(self.write)
 
-    def ready_fd(self):
+    def fileno(self):
         return self.read
 
     def empty(self):

@@ -195,4 +195,4 @@ def test_ends_close_with_their_block(ends):
     with a, b:
         a.send(1)
         assert b.recv() == 1
-    assert a.closed and b.closed and repr(a) == "<onecopy.PipeEnd closed>"
+    assert a.closed and b.closed and repr(a) == "<onecopy.PipeEnd, closed>"

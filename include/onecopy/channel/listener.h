@@ -33,6 +33,9 @@ class Listener {
   Pipe accept();
   /// Empty if no client came until the timeout.
   std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
+  /// A descriptor that select, poll and epoll find readable while try_accept() has something to do: call it then with a
+  /// timeout of zero, which may return no pipe, because a client connects in several steps. Do not read or close it.
+  int ready_fd() const;
   /// Clients that were refused so far. The first is a warning in the log. Any thread.
   std::uint64_t refused() const noexcept;
 

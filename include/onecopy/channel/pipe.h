@@ -70,6 +70,12 @@ class Pipe {
   Tensor recv_tensor(Stream stream = {});
   /// True if recv() would not wait now: there is a message, or there will never be one.
   bool poll(std::chrono::nanoseconds timeout = {});
+  /// Messages that have been sent to this end and not been received; others may change the number at any time.
+  std::uint64_t size() const;
+  /// A descriptor that select, poll and epoll find readable while poll() is true; a little longer, too, so use
+  /// try_recv() then. The other end's death makes it readable within about a tenth of a second. The first call starts
+  /// one thread in this process. Do not read or close it.
+  int ready_fd() const;
   /// This process gives up this end; all other members throw closed.
   void close() noexcept;
   bool is_closed() const noexcept { return !end_; }

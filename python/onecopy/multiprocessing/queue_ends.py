@@ -50,7 +50,7 @@ class Reader(_End):
 
     def fileno(self) -> int:
         """A descriptor that is readable while there are objects. It is not to be read."""
-        return self._open().ready_fd()
+        return self._open().fileno()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         """Is there an object? Waits ``timeout`` seconds for one, for ever with None.

@@ -36,6 +36,7 @@ class SharedListener {
   bool is_closed() const noexcept { return !listener_; }
   std::uint64_t refused() const noexcept { return listener_ ? listener_->refused() : refused_; }
   std::optional<Pipe> accept(Deadline deadline);
+  int ready_fd() const;
 
  private:
   struct Turn {
@@ -63,6 +64,13 @@ std::optional<Pipe> SharedListener::accept(Deadline deadline) {
   return wait_looking(deadline, kSlice, attempt, [this] {
     if (!listener_) throw Error(ErrorCode::closed, "another thread closed the listener");
   });
+}
+
+int SharedListener::ready_fd() const {
+  if (!listener_) throw Error(ErrorCode::closed, "the listener is closed");
+  if (is_accepting_)
+    throw Error(ErrorCode::invalid_argument, "another thread is in this listener's accept()");
+  return listener_->ready_fd();
 }
 
 /// The forms of an address that multiprocessing.connection takes.
@@ -137,6 +145,11 @@ void init_listener(nb::module_& m) {
            "\n"
            "Raises:\n"
            "    Timeout, Closed.")
+      .def("fileno", &SharedListener::ready_fd,
+           "Returns a descriptor that select, poll and epoll find readable while ``accept()`` has "
+           "something\n"
+           "to do: call ``accept(timeout=0)`` then. That may raise Timeout, because a client connects in\n"
+           "several steps. Do not read or close the descriptor.")
       .def_prop_ro(
           "refused", &SharedListener::refused,
           "How many clients were refused so far: they do not know the key, or run as another user. The\n"

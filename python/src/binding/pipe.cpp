@@ -81,8 +81,9 @@ nb::object recv(const PipeEnd& end, nb::handle timeout) {
 }
 
 bool poll(const PipeEnd& end, nb::handle timeout) {
+  const Deadline deadline = deadline_of(timeout);
   if (end.use()->poll(nanoseconds{0})) return true;  // asks no other process
-  return wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
+  return wait_in(end, deadline, [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
 }
 
 PipeEnd connect_handle(const PipeHandle& handle) {
@@ -144,6 +145,18 @@ void init_pipe(nb::module_& m) {
           "poll", &poll, nb::arg("timeout").none() = 0.0,
           nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
           "Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
+      .def(
+          "fileno",
+          [](const PipeEnd& end) {
+            const std::shared_ptr<Pipe> pipe = end.use();
+            return without_gil([&] { return pipe->ready_fd(); });
+          },
+          "Returns a descriptor that select, poll and epoll find readable while ``poll()`` is true. It "
+          "may\n"
+          "stay readable a little longer. The death of the other end's last process makes it readable "
+          "within\n"
+          "about a tenth of a second. Do not read or close it. The first call starts a thread in this\n"
+          "process, which sleeps until something comes.")
       .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
       .def_prop_ro("closed", &PipeEnd::is_closed, "Has this process closed it?")
       .def(
@@ -159,7 +172,8 @@ void init_pipe(nb::module_& m) {
           "__exit__", [](PipeEnd& end, const nb::args&) { end.close(); },
           nb::sig("def __exit__(self, *args: object) -> None"))
       .def("__repr__", [](const PipeEnd& end) {
-        return std::string(end.is_closed() ? "<onecopy.PipeEnd closed>" : "<onecopy.PipeEnd>");
+        return end.is_closed() ? std::string("<onecopy.PipeEnd, closed>")
+                               : fmt::format("<onecopy.PipeEnd {} objects>", end.use()->size());
       });
 }
 

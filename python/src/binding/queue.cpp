@@ -113,6 +113,22 @@ nb::object get_object(Queue& queue, nb::handle timeout) {
 
 bool try_put(Queue& queue, nb::handle object) { return encode_and_put(queue, object, kNow); }
 
+/// Returns the next object for a loop: the end of the queue ends the loop.
+nb::object next(Queue& queue) {
+  try {
+    return get_object(queue, nb::none());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::closed) throw;
+    throw nb::stop_iteration();
+  }
+}
+
+/// A coroutine of Python's, which waits in the event loop of its caller.
+nb::object get_async(nb::handle queue, const char* function) {
+  const nb::object coroutine = nb::module_::import_("onecopy._async").attr(function);
+  return call_python([&] { return coroutine(queue); });
+}
+
 nb::object try_get(Queue& queue, nb::object otherwise) {
   const Stream stream = stream_to_take_in();
   std::optional<Message> message = get_until(queue, kNow, stream);
@@ -239,6 +255,30 @@ void init_messages(nb::class_<Queue>& queue) {
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: typing.Any = None) -> typing.Any"),
            "The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.")
+      .def(
+          "aget", [](nb::handle q) { return get_async(q, "get"); },
+          nb::sig("def aget(self) -> typing.Coroutine[typing.Any, typing.Any, _T]"),
+          "Waits for the next object in an event loop of asyncio, without a thread: ``await "
+          "queue.aget()``.\n"
+          "\n"
+          "May be cancelled, also by ``asyncio.timeout()`` and ``asyncio.wait_for()``: an object is taken "
+          "only\n"
+          "in the step that returns it. Other tasks run between two objects. Raises as ``get()`` does, "
+          "but\n"
+          "Timeout.")
+      .def(
+          "__iter__", [](nb::handle q) { return nb::borrow(q); },
+          nb::sig("def __iter__(self) -> Queue[_T]"),
+          "Returns the queue: ``for obj in queue`` gets objects until the queue is closed and empty.")
+      .def("__next__", &next, nb::sig("def __next__(self) -> _T"))
+      .def(
+          "__aiter__", [](nb::handle q) { return nb::borrow(q); },
+          nb::sig("def __aiter__(self) -> Queue[_T]"),
+          "Returns the queue: ``async for obj in queue`` is ``aget()`` until the queue is closed and "
+          "empty.")
+      .def(
+          "__anext__", [](nb::handle q) { return get_async(q, "get_next"); },
+          nb::sig("def __anext__(self) -> typing.Coroutine[typing.Any, typing.Any, _T]"))
       .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none(),
            nb::arg("report") = nb::none())
       .def("_begin_put", &begin_put, nb::arg("obj").none(), nb::arg("block").none(),
@@ -280,10 +320,12 @@ void init_queue(nb::module_& m) {
       .def("size", &Queue::size, "Objects in it now; others may change it at any time.")
       .def("empty", &Queue::empty, "Is nothing in it now?")
       .def(
-          "ready_fd", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
-          "A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may "
-          "be\n"
-          "so a little longer, so use ``try_get()`` then. Do not read or close it.")
+          "fileno", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
+          "Returns a descriptor that select, poll and epoll find readable while ``get()`` would not wait. "
+          "It\n"
+          "may stay readable a little longer, so use ``try_get()`` then. Do not read or close it. The "
+          "first\n"
+          "call starts a thread in this process, which sleeps until something comes.")
       .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
       .def(
           "__reduce__",

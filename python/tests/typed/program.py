@@ -76,7 +76,7 @@ def queues() -> None:
     queue.put(3, timeout="long")  # type: ignore[arg-type]
     message = onecopy.Message(256, b"x", [onecopy.zeros(1)])
     rows: list[onecopy.Tensor] = message.tensors
-    print(taken, queue.size(), queue.empty(), queue.closed, queue.ready_fd(), len(queue), message.tag, rows)
+    print(taken, queue.size(), queue.empty(), queue.closed, queue.fileno(), len(queue), message.tag, rows)
     queue.close()
 
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "channel/connect/handshake.h"
+#include "channel/connect/listener_events.h"
 #include "core/point.h"
 #include "os/log.h"
 
@@ -42,6 +43,14 @@ std::size_t most_unproven() noexcept {
 /// message is complete.
 struct Listener::State {
   struct Client {
+    Client(State& s, StreamSocket accepted) : state(s), socket(std::move(accepted)) {}
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
+    ~Client() {
+      if (ListenerEvents* events = state.events_here()) events->remove(socket.fd());
+    }
+
+    State& state;
     StreamSocket socket;
     handshake::Nonce nonce = make_nonce<handshake::Nonce>();
     TimePoint since = std::chrono::steady_clock::now();
@@ -58,6 +67,11 @@ struct Listener::State {
   State(const std::string& address, ByteSpan k)
       : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
   std::optional<Pipe> accept(Deadline deadline);
+  int ready_fd();
+  std::optional<Pipe> accept_until(Deadline deadline);
+  /// Null while nobody has asked this process for the descriptor.
+  ListenerEvents* events_here() noexcept;
+  bool listens() const { return !is_starved && has_room(); }
   std::optional<StreamSocket> next_in_line();
   void accept_new();
   void greet(StreamSocket accepted);
@@ -72,12 +86,31 @@ struct Listener::State {
 
   StreamSocket socket;
   Bytes key;
+  std::optional<ListenerEvents> events;
   std::list<Client> clients;              ///< in the order in which they came
   bool is_starved = false;                ///< short of descriptors, and a client waits for one
   std::atomic<std::uint64_t> refused{0};  ///< clients
 };
 
 std::optional<Pipe> Listener::State::accept(Deadline deadline) {
+  std::optional<Pipe> pipe = accept_until(deadline);
+  if (ListenerEvents* watched = events_here()) watched->listen_until(listens(), next_room());
+  return pipe;
+}
+
+int Listener::State::ready_fd() {
+  if (events_here()) return events->fd();
+  events.emplace(socket.fd());
+  for (const Client& client : clients) events->add(client.socket.fd());
+  events->listen_until(listens(), next_room());
+  return events->fd();
+}
+
+ListenerEvents* Listener::State::events_here() noexcept {
+  return events && events->is_ours() ? &*events : nullptr;
+}
+
+std::optional<Pipe> Listener::State::accept_until(Deadline deadline) {
   for (;;) {
     accept_new();
     for (auto at = clients.begin(); at != clients.end();) {
@@ -117,8 +150,8 @@ void Listener::State::accept_new() {
 }
 
 void Listener::State::greet(StreamSocket accepted) {
-  clients.push_back({std::move(accepted)});
-  Client& client = clients.back();
+  Client& client = clients.emplace_back(*this, std::move(accepted));
+  if (ListenerEvents* watched = events_here()) watched->add(client.socket.fd());
   handshake::Greeting greeting{{}, client.nonce};
   std::memcpy(greeting.magic, handshake::kMagic, sizeof handshake::kMagic);
   try {
@@ -152,11 +185,11 @@ bool Listener::State::wait(Deadline deadline) {
   constexpr std::chrono::milliseconds kSlice{100};
   const std::chrono::milliseconds left = deadline.whole_ms_left(kSlice);
   if (left == std::chrono::milliseconds{0}) return false;
-  const bool listens = !is_starved && has_room();  // else it would be ready without end
+  const bool has_room_now = listens();  // else the socket would be ready without end
   const std::chrono::milliseconds slice =
-      listens ? left : next_room().whole_ms_left(left) + std::chrono::milliseconds{1};
+      has_room_now ? left : next_room().whole_ms_left(left) + std::chrono::milliseconds{1};
   std::vector<pollfd> fds;
-  if (listens) fds.push_back({socket.fd(), POLLIN, 0});
+  if (has_room_now) fds.push_back({socket.fd(), POLLIN, 0});
   for (const Client& client : clients) fds.push_back({client.socket.fd(), POLLIN, 0});
   if (::poll(fds.data(), fds.size(), static_cast<int>(slice.count())) < 0 && errno != EINTR)
     throw_errno("poll of a listener", errno);
@@ -246,6 +279,8 @@ const std::string& Listener::address() const noexcept { return state_->socket.ad
 std::uint64_t Listener::refused() const noexcept { return state_->refused.load(); }
 
 Pipe Listener::accept() { return std::move(*state_->accept(kForever)); }
+
+int Listener::ready_fd() const { return state_->ready_fd(); }
 
 std::optional<Pipe> Listener::try_accept(std::chrono::milliseconds timeout) {
   return state_->accept(Deadline::after(timeout));

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "channel/queue/channel_registry.h"
 #include "channel/ring/role_lock.h"
@@ -109,9 +110,9 @@ void Channel::close() noexcept {
   session->queues().close(creator_, id_, is_read_alone_);
 }
 
-int Channel::ready_fd() {
+int Channel::ready_fd(Readiness::LookAround look_around) {
   session();
-  return ChannelRegistry::instance().ready_fd(*this);
+  return ChannelRegistry::instance().ready_fd(*this, std::move(look_around));
 }
 
 /// REQUIRES: the registry's lock, and no thread in note_change().

@@ -43,8 +43,9 @@ class Channel {
   Ring& ring() noexcept { return ring_; }
   Sender& sender() noexcept { return sender_; }
   Receiver& receiver() noexcept { return receiver_; }
-  /// A descriptor that is readable while the ring has items or is closed, from here on.
-  int ready_fd();
+  /// A descriptor that is readable while the ring has items or is closed, from here on. The first call says who looks
+  /// around, see Readiness.
+  int ready_fd(Readiness::LookAround look_around = {});
   /// This process has put or taken something, or looked in vain.
   void note_change() noexcept {
     if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();

@@ -104,11 +104,11 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
 }
 
 /// No thread of ours outlives static objects.
-int ChannelRegistry::ready_fd(Channel& channel) {
+int ChannelRegistry::ready_fd(Channel& channel, Readiness::LookAround look_around) {
   static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { instance().at_exit(); });
   const LockGuard lock(mutex_);
   if (!channel.readiness_) {
-    channel.readiness_ = std::make_unique<Readiness>(channel.ring_);
+    channel.readiness_ = std::make_unique<Readiness>(channel.ring_, std::move(look_around));
     channel.ready_ = channel.readiness_.get();
   }
   return channel.readiness_->fd();

@@ -26,7 +26,7 @@ class ChannelRegistry {
   Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
   /// See Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
-  int ready_fd(Channel& channel);
+  int ready_fd(Channel& channel, Readiness::LookAround look_around);
   /// Makes a channel this process's own, also after a fork.
   void join(Channel& channel, Session& session);
   /// The watch thread looks after all channels soon. Has no effect before the first join().

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 
 #include "channel/queue/channel.h"
 #include "channel/ring/role_lock.h"
@@ -68,6 +69,7 @@ struct Pipe::End {
   void send(const Item& item, Stream stream);
   template <class Take>
   auto take(Deadline deadline, Take&& take) const;
+  int ready_fd() const;
 
   unsigned number;
   std::array<ChannelRef, 2> queues;
@@ -91,6 +93,7 @@ void Pipe::End::send(const Item& item, Stream stream) {
   constexpr std::uint32_t kLookEvery = 16;  // no other sender would look at a dead receiver
   if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
   in_words_of_pipes([&] { out().sender().put(out().session(), item, kForever, stream); });
+  out().note_change();  // the other end may be in this process, too
 }
 
 bool Pipe::End::close_if_deserted() const {
@@ -122,7 +125,9 @@ template <class Take>
 auto Pipe::End::take(Deadline deadline, Take&& take) const {
   const auto take_until = [&](Deadline pause) -> decltype(take(pause)) {
     try {
-      return in_words_of_pipes([&] { return take(pause); });
+      auto taken = in_words_of_pipes([&] { return take(pause); });
+      in().note_change();
+      return taken;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::timeout || deadline.left(kLookAround) == std::chrono::nanoseconds{0})
         throw;
@@ -136,6 +141,19 @@ auto Pipe::End::take(Deadline deadline, Take&& take) const {
       return decltype(take(pause)){};
     if (pause != deadline) close_if_deserted();
   }
+}
+
+/// The watch outlives this object while another one in this process has the end: it keeps what it looks at.
+int Pipe::End::ready_fd() const {
+  const auto roles = std::make_shared<Fd>(file().duplicate());
+  Ring& incoming = in().ring();
+  return in().ready_fd([roles, &incoming, other = role_of(1 - number)] {
+    if (is_role_held(*roles, other)) return;
+    try {
+      incoming.close(kNow);
+    } catch (const Error&) {  // a stopped process keeps its lock; at the next look
+    }
+  });
 }
 
 Pipe::Pipe(std::unique_ptr<End> end) noexcept : end_(std::move(end)) {}
@@ -202,6 +220,10 @@ bool Pipe::poll(std::chrono::nanoseconds timeout) {
   End& e = end();
   return e.take(Deadline::after(timeout), [&](Deadline deadline) { return e.in().ring().wait(deadline); });
 }
+
+std::uint64_t Pipe::size() const { return end().in().ring().size(); }
+
+int Pipe::ready_fd() const { return end().ready_fd(); }
 
 void Pipe::close() noexcept { end_.reset(); }
 

@@ -114,9 +114,8 @@ std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream s
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
   auto message = channel_->receiver().get_at_once(channel_->session(kNow), stream);
-  if (!message) return message;
   channel_->note_change();
-  log_got(*channel_, *message);
+  if (message) log_got(*channel_, *message);
   return message;
 }
 

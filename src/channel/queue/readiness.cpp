@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "os/blocked_signals.h"
@@ -23,7 +24,8 @@ constexpr std::chrono::milliseconds kLongestPause = 100ms;
 
 }  // namespace
 
-Readiness::Readiness(Ring& ring) : ring_(ring) {
+Readiness::Readiness(Ring& ring, LookAround look_around)
+    : ring_(ring), look_around_(std::move(look_around)) {
   refresh_locked();
   start();
 }
@@ -107,7 +109,8 @@ void Readiness::watch() {
       wait_until_drained(pause);
     } else {
       pause = kFirstLook;
-      ring_.doze([this] { return stopping_.load(); });
+      if (look_around_) look_around_();
+      ring_.doze([this] { return stopping_.load(); });  // for a slice at most
     }
   }
 }

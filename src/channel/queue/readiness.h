@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "channel/ring/ring.h"
@@ -21,8 +22,12 @@ namespace onecopy {
 /// descriptor is made unreadable only under mutex_, and the ring is looked at after that.
 class Readiness {
  public:
+  /// Runs on the thread between two sleeps, ten times a second, while the ring is empty. It may close the ring: a pipe's does so when
+  /// no process is left that sends. May be empty; must not throw.
+  using LookAround = std::function<void()>;
+
   /// Throws out_of_descriptors, out_of_memory.
-  explicit Readiness(Ring& ring);
+  explicit Readiness(Ring& ring, LookAround look_around = {});
   ~Readiness();
 
   int fd() const noexcept { return event_.fd(); }
@@ -46,6 +51,7 @@ class Readiness {
   void wait_until_drained(Duration& pause);
 
   Ring& ring_;
+  const LookAround look_around_;
   Event event_;
   Mutex mutex_;
   Condition drained_;
