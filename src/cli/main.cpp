@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "core/closest_word.h"
 #include "os/log.h"
 
 namespace {
@@ -70,6 +72,14 @@ int with_output_written(int status) {
   return output_lost(errno);
 }
 
+/// Says that a word is no command, and which one it may mean.
+std::string no_command(const CLI::App& app, const std::string& word) {
+  std::vector<std::string_view> names;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (!sub->get_group().empty()) names.push_back(sub->get_name());
+  return fmt::format("no command \"{}\"{}", word, onecopy::did_you_mean(word, names));
+}
+
 bool is_command(const CLI::App& app, const std::string& word) {
   const auto commands = app.get_subcommands([&](const CLI::App* sub) { return sub->get_name() == word; });
   return !commands.empty();
@@ -81,7 +91,7 @@ std::vector<std::string> words_of(const CLI::App& app, int argc, char** argv) {
   if (words.empty() || words.front() != "help") return words;
   words.erase(words.begin());
   if (!words.empty() && !words.front().starts_with('-') && !is_command(app, words.front()))
-    throw CLI::ValidationError(fmt::format("no command \"{}\"", words.front()));
+    throw CLI::ValidationError(no_command(app, words.front()));
   words.emplace_back("--help");
   return words;
 }
@@ -125,7 +135,6 @@ int main(int argc, char** argv) {
   }
   const std::string extra = app.remaining().front();
   fmt::print(stderr, "onecopy: {}; see {}\n",
-             command ? fmt::format("not expected: {}", extra) : fmt::format("no command \"{}\"", extra),
-             help_of(app));
+             command ? fmt::format("not expected: {}", extra) : no_command(app, extra), help_of(app));
   return kWrongUsage;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -27,6 +29,7 @@ namespace {
 struct OpenOptions {
   std::string handle;
   std::string out;
+  bool force = false;
   bool hold = false;
   std::shared_ptr<OutputFormat> format;
 };
@@ -40,7 +43,7 @@ std::string read_handle_text(const std::string& argument) {
   return line;
 }
 
-/// Everything behind a handle, opened for reading.
+/// Everything behind a handle, opened for reading, in the order of names as people count.
 std::vector<NamedTensor> open_all(const Handle& handle) {
   std::vector<NamedTensor> tensors;
   if (!handle.is_bundle()) {
@@ -51,6 +54,8 @@ std::vector<NamedTensor> open_all(const Handle& handle) {
   tensors.reserve(bundle.size());
   for (std::size_t row = 0; row < bundle.size(); ++row)
     tensors.emplace_back(std::string(bundle.name(row)), bundle.tensor(row));
+  std::sort(tensors.begin(), tensors.end(),
+            [](const NamedTensor& a, const NamedTensor& b) { return natural_less(a.first, b.first); });
   return tensors;
 }
 
@@ -84,38 +89,49 @@ void print_as_json(const std::vector<NamedTensor>& tensors) {
   print_json({{"tensors", std::move(rows)}, {"bytes", total_bytes(tensors)}});
 }
 
-void check_name(const std::string& out) {
+void check_out(const OpenOptions& options) {
+  const std::string& out = options.out;
   if (out.ends_with(".npy") || out.ends_with(".npz"))
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("--out writes a safetensors file, and {} is named as one of numpy; give it a name "
                     "that ends in .safetensors",
                     out));
+  if (!out.empty() && !options.force && std::filesystem::is_regular_file(out))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is there already; --force overwrites it", out));
+}
+
+void write_all(const std::vector<NamedTensor>& tensors, const std::string& out) {
+  std::vector<Tensor> readable;
+  std::vector<std::pair<std::string, TensorView>> views;
+  readable.reserve(tensors.size());
+  views.reserve(tensors.size());
+  for (const auto& [tensor_name, tensor] : tensors)
+    views.emplace_back(tensor_name, readable.emplace_back(on_host(tensor)).view());
+  write_safetensors(out, views);
+  fmt::print(stderr, "Written to {}.\n", out);
+}
+
+/// The table is for people who look at what there is; a file of all of it says more.
+void print_tensors(const std::vector<NamedTensor>& tensors, const OpenOptions& options) {
+  if (*options.format == OutputFormat::json) print_as_json(tensors);
+  else if (options.out.empty()) print_table(tensors);
+  flush_output();
 }
 
 int open_handle(const OpenOptions& options) {
   std::optional<Interrupts> interrupts;
   if (options.hold) interrupts.emplace();
-  check_name(options.out);
+  check_out(options);
   const Handle handle = Handle::from_text(read_handle_text(options.handle));
   const auto start = std::chrono::steady_clock::now();
   const std::vector<NamedTensor> tensors = open_all(handle);
   const auto duration = std::chrono::steady_clock::now() - start;
-  if (*options.format == OutputFormat::json) print_as_json(tensors);
-  else print_table(tensors);
-  flush_output();
+  print_tensors(tensors, options);
   fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
              format_bytes(total_bytes(tensors)), format_duration(duration));
-  if (!options.out.empty()) {
-    std::vector<Tensor> readable;
-    std::vector<std::pair<std::string, TensorView>> views;
-    readable.reserve(tensors.size());
-    views.reserve(tensors.size());
-    for (const auto& [tensor_name, tensor] : tensors)
-      views.emplace_back(tensor_name, readable.emplace_back(on_host(tensor)).view());
-    write_safetensors(options.out, views);
-    fmt::print(stderr, "Written to {}.\n", options.out);
-  }
+  if (!options.out.empty()) write_all(tensors, options.out);
   if (options.hold) {
     fmt::print(stderr, "Holding it until Ctrl-C.\n");
     interrupts->wait();
@@ -130,8 +146,9 @@ void add_open(CLI::App& app, Command& command) {
   auto options = std::make_shared<OpenOptions>();  // owners: the parser, which fills it in, and the command
   sub->add_option("HANDLE", options->handle, "The text that share printed, or - to read it from stdin")
       ->required();
-  sub->add_option("--out", options->out, "Also write the tensors to this safetensors file")
+  sub->add_option("--out", options->out, "Write the tensors to this safetensors file, instead of a table")
       ->type_name("FILE");
+  sub->add_flag("--force", options->force, "Let --out overwrite a file");
   sub->add_flag("--hold", options->hold, "Keep it open until Ctrl-C");
   options->format = add_format_option(*sub);
   sub->footer(

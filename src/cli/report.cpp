@@ -81,6 +81,18 @@ Observations watch(const ReportOptions& options) {
   return watched;
 }
 
+[[noreturn]] void throw_not_written(const std::string& file) {
+  throw Error(ErrorCode::system, fmt::format("cannot write {}: {}", file, std::strerror(errno)), errno,
+              ErrorDomain::posix);
+}
+
+/// Before the watch: nobody waits for a page that cannot be written. Leaves the content of a present file, and makes
+/// an empty one otherwise.
+void check_writable(const std::string& file) {
+  if (file == "-") return;
+  if (!std::ofstream(file, std::ios::binary | std::ios::app)) throw_not_written(file);
+}
+
 void write(const std::string& file, const std::string& page) {
   if (file == "-") {
     fmt::print("{}", page);
@@ -89,9 +101,7 @@ void write(const std::string& file, const std::string& page) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << page;
   out.close();
-  if (!out)
-    throw Error(ErrorCode::system, fmt::format("cannot write {}: {}", file, std::strerror(errno)), errno,
-                ErrorDomain::posix);
+  if (!out) throw_not_written(file);
 }
 
 std::string here_and_now(const std::string& version) {
@@ -102,6 +112,7 @@ std::string here_and_now(const std::string& version) {
 }
 
 int report(const ReportOptions& options) {
+  check_writable(options.file);
   const Observations watched = watch(options);
   write(options.file, report_page(watched.last, watched.past, here_and_now(options.version)));
   fmt::print(stderr, "{}: {}, watched for {:.1f} s\n", options.file == "-" ? "stdout" : options.file,

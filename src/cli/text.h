@@ -25,6 +25,9 @@ std::string plural(std::uint64_t count, std::string_view noun);
 /// At most `width` columns: the middle gives way to "…".
 std::string shorten(std::string_view text, std::size_t width);
 
+/// Orders texts as people do: numbers in them by their value, so that "layers.2" comes before "layers.10".
+bool natural_less(std::string_view a, std::string_view b);
+
 /// Fit for a terminal: control characters, and bytes that are no UTF-8, become "\\x1b".
 std::string escaped(std::string_view text);
 

@@ -22,6 +22,8 @@ std::string_view name(DType dtype) noexcept {
   return is_valid(dtype) ? kNames[static_cast<std::size_t>(dtype) - 1] : "unknown";
 }
 
+std::span<const std::string_view> dtype_names() noexcept { return kNames; }
+
 std::optional<DType> parse_dtype(std::string_view name) noexcept {
   for (std::size_t i = 0; i < kNames.size(); ++i)
     if (kNames[i] == name) return static_cast<DType>(i + 1);

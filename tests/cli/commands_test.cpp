@@ -73,6 +73,12 @@ TEST(Commands, EachMessageAboutWrongUsageSaysWhoseItIsAndWhereTheHelpIs) {
       contains(run_command({"help", "sing"}).err, "onecopy: no command \"sing\"; see onecopy --help"));
 }
 
+TEST(Commands, AMistypedCommandIsAnsweredWithTheOneThatWasMeant) {
+  EXPECT_EQ(run_command({"shar"}).err,
+            "onecopy: no command \"shar\"; did you mean \"share\"?; see onecopy --help\n");
+  EXPECT_TRUE(contains(run_command({"help", "opne"}).err, "no command \"opne\"; did you mean \"open\"?"));
+}
+
 TEST(Commands, WithoutACommandTheHelpIsPrinted) {
   const Outcome bare = run_command({});
   EXPECT_EQ(bare.status, 0);

@@ -45,6 +45,14 @@ TEST_F(ReportOfOwners, NamesOwnersAndTheirBorrowers) {
   EXPECT_EQ(count(page, "class=\"box\""), 2U) << page;
 }
 
+/// The default is to watch for five seconds, after which the page would be lost.
+TEST_F(ReportOfOwners, SaysThatItCannotWriteBeforeItWatches) {
+  const Outcome lost = report({"--for", "3600", file("no such folder/page.html")});
+  EXPECT_EQ(lost.status, 1);
+  EXPECT_TRUE(contains(lost.err, "cannot write")) << lost.err;
+  EXPECT_FALSE(contains(lost.err, "watching")) << lost.err;
+}
+
 TEST_F(ReportOfOwners, NeedsNoNetworkAndHasNoScript) {
   const CommandProcess owner({"share", weights("w.safetensors")}, "", environment);
   ASSERT_TRUE(contains(owner.first_line(), "onecopy:"));

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -70,6 +71,34 @@ TEST_F(ShareAndOpen, WhatOpenWritesOutIsTheSameFileAgain) {
                   .ends_with(bytes_of<int>({1, 2, 3}) + bytes_of<float>({0.5F, 1.5F, 2.0F, -1.0F})));
   CommandProcess again({"share", path("out.safetensors")});
   EXPECT_EQ(run_command({"open", again.first_line()}).out, run_command({"open", share.first_line()}).out);
+}
+
+TEST_F(ShareAndOpen, OpenDoesNotOverwriteAFileUnlessItIsForcedTo) {
+  CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
+  const std::string kept = make_file("kept.safetensors", "something else");
+  const Outcome open = run_command({"open", share.first_line(), "--out", kept});
+  EXPECT_EQ(open.status, 1);
+  EXPECT_TRUE(contains(open.err, kept + " is there already; --force overwrites it")) << open.err;
+  EXPECT_EQ(read_file(kept), "something else");
+  const Outcome forced = run_command({"open", share.first_line(), "--out", kept, "--force"});
+  EXPECT_EQ(forced.status, 0) << forced.err;
+  EXPECT_EQ(forced.out, "");  // the file says more than a table
+  EXPECT_TRUE(read_file(kept).ends_with(bytes_of<float>({0.5F, 1.5F, 2.0F, -1.0F})));
+}
+
+TEST_F(ShareAndOpen, LayersAreListedInTheOrderOfTheirNumbers) {
+  std::string header = "{";
+  for (int layer = 11; layer >= 0; --layer)
+    header += fmt::format(R"("layers.{}.w":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}}{})", layer,
+                          11 - layer, 12 - layer, layer == 0 ? "}" : ",");
+  CommandProcess share(
+      {"share", make_file("layers.safetensors", safetensors_bytes(header, std::string(12, 'x')))});
+  const Outcome open = run_command({"open", share.first_line(), "--format", "json"});
+  ASSERT_EQ(open.status, 0) << open.err;
+  const auto tensors = nlohmann::json::parse(open.out).at("tensors");
+  ASSERT_EQ(tensors.size(), 12U);
+  for (std::size_t layer = 0; layer < 12; ++layer)
+    EXPECT_EQ(tensors[layer].at("name"), fmt::format("layers.{}.w", layer));
 }
 
 TEST_F(ShareAndOpen, AnNpyFileIsOneTensor) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace onecopy {
@@ -49,6 +50,8 @@ constexpr std::size_t size_of(DType dtype) noexcept {
 }
 /// numpy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view name(DType dtype) noexcept;
+/// Returns the names of all element types.
+std::span<const std::string_view> dtype_names() noexcept;
 /// The reverse of name(); empty if the name is unknown.
 std::optional<DType> parse_dtype(std::string_view name) noexcept;
 

@@ -3,3 +3,5 @@
 
 ``import onecopy.distributed.rpc as rpc``, ``import onecopy.distributed.autograd as dist_autograd``.
 """
+
+from .. import _with_torch as _with_torch

@@ -63,6 +63,11 @@ class _OnQueue:
     def _poll(self) -> Any:
         return self._reader.poll
 
+    def __repr__(self) -> str:
+        """Returns how many objects are in the queue now, and its bound."""
+        state = repr(self._core).removeprefix("<onecopy.Queue").removesuffix(">")
+        return f"<onecopy.multiprocessing.{type(self).__name__}{state}{', closed here' if self._closed else ''}>"
+
 
 class Queue(_OnQueue, multiprocessing.queues.Queue):
     """Objects from any number of processes to any number of processes, in order per producer.

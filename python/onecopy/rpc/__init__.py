@@ -14,6 +14,7 @@
 ``onecopy.distributed.rpc`` has the names of ``torch.distributed.rpc`` over the same engine.
 """
 
+from .. import _with_torch as _with_torch
 from ..errors import PeerDied, Timeout
 from ._explain import explain, stats
 from ._group import WorkerInfo

@@ -47,7 +47,20 @@ const char* advice(std::string_view format) {
     return "share its fields one by one: {name: x[name].copy() for name in x.dtype.names}";
   if (format.ends_with('w') || format.ends_with('s'))
     return "put the array into a queue, which pickles it, or share its bytes: x.view(\"uint8\")";
+  if (format.ends_with('g'))  // of the processor's own long double
+    return "convert them first, to x.astype(\"float64\") or \"complex128\", or share their bytes: "
+           "x.view(\"uint8\")";
   return "convert them to little-endian numbers first, with .astype()";
+}
+
+/// The remedy for arrays of numpy's dates and times, which are 64-bit numbers.
+std::string advice_for_times(nb::handle object) {
+  if (!is_ndarray(object.ptr())) return {};
+  const nb::object dtype = nb::getattr(object, "dtype");
+  const auto kind = nb::cast<std::string>(dtype.attr("kind"));
+  if (kind != "M" && kind != "m") return {};
+  return fmt::format("; share them as x.view(\"int64\"), and view them as \"{}\" again after open()",
+                     nb::str(dtype).c_str());
 }
 
 /// A view of the array's memory, given back when it goes.
@@ -163,7 +176,8 @@ Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::p
     return Source(from_dlpack_object(object, argument));
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
-    refuse_array(fmt::format(kMessage, argument, nb::str(error.value()).c_str()));
+    refuse_array(fmt::format(kMessage, argument, nb::str(error.value()).c_str()) +
+                 advice_for_times(object));
   }
 }
 

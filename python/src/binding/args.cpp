@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+
+#include "core/closest_word.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "torch/torch.h"
@@ -129,7 +132,8 @@ DType dtype_arg(nb::handle value, const char* argument) {
       "{} must name an element type that onecopy has, such as \"float32\", \"bfloat16\" or "
       "\"int64\", not {}{}",
       argument, short_repr(value),
-      PyIndex_Check(value.ptr()) ? "; the shape is one argument, such as (2, 3)" : "");
+      PyIndex_Check(value.ptr()) ? "; the shape is one argument, such as (2, 3)"
+                                 : did_you_mean(value, dtype_names()));
   if (nb::isinstance<nb::str>(value)) refuse_argument(message);
   raise_type_error(message);
 }
@@ -150,8 +154,9 @@ Device device_arg(nb::handle value, const char* argument) {
 }
 
 Access access_arg(nb::handle value, const char* argument) {
-  const std::string message =
-      fmt::format("{} must be \"readwrite\" or \"read\", not {}", argument, short_repr(value));
+  constexpr std::array<std::string_view, 2> kWords{"readwrite", "read"};
+  const std::string message = fmt::format("{} must be \"readwrite\" or \"read\", not {}{}", argument,
+                                          short_repr(value), did_you_mean(value, kWords));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
   const std::string text = text_of(value, argument);
   if (text == "readwrite") return Access::read_write;
@@ -161,14 +166,20 @@ Access access_arg(nb::handle value, const char* argument) {
 
 Framework framework_arg(nb::handle value, const char* argument, Framework none) {
   if (value.is_none()) return none;
-  const std::string message = fmt::format("{} must be None, \"onecopy\", \"torch\" or \"numpy\", not {}",
-                                          argument, short_repr(value));
+  constexpr std::array<std::string_view, 3> kWords{"onecopy", "torch", "numpy"};
+  const std::string message = fmt::format("{} must be None, \"onecopy\", \"torch\" or \"numpy\", not {}{}",
+                                          argument, short_repr(value), did_you_mean(value, kWords));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
   const std::string text = text_of(value, argument);
   if (text == "onecopy") return Framework::onecopy;
   if (text == "torch") return Framework::torch;
   if (text == "numpy") return Framework::numpy;
   refuse_argument(message);
+}
+
+std::string did_you_mean(nb::handle value, std::span<const std::string_view> words) {
+  const auto text = utf8_of(value);
+  return text ? onecopy::did_you_mean(*text, words) : std::string();
 }
 
 std::string path_arg(nb::handle value, const char* argument) {

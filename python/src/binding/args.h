@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,9 @@ Framework framework_arg(nb::handle value, const char* argument, Framework none =
 std::string path_arg(nb::handle value, const char* argument);
 
 const char* name(Access access) noexcept;
+
+/// Returns "; did you mean \"float32\"?" if the value is a str that is nearly one of the words, or nothing.
+std::string did_you_mean(nb::handle value, std::span<const std::string_view> words);
 
 /// A package of the user's. If it is not installed, raises MissingPackage, which names `instead` as the alternative.
 nb::object import_package(const char* package, const char* what, const char* instead = "");

@@ -108,13 +108,21 @@ void drop_without_gil(Drop&& drop) noexcept {
   else without_gil(drop);
 }
 
+/// Returns the seconds of a timeout that is not None. Raises TypeError.
+inline double seconds_of(nb::handle timeout) {
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  if (seconds != -1.0 || !PyErr_Occurred()) return seconds;
+  if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+  PyErr_Clear();
+  const std::string type = nb::type_name(timeout.type()).c_str();
+  throw nb::type_error(("timeout must be a number of seconds or None, not " + type).c_str());
+}
+
 /// The deadline of a call with this number of seconds: None is never, zero and less is now. Raises TypeError, and
 /// InvalidArgument, a ValueError, for NaN.
 inline Deadline deadline_of_seconds(nb::handle timeout) {
   if (timeout.is_none()) return kForever;
-  const double seconds = PyFloat_AsDouble(timeout.ptr());
-  if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
-  return Deadline::after_seconds(seconds);
+  return Deadline::after_seconds(seconds_of(timeout));
 }
 
 /// deadline_of_seconds() for calls without `block`. A bool is taken for a misplaced `block` and refused: it would

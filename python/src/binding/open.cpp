@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include <span>
+#include <string_view>
+
 #include "array/numpy.h"
 #include "binding/bundle.h"
 #include "binding/device.h"
@@ -69,8 +72,10 @@ Handle handle_arg(nb::handle value, const char* argument) {
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
     const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
     if (!bytes.is_valid()) throw nb::python_error();
-    return Handle::from_bytes({reinterpret_cast<const std::byte*>(PyBytes_AsString(bytes.ptr())),
-                               static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))});
+    const std::string_view given{PyBytes_AsString(bytes.ptr()),
+                                 static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+    if (given.starts_with("onecopy:")) return Handle::from_text(given);  // as it came from a file or a pipe
+    return Handle::from_bytes(std::as_bytes(std::span(given)));
   }
   raise_type_error(fmt::format("{} must be a onecopy.Handle, its bytes or its text, not {}", argument,
                                short_repr(value)));

@@ -23,12 +23,34 @@
 namespace onecopy::python {
 namespace {
 
+/// The parts that hold the numbers of a sparse tensor.
+const char* parts_of_layout(std::string_view layout) {
+  if (layout == "torch.sparse_coo") return "its indices() and values(), once it is coalesced";
+  if (layout == "torch.sparse_csr" || layout == "torch.sparse_bsr")
+    return "its crow_indices(), col_indices() and values()";
+  if (layout == "torch.sparse_csc" || layout == "torch.sparse_bsc")
+    return "its ccol_indices(), row_indices() and values()";
+  return "the dense tensors that it consists of";
+}
+
+std::string text_of_attr(nb::handle object, const char* attribute) {
+  const nb::object value = nb::getattr(object, attribute);
+  return nb::str(value).c_str();
+}
+
+/// Says which property of a tensor cannot be shared: its layout, its elements or its device.
 [[noreturn]] void refuse_array(nb::handle array, const std::string& argument) {
+  const std::string layout = text_of_attr(array, "layout");
+  const std::string instead = "or send it through a onecopy.multiprocessing.Queue";
+  if (layout != "torch.strided")
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} is a tensor of the layout {}, and only dense ones can be shared; share {}, {}",
+                    argument, layout, parts_of_layout(layout), instead));
   throw Error(ErrorCode::unsupported,
-              fmt::format("{} is {}, which is no dense tensor of the cpu or a CUDA or Ascend device with "
-                          "plain elements; share the dense tensors that it consists of, or send it "
-                          "through a onecopy.multiprocessing.Queue",
-                          argument, short_repr(array)));
+              fmt::format("{} is a tensor of {} on the device {}, and only plain numbers on the cpu and on "
+                          "CUDA and Ascend devices can be shared; share a copy as such, {}",
+                          argument, text_of_attr(array, "dtype"), text_of_attr(array, "device"), instead));
 }
 
 /// `given`: the caller's object, of which `array` may be a view that goes at once.

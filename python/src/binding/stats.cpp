@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
 #include <cmath>
 
 #include "binding/args.h"
@@ -82,8 +83,10 @@ const char* strategy_name() {
 }
 
 void set_strategy_by_name(nb::handle name) {
+  constexpr std::array<std::string_view, 2> kWords{"file_descriptor", "file_system"};
   const std::string message =
-      fmt::format("strategy must be \"file_descriptor\" or \"file_system\", not {}", short_repr(name));
+      fmt::format("strategy must be \"file_descriptor\" or \"file_system\", not {}{}", short_repr(name),
+                  did_you_mean(name, kWords));
   if (!nb::isinstance<nb::str>(name)) raise_type_error(message);
   const std::string text = text_of(name, "strategy");
   if (text == "file_descriptor") return set_strategy(Strategy::file_descriptor);

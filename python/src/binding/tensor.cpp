@@ -22,6 +22,7 @@
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
+#include "value/values.h"
 
 namespace onecopy::python {
 namespace {
@@ -180,6 +181,22 @@ void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
   if (from && from->dtype() == target.dtype() && std::ranges::equal(from->shape(), target.shape()))
     return from->copy_to(target);
   assign_by_numpy(target, for_numpy(value, from));
+}
+
+// ---- operators
+
+/// Returns NotImplemented for objects that may have the operator, such as arrays of numpy.
+nb::object refuse_operator(nb::handle, nb::handle other) {
+  if (!is_number(other) && !as_onecopy_tensor(other.ptr())) return nb::borrow(Py_NotImplemented);
+  raise_type_error(
+      "a onecopy.Tensor has no operators; .numpy() and .torch() give arrays on its memory, which do");
+}
+
+void add_operators(nb::class_<Tensor>& c) {
+  for (const char* name :
+       {"add",  "sub",      "mul",       "truediv", "floordiv", "mod",     "pow", "matmul", "radd", "rsub",
+        "rmul", "rtruediv", "rfloordiv", "rmod",    "rpow",     "rmatmul", "lt",  "le",     "gt",   "ge"})
+    c.def(fmt::format("__{}__", name).c_str(), &refuse_operator, nb::arg("other").none());
 }
 
 // ---- other libraries
@@ -502,6 +519,7 @@ void init_tensor(nb::module_& m) {
       "``empty()``, ``zeros()``, ``full()``, ``from_dlpack()``, ``open()`` and the loaders.\n"
       "Compared by identity.");
   add_description(c);
+  add_operators(c);
   add_views(c);
   add_numbers(c);
   add_exchange(c);

@@ -20,7 +20,7 @@ _onecopy() {
     demo:-*) words='--help -h --version --log-level' ;;
     share:-*) words='--strategy --help -h --version --log-level' ;;
     load:-*) words='--device --help -h --version --log-level' ;;
-    open:-*) words='--out --hold --format --help -h --version --log-level' ;;
+    open:-*) words='--out --force --hold --format --help -h --version --log-level' ;;
     ls:-*) words='--format --verbose -v --rpc --watch --help -h --version --log-level' ;;
     report:-*) words='--for --every --help -h --version --log-level' ;;
     doctor:-*) words='--format --help -h --version --log-level' ;;
