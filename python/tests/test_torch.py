@@ -732,3 +732,59 @@ def test_storages_may_be_shared_and_dropped_while_others_are_looked_at(run_pytho
     """As finalizers do, which may run wherever Python code does."""
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     run_python(LOOKED_AT, kind, env=environment)
+
+
+TABLE = """
+import threading, weakref
+import onecopy
+from onecopy import _core
+
+class Call:
+    pass
+
+def is_found():
+    \"\"\"Whether a table takes the call in: it can look at the key's tensors.\"\"\"
+    import torch
+    table, call = _core._GraphCallTable("cpu", [0], 8), Call()
+    known = weakref.ref(call)
+    table.add([torch.ones(3)], call)
+    del call
+    return known() is not None
+"""
+
+EARLY = (
+    TABLE
+    + """
+tree = onecopy.open(onecopy.share({"a": onecopy.full(3, 1.0)}))  # without torch
+assert "torch" not in __import__("sys").modules
+del tree
+assert is_found()
+"""
+)
+
+TWO_THREADS = (
+    TABLE
+    + """
+import torch
+empty, others = torch.empty, []
+
+def empty_while_another_asks(*arguments):
+    if not others:
+        others.append(threading.Thread(target=lambda: found.append(is_found())))
+        others[0].start()
+        others[0].join()
+    return empty(*arguments)
+
+found = []
+torch.empty = empty_while_another_asks
+assert is_found() and found == [True] and others
+"""
+)
+
+
+def test_the_c_interface_of_torch_is_found_after_it_was_asked_for_without_torch(run_python):
+    run_python(EARLY, env={"PYTHONUNBUFFERED": "1"})  # an interpreter of its own, without torch
+
+
+def test_two_threads_may_look_for_the_c_interface_of_torch_at_once(run_python):
+    run_python(TWO_THREADS, env={"PYTHONUNBUFFERED": "1"})  # which nothing has looked for

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "torch/torch_api.h"
@@ -28,12 +29,18 @@ bool find(void* library, const char* name, Function& function) {
 
 }  // namespace
 
+/// Not in the initializer of a static variable: look_up() runs Python, which lets other threads run, and one of them
+/// would wait for the initializer with the GIL held.
 const Shim* Shim::get() {
-  static const Shim* const shim = [] {
-    auto* made = new Shim;  // never destroyed: it has objects of Python's
-    return made->look_up() ? made : nullptr;
-  }();
-  return shim;
+  static const Shim* known = nullptr;  // never destroyed: it holds objects of Python's
+  static bool is_missing = false;
+  if (known || is_missing || !Api::get()) return known;
+  std::unique_ptr<Shim> made(new Shim);
+  const bool has_all = made->look_up();
+  if (known) return known;  // another thread was quicker while this one ran Python
+  if (has_all) known = made.release();
+  is_missing = !has_all;
+  return known;
 }
 
 bool Shim::look_up() {

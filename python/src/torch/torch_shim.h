@@ -29,7 +29,7 @@ class Shim {
     Code dtype, device_type, device_index;
   };
 
-  /// Null if this torch lacks a function.
+  /// Null if this torch lacks a function, and as long as torch is not imported.
   static const Shim* get();
 
   /// A reference of the caller's, for release(). Throws torch's exceptions.
