@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain values as bytes: the decoded value equals the encoded one, and nonsense is refused without harm."""
 
+import ctypes
 import math
 import pickle
 import struct
+import sys
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -196,6 +198,73 @@ def test_an_object_of_a_call_is_refused_elsewhere():
     data, tensors, _ = _core._encode_values(Point(1, 2), reduce)
     with pytest.raises(onecopy.errors.BadHandle, match="only calls have"):
         _core._decode_values(data, tensors)
+def chain(levels, width=1):
+    """A tuple that holds the one before `width` times, and so on, and all of them in a row: each comes as a reference."""
+    inner, row = (1, 2), []
+    for _ in range(levels):
+        inner = (inner,) * width
+        row.append(inner)
+    return row
+
+
+def test_tuples_nested_deep_through_references_are_left_to_pickle():
+    assert there_and_back(chain(31)) == chain(31)
+    assert _core._encode_values(chain(32)) is None
+
+
+def with_key(row):
+    """The row with a dict at its end whose key is its last tuple, put there unhashed: this process must not hash it."""
+    key = (None,)
+    item = {key: 1}
+    ctypes.c_ssize_t.from_address(id(row[-1])).value += 1
+    ctypes.c_void_p.from_address(id(key) + tuple.__itemsize__ * 3).value = id(row[-1])
+    return [*row, item]
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython" or sys.version_info >= (3, 14), reason="writes into a tuple of CPython's")
+@pytest.mark.parametrize(("levels", "width"), [(2000, 1), (31, 2)])
+def test_a_key_that_nobody_can_hash_is_refused_where_it_is_put(levels, width):
+    item = with_key(chain(levels, width))
+    with pytest.raises(onecopy.InvalidArgument, match="a key of a dict"):
+        _core._encode_values(item)
+    queue = onecopy.Queue()
+    with pytest.raises(onecopy.InvalidArgument, match="a key of a dict"):
+        queue.put(item)
+
+
+def referring(levels, width, end):
+    """The bytes of a row of tuples, each of `width` references to the one before, with `end` behind them."""
+    rows = [bytes([0xA0 | width]) + width * (b"\xd2" + struct.pack("<I", i)) for i in range(1, levels)]
+    return b"\xcf" + struct.pack("<I", levels + 1) + b"\xa1\x01" + b"".join(rows) + end
+
+
+def test_an_item_nested_deep_through_references_is_refused():
+    fine = referring(32, 1, b"\x05")
+    assert _core._decode_values(fine, [])[-1] == 5
+    with pytest.raises(onecopy.BadHandle, match="nested too deeply"):
+        _core._decode_values(referring(33, 1, b"\x05"), [])
+    with pytest.raises(onecopy.BadHandle, match="nested too deeply"):
+        _core._decode_values(referring(200_000, 1, b"\xb9\xd2" + struct.pack("<I", 200_000) + b"\x01"), [])
+
+
+def test_a_key_that_takes_for_ever_to_hash_is_refused():
+    """Two references to the tuple before, thirty times: 250 bytes, and a billion hashes."""
+    key = b"\xb9\xd2" + struct.pack("<I", 30) + b"\x01"
+    with pytest.raises(onecopy.BadHandle, match="too many parts"):
+        _core._decode_values(referring(30, 2, key), [])
+    key = b"\xb9\xd2" + struct.pack("<I", 15) + b"\x01"
+    assert len(_core._decode_values(referring(15, 2, key), [])[-1]) == 1
+    many = b"\xb9\xa1\xd2" + struct.pack("<I", 15) + b"\x01"
+    data = referring(15, 2, many)
+    data = data[:1] + struct.pack("<I", 15 + 1000) + data[5:] + 999 * many
+    with pytest.raises(onecopy.BadHandle, match="too many parts"):
+        _core._decode_values(data, [])
+
+
+def test_large_keys_that_occur_again_are_values_like_others():
+    large = tuple(range(10_000))
+    value = [large, {large: 1}, {(large, large): 2}] + [{(1, 2, i % 7): large[:3]} for i in range(1000)]
+    assert there_and_back(value) == value
 
 
 def test_numbers_of_what_was_seen_count_every_container():

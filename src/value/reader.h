@@ -11,6 +11,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "onecopy/core/layout.h"
+#include "value/hash_cost.h"
 #include "value/tags.h"
 
 namespace onecopy::value {
@@ -34,7 +35,8 @@ class Reader {
   using Object = typename Sink::Object;
 
   /// `tensors` is how many lie beside the bytes.
-  Reader(ByteSpan data, std::size_t tensors, Sink& sink) : rest_(data), tensors_(tensors), sink_(sink) {}
+  Reader(ByteSpan data, std::size_t tensors, Sink& sink)
+      : rest_(data), tensors_(tensors), sink_(sink), key_parts_left_(max_key_parts(data.size())) {}
 
   /// The only value. Throws bad_handle, and what the sink throws.
   Object read_all() {
@@ -47,6 +49,7 @@ class Reader {
 
  private:
   Object read(int depth) {
+    cost_ = {};
     const auto byte = number<std::uint8_t>();
     if (byte < kShortStr) return sink_.integer(byte);
     if (byte < kShortTuple) return sink_.text(take(byte - kShortStr));
@@ -102,28 +105,47 @@ class Reader {
   Object read_tuple(std::size_t count, int depth) {
     check_count(count, 1, depth);
     const std::size_t at = begin_numbered();
-    return finish(at, sink_.tuple(count, [&] { return read(depth + 1); }));
+    HashCost cost = HashCost::of_container();
+    return finish(at, sink_.tuple(count, [&] { return read_part(depth, cost); }), cost);
   }
   Object read_list(std::size_t count, int depth) {
     check_count(count, 1, depth);
     const std::size_t at = begin_numbered();
-    return finish(
-        at, sink_.list(
-                count, [&] { return read(depth + 1); }, [&](const Object& list) { numbered_[at] = list; }));
+    return finish(at, sink_.list(
+                          count, [&] { return read(depth + 1); },
+                          [&](const Object& list) { numbered_[at].object = list; }));
   }
   Object read_dict(std::size_t count, int depth) {
     check_count(count, 2, depth);
     const std::size_t at = begin_numbered();
-    return finish(
-        at, sink_.dict(
-                count, [&] { return read(depth + 1); }, [&](const Object& dict) { numbered_[at] = dict; }));
+    bool is_key = false;
+    const auto next = [&] {
+      is_key = !is_key;
+      return is_key ? read_key(depth + 1) : read(depth + 1);
+    };
+    return finish(at, sink_.dict(count, next, [&](const Object& dict) { numbered_[at].object = dict; }));
   }
   Object read_object(int depth) {
     const ByteSpan kind = take(number<std::uint8_t>());
     const auto count = number<std::uint32_t>();
     check_count(count, 1, depth);
-    return numbered(sink_.object({reinterpret_cast<const char*>(kind.data()), kind.size()}, count,
-                                 [&] { return read(depth + 1); }));
+    HashCost cost = HashCost::of_container();
+    Object object = sink_.object({reinterpret_cast<const char*>(kind.data()), kind.size()}, count,
+                                 [&] { return read_part(depth, cost); });
+    return finish(begin_numbered(), std::move(object), cost);
+  }
+
+  /// An item of a container whose hash needs the item's.
+  Object read_part(int depth, HashCost& cost) {
+    Object part = read(depth + 1);
+    cost.add(cost_);
+    return part;
+  }
+  Object read_key(int depth) {
+    Object key = read(depth);
+    if (cost_.parts > key_parts_left_) refuse("its keys have too many parts to be hashed");
+    key_parts_left_ -= cost_.parts;
+    return key;
   }
 
   /// Layout checks dtype and shape, and take() that the elements are there.
@@ -146,8 +168,9 @@ class Reader {
   Object read_again() {
     const auto before = number<std::uint32_t>();
     if (before >= numbered_.size()) refuse("it refers to an object that is not there");
-    if (!numbered_[before]) return sink_.unfinished();
-    return *numbered_[before];
+    if (!numbered_[before].object) return sink_.unfinished();
+    cost_ = numbered_[before].cost;
+    return *numbered_[before].object;
   }
 
   ByteSpan take(std::size_t size) {
@@ -173,20 +196,25 @@ class Reader {
     numbered_.emplace_back();
     return numbered_.size() - 1;
   }
-  Object finish(std::size_t at, Object object) {
-    numbered_[at] = object;
+  Object finish(std::size_t at, Object object, HashCost cost = {}) {
+    if (cost.height > kMaxDepth) refuse("it is nested too deeply, through references");
+    numbered_[at] = {object, cost};
+    cost_ = cost;
     return object;
   }
-  Object numbered(Object object) {
-    numbered_.emplace_back(object);
-    return object;
-  }
+  Object numbered(Object object) { return finish(begin_numbered(), std::move(object)); }
 
   ByteSpan rest_;
   const std::size_t tensors_;
   Sink& sink_;
   std::size_t next_tensor_ = 0;
-  std::vector<std::optional<Object>> numbered_;  ///< empty: a container whose items are being read
+  struct Numbered {
+    std::optional<Object> object;  ///< empty: a container whose items are being read
+    HashCost cost;
+  };
+  std::vector<Numbered> numbered_;
+  HashCost cost_;  ///< of the value that was read last
+  std::uint64_t key_parts_left_;
 };
 
 }  // namespace onecopy::value

@@ -8,8 +8,10 @@
 
 #include "array/numpy.h"
 #include "binding/gil.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
+#include "value/hash_cost.h"
 #include "value/seen_objects.h"
 #include "value/values.h"
 #include "value/writer.h"
@@ -17,7 +19,9 @@
 namespace onecopy::python {
 namespace {
 
+using value::HashCost;
 using value::kMaxDepth;
+using value::max_key_parts;
 
 constexpr int kHost = -1;
 constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
@@ -33,11 +37,13 @@ int target_of(const DeviceMap& devices, int here) {
 class ObjectWriter {
  public:
   ObjectWriter(Message& message, const EncodeOptions& options)
-      : message_(message), out_(message.data), options_(options) {}
+      : message_(message), begin_(message.data.size()), out_(message.data), options_(options) {}
 
   bool write_all(PyObject* value) {
     if (!write(value, 0)) return false;
     if (is_cyclic_) return cannot("it contains itself");
+    if (is_deep_) return cannot("tuples are nested more than 32 deep in it; send it flat");
+    if (key_parts_ > max_key_parts(size())) return cannot("the keys of its dicts have too many parts");
     if (message_.data.size() > UINT32_MAX) return cannot("it has 4 GiB and more without its tensors");
     make_copies();
     return true;
@@ -72,6 +78,9 @@ class ObjectWriter {
   bool write_row(const Tensor& tensor, std::uint32_t flags);
   bool write_other(PyObject* object, int depth);
   bool write_parts(PyObject* object, nb::handle reduced, int depth);
+  bool write_key(PyObject* key, int depth);
+  HashCost cost_of(std::uint32_t number) const;
+  std::size_t size() const noexcept { return message_.data.size() - begin_; }
 
   /// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
   bool is_again(PyObject* object);
@@ -87,7 +96,14 @@ class ObjectWriter {
   void make_copies();
   Tensor made_copy(const LateCopy& copy) const;
 
+  /// The cost of a tuple, or of an object made of parts.
+  struct NumberedCost {
+    std::uint32_t number;
+    HashCost cost;
+  };
+
   Message& message_;
+  const std::size_t begin_;
   value::Writer out_;
   const EncodeOptions& options_;
   std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< by their rows; copied at the end
@@ -98,6 +114,10 @@ class ObjectWriter {
   std::vector<std::uint32_t> open_;      ///< numbers of containers whose items must not refer to them
   std::vector<PyObject*> open_objects_;  ///< whose parts are being written
   bool is_cyclic_ = false;
+  std::vector<NumberedCost> costs_;  ///< in the order of their numbers
+  HashCost cost_;                    ///< of the value that was written last
+  std::uint64_t key_parts_ = 0;      ///< of all keys
+  bool is_deep_ = false;             ///< tuples are nested above kMaxDepth, through references
 };
 
 /// Keeps an object that a container may lose while another thread runs.
@@ -120,6 +140,7 @@ bool ObjectWriter::cannot(const char* why) const {
 
 bool ObjectWriter::write(PyObject* value, int depth) {
   PyTypeObject* const type = Py_TYPE(value);
+  cost_ = {};
   if (type == &PyUnicode_Type) return write_str(value, depth);
   bool known = true;
   const bool done = write_simple(value, type, known);
@@ -187,9 +208,16 @@ bool ObjectWriter::write_tuple(PyObject* value, int depth) {
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
   out_.tuple(static_cast<std::size_t>(count));
   open(number);
-  for (Py_ssize_t i = 0; i < count; ++i)
+  const std::size_t at = costs_.size();
+  costs_.push_back({number, {}});
+  HashCost cost = HashCost::of_container();
+  for (Py_ssize_t i = 0; i < count; ++i) {
     if (!write(NB_TUPLE_GET_ITEM(value, i), depth + 1)) return false;
+    cost.add(cost_);
+  }
   close();
+  cost_ = costs_[at].cost = cost;
+  is_deep_ = is_deep_ || cost.height > kMaxDepth;
   return true;
 }
 
@@ -204,6 +232,7 @@ bool ObjectWriter::write_list(PyObject* value, int depth) {
     const Hold hold(item);
     if (!write(item, depth + 1)) return false;
   }
+  cost_ = {};
   if (!may_contain_itself()) close();
   return NB_LIST_GET_SIZE(value) == count || cannot("a list has changed meanwhile");
 }
@@ -218,10 +247,32 @@ bool ObjectWriter::write_dict(PyObject* value, int depth) {
   Py_ssize_t position = 0, written = 0;
   for (; written < count && PyDict_Next(value, &position, &key, &item); ++written) {
     const Hold hold_key(key), hold_item(item);
-    if (!write(key, depth + 1) || !write(item, depth + 1)) return false;
+    if (!write_key(key, depth + 1) || !write(item, depth + 1)) return false;
   }
+  cost_ = {};
   if (!may_contain_itself()) close();
   return (written == count && NB_DICT_GET_SIZE(value) == count) || cannot("a dict has changed meanwhile");
+}
+
+/// Throws for a key that no process could hash which gets it, also out of a pickle.
+bool ObjectWriter::write_key(PyObject* key, int depth) {
+  if (!write(key, depth)) return false;
+  if (cost_.height > HashCost::kMaxHeight || cost_.parts > max_key_parts(size()))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a key of a dict is made of tuples {} deep in each other, with {} parts counted as "
+                    "often as they occur, which no other process can hash; use a smaller key",
+                    cost_.height, cost_.parts));
+  key_parts_ += cost_.parts;
+  return true;
+}
+
+/// Of an object that is complete; of those without an entry, that of a plain value.
+HashCost ObjectWriter::cost_of(std::uint32_t number) const {
+  const auto at = std::lower_bound(
+      costs_.begin(), costs_.end(), number,
+      [](const NumberedCost& known, std::uint32_t wanted) { return known.number < wanted; });
+  return at != costs_.end() && at->number == number ? at->cost : HashCost();
 }
 
 bool ObjectWriter::write_tensor(PyObject* value, int depth) {
@@ -311,12 +362,16 @@ bool ObjectWriter::write_other(PyObject* object, int depth) {
   if (!options_.reduce.is_valid()) return false;
   if (std::find(open_objects_.begin(), open_objects_.end(), object) != open_objects_.end())
     return cannot("it contains itself");
-  if (const std::uint32_t before = seen_.find(object); before != SeenObjects::kNew)
+  if (const std::uint32_t before = seen_.find(object); before != SeenObjects::kNew) {
+    cost_ = cost_of(before);
     return out_.again(before), true;
+  }
   open_objects_.push_back(object);
   const nb::object reduced = call_python([&] { return options_.reduce(nb::handle(object)); });
   if (!write_parts(object, reduced, depth)) return false;
   open_objects_.pop_back();
+  is_deep_ = is_deep_ || cost_.height > kMaxDepth;
+  costs_.push_back({numbered_, cost_});
   seen_.find_or_add(object, numbered_++);
   const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(object);
   if (is_marked) note_sent(nb::object(nb::handle(object).attr("tensor")).ptr());
@@ -336,8 +391,12 @@ bool ObjectWriter::write_parts(PyObject* object, nb::handle reduced, int depth) 
                              .c_str());
   }
   out_.object({kind, static_cast<std::size_t>(size)}, static_cast<std::size_t>(count - 1));
-  for (Py_ssize_t i = 1; i < count; ++i)
+  HashCost cost = HashCost::of_container();
+  for (Py_ssize_t i = 1; i < count; ++i) {
     if (!write(NB_TUPLE_GET_ITEM(reduced.ptr(), i), depth + 1)) return false;
+    cost.add(cost_);
+  }
+  cost_ = cost;
   return true;
 }
 
@@ -347,6 +406,7 @@ bool ObjectWriter::is_again(PyObject* object) {
   const std::uint32_t before = seen_.find_or_add(object, number);
   if (before == SeenObjects::kNew) return false;
   --numbered_;
+  cost_ = cost_of(before);
   is_cyclic_ = is_cyclic_ || std::find(open_.begin(), open_.end(), before) != open_.end();
   out_.again(before);
   return true;
