@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that pass through processes which do not live to see them arrive.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -176,6 +177,46 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   note->step = 4;
   EXPECT_EQ(forwarder.join(), 0);
   EXPECT_EQ(owner.join(), 0);
+}
+
+/// Between the end of a killed process's sockets and the end of the process, a busy machine may take its time. Only
+/// from then on it is certain that the block which an item holds was not used again.
+TEST(Forwarding, AnItemWaitsWhileItsOwnerIsDying) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  Child owner([&, from = first.handle()] {
+    Queue queue = Queue::connect(from);
+    queue.put(numbers(10));
+    queue.put(numbers(1000));
+    note->step = 1;
+    note->reach(2);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 1; }));
+    ::syscall(SYS_close_range, 3U, ~0U, 0U);  // as the kernel does first
+    note->step = 3;
+    note->reach(4);
+    ::_exit(0);
+  });
+  EXPECT_EQ(last_of(first.get_tensor()), 9);  // from here on there is a connection to the owner
+  note->reach(1);
+  Child forwarder([&, from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    out.put(in.get_tensor());
+    note->step = 2;
+    note->reach(5);
+  });
+  note->reach(3);
+  for (int i = 0; i < 3; ++i)
+    testing::expect_refusal(ErrorCode::timeout, {"has closed the connection and lives"},
+                            [&] { second.try_get(200ms); });
+  EXPECT_EQ(second.size(), 1u);
+  note->step = 4;
+  EXPECT_EQ(owner.join(), 0);
+  EXPECT_EQ(last_of(second.get_tensor()), 999);
+  note->step = 5;
+  EXPECT_EQ(forwarder.join(), 0);
 }
 
 /// The last number of the item, which stays in its place while its owner takes too long.

@@ -118,10 +118,9 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
     BlockRef ref;
     try {
       ref = peer->claim(handle.block, handle.generation);
-    } catch (const Error&) {
+    } catch (const Error& silence) {
       if (!peer->is_disconnected() || peer->is_gone()) throw;
-      // The old connection is over, so its peer cannot be asked any more.
-      peer = connect(handle.owner, wanted(handle, access, user));
+      peer = connect_again(*peer, wanted(handle, access, user), silence);
       ref = peer->claim(handle.block, handle.generation);
     }
     if (!ref && peer->is_gone()) {
@@ -131,6 +130,25 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
     }
     if (!ref) throw stale(handle);
     return open_claimed(*peer, std::move(ref), handle, access, user, holders);
+  }
+}
+
+/// The old connection is over, so its peer cannot be asked any more. If no socket listens either, the owner is dying:
+/// the claim is repeated later, when the owner's end answers for it. Throws `silence` until then; peer_died if the owner
+/// lives on without its sockets.
+Importer::PeerRef Importer::connect_again(Peer& old, const Peer::SegmentRequest& wanted,
+                                          const Error& silence) {
+  try {
+    return connect(old.owner(), wanted);
+  } catch (const Error& e) {
+    if (!is_absent(e)) throw;
+    if (!old.is_out_of_reach()) throw Error(silence);
+    throw Error(
+        ErrorCode::peer_died,
+        fmt::format(
+            "the process that owned this tensor has freed it and closed its sockets, and lives: only it "
+            "could say whether another process still holds the memory ({})",
+            e.what()));
   }
 }
 

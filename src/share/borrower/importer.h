@@ -98,6 +98,7 @@ class Importer {
   PeerRef try_attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
   PeerRef attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
   PeerRef adopt(PeerRef peer);
+  PeerRef connect_again(Peer& old, const Peer::SegmentRequest& wanted, const Error& silence);
   PeerRef reach_owner(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders);
   std::vector<ProcessId> to_be_asked(const HandleFields& handle, Holders holders) const;

@@ -64,7 +64,7 @@ void Peer::watch(EventLoop& loop, Timer& looks, SegmentRetention& retention) {
   retention_ = &retention;
   client_.on_end = [&looks] { looks.request(); };
   client_.watch(loop);
-  if (!gone_) loop.on_exit_of(pidfd_, [this] { end(); });
+  if (!gone_) loop.add(pidfd_.get(), [this] { end(); });
 }
 
 /// Reading /proc takes up to a fifth of a connection's time, so it is read late. A value read while the process lived
@@ -109,10 +109,12 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
       return false;
     }
     if (e.code() != ErrorCode::peer_died) {
-      log_warning(fmt::format("the owner did not say whether block {} is still held: {}", block, e.what()));
+      log_warning("the owner did not say whether block {} is still held: {}", block, e.what());
       return false;
     }
   }
+  auto never = std::chrono::steady_clock::time_point{};
+  unanswered_since_.compare_exchange_strong(never, std::chrono::steady_clock::now());
   if (wait_gone()) return true;
   silence = Error(
       ErrorCode::timeout,
@@ -120,6 +122,12 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
                   "short of descriptors, try again",
                   pid_));
   return false;
+}
+
+bool Peer::is_out_of_reach() const noexcept {
+  const auto since = unanswered_since_.load();
+  return since != std::chrono::steady_clock::time_point{} &&
+         std::chrono::steady_clock::now() - since >= kDeathTakesAtMost;
 }
 
 bool Peer::wait_gone() const noexcept {
@@ -263,11 +271,11 @@ bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::WaitState::nothing;
   if (awaited == ForeignTimeline::WaitState::never) {
     const std::string why = timeline_->failure();
-    log_warning(fmt::format(
+    log_warning(
         "{} before its streams had written data that streams of this process wait for; those go on "
         "without it",
         why.empty() ? fmt::format("process {} ended", pid_)
-                    : fmt::format("a device of process {} failed with {}", pid_, why)));
+                    : fmt::format("a device of process {} failed with {}", pid_, why));
   }
   return awaited != ForeignTimeline::WaitState::nothing;
 }
@@ -281,8 +289,7 @@ bool Peer::poll_waits() {
 /// Logged, because tensors in weak segments fail from here on.
 void Peer::report_weak_segments() const {
   for (const std::uint32_t segment : segments_.weak())
-    log_warning(fmt::format("process {} has ended; tensors opened from its segment {} are invalid now",
-                            pid_, segment));
+    log_warning("process {} has ended; tensors opened from its segment {} are invalid now", pid_, segment);
 }
 
 bool Peer::try_close() noexcept {

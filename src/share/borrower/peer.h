@@ -65,6 +65,9 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   /// As try_claim(), but asks the owner if needed. Empty if the block is stale. Throws timeout if the owner does not
   /// answer.
   BlockRef claim(std::uint32_t block, std::uint64_t generation);
+  /// Is the conversation over, did claim() need an answer, and is that longer ago than a death takes? Then the owner
+  /// lives on without its sockets.
+  bool is_out_of_reach() const noexcept;
   struct ClaimRequest {  ///< from the handle
     std::uint32_t block;
     std::uint32_t segment;
@@ -213,6 +216,8 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   Fd table_file_;
   std::uint64_t table_inode_ = 0;
   std::atomic<bool> gone_{false};
+  /// When a claim first needed an answer after the end of the conversation.
+  std::atomic<std::chrono::steady_clock::time_point> unanswered_since_{};
   Leases leases_;
   ForeignSegments segments_;
 
