@@ -156,12 +156,4 @@ Fd try_accept_from(int listener) {
   }
 }
 
-PeerCredentials credentials_of(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
-    throw_errno("cannot ask who is at the other end of a socket", errno);
-  return {peer.pid, peer.uid};
-}
-
 }  // namespace onecopy

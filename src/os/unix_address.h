@@ -34,6 +34,5 @@ void connect_unix(const Fd& fd, const SocketName& name, std::chrono::millisecond
 
 /// The next waiting connection, non-blocking and close-on-exec; empty if none waits.
 Fd try_accept_from(int listener);
-PeerCredentials credentials_of(int fd);
 
 }  // namespace onecopy

@@ -16,12 +16,7 @@
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/file.h"
-#include "os/process.h"
 #include "os/unix_address.h"
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77  // Linux 6.5
-#endif
 
 namespace onecopy {
 namespace {
@@ -230,17 +225,6 @@ bool UnixSocket::is_readable() const {
 std::size_t UnixSocket::unread_bytes() const noexcept {
   int bytes = 0;
   return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
-}
-
-PeerCredentials UnixSocket::peer() const { return credentials_of(fd_.get()); }
-
-Fd UnixSocket::peer_pidfd() const {
-  int fd = -1;
-  socklen_t size = sizeof fd;
-  if (::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERPIDFD, &fd, &size) == 0) return Fd(fd);
-  if (errno == ESRCH || errno == EINVAL) throw_peer_closed(errno);
-  if (errno != ENOPROTOOPT) throw_errno("cannot get a descriptor of the peer process", errno);
-  return open_pidfd(peer().pid);
 }
 
 Fd UnixSocket::release() noexcept {

@@ -12,6 +12,7 @@
 #include "onecopy/core/bytes.h"
 #include "os/bound_path.h"
 #include "os/fd.h"
+#include "os/peer.h"
 
 namespace onecopy {
 
@@ -26,13 +27,6 @@ struct SocketName {
 struct Packet {
   Bytes bytes;
   std::vector<Fd> fds;
-};
-
-/// The process that connected or listens, as the kernel recorded it when the connection was made. `pid` is 0 for a
-/// process of another pid namespace.
-struct PeerCredentials {
-  int pid = 0;
-  unsigned uid = 0;
 };
 
 /// An AF_UNIX SOCK_SEQPACKET socket: whole packets in order, with descriptors. Non-blocking and
@@ -53,8 +47,8 @@ class UnixSocket {
   /// process listens any more is replaced. Throws invalid_argument (name too long), other_user (directory open to
   /// others), system (name taken).
   static UnixSocket listen(const SocketName& name, int backlog = 128);
-  /// Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Compare peer().uid with
-  /// your own before trusting the other side.
+  /// Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Look at
+  /// peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 
@@ -83,9 +77,9 @@ class UnixSocket {
   /// kernel does not tell.
   std::size_t unread_bytes() const noexcept;
 
-  PeerCredentials peer() const;
+  PeerCredentials peer() const { return credentials_of(fd_.get()); }
   /// A descriptor of the peer process itself, readable at its exit. Throws peer_died if it is gone.
-  Fd peer_pidfd() const;
+  Fd peer_pidfd() const { return pidfd_of_peer(fd_.get()); }
 
   int fd() const noexcept { return fd_.get(); }
   /// Gives the descriptor to the caller; a path this listener made stays.

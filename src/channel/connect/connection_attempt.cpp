@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -93,12 +92,9 @@ bool ConnectionAttempt::State::reach(Deadline deadline) {
 /// It could make no pipe with us. TCP does not tell.
 void ConnectionAttempt::State::check_user() const {
   const auto peer = socket.peer();
-  if (!peer || peer->uid == ::geteuid()) return;
-  throw Error(
-      ErrorCode::other_user,
-      fmt::format(
-          "the listener at {} runs as uid {}, this process as uid {}: pipes are within one user only",
-          address, peer->uid, ::geteuid()));
+  if (!peer || peer->is_our_user) return;
+  throw Error(ErrorCode::other_user, fmt::format("the listener at {} {}: pipes are within one user only",
+                                                 address, describe_other_user(peer->uid)));
 }
 
 /// Returns false if the deadline came before so many bytes.

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/channel/listener.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -144,7 +142,7 @@ void Listener::State::accept_new() {
     auto accepted = next_in_line();
     if (!accepted) return;
     const auto peer = accepted->peer();
-    if (peer && peer->uid != ::geteuid()) refuse("runs as another user");
+    if (peer && !peer->is_our_user) refuse("runs as another user");
     else greet(std::move(*accepted));
   }
 }
@@ -259,9 +257,8 @@ void Listener::State::check_proof(Client& client) {
 /// Said once: any user of the host may come to a TCP port, as often as it likes.
 void Listener::State::refuse(const char* why) {
   if (refused.fetch_add(1) != 0) return;
-  log_warning(
-      fmt::format("a client of the listener at {} {} and was refused; further ones are only counted",
-                  socket.address(), why));
+  log_warning("a client of the listener at {} {} and was refused; further ones are only counted",
+              socket.address(), why);
 }
 
 Listener::Listener(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}

@@ -15,18 +15,17 @@ namespace {
 
 thread_local std::optional<Dial>* early = nullptr;
 
-void require_our_user(unsigned uid) {
-  if (uid == geteuid()) return;
+[[noreturn]] void refuse_other_user(unsigned uid) {
   throw Error(
       ErrorCode::other_user,
-      fmt::format("the owner of this handle runs as uid {}, this process as uid {}: memory is shared "
-                  "within one user only (or the owner has ended and that user has taken its name)",
-                  uid, geteuid()));
+      fmt::format("the owner of this handle {}: memory is shared within one user only (or the owner has "
+                  "ended and that user has taken its name)",
+                  describe_other_user(uid)));
 }
 
 UnixSocket connect_to_our_user(const SocketName& name, std::chrono::milliseconds patience) {
   UnixSocket socket = UnixSocket::connect(name, patience);
-  require_our_user(socket.peer().uid);
+  if (const PeerCredentials peer = socket.peer(); !peer.is_our_user) refuse_other_user(peer.uid);
   return socket;
 }
 
@@ -39,7 +38,8 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
       return connect_to_our_user(to, wait);
     } catch (const Error& e) {  // its queue is full: another user's socket perhaps
       if (e.code() != ErrorCode::timeout) throw;
-      if (const auto user = to.abstract ? listening_user(to.text) : std::nullopt) require_our_user(*user);
+      const auto user = to.abstract ? listening_user(to.text) : std::nullopt;
+      if (user && *user != geteuid()) refuse_other_user(*user);
       if (wait == patience) throw;
     }
   }

@@ -2,7 +2,6 @@
 #include "share/broker/broker.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -51,8 +50,8 @@ void Broker::accept_some() {
       auto socket = listener_.try_accept();
       if (!socket) break;
       point("broker.accepted");
-      if (socket->peer().uid != geteuid()) {  // which closes it
-        log_debug([&] { return fmt::format("refused a process of uid {}", socket->peer().uid); });
+      if (const PeerCredentials peer = socket->peer(); !peer.is_our_user) {  // which closes it
+        log_debug([&] { return fmt::format("refused a process that {}", describe_other_user(peer.uid)); });
         continue;
       }
       add_connection(std::move(*socket));
@@ -60,7 +59,7 @@ void Broker::accept_some() {
     starving_ = false;
   } catch (const Error& e) {
     if (!is_shortage(e.code())) throw;
-    if (!starving_) log_warning(fmt::format("borrowers have to wait: {}", e.what()));
+    if (!starving_) log_warning("borrowers have to wait: {}", e.what());
     starving_ = true;
     loop_.remove(listener_.fd());  // it would be reported without end; look() tries again
     starved_ = true;
@@ -93,7 +92,7 @@ void Broker::serve(At at) {
     }
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died)
-      log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
+      log_warning("a borrower (pid {}): {}", at->credentials.pid, e.what());
     if ((answering || e.code() != ErrorCode::peer_died) &&
         !at->suspect_since)  // false if it closed, and all was read
       at->suspect_since = Clock::now();
