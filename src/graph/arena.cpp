@@ -342,9 +342,9 @@ Window::Window() noexcept = default;
 Window::Window(Window&&) noexcept = default;
 
 Window& Window::operator=(Window&& other) noexcept {
-  close();
-  arena_ = std::move(other.arena_);
-  view_ = std::move(other.view_);
+  Window moved(std::move(other));  // first: `other` may be this window
+  std::swap(arena_, moved.arena_);
+  std::swap(view_, moved.view_);
   return *this;
 }
 

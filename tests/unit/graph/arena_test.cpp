@@ -47,6 +47,17 @@ TEST(Arena, ShowsTheSamePagesInEachWindowAtAddressesOfItsOwn) {
   EXPECT_EQ(first.base()[2 * kMiB], std::byte{9});
 }
 
+TEST(Arena, AWindowThatIsAssignedToItselfStays) {
+  const auto arena = Arena::make(kCpu);
+  Window window = arena->open(kMiB);
+  std::byte* const base = window.base();
+  Window& same = window;
+  window = std::move(same);
+  EXPECT_EQ(window.base(), base);
+  window = arena->open(2 * kMiB);
+  EXPECT_EQ(arena->footprint().windows, 1U);
+}
+
 TEST(Arena, GivesPagesBackThatNoWindowShows) {
   const auto arena = Arena::make(kCpu);
   const Window small = arena->open(kMiB);
