@@ -15,7 +15,6 @@
 #include "onecopy/core/error.h"
 #include "os/blocked_signals.h"
 #include "os/log.h"
-#include "os/process.h"
 
 namespace onecopy {
 namespace {
@@ -68,12 +67,6 @@ void EventLoop::add(int fd, Task handler, bool edge) {
   entries_.merge(entry);
   token_of_.erase(fd);
   token_of_.merge(number);
-}
-
-void EventLoop::on_exit_of(const Fd& pidfd, Task task) {
-  add(pidfd.get(), [&pidfd, task = std::move(task)] {
-    if (has_exited(pidfd)) task();
-  });
 }
 
 void EventLoop::rearm(int fd) {
@@ -152,7 +145,8 @@ void EventLoop::run() noexcept {
   running_ = this;
   if (rested_at_ == Clock::time_point::min()) rested_at_ = Clock::now();
   while (!stopping_) {
-    run_logged([&] { wait_and_handle(); });
+    // Without its descriptors, which a program may close that becomes a daemon, it does not spin.
+    if (!run_logged([&] { wait_and_handle(); })) std::this_thread::sleep_for(Timer::kSoon);
     const auto now = Clock::now();
     if (now >= next_pass()) pass();
     else if (!pass_requested_) rested_at_ = now;

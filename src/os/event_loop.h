@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "os/event.h"
-#include "os/fd.h"
 #include "os/mutex.h"
 #include "os/poller.h"
 
@@ -36,11 +35,9 @@ class EventLoop {
   EventLoop();
   ~EventLoop();
 
-  /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change.
+  /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change. A pidfd is readable from the end
+  /// of its process on.
   void add(int fd, Task handler, bool edge = false);
-  /// Runs `task` once the process of `pidfd` has ended, again and again until remove(). REQUIRES: `pidfd` stays where
-  /// it is until then.
-  void on_exit_of(const Fd& pidfd, Task task);
   /// Reports the present state of an edge-triggered `fd` again.
   void rearm(int fd);
   /// No handler of `fd` starts after this. One may be running, on the loop's thread, unless the caller is that thread.

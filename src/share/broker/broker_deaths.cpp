@@ -20,7 +20,7 @@ void Broker::on_hangup(At at) {
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
   if (!at->attached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
-  loop_.on_exit_of(at->pidfd, [this, at] { bury(at); });
+  loop_.add(at->pidfd.get(), [this, at] { bury(at); });
   looks_.request();
 }
 
@@ -76,9 +76,9 @@ bool Broker::may_be_used_unseen(const Connection& c) const {
 }
 
 void Broker::lose(At at) noexcept {
-  log_warning(fmt::format(
+  log_warning(
       "what process {} had borrowed stays reserved while children of it may live that are not known here",
-      at->credentials.pid));
+      at->credentials.pid);
   const LockGuard lock(mutex_);
   at->stage = MaybeForked{at->credentials.pid != 0};
   untracked_.hurry();

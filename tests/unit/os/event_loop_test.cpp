@@ -347,7 +347,7 @@ TEST(EventLoop, TellsThatAProcessHasEnded) {
   Child child([] { ::pause(); });
   pidfd = open_pidfd(ProcessOrigin{child.pid(), process_start_time(child.pid())});
   EventLoop loop;
-  loop.on_exit_of(pidfd, [&] {
+  loop.add(pidfd.get(), [&] {
     has_ended = true;
     loop.remove(pidfd.get());
   });
