@@ -197,11 +197,11 @@ void count_pageable(const PinnedRanges& pinned, const void* host, std::size_t by
   ++copy_counts.pageable;
   copy_counts.pageable_bytes += bytes;
   if (bytes >= kLarge && !is_said.exchange(true))
-    log_warning(fmt::format(
+    log_warning(
         "copied {} MiB between a card and memory of the host that is not pinned, at a fraction of "
         "the link's speed: pin it before, by onecopy.pin(tensor), or allocate it with pin=True "
         "(said once)",
-        bytes >> 20));
+        bytes >> 20);
 }
 
 /// Drivers refuse a copy over the edge of a pinned range (seen on an H100), so it is cut there.

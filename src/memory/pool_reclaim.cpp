@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "core/point.h"
@@ -29,8 +27,8 @@ void Pool::Impl::free_locked(const Extent& extent) {
   if (segment && !segment->own && extent.offset < segment->bytes)
     return free_shared(*segment, extent.offset);
   if (!segment || !segment->own || !segment->live) {
-    log_error(fmt::format("ignored the freeing of segment {} offset {}: no such extent is in use",
-                          extent.segment, extent.offset));
+    log_error("ignored the freeing of segment {} offset {}: no such extent is in use", extent.segment,
+              extent.offset);
     return;
   }
   segment->live = false;
@@ -54,8 +52,8 @@ void Pool::Impl::free_shared(Segment& segment, std::uint64_t offset) {
     free_pages(segment, {segment.number, page, mark >> 1});
   }
   if (bytes == 0)
-    log_error(fmt::format("ignored the freeing of segment {} offset {}: no such extent is in use",
-                          segment.number, offset));
+    log_error("ignored the freeing of segment {} offset {}: no such extent is in use", segment.number,
+              offset);
   else taken_back(bytes);
 }
 

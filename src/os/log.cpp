@@ -100,8 +100,12 @@ Setting setting() noexcept {
   return unpacked(found);
 }
 
+bool is_let_through(LogLevel level) noexcept {
+  return static_cast<int>(level) >= static_cast<int>(setting().threshold);
+}
+
 void write(LogLevel level, std::string_view text) noexcept {
-  if (static_cast<int>(level) >= static_cast<int>(setting().threshold)) deliver(level, text);
+  if (is_let_through(level)) deliver(level, text);
 }
 
 }  // namespace
@@ -115,9 +119,22 @@ bool logs_debug() noexcept {
 bool start_log() noexcept { return setting().is_level; }
 void set_log_sink(LogSink sink) noexcept { g_sink.store(sink, std::memory_order_release); }
 
-void log_error(const std::string& message) noexcept { write(LogLevel::error, message); }
-void log_warning(const std::string& message) noexcept { write(LogLevel::warning, message); }
-void log_info(const std::string& message) noexcept { write(LogLevel::info, message); }
-void log_debug(const std::string& message) noexcept { write(LogLevel::debug, message); }
+void log_error(std::string_view message) noexcept { write(LogLevel::error, message); }
+void log_warning(std::string_view message) noexcept { write(LogLevel::warning, message); }
+void log_info(std::string_view message) noexcept { write(LogLevel::info, message); }
+void log_debug(std::string_view message) noexcept { write(LogLevel::debug, message); }
+
+void log_formatted(LogLevel level, fmt::string_view format, fmt::format_args arguments) noexcept {
+  if (!is_let_through(level)) return;
+  const int saved = errno;
+  try {
+    fmt::memory_buffer line;
+    fmt::vformat_to(std::back_inserter(line), format, arguments);
+    deliver(level, {line.data(), line.size()});
+  } catch (...) {
+    // As in deliver().
+  }
+  errno = saved;
+}
 
 }  // namespace onecopy

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fmt/core.h>
+
 #include <concepts>
 #include <string>
 #include <string_view>
@@ -25,10 +27,26 @@ void set_log_sink(LogSink sink) noexcept;
 /// Reads ONECOPY_LOG now instead of at the first line. Returns false if it is no level, which is said once, or was.
 bool start_log() noexcept;
 
-void log_error(const std::string& message) noexcept;
-void log_warning(const std::string& message) noexcept;
-void log_info(const std::string& message) noexcept;
-void log_debug(const std::string& message) noexcept;
+void log_error(std::string_view message) noexcept;
+void log_warning(std::string_view message) noexcept;
+void log_info(std::string_view message) noexcept;
+void log_debug(std::string_view message) noexcept;
+
+/// Formats the line if the level is let through. If there is no memory for its text, the line is lost.
+void log_formatted(LogLevel level, fmt::string_view format, fmt::format_args arguments) noexcept;
+
+template <class... Args>
+void log_error(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  log_formatted(LogLevel::error, format, fmt::make_format_args(args...));
+}
+template <class... Args>
+void log_warning(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  log_formatted(LogLevel::warning, format, fmt::make_format_args(args...));
+}
+template <class... Args>
+void log_info(fmt::format_string<Args...> format, Args&&... args) noexcept {
+  log_formatted(LogLevel::info, format, fmt::make_format_args(args...));
+}
 
 /// Tells whether ONECOPY_LOG lets debug lines through: one read and a branch, for paths that run a million times a
 /// second.

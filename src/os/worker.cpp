@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/worker.h"
 
-#include <fmt/format.h>
 #include <pthread.h>
 
 #include <exception>
@@ -46,7 +45,7 @@ void Worker::run() noexcept {
     try {
       task_();
     } catch (const std::exception& e) {
-      log_warning(fmt::format("{}: {}", name_, e.what()));
+      log_warning("{}: {}", name_, e.what());
     }
     lock.lock();
   }

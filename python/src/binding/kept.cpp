@@ -2,14 +2,22 @@
 #include "binding/kept.h"
 
 #include <atomic>
+#include <memory>
+#include <new>
 #include <utility>
-#include <vector>
 
 #include "os/fork_hook.h"
 #include "os/mutex.h"
 
 namespace onecopy::python {
 namespace {
+
+/// A reference to give up, as an element of the DropQueue. It is allocated when the reference is taken, so that giving
+/// it up needs no memory.
+struct DropNode {
+  PyObject* object;
+  DropNode* next = nullptr;
+};
 
 /// Objects that are not needed any more. Thread safety: all members may be called concurrently; drop() needs the GIL.
 /// Survives fork. Never destroyed.
@@ -23,25 +31,28 @@ class DropQueue {
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
-  /// Without the GIL. At the end of the interpreter they stay where they are.
-  void add(PyObject* object) noexcept {
+  /// Without the GIL, and without an allocation. At the end of the interpreter objects stay where they are.
+  void add(DropNode* dropped) noexcept {
     const LockGuard lock(mutex_);
-    objects_.push_back(object);
+    dropped->next = std::exchange(first_, dropped);
     is_due_ = true;
     if (is_over_ || is_asked_) return;
     is_asked_ = Py_AddPendingCall([](void*) { return instance().drop(), 0; }, nullptr) == 0;
   }
 
   void drop() {
-    std::vector<PyObject*> objects;
+    DropNode* next = nullptr;
     {
       const LockGuard lock(mutex_);
-      if (objects_.empty() && !is_asked_) return;
-      objects.swap(objects_);
+      next = std::exchange(first_, nullptr);
       is_due_ = false;
       is_asked_ = false;
     }
-    for (PyObject* object : objects) Py_DECREF(object);
+    while (next) {
+      const std::unique_ptr<DropNode> one(next);
+      next = one->next;
+      Py_DECREF(one->object);
+    }
   }
 
   bool is_due() const noexcept { return is_due_; }
@@ -55,7 +66,7 @@ class DropQueue {
   DropQueue() = default;
 
   Mutex mutex_;
-  std::vector<PyObject*> objects_ GUARDED_BY(mutex_);
+  DropNode* first_ GUARDED_BY(mutex_) = nullptr;
   std::atomic<bool> is_due_ = false;          ///< are there objects? read without the lock
   bool is_asked_ GUARDED_BY(mutex_) = false;  ///< the interpreter will call drop()
   bool is_over_ GUARDED_BY(mutex_) = false;   ///< it is about to go
@@ -65,7 +76,9 @@ const ForkHook kDropsAtFork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unl
 
 }  // namespace
 
-void drop_soon(PyObject* object) noexcept { DropQueue::instance().add(object); }
+void drop_soon(PyObject* object) noexcept {
+  if (auto* const node = new (std::nothrow) DropNode{object}) DropQueue::instance().add(node);
+}
 
 void drop_unneeded() {
   if (DropQueue::instance().is_due()) DropQueue::instance().drop();
@@ -73,11 +86,10 @@ void drop_unneeded() {
 
 std::shared_ptr<const void> kept(nb::object object) {
   drop_unneeded();
-  PyObject* const raw = object.ptr();
-  std::shared_ptr<const void> group(
-      raw, [](const void* dropped) { drop_soon(static_cast<PyObject*>(const_cast<void*>(dropped))); });
-  object.release();
-  return group;
+  auto node = std::make_unique<DropNode>(DropNode{object.ptr()});
+  object.release();  // from here on the deleter gives the reference up, also if the next line throws
+  DropNode* const dropped = node.release();
+  return {dropped->object, [dropped](const void*) { DropQueue::instance().add(dropped); }};
 }
 
 void init_kept(nb::module_& m) {

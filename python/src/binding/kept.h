@@ -12,7 +12,8 @@ namespace onecopy::python {
 /// call of ours, or at the main thread's next step. REQUIRES: the GIL.
 std::shared_ptr<const void> kept(nb::object object);
 
-/// Gives up a reference in the same way: on any thread, with or without the GIL.
+/// Gives up a reference in the same way: on any thread, with or without the GIL. Allocates: if there is no memory, the
+/// object stays for good.
 void drop_soon(PyObject* object) noexcept;
 
 /// Drops unneeded objects now. For calls of ours that wait, and calls that make or take memory: the main thread's

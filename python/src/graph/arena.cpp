@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/graph/arena.h"
 
-#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -57,8 +56,7 @@ void list(const std::shared_ptr<Arena>& arena) {
   try {
     Session::current().list_arena(ArenaListing(arena));
   } catch (const Error& error) {
-    log_warning(
-        fmt::format("onecopy ls will not show an arena on {}: {}", arena->device().str(), error.what()));
+    log_warning("onecopy ls will not show an arena on {}: {}", arena->device().str(), error.what());
   }
 }
 

@@ -138,13 +138,12 @@ void* GraphPool::allocate(std::size_t bytes, int ordinal) noexcept {
       if (found != pools.open.end()) pool = found->second->weak_from_this().lock();
     }
     if (pool) return pool->add(bytes);
-    log_warning(fmt::format("torch requested {} bytes for a capture on cuda:{}, but no capture is active",
-                            bytes, ordinal));
+      log_warning("torch requested {} bytes for a capture on cuda:{}, but no capture is active", bytes, ordinal);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_memory)  // torch reports that itself
-      log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));
+      log_warning("no memory for a capture on cuda:{}: {}", ordinal, error.what());
   } catch (const std::exception& error) {
-    log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));
+    log_warning("no memory for a capture on cuda:{}: {}", ordinal, error.what());
   }
   return nullptr;
 }
@@ -158,8 +157,7 @@ void GraphPool::free(void* segment) noexcept {
     auto next = pools.by_base.upper_bound(at);
     if (next != pools.by_base.begin()) pool = std::prev(next)->second->weak_from_this().lock();
   }
-  if (!pool || !pool->remove(at))
-    log_warning(fmt::format("torch gave back {}, which is of no capture", segment));
+  if (!pool || !pool->remove(at)) log_warning("torch gave back {}, which is of no capture", segment);
 }
 
 }  // namespace onecopy::python

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of onecopy for torch's CUDA allocator. torch finds the two functions by name and calls them on any thread,
 // with or without the GIL, as onecopy/torch.py describes.
-#include <fmt/format.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -52,9 +51,9 @@ void* allocate(ssize_t size, int device) noexcept {
     return LentToTorch::instance().add(empty(bytes, {DeviceType::cuda, static_cast<std::int16_t>(device)}));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_memory)
-      log_warning(fmt::format("no memory for torch on cuda:{}: {}", device, error.what()));
+      log_warning("no memory for torch on cuda:{}: {}", device, error.what());
   } catch (const std::exception& error) {
-    log_warning(fmt::format("no memory for torch on cuda:{}: {}", device, error.what()));
+    log_warning("no memory for torch on cuda:{}: {}", device, error.what());
   }
   return nullptr;
 }
@@ -64,7 +63,7 @@ void give_back(void* begin, void* stream) noexcept {
   try {
     const Tensor ordered = record_stream(LentToTorch::instance().take(begin), {stream});
   } catch (const std::exception& error) {
-    log_warning(fmt::format("torch's memory at {} was given back out of order: {}", begin, error.what()));
+    log_warning("torch's memory at {} was given back out of order: {}", begin, error.what());
   }
 }
 

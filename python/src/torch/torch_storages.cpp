@@ -46,13 +46,16 @@ nb::object Storages::lend(const Api& api, const Tensor& tensor) {
                              0};
   {
     const LockGuard lock(mutex_);
+    reserve_due(1);
     lent_[lent->begin] = lent.get();  // in place of one whose storage is on its way out
+    ++loans_;
   }
   return api.import(&lent.release()->managed);
 }
 
 void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former) {
   const std::uintptr_t weak = api.weak(storage);
+  auto former_kept = former.is_valid() ? kept(std::move(former)) : nullptr;
   const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) {
@@ -61,7 +64,7 @@ void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin
   }
   if (at->second->weak != 0) free_later(at->second->weak);
   at->second->weak = weak;
-  if (former.is_valid()) at->second->former = former.release().ptr();
+  if (former_kept) at->second->former.swap(former_kept);
 }
 
 std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin) {
@@ -201,22 +204,30 @@ Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
 void Storages::give_back(DLManagedTensorVersioned* managed) {
   const std::unique_ptr<Loan> lent(static_cast<Loan*>(managed->manager_ctx));
   instance().remove(*lent);
-  if (lent->former) drop_soon(lent->former);
 }  // and the block is let go of without the lock
 
 void Storages::remove(Loan& lent) noexcept {
   const LockGuard lock(mutex_);
+  --loans_;
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);
-  if (lent.weak != 0) free_later(lent.weak);
+  if (lent.weak == 0) return;
+  due_weak_.push_back(lent.weak);  // there is room: reserve_due()
+  is_due_ = true;
+}
+
+void Storages::reserve_due(std::size_t more) {
+  const std::size_t wanted = due_weak_.size() + loans_ + more;
+  if (due_weak_.capacity() < wanted) due_weak_.reserve(2 * wanted);
 }
 
 void Storages::drop_all_due(const Api& api) {
   std::vector<std::uintptr_t> weak;
   {
     const LockGuard lock(mutex_);
+    weak = due_weak_;
+    due_weak_.clear();  // which keeps the capacity
     is_due_ = false;
-    weak.swap(due_weak_);
   }
   for (const std::uintptr_t number : weak) api.free_weak(number);
 }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -59,7 +60,7 @@ class Storages {
     Tensor bytes;
     std::byte* begin;
     std::uintptr_t weak = 0;                        ///< of the storage; guarded by the mutex
-    PyObject* former = nullptr;                     ///< a storage kept alive; guarded by the mutex
+    std::shared_ptr<const void> former;             ///< a storage kept alive, kept(); guarded by the mutex
     std::vector<std::pair<void*, Tensor>> streams;  ///< besides the one of `bytes`; guarded by the mutex
   };
 
@@ -92,9 +93,12 @@ class Storages {
   }
   void drop_all_due(const Api& api);
   void free_later(std::uintptr_t weak) REQUIRES(mutex_) {
+    reserve_due(1);
     due_weak_.push_back(weak);
     is_due_ = true;
   }
+  /// Keeps room in due_weak_ for each loan besides `more`: torch gives a loan back where nothing may fail.
+  void reserve_due(std::size_t more) REQUIRES(mutex_);
 
   // Around a fork.
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
@@ -111,6 +115,7 @@ class Storages {
   std::unordered_map<const std::byte*, Adoption> adopted_;  ///< used with the GIL only
   std::size_t adopted_limit_ = 64;
   std::size_t paired_limit_ GUARDED_BY(mutex_) = 64;         ///< when to look for expired ones
+  std::size_t loans_ GUARDED_BY(mutex_) = 0;                 ///< also those replaced in lent_
   std::vector<std::uintptr_t> due_weak_ GUARDED_BY(mutex_);  ///< to be freed with the GIL
   std::atomic<bool> is_due_ = false;                         ///< there may be some
 };

@@ -49,8 +49,8 @@ TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
     return session.streams().mark(at.device, at.stream);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported)
-      log_warning(fmt::format("a value was put before the work of a stream on {} could be marked: {}",
-                              at.device.str(), error.what()));
+      log_warning("a value was put before the work of a stream on {} could be marked: {}", at.device.str(),
+                  error.what());
     return {};
   }
 }
@@ -101,8 +101,8 @@ void ask_for(Session& session, const ItemOrder& values) noexcept {
     for (const Device device : session.streams().used_devices().list())
       session.streams().prepare_wait(values.putter, device);
   } catch (const std::exception& error) {
-    log_warning(fmt::format(
-        "a value was got, and its putter cannot be asked how far its streams have come: {}", error.what()));
+    log_warning("a value was got, and its putter cannot be asked how far its streams have come: {}",
+                error.what());
   }
 }
 
@@ -127,8 +127,7 @@ void wait_for_values(Session& session, const ItemOrder& values, Stream stream) n
         wait(session, values.putter, point_of(p), streams_to_wait(session, stream));
     }
   } catch (const std::exception& error) {
-    log_warning(
-        fmt::format("a value was got before the work of its putter's stream was done: {}", error.what()));
+    log_warning("a value was got before the work of its putter's stream was done: {}", error.what());
   }
 }
 

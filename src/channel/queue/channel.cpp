@@ -222,7 +222,7 @@ void Channel::hold_role_in_child() noexcept {
   try {
     ring_.use_file(hold_role(ring_.fd(), Role::user));
   } catch (const Error& error) {
-    log_warning(fmt::format("a forked child shares its parent's place in a queue: {}", error.what()));
+    log_warning("a forked child shares its parent's place in a queue: {}", error.what());
   }
 }
 

@@ -93,7 +93,7 @@ void Readiness::run() noexcept {
   try {
     watch();
   } catch (const std::exception& error) {
-    log_warning(fmt::format("onecopy's watch over a queue ends: {}", error.what()));
+    log_warning("onecopy's watch over a queue ends: {}", error.what());
     event_.set();
   }
 }

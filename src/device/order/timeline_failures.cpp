@@ -59,10 +59,10 @@ void Timeline::poll(Device device) {
   has_failures_ = true;
   if (page_.data()) page_.as<Word>()[kFailureWord] = to_word(error);
   end(device);
-  log_error(fmt::format(
+  log_error(
       "{}; other processes that wait for its streams go on and are told, and memory released in their "
       "order stays reserved until this process ends",
-      error.what()));
+      error.what());
 }
 
 /// Returns true while that has to be done again.

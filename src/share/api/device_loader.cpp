@@ -95,7 +95,7 @@ void DeviceLoader::run(const LoadProgress& progress) {
   backend(device_.type).synchronize(device_.index, stream_);  // the ring is the next caller's
   rethrow();
   report(progress);
-  log_info(fmt::format("{} to {}, {} threads: {}", name_, device_.str(), threads, times_.text()));
+  log_info("{} to {}, {} threads: {}", name_, device_.str(), threads, times_.text());
 }
 
 void DeviceLoader::report(const LoadProgress& progress) const {

@@ -130,7 +130,7 @@ OwnerList ask_owners() {
 std::vector<OwnerInfo> list_owners() {
   OwnerList list = ask_owners();
   for (const SilentOwner& owner : list.silent)
-    log_warning(fmt::format("not listed, {}...: {}", owner.socket.substr(0, 8), owner.why));
+    log_warning("not listed, {}...: {}", owner.socket.substr(0, 8), owner.why);
   return std::move(list.owners);
 }
 

@@ -243,7 +243,7 @@ bool BrokerClient::try_end() {
   try {
     if (!is_over_) take_news();
   } catch (const Error& e) {
-    log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
+    log_warning("process {} has ended: {}", pid_, e.what());
   }
   loop_->remove(socket_.fd());
   is_over_ = true;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/borrower/retained_segments.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -40,11 +38,11 @@ bool RetainedSegments::add(const SegmentKey& key, const ProcessOrigin& origin, F
 void RetainedSegments::report_refusal(const ProcessOrigin& origin) {
   if (std::exchange(has_refused_, true)) return;
   log_warning(
-      fmt::format("memory of process {} that is in queues open here lies in many pieces on a device; {} "
-                  "descriptors of such are "
-                  "kept for the day that their owners die, and items in the other pieces that are not "
-                  "taken by then are lost",
-                  origin.pid, kMostOfDevices));
+      "memory of process {} that is in queues open here lies in many pieces on a device; {} "
+      "descriptors of such are "
+      "kept for the day that their owners die, and items in the other pieces that are not "
+      "taken by then are lost",
+      origin.pid, kMostOfDevices);
 }
 
 RetainedSegments::Entry RetainedSegments::make_entry(const SegmentKey& key, const ProcessOrigin& origin,

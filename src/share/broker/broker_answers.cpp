@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The questions of borrowers, and their answers.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -40,7 +38,7 @@ void Broker::answer(At at, Packet packet) {
   } catch (const Error& e) {
     if (e.code() == ErrorCode::peer_died) throw;
     if (answered) return refuse(c, e);
-    log_warning(fmt::format("a borrower (pid {}): {}", c.credentials.pid, e.what()));
+    log_warning("a borrower (pid {}): {}", c.credentials.pid, e.what());
   }
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/fork_page.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,17 +24,16 @@ void report_reserved(const char* why) noexcept {
   if (is_said.exchange(true)) return;
   try {
     log_warning(
-        fmt::format("fork: {}; what the child borrows stays reserved until both processes have ended "
-                    "(said once)",
-                    why));
+        "fork: {}; what the child borrows stays reserved until both processes have ended "
+        "(said once)",
+        why);
   } catch (const std::exception&) {  // no memory for the words either
   }
 }
 
 void say_that_child_ends(const char* why) noexcept {
   try {
-    log_error(fmt::format("fork: {}; the child ends, since nothing would keep the memory that it inherited",
-                          why));
+    log_error("fork: {}; the child ends, since nothing would keep the memory that it inherited", why);
   } catch (const std::exception&) {  // as above
   }
 }

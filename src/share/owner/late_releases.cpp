@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/late_releases.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "device/backend.h"
@@ -73,7 +71,7 @@ bool LateReleases::close_list() noexcept {
   } catch (const Error& error) {
     // An unsupported error without a vendor's code means that the vendor has no such call.
     if (error.code() == ErrorCode::unsupported && error.vendor_code() == 0) has_points_ = false;
-    else log_warning(fmt::format("pinned memory waits for the device: {}", error.what()));
+    else log_warning("pinned memory waits for the device: {}", error.what());
   } catch (const std::bad_alloc&) {  // later
   }
   put_back(std::move(list));
@@ -89,14 +87,13 @@ bool LateReleases::try_mark(List& list) {
 
 void LateReleases::put_back(List list) noexcept {
   const LockGuard lock(mutex_);
-  if (open_.empty()) open_.swap(list.kept);
-  else open_.insert(open_.end(), list.kept.begin(), list.kept.end());
+  open_.splice(open_.end(), list.kept);
 }
 
 /// Lists end in their order: a later list has later points.
 void LateReleases::end_due() noexcept {
   for (;;) {
-    std::vector<KeptReference> due;
+    References due;
     {
       const LockGuard lock(mutex_);
       if (closed_.empty()) return;
@@ -111,7 +108,7 @@ void LateReleases::end_due() noexcept {
       closed_.pop_front();
       if (passed == WorkPoint::Progress::never) {
         size_ -= due.size();
-        held_.insert(held_.end(), due.begin(), due.end());
+        held_.splice(held_.end(), due);
         continue;
       }
     }
@@ -119,7 +116,7 @@ void LateReleases::end_due() noexcept {
   }
 }
 
-void LateReleases::end(std::vector<KeptReference>& kept) noexcept {
+void LateReleases::end(References& kept) noexcept {
   for (const KeptReference& one : kept) one.group->release_now(one.block);
   size_ -= kept.size();
   kept.clear();
@@ -158,7 +155,7 @@ void LateReleases::wait_for_devices() noexcept {
   if (has_finished) return end(list.kept);
   const LockGuard lock(mutex_);
   size_ -= list.kept.size();
-  held_.insert(held_.end(), list.kept.begin(), list.kept.end());
+  held_.splice(held_.end(), list.kept);
 }
 
 void LateReleases::lock() noexcept {

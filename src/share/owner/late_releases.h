@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -74,8 +75,10 @@ class LateReleases {
     SharedBlocks* group;
     std::uint32_t block;
   };
+  /// Linked lists: references move from one to another without an allocation, so a drop never fails on the way.
+  using References = std::list<KeptReference>;
   struct List {
-    std::vector<KeptReference> kept;
+    References kept;
     std::vector<std::unique_ptr<WorkPoint>> points;
   };
 
@@ -97,7 +100,7 @@ class LateReleases {
   bool try_mark(List& list);
   void put_back(List list) noexcept;
   void end_due() noexcept;
-  void end(std::vector<KeptReference>& kept) noexcept;
+  void end(References& kept) noexcept;
   void wait_for_devices() noexcept;
   Types all_types() const noexcept;
 
@@ -106,12 +109,12 @@ class LateReleases {
 
   mutable Mutex mutex_;
   Types types_ GUARDED_BY(mutex_);
-  std::vector<KeptReference> open_ GUARDED_BY(mutex_);
+  References open_ GUARDED_BY(mutex_);
   std::uint64_t open_bytes_ GUARDED_BY(mutex_) = 0;
   Clock::time_point last_close_ GUARDED_BY(mutex_){};
   std::deque<List> closed_ GUARDED_BY(mutex_);
-  std::vector<KeptReference> held_ GUARDED_BY(mutex_);  ///< until the process ends
-  std::atomic<bool> has_points_{true};                  ///< until a vendor says that it has none
+  References held_ GUARDED_BY(mutex_);  ///< until the process ends
+  std::atomic<bool> has_points_{true};  ///< until a vendor says that it has none
   std::atomic<std::uint64_t> total_{0};
   std::atomic<std::size_t> size_{0};  ///< without the held ones
 };

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/stream_releases.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <functional>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -15,24 +11,39 @@
 #include "os/process.h"
 
 namespace onecopy {
+namespace {
+
+/// Moves the chosen elements to the end of `to`, in their order. Returns how many.
+template <class List, class IsChosen>
+std::size_t move_if(List& from, List& to, IsChosen&& is_chosen) noexcept {
+  const std::size_t before = to.size();
+  for (auto at = from.begin(); at != from.end();) {
+    const auto one = at++;
+    if (is_chosen(*one)) to.splice(to.end(), from, one);
+  }
+  return to.size() - before;
+}
+
+}  // namespace
 
 /// Stands between the references to a block and its group; belongs to them, and goes with the last.
 class StreamReleases::Lease final : public SharedBlocks {
  public:
-  Lease(StreamReleases& releases, BlockRef block, Device device, Stream stream)
-      : releases_(releases), block_(std::move(block)), device_(device), stream_(stream) {}
+  Lease(StreamReleases& releases, BlockRef block, Device device, Stream stream) : releases_(releases) {
+    reference_.push_back({std::move(block), device, stream});
+  }
 
   void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::unique_ptr<Lease> last(this);
-    if (current_pid() == pid_) releases_.drop({std::move(block_), device_, stream_});
+    if (current_pid() == pid_) releases_.drop(std::move(reference_));
   }
   SharedBlocks& root() noexcept override { return group().root(); }
   const ProcessId& owner() const noexcept override { return group().owner(); }
   std::vector<Stream> order() const override {
     std::vector<Stream> all = group().order();
-    all.push_back(stream_);
+    all.push_back(reference_.front().stream);
     return all;
   }
   ExportedBlock export_block(std::uint32_t block, Access access) override {
@@ -55,12 +66,10 @@ class StreamReleases::Lease final : public SharedBlocks {
   void end_transit(std::uint32_t block) noexcept override { group().end_transit(block); }
 
  private:
-  SharedBlocks& group() const noexcept { return as_shared(*block_.group()); }
+  SharedBlocks& group() const noexcept { return as_shared(*reference_.front().block.group()); }
 
   StreamReleases& releases_;
-  BlockRef block_;
-  const Device device_;
-  const Stream stream_;
+  References reference_;  ///< one, until the last reference to the lease goes
   const int pid_ = current_pid();
   std::atomic<std::uint64_t> references_{1};
 };
@@ -71,52 +80,51 @@ BlockRef StreamReleases::order(BlockRef block, Device device, Stream stream) {
   return {lease.release(), number};
 }
 
-/// Empty if the stream cannot be marked for now: it is captured, or its device has failed. The error code decides:
+/// Empty if the stream cannot be marked for now: it is captured, its device has failed, or memory is short. The error code decides:
 /// the capture may be over before is_captured() could be asked.
 std::optional<TimelinePoint> StreamReleases::mark(Device device, Stream stream) noexcept {
   try {
     return timeline_.mark(device, stream);
   } catch (const Error& e) {
     if (e.code() == ErrorCode::unsupported || timeline_.has_failed(device)) return {};
-    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+    log_warning("a tensor was given back out of order: {}", e.what());
+  } catch (const std::bad_alloc&) {
+    return {};
   } catch (const std::exception& e) {
-    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+    log_warning("a tensor was given back out of order: {}", e.what());
   }
   return TimelinePoint{};
 }
 
-void StreamReleases::mark_all(std::vector<DroppedReference> blocks) noexcept {
-  while (!blocks.empty()) {
-    const Device device = blocks.back().device;
-    const Stream stream = blocks.back().stream;
-    const auto first = std::stable_partition(blocks.begin(), blocks.end(), [&](const DroppedReference& d) {
-      return d.device != device || d.stream.native != stream.native;
+void StreamReleases::mark_all(References dropped) noexcept {
+  while (!dropped.empty()) {
+    const Device device = dropped.back().device;
+    const Stream stream = dropped.back().stream;
+    References of_one_stream;
+    move_if(dropped, of_one_stream, [&](const DroppedReference& d) {
+      return d.device == device && d.stream.native == stream.native;
     });
     const auto point = mark(device, stream);
     if (!point || !timeline_.has_passed(*point)) {
+      for (DroppedReference& one : of_one_stream) one.point = point.value_or(TimelinePoint{});
       const LockGuard lock(mutex_);
-      for (auto at = first; at != blocks.end(); ++at)
-        if (point) waiting_.push_back({std::move(at->block), *point, device});
-        else unmarked_.push_back(std::move(*at));
+      References& to = point ? waiting_ : unmarked_;
+      to.splice(to.end(), of_one_stream);
     } else {
-      size_ -= static_cast<std::size_t>(blocks.end() - first);
+      size_ -= of_one_stream.size();
     }
-    blocks.erase(first, blocks.end());
   }
 }
 
-/// Moves the blocks of the chosen entries, and counts them no more.
-template <class Entries, class IsChosen>
-void StreamReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
-  const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_chosen));
-  for (auto at = first; at != from.end(); ++at) to.push_back(std::move(at->block));
-  size_ -= static_cast<std::size_t>(from.end() - first);
-  from.erase(first, from.end());
+/// Moves the chosen references, and subtracts them from size_.
+template <class IsChosen>
+void StreamReleases::take(References& from, References& to, IsChosen&& is_chosen) {
+  size_ -= move_if(from, to, is_chosen);
 }
 
 /// REQUIRES: no waiting point has passed.
 void StreamReleases::hold_those_of_failed_devices() {
-  const auto has_failed = [this](const auto& entry) { return timeline_.has_failed(entry.device); };
+  const auto has_failed = [this](const DroppedReference& d) { return timeline_.has_failed(d.device); };
   take(waiting_, held_, has_failed);
   take(unmarked_, held_, has_failed);
 }
@@ -124,44 +132,40 @@ void StreamReleases::hold_those_of_failed_devices() {
 /// Called at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
 /// look's worth.
 void StreamReleases::end_two() noexcept {
-  std::vector<PendingRelease> due;  // dropped without the lock
+  References due;  // released without the lock
   const LockGuard lock(mutex_);
   for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
-    due.push_back(std::move(waiting_.front()));
-    waiting_.pop_front();
+    due.splice(due.end(), waiting_, waiting_.begin());
     --size_;
   }
 }
 
-void StreamReleases::drop(DroppedReference block) noexcept {
+void StreamReleases::drop(References dropped) noexcept {
+  const DroppedReference& one = dropped.front();
   ++size_;
-  if (must_not_wait && must_not_wait()) leave(std::move(block));
+  if (must_not_wait && must_not_wait()) leave(std::move(dropped));
   // A default stream stays, so its mark may come later. On a host that may have to wait for a mark, it is made here.
-  else if (!block.stream.native && !timeline_.may_wait_on_host(block.device)) collect(std::move(block));
-  else {
-    std::vector<DroppedReference> alone;
-    alone.push_back(std::move(block));
-    mark_all(std::move(alone));
-  }
+  else if (!one.stream.native && !timeline_.may_wait_on_host(one.device)) collect(std::move(dropped));
+  else mark_all(std::move(dropped));
   end_two();
   if (on_wait && size() != 0) on_wait();
 }
 
-void StreamReleases::leave(DroppedReference block) noexcept {
+void StreamReleases::leave(References dropped) noexcept {
   const LockGuard lock(mutex_);
-  unmarked_.push_back(std::move(block));
+  unmarked_.splice(unmarked_.end(), dropped);
 }
 
 /// A mark takes a microsecond of the host and two of the stream. Much memory does not wait for more of it.
-void StreamReleases::collect(DroppedReference block) noexcept {
+void StreamReleases::collect(References dropped) noexcept {
   constexpr std::size_t kMany = 64;
   constexpr std::size_t kMuch = std::size_t{256} << 20;
-  auto& group = as_shared(*block.block.group());
-  const std::size_t size = group.bytes_of(block.block.number(), Access::read_write).size();
+  const BlockRef& block = dropped.front().block;
+  const std::size_t size = as_shared(*block.group()).bytes_of(block.number(), Access::read_write).size();
   bool are_enough = false;
   {
     const LockGuard lock(mutex_);
-    collected_.push_back(std::move(block));
+    collected_.splice(collected_.end(), dropped);
     collected_bytes_ += size;
     are_enough = collected_.size() >= kMany || (collected_.size() > 1 && collected_bytes_ > kMuch);
   }
@@ -169,7 +173,7 @@ void StreamReleases::collect(DroppedReference block) noexcept {
 }
 
 void StreamReleases::mark_collected() noexcept {
-  std::vector<DroppedReference> collected;
+  References collected;
   {
     const LockGuard lock(mutex_);
     collected.swap(collected_);
@@ -179,7 +183,7 @@ void StreamReleases::mark_collected() noexcept {
 }
 
 void StreamReleases::mark_left() noexcept {
-  std::vector<DroppedReference> unmarked;
+  References unmarked;
   {
     const LockGuard lock(mutex_);
     unmarked.swap(unmarked_);
@@ -189,11 +193,11 @@ void StreamReleases::mark_left() noexcept {
 }
 
 bool StreamReleases::sweep() noexcept {
-  std::vector<BlockRef> due;  // dropped without the lock: one may stand before another
+  References due;  // released without the lock: one may stand before another
   bool are_left = false;
   {
     const LockGuard lock(mutex_);
-    take(waiting_, due, [this](const PendingRelease& w) { return timeline_.has_passed(w.point); });
+    take(waiting_, due, [this](const DroppedReference& d) { return timeline_.has_passed(d.point); });
     hold_those_of_failed_devices();
     are_left = !unmarked_.empty() || !collected_.empty();
   }

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
+#include <list>
 #include <optional>
-#include <vector>
 
 #include "device/order/timeline.h"
 #include "os/mutex.h"
@@ -48,34 +47,33 @@ class StreamReleases {
     BlockRef block;
     Device device;
     Stream stream;
+    TimelinePoint point{};  ///< the release is due once the stream has passed it; set by the mark
   };
-  struct PendingRelease {
-    BlockRef block;
-    TimelinePoint point;
-    Device device;
-  };
+  /// Each lease makes its element when it is made. From then on elements move from list to list, which needs no
+  /// memory: a drop must not fail.
+  using References = std::list<DroppedReference>;
 
-  void drop(DroppedReference block) noexcept;
-  void collect(DroppedReference block) noexcept;
-  void leave(DroppedReference block) noexcept;
+  void drop(References dropped) noexcept;
+  void collect(References dropped) noexcept;
+  void leave(References dropped) noexcept;
   void mark_collected() noexcept;
   void end_two() noexcept;
   /// One mark for all that were dropped in one stream. Without the lock while the driver is asked.
-  void mark_all(std::vector<DroppedReference> blocks) noexcept;
+  void mark_all(References dropped) noexcept;
   std::optional<TimelinePoint> mark(Device device, Stream stream) noexcept;
-  template <class Entries, class IsChosen>
-  void take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) REQUIRES(mutex_);
+  template <class IsChosen>
+  void take(References& from, References& to, IsChosen&& is_chosen) REQUIRES(mutex_);
   void hold_those_of_failed_devices() REQUIRES(mutex_);
 
   Timeline& timeline_;
   std::atomic<std::size_t> size_{0};  ///< also counts leases that are just being marked
   Mutex mutex_;
-  std::vector<DroppedReference> collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
+  References collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
   std::size_t collected_bytes_ GUARDED_BY(mutex_) = 0;
-  std::deque<PendingRelease> waiting_ GUARDED_BY(mutex_);
-  std::vector<DroppedReference> unmarked_
-      GUARDED_BY(mutex_);  ///< a captured stream takes no mark, and some threads may make none
-  std::vector<BlockRef> held_ GUARDED_BY(mutex_);  ///< until the process ends
+  References waiting_ GUARDED_BY(mutex_);  ///< marked, and not due yet
+  References unmarked_
+      GUARDED_BY(mutex_);               ///< a captured stream takes no mark, and some threads may make none
+  References held_ GUARDED_BY(mutex_);  ///< until the process ends
 };
 
 }  // namespace onecopy

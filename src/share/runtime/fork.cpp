@@ -4,8 +4,6 @@
 // Before: the watch thread stops, every lock is taken, and each owner (this process included) gets a claim page in
 // which the child counts as holding everything. After, in the child, which is alone: exact claims replace
 // "everything", and a new Runtime takes over. No owner is asked to answer.
-#include <fmt/format.h>
-
 #include <array>
 
 #include "device/pinned_ranges.h"
@@ -20,7 +18,7 @@ namespace {
 
 void warn(const char* why) noexcept {
   try {
-    log_warning(fmt::format("fork: {}; freed memory that the child may use stays reserved", why));
+    log_warning("fork: {}; freed memory that the child may use stays reserved", why);
   } catch (const std::exception&) {  // no memory for the words either
   }
 }

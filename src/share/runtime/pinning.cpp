@@ -164,12 +164,7 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
 /// Also takes back a piece that was to be unpinned, and is not yet.
 bool Pinning::try_use(const Piece& wanted, std::uint32_t block, Use use) {
   const LockGuard lock(mutex_);
-  const auto left =
-      std::find_if(left_.begin(), left_.end(), [&](const Piece& p) { return p.at() == wanted.at(); });
-  if (left != left_.end()) {
-    pieces_.emplace(left->at(), std::move(*left));
-    left_.erase(left);
-  }
+  pieces_.insert(left_.extract(wanted.at()));
   const auto found = pieces_.find(wanted.at());
   if (found != pieces_.end()) note(found->second, block, use);
   return found != pieces_.end();
@@ -181,25 +176,28 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
   make_room(piece.bytes);
   LateReleases::activate(card.type);
   std::byte* const at = piece.at();
+  note(piece, block, use);
+  Pieces made;  // before the pin, so that nothing fails between the pin and its record
+  made.emplace(at, piece);
   piece.group->begin_pin(piece.segment);
+  const auto begin = Clock::now();
+  auto present = begin;
   try {
     const std::uint64_t inside = std::min<std::uint64_t>(piece.bytes, piece.memory->size() - piece.offset);
-    const auto begin = Clock::now();
     if (piece.memory->access() == Access::read_write) piece.memory->populate(piece.offset, inside);
-    const auto present = Clock::now();
-    {
-      const PageTableFiller filler(at, inside);
-      PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
-    }
-    log_info(fmt::format("pinned {} bytes: {:.1f} ms to reserve them, {:.1f} ms for the driver",
-                         piece.bytes, milliseconds(present - begin), milliseconds(Clock::now() - present)));
+    present = Clock::now();
+    const PageTableFiller filler(at, inside);
+    PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
   } catch (...) {
     piece.group->end_pin(piece.segment);
     throw;
   }
-  note(piece, block, use);
-  const LockGuard lock(mutex_);
-  pieces_.emplace(at, std::move(piece));
+  {
+    const LockGuard lock(mutex_);
+    pieces_.merge(made);
+  }
+  log_info("pinned {} bytes: {:.1f} ms to reserve them, {:.1f} ms for the driver", piece.bytes,
+           milliseconds(present - begin), milliseconds(Clock::now() - present));
 }
 
 void Pinning::make_room(std::uint64_t bytes) {
@@ -222,7 +220,7 @@ void Pinning::unpin(const Tensor& tensor) {
   const Piece piece = piece_of(tensor);
   const std::set<std::uint32_t> unpinned{tensor.block().number()};
   const LockGuard making(making_);
-  std::vector<Piece> gone;
+  Pieces gone;
   {
     const LockGuard lock(mutex_);
     const auto found = pieces_.find(piece.at());
@@ -232,8 +230,7 @@ void Pinning::unpin(const Tensor& tensor) {
     });
     std::erase_if(found->second.viewed, [&](std::uint32_t block) { return !piece.group->holds(block); });
     if (!found->second.users.empty() || !found->second.viewed.empty()) return;
-    gone.push_back(std::move(found->second));
-    pieces_.erase(found);
+    gone.insert(pieces_.extract(found));
   }
   end(std::move(gone), unpinned);
 }
@@ -245,39 +242,32 @@ bool Pinning::is_pinned(const Tensor& tensor) {
                                        std::max<std::size_t>(1, tensor.layout().extent_bytes()));
 }
 
-std::vector<Pinning::Piece> Pinning::take(const std::function<bool(const Piece&)>& is_chosen) {
-  std::vector<Piece> taken;
+Pinning::Pieces Pinning::take(const std::function<bool(const Piece&)>& is_chosen) noexcept {
+  Pieces taken;
   const LockGuard lock(mutex_);
   for (auto at = pieces_.begin(); at != pieces_.end();) {
-    if (!is_chosen(at->second)) {
-      ++at;
-      continue;
-    }
-    taken.push_back(std::move(at->second));
-    at = pieces_.erase(at);
+    const auto piece = at++;
+    if (is_chosen(piece->second)) taken.insert(pieces_.extract(piece));
   }
   return taken;
 }
 
 void Pinning::sweep() noexcept {
-  try {
-    std::vector<Piece> gone = take([](const Piece& piece) { return piece.memory.use_count() == 1; });
-    if (gone.empty()) return;
-    {
-      const LockGuard lock(mutex_);
-      std::move(gone.begin(), gone.end(), std::back_inserter(left_));
-    }
-    unpinning_.request();
-  } catch (const std::bad_alloc&) {  // later
+  Pieces gone = take([](const Piece& piece) { return piece.memory.use_count() == 1; });
+  if (gone.empty()) return;
+  {
+    const LockGuard lock(mutex_);
+    left_.merge(gone);
   }
+  unpinning_.request();
 }
 
-std::vector<Pinning::Piece> Pinning::take_left() noexcept {
+Pinning::Pieces Pinning::take_left() noexcept {
   const LockGuard lock(mutex_);
   return std::exchange(left_, {});
 }
 
-std::vector<Pinning::Piece> Pinning::take_idle() {
+Pinning::Pieces Pinning::take_idle() noexcept {
   return take(
       [](const Piece& piece) { return !piece.group->uses(piece.segment, piece.offset, piece.bytes, {}); });
 }
@@ -293,11 +283,17 @@ std::uint64_t Pinning::end_idle() {
 }
 
 /// Tells the driver first, then the owner, and ends the mapping last. Keeps pieces in which there are other blocks.
-std::uint64_t Pinning::end(std::vector<Piece> pieces, const std::set<std::uint32_t>& others) noexcept {
+std::uint64_t Pinning::end(Pieces pieces, const std::set<std::uint32_t>& others) noexcept {
   std::uint64_t bytes = 0;
-  for (Piece& piece : pieces) {
-    if (try_end(piece, others)) bytes += piece.bytes;
-    else keep(std::move(piece));
+  for (auto at = pieces.begin(); at != pieces.end();) {
+    const auto piece = at++;
+    if (try_end(piece->second, others)) {
+      bytes += piece->second.bytes;
+      continue;
+    }
+    auto kept = pieces.extract(piece);
+    const LockGuard lock(mutex_);
+    pieces_.insert(std::move(kept));
   }
   pieces.clear();
   if (bytes != 0) pools_.look_again();
@@ -309,12 +305,6 @@ bool Pinning::try_end(const Piece& piece, const std::set<std::uint32_t>& others)
       piece.at(), [&] { return piece.group->uses(piece.segment, piece.offset, piece.bytes, others); });
   if (has_ended) piece.group->end_pin(piece.segment);
   return has_ended;
-}
-
-void Pinning::keep(Piece piece) noexcept {
-  const LockGuard lock(mutex_);
-  std::byte* const at = piece.at();
-  pieces_.emplace(at, std::move(piece));
 }
 
 void Pinning::abandon() noexcept {

@@ -84,6 +84,8 @@ class Pinning {
 
     std::byte* at() const noexcept { return memory->data() + offset; }
   };
+  /// By their begin. A piece keeps its node from the pin to the end of it: nodes move between maps without an
+  /// allocation, so that unpinning never fails for lack of memory.
   using Pieces = std::map<std::byte*, Piece>;
 
   enum class Use { copies, views };
@@ -94,14 +96,12 @@ class Pinning {
   void make(Piece piece, std::uint32_t block, Device card, Use use) REQUIRES(making_);
   static void note(Piece& piece, std::uint32_t block, Use use);
   void make_room(std::uint64_t bytes) REQUIRES(making_);
-  std::vector<Piece> take(const std::function<bool(const Piece&)>& is_chosen);
-  std::vector<Piece> take_idle();
-  std::vector<Piece> take_left() noexcept;
+  Pieces take(const std::function<bool(const Piece&)>& is_chosen) noexcept;
+  Pieces take_idle() noexcept;
+  Pieces take_left() noexcept;
   bool try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept REQUIRES(making_);
-  void keep(Piece piece) noexcept;
   /// `others`: blocks that no thread copies now.
-  std::uint64_t end(std::vector<Piece> pieces, const std::set<std::uint32_t>& others = {}) noexcept
-      REQUIRES(making_);
+  std::uint64_t end(Pieces pieces, const std::set<std::uint32_t>& others = {}) noexcept REQUIRES(making_);
 
   /// Looks after dropped pieces, and for pieces that nothing else has mapped; again soon while a piece waits for a
   /// device.
@@ -113,7 +113,7 @@ class Pinning {
   Mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
   mutable Mutex mutex_;
   Pieces pieces_ GUARDED_BY(mutex_);
-  std::vector<Piece> left_ GUARDED_BY(mutex_);
+  Pieces left_ GUARDED_BY(mutex_);  ///< to be unpinned by end_left()
   /// A thread of its own: a device may have much to do.
   Worker unpinning_{"onecopy-unpin", [this] { end_left(); }};
   /// A thread of its own: a driver may have no room.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/runtime/stream_order.h"
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <mutex>
 
@@ -87,8 +85,8 @@ std::vector<TimelinePoint> StreamOrder::mark_work(Stream stream) {
       if (const TimelinePoint point = mark(at.device, at.stream)) points.push_back(point);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unsupported)  // a captured stream does nothing now
-        log_warning(fmt::format("memory is handed over before the work of {} could be marked: {}",
-                                at.device.str(), error.what()));
+        log_warning("memory is handed over before the work of {} could be marked: {}", at.device.str(),
+                    error.what());
     }
   }
   return points;
@@ -123,8 +121,8 @@ void StreamOrder::note_use(Device device, Stream stream) {
     try {
       wait_for(entry.putter, entry.point, device, stream);
     } catch (const Error& error) {
-      log_warning(fmt::format("{} is used before the work that a value came after is done: {}",
-                              device.str(), error.what()));
+      log_warning("{} is used before the work that a value came after is done: {}", device.str(),
+                  error.what());
     }
   }
 }

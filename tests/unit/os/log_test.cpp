@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "failing_allocations.h"
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "support/child.h"
@@ -110,6 +111,23 @@ TEST(Log, ASinkThatThrowsEndsNothing) {
                   log_error("e");
                 }),
       kError);
+}
+
+TEST(Log, ALineWithoutMemoryEndsNothing) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  const std::string text = stderr_of("warning", [] {
+    const std::string name(2000, 'x');
+    testing::allocations_left = 0;
+    log_warning("a line that is longer than strings keep within themselves");
+    log_warning("it has {} letters", 17);
+    log_warning("the name {}", name);
+    testing::allocations_left = -1;
+    log_warning("w {}", "{}");
+  });
+  EXPECT_EQ(text,
+            "[onecopy] [warning] [pid] a line that is longer than strings keep within themselves\n"
+            "[onecopy] [warning] [pid] it has 17 letters\n" +
+                std::string(kWarning));
 }
 
 TEST(Log, LeavesErrnoAlone) {

@@ -8,7 +8,9 @@
 #include <new>
 #include <vector>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/runtime/runtime.h"
@@ -16,6 +18,7 @@
 #include "support/eventually.h"
 #include "support/limits.h"
 #include "support/note.h"
+#include "support/simulated_devices.h"
 #include "unit/os/failing_allocations.h"
 
 namespace onecopy {
@@ -53,6 +56,48 @@ TEST(MemoryShortage, TensorsAreLetGoOf) {
       });
     }
     EXPECT_EQ(Runtime::current().ledger().live(), before);
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST(MemoryShortage, TensorsInTheOrderOfAStreamAreLetGoOf) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  Child child([] {
+    testing::use_simulated_devices();
+    const Device card{DeviceType::cuda, 0};
+    const Tensor kept = empty(Layout(DType::u8, {100}), card);
+    share(kept, {.stream = Stream{}});
+    for (int allocations = 0; allocations < 20; ++allocations) {
+      std::vector<Tensor> dropped;
+      for (int i = 0; i < 70; ++i)  // more than share a mark
+        dropped.push_back(record_stream(empty(Layout(DType::u8, {100}), card), Stream{}));
+      with_allocations(allocations, [&] {
+        for (Tensor& tensor : dropped) tensor.release();
+      });
+    }
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+/// A piece that cannot be unpinned yet, since another block lies in it, is put back.
+TEST(MemoryShortage, PinnedMemoryStaysKnown) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  Child child([] {
+    testing::use_simulated_devices();
+    const Tensor first = bytes(1 << 20), beside = bytes(1 << 20);
+    for (int allocations = 0; allocations < 40; ++allocations) {
+      pin(first);
+      ASSERT_TRUE(is_pinned(beside)) << "in the same piece";
+      with_allocations(allocations, [&] {
+        try {
+          unpin(first);
+        } catch (const std::bad_alloc&) {  // nothing was changed then
+        }
+      });
+      EXPECT_TRUE(is_pinned(first)) << "with " << allocations << " allocations";
+    }
+    EXPECT_EQ(stats().pinned_bytes, kPinUnit);
   });
   EXPECT_EQ(child.join(), 0);
 }
