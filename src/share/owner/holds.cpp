@@ -40,15 +40,11 @@ void Holds::make_permanent(std::uint64_t nonce) noexcept {
 
 template <typename IsOver>
 void Holds::end_those(IsOver is_over) noexcept {
-  std::vector<BlockRef> ended;  // as above
+  std::map<std::uint64_t, Hold> ended;  // as above
   const LockGuard lock(mutex_);
   for (auto at = holds_.begin(); at != holds_.end();) {
-    if (!is_over(at->second)) {
-      ++at;
-      continue;
-    }
-    ended.push_back(std::move(at->second.block));
-    at = holds_.erase(at);
+    const auto hold = at++;
+    if (is_over(hold->second)) ended.insert(holds_.extract(hold));
   }
 }
 
@@ -83,7 +79,7 @@ std::vector<Holds::Clock::time_point> Holds::list() const {
 }
 
 void Holds::clear() noexcept {
-  std::unordered_map<std::uint64_t, Hold> ended;
+  std::map<std::uint64_t, Hold> ended;
   const LockGuard lock(mutex_);
   ended.swap(holds_);
   nonces_left_ = 0;  // a forked child's are its own

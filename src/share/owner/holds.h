@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "onecopy/memory/block.h"
@@ -57,7 +57,8 @@ class Holds {
   std::uint64_t take_nonce() REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  std::unordered_map<std::uint64_t, Hold> holds_ GUARDED_BY(mutex_);
+  /// A map of nodes, which move without an allocation: a hold ends also where memory is short.
+  std::map<std::uint64_t, Hold> holds_ GUARDED_BY(mutex_);
   std::array<std::uint64_t, 64> nonces_
       GUARDED_BY(mutex_){};  ///< from the kernel, which is asked for many at once
   std::size_t nonces_left_ GUARDED_BY(mutex_) = 0;
