@@ -151,3 +151,26 @@ def test_no_array_is_copied_when_the_value_has_to_be_pickled():
     queue.put([np.zeros(LARGE), Other(1)])
     assert onecopy.stats()["live_bytes"] - before < 2 * LARGE * 8
     queue.get()
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_arrays_that_were_read_only_arrive_writable_whatever_their_size(length):
+    """As through a queue of multiprocessing: the copy is the receiver's own."""
+    from_bytes = np.frombuffer(bytes(8 * length), np.int64)
+    frozen = np.ones((2, length))
+    frozen.setflags(write=False)
+    constant = np.broadcast_to(np.float64(3), (length,))
+    queue = onecopy.Queue()
+    for value in (from_bytes, [from_bytes, {"x": frozen}], (frozen[1:], constant)):
+        assert not from_bytes.flags.writeable
+        queue.put(value)
+        for array, sent in zip(arrays_in(queue.get()), arrays_in(value)):
+            assert array.flags.writeable
+            np.testing.assert_array_equal(array, sent)
+
+
+def arrays_in(value):
+    """The arrays of a nested value."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    return [array for item in (value.values() if isinstance(value, dict) else value) for array in arrays_in(item)]

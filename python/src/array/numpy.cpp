@@ -102,6 +102,10 @@ bool is_ndarray(PyObject* object) noexcept {
 
 #endif
 
+bool is_read_only_array(PyObject* object) {
+  return is_ndarray(object) && !nb::cast<bool>(nb::handle(object).attr("flags").attr("writeable"));
+}
+
 bool is_numpy_scalar(nb::handle value) {
   const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");
   return !numpy.is_none() && PyObject_IsInstance(value.ptr(), numpy.attr("generic").ptr()) == 1;

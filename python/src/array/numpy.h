@@ -18,6 +18,9 @@ bool is_numpy_scalar(nb::handle value);
 /// Exactly numpy.ndarray: subclasses have more content than their elements. Imports nothing. REQUIRES: the GIL.
 bool is_ndarray(PyObject* object) noexcept;
 
+/// Exactly numpy.ndarray, and not writable. REQUIRES: the GIL.
+bool is_read_only_array(PyObject* object);
+
 /// The tensor as a numpy.ndarray on the same memory, read-only if the tensor is. bfloat16 and the 8-bit
 /// floats become the types of ml_dtypes; throws unsupported without that package. Imports numpy.
 /// REQUIRES: the GIL.

@@ -91,6 +91,9 @@ nb::object Rows::reduce(nb::handle object) {
     return add(*tensor, 0);
   } else if (const auto array = SharedArray::of(object.ptr())) {
     return add(array->tensor(), kNumpyFlag);
+  } else if (is_read_only_array(object.ptr())) {
+    // Protocol 5 keeps the flag of the sender's view; the copy is the receiver's own, as a larger array's is.
+    return object.attr("__reduce_ex__")(4);
   } else if (!PyType_Check(object.ptr()) && is_storage(object)) {
     return add(torch::share_storage(object.ptr()), kStorage);
   }
