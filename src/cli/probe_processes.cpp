@@ -50,7 +50,14 @@ Finding probe_descriptor_passing() {
   return works("memory sent through a socket (SCM_RIGHTS) and written by the receiver");
 }
 
+/// A socket names its peer alone. Owners of memory that others pass on, and forked children, are watched by their pids.
 Finding probe_pidfd() {
+  const Fd watched(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!watched)
+    return missing(fmt::format("pidfd_open: {}", std::strerror(errno)),
+                   "Ends of other processes cannot be seen: memory that a process put into a queue of "
+                   "another one ends "
+                   "with it. Needs Linux 5.3, and a sandbox (seccomp profile) that allows the call.");
   std::array<int, 2> pair{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)
     throw_errno("socketpair", errno);
@@ -64,10 +71,7 @@ Finding probe_pidfd() {
     if (::poll(&poller, 1, 0) == 0) return works("a socket names its peer for certain (SO_PEERPIDFD)");
     return missing("SO_PEERPIDFD names a process that has exited", "");
   }
-  const Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-  if (pidfd) return works("pidfd_open; SO_PEERPIDFD needs Linux 6.5, start times are compared instead");
-  return missing(fmt::format("pidfd_open: {}", std::strerror(errno)),
-                 "Deaths of other processes cannot be seen. Needs Linux 5.3.");
+  return works("pidfd_open; SO_PEERPIDFD needs Linux 6.5, start times are compared instead");
 }
 
 Finding probe_robust_mutex() {

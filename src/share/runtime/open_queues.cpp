@@ -6,6 +6,7 @@
 
 #include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
+#include "os/log.h"
 #include "share/borrower/dial.h"
 #include "share/borrower/importer.h"
 #include "share/borrower/segment_retention.h"
@@ -85,8 +86,19 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
     return Retention::retained;
   } catch (const Error& error) {
     if (!leaves_items_usable(error)) throw;
+    report_refusal(error);
     return why_not_retained(error, creator);
   }
+}
+
+/// Once: a creator that cannot keep one segment can keep none.
+void OpenQueues::report_refusal(const Error& error) noexcept {
+  if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
+  log_warning(
+      "the creator of a queue cannot keep memory that this process puts into it ({}): items that have not "
+      "been "
+      "taken when this process ends are lost; `onecopy doctor` says what is missing",
+      error.what());
 }
 
 Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& creator) const {

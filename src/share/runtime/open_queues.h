@@ -81,6 +81,7 @@ class OpenQueues {
 
   void join(const ProcessId& creator, std::uint64_t queue);
   void ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
+  void report_refusal(const Error& error) noexcept;
   Retention why_not_retained(const Error& error, const ProcessId& creator) const;
   /// Tells other processes news that they could not be told before.
   Timer::Pause tell();
@@ -92,6 +93,8 @@ class OpenQueues {
   Importer& importer_;
   SegmentRetention& retention_;
   Broker& broker_;
+
+  std::atomic<bool> has_reported_refusal_{false};
 
   Mutex left_mutex_;
   std::vector<LeftQueue> left_ GUARDED_BY(left_mutex_);
