@@ -190,6 +190,53 @@ SLOW_DTYPES = """
 """
 
 
+FILES = {
+    "an item in a queue of its own": "q = onecopy.Queue(); q.put(onecopy.full((1 << 20,), 1))",
+    "a handle that was pickled": "import pickle; t = onecopy.full((1 << 20,), 1); b = pickle.dumps(onecopy.share(t))",
+    "a thread that waits": (
+        "import threading; t = onecopy.full((1 << 20,), 1); q = onecopy.Queue(); "
+        "threading.Thread(target=q.get, daemon=True).start()"
+    ),
+    "a module that keeps a tensor": "import sys; sys.kept = onecopy.full((1 << 20,), 1)",
+    "a child that is gone": "import os; t = onecopy.full((1 << 20,), 1); sys_kept = [t]\n"
+    "if (pid := os.fork()) == 0: os._exit(0)\n"
+    "os.waitpid(pid, 0)\nwhile onecopy.stats()['borrowers']: pass\nimport sys; sys.kept = t",
+}
+
+
+@pytest.mark.parametrize("program", FILES.values(), ids=FILES.keys())
+def test_a_process_that_ends_by_itself_leaves_no_names_of_files(run_python, program, tmp_path):
+    names = tmp_path / "names"
+    names.mkdir()
+    run_python(f"import onecopy\nonecopy.set_strategy('file_system')\n{program}", env={"ONECOPY_SHM_DIR": str(names)})
+    assert list(names.iterdir()) == []
+
+
+USED_BY_A_CHILD = """
+import os, sys, onecopy
+onecopy.set_strategy("file_system")
+t = onecopy.full((1 << 20,), 7)
+sys.kept = [t]
+ready, told = os.pipe()
+if os.fork() == 0:
+    os.close(told)
+    os.read(ready, 1)  # ends with the parent
+    handle = onecopy.share(t)
+    if os.fork() == 0:
+        print(onecopy.open(str(handle))[5].item(), flush=True)
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+"""
+
+
+def test_names_of_files_that_a_forked_child_has_stay(run_python, tmp_path):
+    """The child may share the memory on."""
+    names = tmp_path / "names"
+    names.mkdir()
+    assert run_python(USED_BY_A_CHILD, env={"ONECOPY_SHM_DIR": str(names)}) == "7.0\n"
+
+
 def test_threads_may_ask_for_the_first_dtype_together(run_python):
     """Making the objects runs Python code, in which one thread may have to wait for another."""
     run_python(SLOW_DTYPES)

@@ -144,4 +144,9 @@ std::vector<SegmentInfo> SegmentTable::list() const {
   return infos;
 }
 
+void SegmentTable::remove_names() noexcept {
+  const LockGuard lock(mutex_);
+  for (const auto& [number, found] : entries_) found.memory->remove_name();
+}
+
 }  // namespace onecopy

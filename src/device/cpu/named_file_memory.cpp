@@ -88,6 +88,7 @@ class NamedFileMemory final : public DeviceMemory {
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
     if (fd_) give_back_pages(fd_, offset, bytes);
   }
+  void remove_name() noexcept override;
 
  private:
   void do_commit(std::size_t offset, std::size_t bytes) override { reserve(offset, bytes, true); }
@@ -105,6 +106,12 @@ NamedFileMemory::~NamedFileMemory() {
   mapping_.reset();
   fd_.reset();
   unlink_once_unused(std::move(path_));
+}
+
+/// The lock becomes exclusive if no other open file has one: those of borrowers, which remove the name later.
+void NamedFileMemory::remove_name() noexcept {
+  if (fd_ && ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 && still_named(path_, fd_.get()))
+    ::unlink(path_.c_str());
 }
 
 /// Gives back the pages that were reserved before an error, or leaves them.

@@ -210,8 +210,15 @@ ForkPage Broker::prepare_fork() {
   at->page_inode = inode_of(page.file);
   at->attached = ledger_.attach_locked(claims_in(at->page));
   at->stage = Borrower{};
+  at->is_child = true;
   loop_.add(at->socket.fd(), [this, at] { serve(at); });
   return child;
+}
+
+bool Broker::has_children() const {
+  const LockGuard lock(mutex_);
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const Connection& c) { return c.is_child; });
 }
 
 void Broker::abandon() noexcept {

@@ -62,6 +62,8 @@ class Broker {
   void forget_queue(std::uint64_t queue) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
+  /// Does a forked child of this process live, as far as is known?
+  bool has_children() const;
   /// Blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
 
@@ -92,6 +94,7 @@ class Broker {
     /// short of memory or descriptors when the page came.
     std::optional<Clock::time_point> suspect_since;
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
+    bool is_child = false;                       ///< forked from this process, or from a child of it
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
     std::uint32_t serial = 0;  ///< of the question being answered

@@ -214,6 +214,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
     const LockGuard lock(mutex_);
     child->attached = ledger_.attach(claims_in(child->page));
     child->stage = Borrower{};
+    child->is_child = parent.is_child;
     child->untold = parent.untold;  // it has inherited the mappings
   }
   point("adopt.attached");

@@ -66,7 +66,7 @@ Runtime& Runtime::make() {
 }
 
 /// Our threads must not outlive static objects, and names must not outlive their use. Tensors that live on keep their
-/// memory; the next start removes a name that stays.
+/// memory; a name stays if another process uses it, and goes with that.
 void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
   Runtime* process = existing();
@@ -75,8 +75,10 @@ void Runtime::at_exit() noexcept {
   process->streams_.stop_marking(kFullStream);
   process->pinning_.stop(kFullStream);
   process->broker_.stop_listening();
-  if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
-  process->pools_.end(SegmentKind::named_file);
+  if (process->ledger_.live() + process->ledger_.limbo() == 0)
+    return process->pools_.end(SegmentKind::named_file);
+  // A forked child has the files open through this process, and may pass them on by name.
+  if (!process->broker_.has_children()) process->segments_.remove_names();
 }
 
 Runtime::Runtime() : Runtime(new_id()) {}
