@@ -91,6 +91,9 @@ class Session {
                                    Access access, Device device, std::span<const ProcessId> holders);
   /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
   /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the
+  /// Has the owner ended, and holds this process nothing of it? Then try_open() opens nothing in its segments any
+  /// more. REQUIRES: note() returned the pointer.
+  static bool is_closed(const std::shared_ptr<const void>& owner) noexcept;
   /// block.
   Tensor try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
                   std::uint64_t offset, std::uint64_t reach, const Layout& layout);

@@ -942,5 +942,22 @@ INSTANTIATE_TEST_SUITE_P(Points, GetterDies,
                                            "queue.get.done", "ring.take.accepted", "ring.take.committed"),
                          point_name);
 
+/// A consumer that lives for months meets many producers.
+TEST(Queue, AGetterKeepsNothingOfPuttersThatHaveEnded) {
+  constexpr int kPutters = 300;
+  Queue queue = Queue::create();
+  for (int i = 0; i < kPutters; ++i) {
+    Child putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100, i)); });
+    EXPECT_EQ(number_in(queue.get_tensor()), i);
+    EXPECT_EQ(putter.join(), 0);
+  }
+  EXPECT_TRUE(eventually([&] {
+    Child putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100)); });
+    queue.get_tensor();
+    EXPECT_EQ(putter.join(), 0);
+    return Runtime::current().importer().peer_count() < kPutters / 2;
+  }));
+}
+
 }  // namespace
 }  // namespace onecopy

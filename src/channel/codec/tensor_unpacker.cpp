@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/codec/tensor_unpacker.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "onecopy/core/error.h"
 
 namespace onecopy {
@@ -34,6 +37,17 @@ HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry)
 
 }  // namespace
 
+class TensorUnpacker::ReaderGuard {
+ public:
+  explicit ReaderGuard(std::atomic<int>& readers) noexcept : readers_(readers) { readers_.fetch_add(1); }
+  ~ReaderGuard() { readers_.fetch_sub(1, std::memory_order_release); }
+  ReaderGuard(const ReaderGuard&) = delete;
+  ReaderGuard& operator=(const ReaderGuard&) = delete;
+
+ private:
+  std::atomic<int>& readers_;
+};
+
 TensorUnpacker::TensorUnpacker(const SegmentDirectory& directory, const Holders& holders)
     : directory_(directory),
       holders_(holders),
@@ -43,6 +57,8 @@ void TensorUnpacker::reset(const ProcessId& parent) {
   holders_[1] = parent;
   open_segments_ = Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment));
   owners_.clear();
+  ended_.clear();
+  readers_ = 0;  // of the threads of the parent
 }
 
 void TensorUnpacker::unpack(Session& session, ItemReader& item, UnpackedTensors& tensors) {
@@ -50,6 +66,7 @@ void TensorUnpacker::unpack(Session& session, ItemReader& item, UnpackedTensors&
 }
 
 bool TensorUnpacker::try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors) {
+  const ReaderGuard here(readers_);
   return read(item, tensors, [&](const ItemRow& row) { return try_open(session, row); });
 }
 
@@ -76,7 +93,10 @@ Tensor TensorUnpacker::open(Session& session, const ItemRow& row) {
     const HandleFields fields = decode_handle(row.handle);
     return session.open(fields, fields.is_read_only() ? Access::read_only : Access::read_write, holders_);
   }
-  if (Tensor tensor = try_open(session, row)) return tensor;
+  {
+    const ReaderGuard here(readers_);
+    if (Tensor tensor = try_open(session, row)) return tensor;
+  }
   return open_entry(session, row);
 }
 
@@ -84,15 +104,37 @@ Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
   const SegmentDirectory::Entry entry = directory_.read(row.segment);
   const HandleFields fields = fields_of(row, entry);
   Tensor tensor = session.open(fields, entry.access, holders_);
-  keep_for_good(session.note(open_segment(row.segment), entry.epoch, fields, entry.access, tensor.device(),
-                             holders_));
+  keep(row.segment, session.note(open_segment(row.segment), entry.epoch, fields, entry.access,
+                                 tensor.device(), holders_));
   return tensor;
 }
 
-void TensorUnpacker::keep_for_good(std::shared_ptr<const void> owner) {
-  if (!owner) return;
+/// Null: the memory is of this process, which stays. Owners that have ended go in passing, so that a process which gets
+/// from a queue for months keeps nothing of them.
+void TensorUnpacker::keep(std::uint16_t index, std::shared_ptr<const void> owner) {
+  std::vector<std::shared_ptr<const void>> released;  // without the lock
   const LockGuard lock(owners_mutex_);
-  owners_.insert(std::move(owner));
+  ended_.reserve(ended_.size() + 1);
+  if (std::shared_ptr<const void>& kept = owners_[index]; kept != owner) {
+    kept.swap(owner);
+    if (owner) ended_.push_back(std::move(owner));
+  }
+  if (owners_.size() >= owners_limit_) take_ended();
+  if (!ended_.empty() && readers_.load() == 0) released.swap(ended_);
+}
+
+void TensorUnpacker::take_ended() {
+  ended_.reserve(ended_.size() + owners_.size());
+  std::erase_if(owners_, [&](auto& entry) {
+    auto& [index, owner] = entry;
+    if (owner && !Session::is_closed(owner)) return false;
+    if (owner) {
+      open_segment(index).close();
+      ended_.push_back(std::move(owner));
+    }
+    return true;
+  });
+  owners_limit_ = std::max(kManyOwners, 2 * owners_.size());
 }
 
 }  // namespace onecopy

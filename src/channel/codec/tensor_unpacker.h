@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
-#include <set>
+#include <unordered_map>
+#include <vector>
 
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
@@ -42,18 +44,28 @@ class TensorUnpacker {
   Tensor try_open(Session& session, const ItemRow& row);
   Tensor open(Session& session, const ItemRow& row);
   Tensor open_entry(Session& session, const ItemRow& row);
-  /// Other threads may be looking at an owner that no segment names any more.
-  void keep_for_good(std::shared_ptr<const void> owner);
+  void keep(std::uint16_t index, std::shared_ptr<const void> owner);
+  void take_ended() REQUIRES(owners_mutex_);
   OpenSegment& open_segment(std::uint16_t index) const noexcept {
     return open_segments_.as<OpenSegment>()[index];
   }
 
+  static constexpr std::size_t kManyOwners = 64;
+  class ReaderGuard;
+
   const SegmentDirectory& directory_;
   Holders holders_;
   Mapping open_segments_;  ///< by index in the directory
+  using Owners = std::unordered_map<std::uint16_t, std::shared_ptr<const void>>;
+
   Mutex owners_mutex_;
-  std::set<std::shared_ptr<const void>> owners_
-      GUARDED_BY(owners_mutex_);  ///< owners that open segments name, or have named
+  Owners owners_ GUARDED_BY(owners_mutex_);                           ///< that open segments name, by index
+  std::size_t owners_limit_ GUARDED_BY(owners_mutex_) = kManyOwners;  ///< when to look for ended ones
+  std::vector<std::shared_ptr<const void>> ended_
+      GUARDED_BY(owners_mutex_);  ///< that a reader may still be looking at
+  /// Threads in try_open(), which know owners by bare pointers. An owner that no segment names any more goes when there
+  /// are none.
+  std::atomic<int> readers_{0};
 };
 
 }  // namespace onecopy

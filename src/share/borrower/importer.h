@@ -72,6 +72,11 @@ class Importer {
   ExportedMemory pass_on(const SharedBlocks& group, std::uint32_t segment);
 
   std::vector<PeerRef> peers() const;
+  /// How many peers there are, those included that are closed.
+  std::size_t peer_count() const noexcept {
+    const LockGuard lock(mutex_);
+    return open_.size() + closed_.size();
+  }
   /// Lets go of owners that are gone and have no lease here. Returns true while there are such owners left.
   bool sweep() noexcept;
 

@@ -16,12 +16,12 @@ class SharedBlocks;
 /// segment that is not open yet, so a table of them may lie in fresh memory.
 ///
 /// Thread safety: all members may be called concurrently. Session::note() writes it for an epoch of the caller's, for
-/// which it stays. Only the group may be replaced later, when its owner has died.
+/// which it stays. Only the group may be replaced or taken out later, when its owner has died.
 class OpenSegment {
  public:
-  bool is_open(std::uint32_t epoch) const noexcept {
-    return stamp_.load(std::memory_order_acquire) == stamp_of(epoch);
-  }
+  bool is_open(std::uint32_t epoch) const noexcept { return stamp_.load() == stamp_of(epoch); }
+  /// Takes the group out, which is about to go. Callers of try_open() that began later do not see the group.
+  void close() noexcept { stamp_.store(0); }
 
  private:
   friend class Session;

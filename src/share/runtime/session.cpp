@@ -106,9 +106,14 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
   return peer;
 }
 
-/// Reads all before it asks whether another epoch has begun meanwhile.
+bool Session::is_closed(const std::shared_ptr<const void>& owner) noexcept {
+  return static_cast<const Peer*>(owner.get())->is_closed();
+}
+
+/// Reads all before it asks whether another epoch has begun meanwhile. In one order with all other such loads and
+/// stores: a caller that announced itself before sees what was taken out before it was looked for.
 std::optional<Session::OpenBlock> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
-  constexpr auto kInOrder = std::memory_order_acquire;
+  constexpr auto kInOrder = std::memory_order_seq_cst;
   if (!segment.is_open(epoch)) return {};
   const OpenBlock now{segment.group_.load(kInOrder),
                       segment.segment_size_.load(kInOrder),
