@@ -67,6 +67,8 @@ class Session {
   BlockRef try_retain(const BlockName& name) noexcept;
   /// Blocks that no process holds any more go home now, before the timer for that. Waits for nothing.
   void take_back() noexcept;
+  /// Keeps memory that has been exchanged for shared memory for a second, see FormerMemory.
+  void keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes);
   /// `kept` lives as long as any process holds `block`. REQUIRES: owns(block).
   void keep_with(const BlockRef& block, std::vector<BlockRef> kept);
 
@@ -89,11 +91,11 @@ class Session {
   /// holders.
   std::shared_ptr<const void> note(OpenSegment& segment, std::uint32_t epoch, const HandleFields& row,
                                    Access access, Device device, std::span<const ProcessId> holders);
-  /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
-  /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the
   /// Has the owner ended, and holds this process nothing of it? Then try_open() opens nothing in its segments any
   /// more. REQUIRES: note() returned the pointer.
   static bool is_closed(const std::shared_ptr<const void>& owner) noexcept;
+  /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
+  /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the
   /// block.
   Tensor try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
                   std::uint64_t offset, std::uint64_t reach, const Layout& layout);

@@ -73,7 +73,12 @@ class StorageMove {
 
   /// May another thread free the memory before this one is done? torch's own way to move a storage does.
   bool is_beside_another() const { return at_->second.threads > 1; }
-  void leave(nb::object former) { at_->second.former = std::move(former); }
+  /// The storage's former memory stays until all movers are done, and for a moment: other threads may be computing
+  /// with it.
+  void leave(const nb::object& former, std::size_t bytes) {
+    at_->second.former = former;
+    Session::current().keep_for_a_moment(kept(former), bytes);
+  }
   /// Does another thread move the storage that begins there?
   static bool is_under_way(const std::byte* begin) {
     const auto at = all()->find(begin);
@@ -107,8 +112,8 @@ nb::object new_storage(const Api& torch, const Tensor& bytes) {
   return storage;
 }
 
-/// From here on `storage` has the memory of `bytes`. Its former memory is freed, unless a caller may have a bare
-/// pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
+/// From here on `storage` has the memory of `bytes`. Its former memory is freed a moment later, unless a caller may have
+/// a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
 /// thread was quicker: then the storage does not begin at `before` any more.
 bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
           StorageMove& moving) {
@@ -117,7 +122,7 @@ bool give(const Api& torch, nb::handle storage, const std::byte* before, const T
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
   storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
-  moving.leave(std::move(lent));
+  moving.leave(lent, bytes.nbytes());
   return true;
 }
 
@@ -319,7 +324,7 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
   if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
   if (!torch.is_resizable(storage))  // it is memory of numpy's or another library's
     storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
-  moving.leave(storage);
+  moving.leave(storage, bytes.nbytes());
   ++counters.moved;
   return moved;
 }

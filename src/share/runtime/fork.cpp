@@ -154,6 +154,7 @@ void Runtime::abandon() noexcept {
   loop_.abandon();
   broker_.abandon();
   holds_.clear();
+  former_.clear();
   retention_.clear();
   segments_.on_retire = nullptr;
   segments_.abandon();
@@ -207,6 +208,7 @@ struct Runtime::PartLocks {
       kOf<&Runtime::importer_>,
       kOf<&Runtime::broker_>,
       kOf<&Runtime::holds_>,
+      kOf<&Runtime::former_>,
       kOf<&Runtime::pinning_>,
       kOf<&Runtime::ledger_>,
       Pair{[](Runtime&) { LateReleases::lock(); }, [](Runtime&) { LateReleases::unlock(); }},

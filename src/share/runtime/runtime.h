@@ -25,6 +25,7 @@
 #include "share/owner/object_block.h"
 #include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
+#include "share/runtime/former_memory.h"
 #include "share/runtime/pinning.h"
 #include "share/runtime/reports.h"
 #include "share/session.h"
@@ -168,6 +169,7 @@ class Runtime final : public Session {
   StreamOrder streams_;
   Pinning pinning_;
   Holds holds_;
+  FormerMemory former_{loop_};
   Importer importer_;
   Broker broker_;
   OpenQueues queues_;

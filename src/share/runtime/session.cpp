@@ -152,6 +152,10 @@ ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) 
   return runtime().importer_.connect(handle.owner)->fetch_memory({handle.segment, access});
 }
 
+void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes) {
+  runtime().former_.keep(std::move(memory), bytes);
+}
+
 void Session::list_arena(ArenaReports::Describe describe) {
   runtime().arenas_.add(std::move(describe));
   runtime().broker_.listen();  // a process that is not reached is not listed
