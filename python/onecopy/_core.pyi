@@ -744,6 +744,9 @@ def torch_open_storage(tensor: Tensor) -> object:
 def torch_is_shared(storage: object) -> bool:
     """Does this torch.UntypedStorage lie in memory of onecopy?"""
 
+def _set_torch_keeps_storages(keeps: bool) -> None:
+    """Says whether torch leaves storages in memory of onecopy where they are."""
+
 def torch_new_shared(nbytes: int) -> object:
     """
     A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.

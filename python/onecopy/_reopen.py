@@ -23,6 +23,11 @@ def saved(dtype: str, shape: tuple[int, ...], device: str, elements: Any) -> _co
     return made
 
 
+def storage(data: bytes) -> Any:
+    """Open the torch.UntypedStorage that a pickled handle names."""
+    return _core.torch_open_storage(_core.open(data))
+
+
 def handle(data: bytes) -> _core.Handle:
     """Reads a pickled handle."""
     return _core.Handle.from_bytes(data)

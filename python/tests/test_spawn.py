@@ -19,7 +19,7 @@ import onecopy.multiprocessing as mp
 from conftest import handles_in_transit, has_ended
 from devices import eventually
 from onecopy._children import child_being_started
-from onecopy.multiprocessing.holds import held
+from onecopy._holds import held
 
 pytestmark = pytest.mark.fresh_interpreters
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from .. import _core
+from .. import _core, _torch_storages
+from .._torch_storages import exchange_code
 from ..errors import Unsupported
 from . import _state, _torch_names, reductions
 from ._state import disabled, has_torch, installed, originals
@@ -50,6 +51,7 @@ def install() -> bool:
                 uninstall()
                 raise
             _state.set_installed(True)
+            _core._set_torch_keeps_storages(True)
     return True
 
 
@@ -62,6 +64,7 @@ def uninstall() -> None:
         _state.set_installed(False)
         while _undo:
             _undo.pop()()
+        _core._set_torch_keeps_storages(_torch_storages.is_done())
 
 
 def init_reductions() -> None:
@@ -121,10 +124,7 @@ def _replace(function: types.FunctionType, ours: Callable[..., Any]) -> types.Fu
     and its own imports.
     """
     before = function.__code__
-    old = types.FunctionType(
-        before, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    old.__kwdefaults__ = function.__kwdefaults__
+    old = exchange_code(function, ours)
     code: types.CodeType = ours.__code__
 
     def undo() -> None:
@@ -133,7 +133,6 @@ def _replace(function: types.FunctionType, ours: Callable[..., Any]) -> types.Fu
         else:
             function.__code__ = before
 
-    function.__code__ = code
     _undo.append(undo)
     return old
 

@@ -208,6 +208,7 @@ Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const 
 
 /// The block that a storage lies in, shared first if needed. `looked_at`: none is known there.
 Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
+  if (device == kCpu) storages().keep_in_place();
   const Range range = range_of(torch, storage);
   if (range != looked_at)
     if (auto known = known_at(torch, range, device)) return *std::move(known);
@@ -613,6 +614,9 @@ void init_torch(nb::module_& m) {
   m.def(
       "torch_is_shared", [](nb::handle storage) { return torch::is_shared(storage.ptr()); },
       nb::arg("storage"), "Does this torch.UntypedStorage lie in memory of onecopy?");
+  m.def(
+      "_set_torch_keeps_storages", [](bool keeps) { torch::storages().set_kept_in_place(keeps); },
+      nb::arg("keeps"), "Says whether torch leaves storages in memory of onecopy where they are.");
   m.def(
       "torch_new_shared",
       [](std::size_t nbytes) {

@@ -29,7 +29,14 @@ Storages& Storages::instance() {
 
 const ForkHook Storages::kForkHook{ForkRank::storages, {&lock, &unlock, &unlock}};
 
+/// The flag is set first: the function may share tensors.
+void Storages::make_torch_keep() {
+  are_kept_in_place_ = true;
+  nb::module_::import_("onecopy._torch_storages").attr("keep_in_place")();
+}
+
 nb::object Storages::lend(const Api& api, const Tensor& tensor) {
+  keep_in_place();
   drop_due(api);
   auto lent = std::make_unique<Loan>(tensor);
   // They are only read, and stay where they are as long as torch has them. A 0-d tensor has pointers, too.

@@ -29,6 +29,13 @@ class Storages {
  public:
   static Storages& instance();
 
+  /// Makes torch leave storages in our memory where they are (onecopy._torch_storages), the first time. REQUIRES: before
+  /// a process that may have a handle of such a storage relies on it.
+  void keep_in_place() {
+    if (!are_kept_in_place_) [[unlikely]]
+      make_torch_keep();
+  }
+  void set_kept_in_place(bool are_kept) noexcept { are_kept_in_place_ = are_kept; }
   /// Lends the tensor to torch, on a storage of its own. REQUIRES: the tensor is all of its block, in a row.
   nb::object lend(const Api& api, const Tensor& tensor);
   /// Note that this storage has the block's memory (lent before, and exchanged since). `former` is kept
@@ -79,6 +86,7 @@ class Storages {
   };
 
   Storages() = default;
+  void make_torch_keep();
   void drop_expired_adopted(const Api& api);
   std::vector<const std::byte*> paired_keys() const;
   std::uintptr_t paired_weak_at(const std::byte* begin) const;
@@ -114,6 +122,7 @@ class Storages {
       GUARDED_BY(mutex_);                                   ///< paired_ by the address in ours
   std::unordered_map<const std::byte*, Adoption> adopted_;  ///< used with the GIL only
   std::size_t adopted_limit_ = 64;
+  bool are_kept_in_place_ = false;                           ///< used with the GIL only
   std::size_t paired_limit_ GUARDED_BY(mutex_) = 64;         ///< when to look for expired ones
   std::size_t loans_ GUARDED_BY(mutex_) = 0;                 ///< also those replaced in lent_
   std::vector<std::uintptr_t> due_weak_ GUARDED_BY(mutex_);  ///< to be freed with the GIL

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .. import _core
-from .._children import child_being_started, keep_for_child
+from . import _core
+from ._children import child_being_started, keep_for_child
 
 __all__ = ["held", "held_object", "let_last", "tie_to_child"]
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps torch from moving storages out of memory of onecopy.
+
+torch does not know such memory as shared: its ``share_memory_()`` and its reducers would copy the storage into memory of
+torch's own, in place, and processes that opened a handle of the storage before would keep the former memory without
+notice. docs/reference/patches.md lists the three changes that prevent this. onecopy.multiprocessing makes them as well,
+among others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import _core, _reopen
+from ._holds import held
+
+__all__ = ["exchange_code", "is_done", "keep_in_place", "reduce_storage"]
+
+
+class _Originals:
+    """torch's own functions, for all other storages."""
+
+    is_shared: Callable[[Any], bool]
+    share_memory_: Callable[..., Any]
+    reduce_storage: Callable[[Any], tuple[Any, ...]]
+
+
+_originals = _Originals()
+_done = False
+
+
+def keep_in_place() -> None:
+    """Makes torch leave storages in memory of onecopy where they are; a second call changes nothing.
+
+    The extension calls this before the first such storage of the process. Nothing is changed where
+    onecopy.multiprocessing has changed torch already, nor with ``ONECOPY_DISABLE=1``.
+    """
+    global _done
+    patches = sys.modules.get("onecopy.multiprocessing._state")
+    if _done or os.environ.get("ONECOPY_DISABLE", "") not in ("", "0") or (patches and patches.installed()):
+        return
+    _done = True
+    import torch.multiprocessing.reductions
+
+    storage = torch.UntypedStorage
+    _originals.is_shared, storage.is_shared = storage.is_shared, _is_shared
+    _originals.share_memory_, storage.share_memory_ = storage.share_memory_, _share_memory_
+    _originals.reduce_storage = exchange_code(torch.multiprocessing.reductions.reduce_storage, _reduce_storage)
+
+
+def is_done() -> bool:
+    """Returns whether keep_in_place() has changed torch."""
+    return _done
+
+
+def exchange_code(function: types.FunctionType, ours: Callable[..., Any]) -> types.FunctionType:
+    """Gives `function` our code, for all who imported it by name; returns a function with the old code.
+
+    `ours` runs with the globals of `function`: it takes the arguments of `function`, and may use nothing but those
+    and its own imports.
+    """
+    old = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    old.__kwdefaults__ = function.__kwdefaults__
+    function.__code__ = ours.__code__
+    return old
+
+
+def _is_shared(self: Any) -> bool:
+    """Returns whether the storage lies in shared memory, of onecopy or of torch; True for devices."""
+    return _core.torch_is_shared(self) or _originals.is_shared(self)
+
+
+def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Moves the storage into shared memory of torch; without effect where it is shared already."""
+    if _core.torch_is_shared(self):
+        return self
+    return _originals.share_memory_(self, *args, **kwargs)
+
+
+def _reduce_storage(storage):  # type: ignore[no-untyped-def] # it takes the place of torch's
+    from onecopy import _torch_storages
+
+    return _torch_storages.reduce_storage(storage)
+
+
+def reduce_storage(storage: Any) -> tuple[Any, ...]:
+    """Names a storage for another process: by a handle if it lies in memory of onecopy, else as torch does.
+
+    Returns:
+        ``(rebuild, arguments)``, as ``torch.multiprocessing.reductions.reduce_storage()``.
+
+    Raises:
+        onecopy.Unsupported: the storage is a part of a block of onecopy.
+    """
+    if storage.device.type != "cpu" or not storage.nbytes() or not _core.torch_is_shared(storage):
+        return _originals.reduce_storage(storage)
+    return _reopen.storage, (held(_core.torch_share_storage(storage)),)
