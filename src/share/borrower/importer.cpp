@@ -142,6 +142,7 @@ Importer::PeerRef Importer::connect_again(Peer& old, const Peer::SegmentRequest&
     return connect(old.owner(), wanted);
   } catch (const Error& e) {
     if (!is_absent(e)) throw;
+    if (old.has_ended()) return old.shared_from_this();
     if (!old.is_out_of_reach()) throw Error(silence);
     throw Error(
         ErrorCode::peer_died,
