@@ -198,6 +198,8 @@ def test_an_object_of_a_call_is_refused_elsewhere():
     data, tensors, _ = _core._encode_values(Point(1, 2), reduce)
     with pytest.raises(onecopy.errors.BadHandle, match="only calls have"):
         _core._decode_values(data, tensors)
+
+
 def chain(levels, width=1):
     """A tuple that holds the one before `width` times, and so on, and all of them in a row: each comes as a reference."""
     inner, row = (1, 2), []
@@ -221,7 +223,9 @@ def with_key(row):
     return [*row, item]
 
 
-@pytest.mark.skipif(sys.implementation.name != "cpython" or sys.version_info >= (3, 14), reason="writes into a tuple of CPython's")
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython" or sys.version_info >= (3, 14), reason="writes into a tuple of CPython's"
+)
 @pytest.mark.parametrize(("levels", "width"), [(2000, 1), (31, 2)])
 def test_a_key_that_nobody_can_hash_is_refused_where_it_is_put(levels, width):
     item = with_key(chain(levels, width))
