@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // In a user namespace, the kernel reports all users that it does not map as one: the overflow uid. A process that runs
 // under this uid there must not take all users of the host for its own.
-#include <fcntl.h>
-#include <grp.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <functional>
-#include <string>
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
@@ -23,6 +17,7 @@
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
+#include "support/user_namespace.h"
 
 namespace onecopy {
 namespace {
@@ -30,56 +25,13 @@ namespace {
 using testing::Child;
 using testing::element;
 using testing::expect_refusal;
+using testing::kNobody;
 using testing::Note;
 using testing::numbers;
 using testing::Shared;
 using namespace std::chrono_literals;
 
-constexpr unsigned kNobody = 65534;
 constexpr unsigned kOneUser = 165534, kOtherUser = 54400;  // of the host
-
-void write_line(const std::string& file, const std::string& text) {
-  EXPECT_TRUE(std::ofstream(file) << text << std::flush) << file;
-}
-
-/// A user cannot map itself to another number. So a process that is still root does it, when it is told to.
-class IdMapper {
- public:
-  IdMapper(int mapped, unsigned user)
-      : mapper_([this, mapped, user] {
-          const std::string directory = "/proc/" + std::to_string(mapped) + "/";
-          const std::string map = std::to_string(kNobody) + " " + std::to_string(user) + " 1";
-          note_->reach(1);
-          write_line(directory + "setgroups", "deny");
-          write_line(directory + "uid_map", map);
-          write_line(directory + "gid_map", map);
-        }) {}
-  void map() {
-    note_->step = 1;
-    EXPECT_EQ(mapper_.join(), 0);
-  }
-
- private:
-  Shared<Note> note_;
-  Child mapper_;
-};
-
-/// This process becomes a user of the host in a user namespace of its own, which shows it as uid 65534. Returns false
-/// if there are no user namespaces.
-bool become_nobody(unsigned user) {
-  IdMapper mapper(::getpid(), user);
-  EXPECT_EQ(::setgroups(0, nullptr), 0);
-  EXPECT_EQ(::setresgid(user, user, user), 0);
-  EXPECT_EQ(::setresuid(user, user, user), 0);
-  ::prctl(PR_SET_DUMPABLE,
-          1);  // else its files in /proc belong to root, and no other process may write its map
-  if (::unshare(CLONE_NEWUSER) != 0) return false;
-  mapper.map();
-  EXPECT_EQ(::setresgid(kNobody, kNobody, kNobody), 0);
-  EXPECT_EQ(::setresuid(kNobody, kNobody, kNobody), 0);
-  ::prctl(PR_SET_DUMPABLE, 1);
-  return true;
-}
 
 class UserNamespaces : public ::testing::Test {
  protected:
@@ -91,7 +43,7 @@ class UserNamespaces : public ::testing::Test {
   /// Runs `body` as a user of the host that is nobody in its namespace.
   static Child nobody(unsigned user, const std::function<void()>& body) {
     return Child([user, body] {
-      ASSERT_TRUE(become_nobody(user));
+      ASSERT_EQ(testing::try_become_nobody(user), "");
       body();
     });
   }

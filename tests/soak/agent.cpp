@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -191,7 +192,7 @@ void Agent::run_batch(Packet packet) {
   }
   answer.crashes = reap_children();
   director_.send(encode(answer), {}, kAnswerTakes);
-  if (!batch.empty()) end_as(batch.back().op);
+  if (!batch.empty()) end_as(batch.back());
 }
 
 Result Agent::try_run(const Command& command, std::vector<Fd>& fds) {
@@ -257,7 +258,8 @@ Result Agent::run(const Command& c, std::vector<Fd>& fds) {
       break;
     case Op::exec:
     case Op::exit:
-    case Op::exit_at_once: break;  // once it has answered
+    case Op::exit_at_once:
+    case Op::linger: break;  // once it has answered
   }
   return result;
 }
@@ -308,8 +310,14 @@ void Agent::say_hello() {
   director_.send(std::as_bytes(std::span(&hello, 1)), {}, kAnswerTakes);
 }
 
-void Agent::end_as(Op op) {
+void Agent::end_as(const Command& last) {
+  const Op op = last.op;
   if (op == Op::exit_at_once) ::_exit(0);
+  if (op == Op::linger) {
+    ::syscall(SYS_close_range, 3U, ~0U, 0U);
+    std::this_thread::sleep_for(milliseconds(last.wait_ms));
+    ::_exit(0);
+  }
   if (op == Op::exit) has_ended_ = true;
   if (op != Op::exec) return;
   const int fd = director_.fd();

@@ -28,7 +28,7 @@ class Agent {
   void say_hello();
   void put(const Command& command, Result& result);
   void get(const Command& command, Result& result);
-  void end_as(Op op);
+  void end_as(const Command& last);
 
   UnixSocket director_;
   std::map<std::uint64_t, Tensor> tensors_;

@@ -90,10 +90,10 @@ void fields(Coder& code, Result& r) {
 }  // namespace
 
 const char* name(Op op) noexcept {
-  constexpr const char* kNames[] = {"allocate",     "share",         "keep",   "open",    "check",
-                                    "write",        "drop",          "create", "connect", "put",
-                                    "get",          "leave",         "fork",   "exec",    "exit",
-                                    "exit_at_once", "check by card", "unpin",  "trim",    "settle"};
+  constexpr const char* kNames[] = {
+      "allocate", "share",        "keep",   "open",          "check", "write", "drop",
+      "create",   "connect",      "put",    "get",           "leave", "fork",  "exec",
+      "exit",     "exit_at_once", "linger", "check by card", "unpin", "trim",  "settle"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

@@ -28,6 +28,7 @@ enum class Op : std::uint8_t {
   exec,           ///< answers, then becomes a fresh program
   exit,           ///< answers, then drops everything and ends with exit(0)
   exit_at_once,   ///< answers, then _exit(0)
+  linger,         ///< answers, closes its descriptors as a dying process does, and ends `wait_ms` later
   check_by_card,  ///< pins `ref`, and reads it through a card; itself where a card cannot be used
   unpin,          ///< `ref`
   trim,           ///< gives memory back, and unpins where no tensor lies

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include "device/janitor.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
+#include "support/user_namespace.h"
 
 namespace onecopy::soak {
 namespace {
@@ -31,6 +33,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kDeadline{120'000};  ///< of any batch; a longer one hangs
+constexpr uid_t kUserOfAgents = 165534;     ///< in their user namespaces; any number that no user has
 constexpr std::size_t kMostAtOnce = 6;      ///< agents in a round
 constexpr int kMostForks = 8;               ///< from a program: inherited resources add up
 constexpr std::size_t kStepsForADeath = 24;
@@ -41,6 +44,7 @@ constexpr std::size_t kKeptBlocks = 60;
 std::string make_folder() {
   std::string folder = "/dev/shm/onecopy-soak-XXXXXX";
   if (!::mkdtemp(folder.data())) throw_errno("mkdtemp in /dev/shm", errno);
+  ::chmod(folder.c_str(), 0777);  // agents may be another user's
   ::setenv("ONECOPY_SHM_DIR", folder.c_str(), 1);
   return folder;
 }
@@ -88,6 +92,7 @@ void Director::start_program() {
   const int pid = ::fork();
   if (pid < 0) throw_errno("fork", errno);
   if (pid == 0) {
+    if (options_.has_user_namespaces && !testing::try_become_nobody(kUserOfAgents).empty()) ::_exit(3);
     ::fcntl(theirs.fd(), F_SETFD, 0);
     std::string program = "/proc/self/exe", argument = "--agent=" + std::to_string(theirs.fd());
     char* const argv[] = {program.data(), argument.data(), nullptr};
@@ -169,7 +174,7 @@ Fate Director::any_fate(std::size_t commands) {
   if (kind < 75) return Fate::exit;
   if (kind < 86) return Fate::leave;
   if (kind < 93) return Fate::exec;
-  return Fate::stop_kill;
+  return kind < 98 ? Fate::stop_kill : Fate::linger;
 }
 
 void Director::send(Part& part) {
@@ -277,9 +282,15 @@ void Director::judge(const Part& part) {
 void Director::bury(const Part& part) {
   if (!is_death(part.fate)) return;
   ++counters_.deaths;
-  constexpr const char* kWords[] = {
-      "",      "",           "exited",      "ended by _exit",
-      "execs", "was killed", "was cut off", "was killed while it was stopped"};
+  constexpr const char* kWords[] = {"",
+                                    "",
+                                    "exited",
+                                    "ended by _exit",
+                                    "execs",
+                                    "was killed",
+                                    "was cut off",
+                                    "was killed while it was stopped",
+                                    "closed its sockets and lingered"};
   const char* const how = kWords[static_cast<std::size_t>(part.fate)];
   judge_.note(fmt::format("agent {}: {}", part.agent, how));
   pinned_.merge(model_.owners_that_wait_for(part.agent));

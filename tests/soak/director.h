@@ -23,7 +23,8 @@ struct Options {
   double minutes = 0;       ///< 0: as long as the steps take
   std::size_t agents = 12;
   bool ends_at_fault = false;
-  bool has_card = false;  ///< agents pin memory and read it through a card
+  bool has_card = false;             ///< agents pin memory and read it through a card
+  bool has_user_namespaces = false;  ///< each program has one of its own
 };
 
 /// Runs agents in rounds: a few of them get a batch each at the same time; some are stopped, killed, or end in it. In

@@ -99,6 +99,7 @@ void Judge::answered(Id agent, const Planned& planned, const Result& result) {
     case Op::exec:
     case Op::exit:
     case Op::exit_at_once:
+    case Op::linger:
     case Op::settle: break;
   }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random processes share memory, and die, for as long as is wanted; a model lists the allowed outcomes.
 #include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include "onecopy/core/error.h"
 #include "soak/agent.h"
 #include "soak/director.h"
+#include "support/user_namespace.h"
 
 namespace {
 
@@ -19,8 +22,11 @@ using onecopy::soak::Options;
 
 constexpr const char* kUsage =
     "usage: onecopy_soak [--seed S] [--steps N] [--minutes M] [--agents K] [--until-fault] [--card]\n"
+    "                    [--user-namespaces]\n"
     "  without --steps and --minutes: 20,000 steps; without --seed: a random one, which is printed\n"
-    "  with --card agents pin memory, and read it through the first CUDA device\n";
+    "  with --card agents pin memory, and read it through the first CUDA device\n"
+    "  with --user-namespaces each program is \"nobody\" in one of its own; needs root\n";
+constexpr int kCannotRun = 77;
 
 int run_agent(int fd) {
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -39,6 +45,10 @@ Options options_from(int argc, char** argv) {
       options.ends_at_fault = true;
       continue;
     }
+    if (word == "--user-namespaces") {
+      options.has_user_namespaces = true;
+      continue;
+    }
     if (word == "--card") {
       options.has_card = true;
       continue;
@@ -55,7 +65,19 @@ Options options_from(int argc, char** argv) {
   return options;
 }
 
+/// A process that does nothing else tries it.
+bool has_user_namespaces() {
+  const int pid = ::fork();
+  if (pid == 0) ::_exit(::geteuid() == 0 && onecopy::testing::try_become_nobody(1).empty() ? 0 : 1);
+  int status = 1;
+  return pid > 0 && ::waitpid(pid, &status, 0) == pid && status == 0;
+}
+
 int run_director(const Options& options) {
+  if (options.has_user_namespaces && !has_user_namespaces()) {
+    std::puts("soak: skipped: needs root and a kernel with user namespaces");
+    return kCannotRun;
+  }
   std::printf("soak: seed %llu, %zu agents\n", static_cast<unsigned long long>(options.seed),
               options.agents);
   std::fflush(stdout);

@@ -15,6 +15,7 @@ constexpr std::size_t kMostItems = 12;  ///< in one queue
 constexpr std::size_t kMostHandles = 6;
 constexpr std::uint32_t kPutWaits = 30'000;
 constexpr std::uint32_t kGetWaits = 30'000;
+constexpr std::uint64_t kLingersAtMost = 600;  ///< milliseconds
 
 Command command(Op op, Id ref = 0) {
   Command made;
@@ -58,6 +59,11 @@ std::vector<Planned> Planner::plan(Id agent, std::size_t count, Fate fate, std::
   for (std::size_t tries = 0; turn.batch.size() < count && tries < 4 * count; ++tries) plan_one(turn);
   if (fate == Fate::exit) turn.add(command(Op::exit), true);
   if (fate == Fate::leave) turn.add(command(Op::exit_at_once), true);
+  if (fate == Fate::linger) {
+    Command linger = command(Op::linger);
+    linger.wait_ms = static_cast<std::uint32_t>(random_.below(kLingersAtMost));
+    turn.add(linger, true);
+  }
   if (fate == Fate::exec) turn.add(command(Op::exec), true);
   return std::move(turn.batch);
 }

@@ -21,6 +21,7 @@ enum class Fate : std::uint8_t {
   kill,       ///< SIGKILL once it has answered
   cut,        ///< SIGKILL in the middle of its batch
   stop_kill,  ///< SIGSTOP in the middle, and SIGKILL
+  linger,     ///< its sockets are closed long before its process ends
 };
 bool is_death(Fate fate) noexcept;
 
