@@ -145,10 +145,10 @@ bool has_exited(const Fd& pidfd) {
   do {
     ready = ::poll(&entry, 1, 0);
   } while (ready < 0 && errno == EINTR);
-  if (ready < 0 || (entry.revents & POLLNVAL) || pidfd.get() < 0)
+  if (ready < 0 || pidfd.get() < 0)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} is not the descriptor of a process", pidfd.get()));
-  return ready > 0;
+  return ready > 0 && (entry.revents & POLLNVAL) == 0;
 }
 
 std::string process_name(int pid) {

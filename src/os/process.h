@@ -40,7 +40,8 @@ std::uint64_t pid_namespace() noexcept;
 /// no such process. If the pid may have been reused before, compare process_start_time() afterwards.
 Fd open_pidfd(int pid);
 /// True as soon as the process has ended, even before its parent has waited for it. Its memory is
-/// unmapped and its descriptors are closed by then.
+/// unmapped and its descriptors are closed by then. False if the program has closed the descriptor under its owner, as
+/// those do that become daemons. Throws invalid_argument for an empty one.
 bool has_exited(const Fd& pidfd);
 
 /// The short name (comm) of a process; empty if it is gone.

@@ -458,9 +458,15 @@ void Director::end_all() {
   if (errno != ECHILD) judge_.fault(counters_.left_behind, "a process that nobody knows is left", {});
 }
 
-/// The next start of any process removes those of killed processes.
+/// The next start of any process of the user removes those of killed processes.
 void Director::look_for_files() {
-  remove_abandoned_files();
+  const int pid = ::fork();
+  if (pid == 0) {
+    if (options_.has_user_namespaces) testing::try_become_nobody(kUserOfAgents);
+    remove_abandoned_files();
+    ::_exit(0);
+  }
+  ::waitpid(pid, nullptr, 0);
   std::error_code absent;
   for (const auto& entry : std::filesystem::directory_iterator(folder_, absent))
     judge_.fault(counters_.left_behind, fmt::format("a file is left: {}", entry.path().string()), {});

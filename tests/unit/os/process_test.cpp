@@ -75,6 +75,10 @@ TEST(Process, AProcessThatIsGoneCannotBeWatched) {
 
 TEST(Process, WatchingWithoutADescriptorIsAnError) {
   expect_error(ErrorCode::invalid_argument, [] { has_exited(Fd()); });
+  Fd closed = open_pidfd(::getpid());
+  ::close(closed.get());
+  EXPECT_FALSE(has_exited(closed));
+  closed.release();
 }
 
 /// It is remembered, and fork's handlers do not run in a child of a bare clone(2).
