@@ -24,7 +24,7 @@ def saved(dtype: str, shape: tuple[int, ...], device: str, elements: Any) -> _co
 
 
 def storage(data: bytes) -> Any:
-    """Open the torch.UntypedStorage that a pickled handle names."""
+    """Opens the torch.UntypedStorage that a pickled handle names."""
     return _core.torch_open_storage(_core.open(data))
 
 

@@ -22,7 +22,7 @@ __all__ = ["exchange_code", "is_done", "keep_in_place", "reduce_storage"]
 
 
 class _Originals:
-    """torch's own functions, for all other storages."""
+    """The functions of torch itself, for all other storages."""
 
     is_shared: Callable[[Any], bool]
     share_memory_: Callable[..., Any]

@@ -155,7 +155,7 @@ def test_no_array_is_copied_when_the_value_has_to_be_pickled():
 
 @pytest.mark.parametrize("length", [3, 100_000])
 def test_arrays_that_were_read_only_arrive_writable_whatever_their_size(length):
-    """As through a queue of multiprocessing: the copy is the receiver's own."""
+    """A queue of multiprocessing does the same: the copy is the receiver's own."""
     from_bytes = np.frombuffer(bytes(8 * length), np.int64)
     frozen = np.ones((2, length))
     frozen.setflags(write=False)

@@ -74,8 +74,8 @@ class DeviceMemory {
   ExportedMemory export_memory(Access access) const;
   /// Descriptors from the `first` on, as many as one message takes; empty if there are none.
   virtual std::vector<Fd> export_rest(std::size_t first) const;
-  /// Before the end of the process, in which the memory may be in use until then: removes its name in a file system, if
-  /// it has one and no other process has opened it.
+  /// Removes the memory's name in a file system, if it has a name and no other process has opened the file. Called at the
+  /// end of the process, whose threads may use the memory until then.
   virtual void remove_name() noexcept {}
   /// Lets another device of this process use the memory, with the access it was opened with. Returns its address for
   /// that device: unchanged, unless the memory has to be opened once more for it. Quick if that device may use it

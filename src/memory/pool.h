@@ -95,7 +95,7 @@ class SegmentTable {
   std::byte* allow(std::uint32_t number, int ordinal) const;
   SegmentInfo info(std::uint32_t number) const;
   std::vector<SegmentInfo> list() const;
-  /// DeviceMemory::remove_name() of all segments. Afterwards no other process can open those that had one.
+  /// Calls DeviceMemory::remove_name() of all segments. Afterwards no other process can open a segment that had a name.
   void remove_names() noexcept;
 
   /// Before and after fork(2), so that a child never inherits a table in the middle of a change.

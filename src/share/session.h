@@ -91,8 +91,8 @@ class Session {
   /// holders.
   std::shared_ptr<const void> note(OpenSegment& segment, std::uint32_t epoch, const HandleFields& row,
                                    Access access, Device device, std::span<const ProcessId> holders);
-  /// Has the owner ended, and holds this process nothing of it? Then try_open() opens nothing in its segments any
-  /// more. REQUIRES: note() returned the pointer.
+  /// Has the owner ended, and holds this process nothing of it? Then try_open() opens nothing
+  /// in its segments. REQUIRES: note() returned the pointer.
   static bool is_closed(const std::shared_ptr<const void>& owner) noexcept;
   /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
   /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the

@@ -16,7 +16,7 @@ struct HashCost {
   std::uint64_t parts = 1;  ///< hashes to compute, at most kMaxParts
 
   static constexpr std::uint64_t kMaxParts = std::uint64_t{1} << 32;
-  /// Even threads with small stacks survive it.
+  /// A height that threads with small stacks survive, too.
   static constexpr std::uint32_t kMaxHeight = 1000;
 
   /// The cost of a tuple, or an object made of parts, before these are added.

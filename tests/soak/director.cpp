@@ -458,7 +458,7 @@ void Director::end_all() {
   if (errno != ECHILD) judge_.fault(counters_.left_behind, "a process that nobody knows is left", {});
 }
 
-/// The next start of any process of the user removes those of killed processes.
+/// The next start of any process of the user removes the files of killed processes.
 void Director::look_for_files() {
   const int pid = ::fork();
   if (pid == 0) {

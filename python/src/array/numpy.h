@@ -18,7 +18,7 @@ bool is_numpy_scalar(nb::handle value);
 /// Exactly numpy.ndarray: subclasses have more content than their elements. Imports nothing. REQUIRES: the GIL.
 bool is_ndarray(PyObject* object) noexcept;
 
-/// Exactly numpy.ndarray, and not writable. REQUIRES: the GIL.
+/// Returns whether the object is exactly a numpy.ndarray, and not writable. REQUIRES: the GIL.
 bool is_read_only_array(PyObject* object);
 
 /// The tensor as a numpy.ndarray on the same memory, read-only if the tensor is. bfloat16 and the 8-bit

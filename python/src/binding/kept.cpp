@@ -31,7 +31,7 @@ class DropQueue {
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
-  /// Without the GIL, and without an allocation. At the end of the interpreter objects stay where they are.
+  /// Takes over a reference without the GIL and without an allocation. At the end of the interpreter objects stay.
   void add(DropNode* dropped) noexcept {
     const LockGuard lock(mutex_);
     dropped->next = std::exchange(first_, dropped);

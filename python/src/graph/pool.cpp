@@ -138,7 +138,8 @@ void* GraphPool::allocate(std::size_t bytes, int ordinal) noexcept {
       if (found != pools.open.end()) pool = found->second->weak_from_this().lock();
     }
     if (pool) return pool->add(bytes);
-      log_warning("torch requested {} bytes for a capture on cuda:{}, but no capture is active", bytes, ordinal);
+    log_warning("torch requested {} bytes for a capture on cuda:{}, but no capture is active", bytes,
+                ordinal);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_memory)  // torch reports that itself
       log_warning("no memory for a capture on cuda:{}: {}", ordinal, error.what());

@@ -29,8 +29,8 @@ bool find(void* library, const char* name, Function& function) {
 
 }  // namespace
 
-/// Not in the initializer of a static variable: look_up() runs Python, which lets other threads run, and one of them
-/// would wait for the initializer with the GIL held.
+/// A static variable without an initializer: look_up() runs Python, which lets other threads run, and one of them would
+/// wait for the initializer with the GIL held.
 const Shim* Shim::get() {
   static const Shim* known = nullptr;  // never destroyed: it holds objects of Python's
   static bool is_missing = false;

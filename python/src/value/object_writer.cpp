@@ -267,7 +267,7 @@ bool ObjectWriter::write_key(PyObject* key, int depth) {
   return true;
 }
 
-/// Of an object that is complete; of those without an entry, that of a plain value.
+/// Returns the cost of an object that is complete, or else that of a plain value.
 HashCost ObjectWriter::cost_of(std::uint32_t number) const {
   const auto at = std::lower_bound(
       costs_.begin(), costs_.end(), number,

@@ -109,7 +109,7 @@ Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
   return tensor;
 }
 
-/// Null: the memory is of this process, which stays. Owners that have ended go in passing, so that a process which gets
+/// A null owner means memory of this process, which stays. Owners that have ended go in passing, so that a process which gets
 /// from a queue for months keeps nothing of them.
 void TensorUnpacker::keep(std::uint16_t index, std::shared_ptr<const void> owner) {
   std::vector<std::shared_ptr<const void>> released;  // without the lock

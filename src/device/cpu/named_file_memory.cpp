@@ -108,7 +108,7 @@ NamedFileMemory::~NamedFileMemory() {
   unlink_once_unused(std::move(path_));
 }
 
-/// The lock becomes exclusive if no other open file has one: those of borrowers, which remove the name later.
+/// The lock becomes exclusive unless a borrower has the file open, which then removes the name later.
 void NamedFileMemory::remove_name() noexcept {
   if (fd_ && ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 && still_named(path_, fd_.get()))
     ::unlink(path_.c_str());

@@ -133,7 +133,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
   }
 }
 
-/// The old connection is over, so its peer cannot be asked any more. If no socket listens either, the owner is dying:
+/// Replaces a connection that is over. If no socket listens either, the owner is dying:
 /// the claim is repeated later, when the owner's end answers for it. Throws `silence` until then; peer_died if the owner
 /// lives on without its sockets.
 Importer::PeerRef Importer::connect_again(Peer& old, const Peer::SegmentRequest& wanted,

@@ -72,7 +72,7 @@ class Importer {
   ExportedMemory pass_on(const SharedBlocks& group, std::uint32_t segment);
 
   std::vector<PeerRef> peers() const;
-  /// How many peers there are, those included that are closed.
+  /// Returns how many peers there are, closed ones included.
   std::size_t peer_count() const noexcept {
     const LockGuard lock(mutex_);
     return open_.size() + closed_.size();

@@ -216,7 +216,7 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   Fd table_file_;
   std::uint64_t table_inode_ = 0;
   std::atomic<bool> gone_{false};
-  /// When a claim first needed an answer after the end of the conversation.
+  /// The time when a claim first needed an answer after the end of the conversation.
   std::atomic<std::chrono::steady_clock::time_point> unanswered_since_{};
   Leases leases_;
   ForeignSegments segments_;

@@ -75,7 +75,7 @@ class LateReleases {
     SharedBlocks* group;
     std::uint32_t block;
   };
-  /// Linked lists: references move from one to another without an allocation, so a drop never fails on the way.
+  /// A linked list: references move from one to another without an allocation, so a drop never fails on the way.
   using References = std::list<KeptReference>;
   struct List {
     References kept;

@@ -49,8 +49,8 @@ class StreamReleases {
     Stream stream;
     TimelinePoint point{};  ///< the release is due once the stream has passed it; set by the mark
   };
-  /// Each lease makes its element when it is made. From then on elements move from list to list, which needs no
-  /// memory: a drop must not fail.
+  /// A list whose elements are made with the leases. From then on they move from list to list, which needs no memory: a
+  /// drop must not fail.
   using References = std::list<DroppedReference>;
 
   void drop(References dropped) noexcept;

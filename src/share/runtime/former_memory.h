@@ -11,7 +11,7 @@
 
 namespace onecopy {
 
-/// Memory that was exchanged for shared memory under its users: a framework's storage that has been moved. A thread may
+/// Keeps memory that was exchanged for shared memory under its users: the former memory of a framework's storage. A thread may
 /// be in the middle of a computation that reads the former memory, so that memory is kept for a second. If that is much
 /// of what the machine has left, the oldest memory goes earlier.
 ///

@@ -91,7 +91,7 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
   }
 }
 
-/// Once: a creator that cannot keep one segment can keep none.
+/// Logs the reason once: a creator that cannot keep one segment can keep none.
 void OpenQueues::report_refusal(const Error& error) noexcept {
   if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
   log_warning(

@@ -84,7 +84,7 @@ class Pinning {
 
     std::byte* at() const noexcept { return memory->data() + offset; }
   };
-  /// By their begin. A piece keeps its node from the pin to the end of it: nodes move between maps without an
+  /// A map of pieces by their begin. A piece keeps its node from the pin to the end of it: nodes move between maps without an
   /// allocation, so that unpinning never fails for lack of memory.
   using Pieces = std::map<std::byte*, Piece>;
 
