@@ -18,7 +18,7 @@ CASES = {
     "num_workers=1, multiprocessing_context='spawn'); assert len(list(loader)) == 5",
     "a storage in a pickle of multiprocessing": "pickled = ForkingPickler.dumps(tensor.untyped_storage()); "
     "assert pickle.loads(pickled).data_ptr() == tensor.data_ptr()",
-    "share_memory_ where an engine opened it": "engine['weight'].share_memory_()",
+    "share_memory_ where an engine opened it": "engine['weight'].torch().share_memory_()",
 }
 
 PROGRAM = """
@@ -70,7 +70,6 @@ def test_torch_is_left_alone_where_the_environment_says_so(run_python):
 AFTER_UNINSTALL = """
 import torch, onecopy, onecopy.multiprocessing as mp
 mp.uninstall()
-assert torch.UntypedStorage.is_shared.__module__.startswith("torch")
 tensor = torch.ones(3)
 handle = onecopy.share(tensor)
 assert tensor.is_shared()
