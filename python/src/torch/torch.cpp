@@ -73,12 +73,8 @@ class StorageMove {
 
   /// May another thread free the memory before this one is done? torch's own way to move a storage does.
   bool is_beside_another() const { return at_->second.threads > 1; }
-  /// The storage's former memory stays until all movers are done, and for a moment: other threads may be computing
-  /// with it.
-  void leave(const nb::object& former, std::size_t bytes) {
-    at_->second.former = former;
-    Session::current().keep_for_a_moment(kept(former), bytes);
-  }
+  /// The storage's former memory stays until all movers are done.
+  void leave(nb::object former) { at_->second.former = std::move(former); }
   /// Does another thread move the storage that begins there?
   static bool is_under_way(const std::byte* begin) {
     const auto at = all()->find(begin);
@@ -122,7 +118,8 @@ bool give(const Api& torch, nb::handle storage, const std::byte* before, const T
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
   storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
-  moving.leave(lent, bytes.nbytes());
+  if (!keep) Session::current().keep_for_a_moment(kept(lent), bytes.nbytes());
+  moving.leave(std::move(lent));
   return true;
 }
 
@@ -325,7 +322,8 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
   if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
   if (!torch.is_resizable(storage))  // it is memory of numpy's or another library's
     storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
-  moving.leave(storage, bytes.nbytes());
+  else Session::current().keep_for_a_moment(kept(storage), bytes.nbytes());
+  moving.leave(storage);
   ++counters.moved;
   return moved;
 }
