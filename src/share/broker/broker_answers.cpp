@@ -242,9 +242,8 @@ void Broker::retain(Connection& c, Packet packet) {
   if (!retention_.segments.add(
           {wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start}, std::move(table),
           wire::memory_in<wire::Retain>(std::move(packet), 1), body.queue, RetainRequest{&c, body.number}))
-    throw Error(ErrorCode::unsupported,
-                "the queue's creator does not have it open any more, or keeps no more descriptors of "
-                "device memory");
+    throw Error(ErrorCode::closed,
+                "the queue's creator has closed it, or keeps no more descriptors of device memory");
   point("segment.retained");
   reply(c, wire::pack(wire::Retained{}));
 }

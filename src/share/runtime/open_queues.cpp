@@ -19,7 +19,7 @@ namespace {
 /// Failures after which an item can be put nevertheless: processes that have the segment open can take it, others get
 /// the reason.
 bool leaves_items_usable(const Error& error) noexcept {
-  return is_absent(error) || error.code() == ErrorCode::owner_died ||
+  return is_absent(error) || error.code() == ErrorCode::owner_died || error.code() == ErrorCode::closed ||
          error.code() == ErrorCode::unsupported || error.code() == ErrorCode::timeout;
 }
 
@@ -91,13 +91,12 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
   }
 }
 
-/// Logs the reason once: a creator that cannot keep one segment can keep none.
+/// Logs once why the creator's system cannot keep a segment: it can keep none then. A closed queue is not logged.
 void OpenQueues::report_refusal(const Error& error) noexcept {
   if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
   log_warning(
       "the creator of a queue cannot keep memory that this process puts into it ({}): items that have not "
-      "been "
-      "taken when this process ends are lost; `onecopy doctor` says what is missing",
+      "been taken when this process ends are lost; `onecopy doctor` says what is missing",
       error.what());
 }
 
