@@ -745,7 +745,9 @@ def torch_is_shared(storage: object) -> bool:
     """Does this torch.UntypedStorage lie in memory of onecopy?"""
 
 def _set_torch_keeps_storages(keeps: bool) -> None:
-    """Says whether torch leaves storages in memory of onecopy where they are."""
+    """
+    Says whether torch leaves storages in memory of onecopy where they are.
+    """
 
 def torch_new_shared(nbytes: int) -> object:
     """
@@ -1298,21 +1300,91 @@ class _Evaluation:
     def owed(self) -> list: ...
 
 def _rpc_context() -> object:
-    """This thread's context of distributed autograd, or None."""
+    """Returns this thread's context of distributed autograd, or None."""
 
 def _swap_rpc_context(context: object | None) -> object:
-    """Makes it this thread's. Returns the one before."""
-
-def _rpc_host() -> int:
     """
-    A number of this boot and these namespaces: processes of one reach each other's memory.
+    Makes a context, or None, the context of this thread. Returns the one before.
     """
 
-def _decode_call(data: bytes) -> tuple:
-    """The arguments of a plain call, as its callee reads them."""
+class _RpcGiving:
+    """
+    What the message that is being written gives away; good until it is written.
+    """
 
-def _encode_call(args: tuple) -> object:
-    """For _decode_call(); None for what does not go as bytes alone."""
+    @property
+    def agent(self) -> object: ...
+
+    @property
+    def receiver(self) -> int: ...
+
+    @property
+    def is_result(self) -> bool: ...
+
+    def give(self, reference: object, fork: object) -> None: ...
+
+    def move(self, marked: object) -> None: ...
+
+    def count(self, route: str, rows: int = 0) -> None: ...
+
+def _rpc_giving() -> _RpcGiving: ...
+
+def _rpc_taking() -> object:
+    """(agent, number of the sender) of the message that is being read."""
+
+class _RunningCall:
+    """A call that this process runs."""
+
+    @property
+    def caller(self) -> object:
+        """The WorkerInfo of the caller."""
+
+    @property
+    def caller_id(self) -> int: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def function(self) -> str:
+        """The name of the function, as module:name."""
+
+    @property
+    def trace(self) -> object:
+        """
+        The name of the call in the logs of both sides, and of the calls that it makes.
+        """
+
+    @property
+    def deadline(self) -> object:
+        """The deadline as time.monotonic() has it, or None."""
+
+    @property
+    def cancelled(self) -> bool:
+        """
+        Whether the caller has cancelled the call, does not wait for it, or has ended.
+        """
+
+    def remaining(self) -> object:
+        """Seconds until the deadline, or None. Negative behind it."""
+
+    def check(self) -> None:
+        """
+        Raises Cancelled when the caller does not want the result, Timeout behind the deadline.
+        """
+
+    def cancel(self) -> None:
+        """Marks the call as cancelled."""
+
+    def on_cancel(self, hook: object) -> None:
+        """
+        Calls the hook when the call is cancelled; at once if it is. The hook must not wait.
+        """
+
+def _current_call() -> object:
+    """
+    Returns the call that this thread runs for another member; None outside of a call.
+    """
 
 class _RpcCall:
     @property
@@ -1320,9 +1392,6 @@ class _RpcCall:
 
     @property
     def done(self) -> bool: ...
-
-    @property
-    def end_kind(self) -> int: ...
 
     @property
     def member(self) -> int: ...
@@ -1335,62 +1404,79 @@ class _RpcCall:
 
     def complete(self) -> None: ...
 
-    def take_answer(self) -> object: ...
+def _rpc_host() -> int:
+    """
+    A number of this boot and these namespaces: processes of one reach each other's memory.
+    """
 
-class _RpcNode:
-    """This process as a member of a group; see src/rpc/node.h."""
+def _share_tensor(tensor: object) -> object:
+    """
+    Returns (onecopy.Tensor, flags) of a torch tensor on the same memory; None for one that cannot be shared.
+    """
 
-    def __init__(self, name: str, number: int) -> None: ...
+def _open_tensor(tensor: Tensor, flags: int) -> object:
+    """Returns the torch tensor of which _share_tensor() made them."""
+
+def _decode_call(data: bytes) -> object: ...
+
+def _encode_call(args: tuple) -> object: ...
+
+class _RpcEndpoint:
+    """This process as a member of a group; see python/src/rpc/endpoint.h."""
+
+    def __init__(self, agent: object, reduce: object, rebuild: object, name: str, number: int) -> None: ...
+
+    def call(self, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None) -> object: ...
+
+    def begin(self, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None, future: object) -> None: ...
+
+    def call_verb(self, to: int, verb: str, args: object, seconds: float, is_result: bool = False) -> object: ...
+
+    def begin_verb(self, to: int, verb: str, args: object, seconds: float, is_result: bool, reference: object | None, future: object) -> None: ...
+
+    def call_gradients(self, to: int, args: object) -> object: ...
+
+    def begin_gradients(self, to: int, args: object) -> object: ...
+
+    def note(self, to: int, verb: object, value: object | None) -> None: ...
+
+    def begin_here(self, seconds: float, future: object) -> object: ...
+
+    def run_soon(self, task: object) -> None: ...
+
+    def outcome(self, call: _RpcCall, seconds: float) -> object: ...
+
+    def answer(self, to: int, call: int, result: object | None) -> None: ...
+
+    def fail(self, to: int, call: int, kind: object, text: str, code: str) -> None: ...
+
+    def call_native(self, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None) -> object: ...
+
+    def begin_native(self, to: int, name: str, args: object | None, kwargs: object | None, trace: object | None, seconds: float, future: object) -> None: ...
+
+    def native_deadline(self, timeout: object | None) -> tuple: ...
 
     def address(self) -> bytes: ...
 
-    def join(self, address: bytes) -> object: ...
+    def join(self, address: bytes, is_program: bool = False) -> object: ...
 
     def is_far(self, number: int) -> bool: ...
 
-    def connect(self, number: int, deadline: object | None) -> None: ...
+    def has_left(self, number: int) -> bool: ...
 
-    def count_route(self, to: int, route: str) -> None: ...
+    def connect(self, number: int, seconds: float) -> None: ...
 
     def routes(self, to: int) -> dict: ...
-
-    def set_number_of(self, name: str, number: object) -> None: ...
 
     def number_of(self, name: object) -> object: ...
 
     def set_devices(self, of: int, of_calls: Sequence[tuple[int, int]], of_answers: Sequence[tuple[int, int]], numbers_agree: bool, is_automatic: bool) -> None: ...
 
-    def call(self, to: int, value: object, deadline: object | None, future: object | None, form: int = 0) -> object: ...
-
-    def begin_here(self, deadline: object | None, future: object) -> object: ...
-
-    def call_program(self, to: int, function: str, values: object, deadline: object | None, future: object) -> object: ...
-
-    def answer_program(self, to: int, call: int, code: str, text: str) -> None: ...
-
-    def note(self, to: int, value: object) -> None: ...
-
-    def answer(self, to: int, call: int, value: object, is_in_order: bool, form: int = 0) -> bool: ...
-
-    def learn(self, function: object, wire_name: str, names: object, name: object, check: object | None) -> None: ...
-
-    def knows(self, function: object | None) -> bool: ...
-
-    def call_plain(self, agent: object, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None) -> object: ...
-
-    def begin_plain(self, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None, trace: object | None = None) -> object: ...
-
-    def call_answering(self, agent: object, to: int, function: str, args: object) -> object: ...
-
-    def begin_answering(self, to: int, function: str, args: object) -> object: ...
-
     def look(self) -> None: ...
 
-    def run(self, agent: object) -> None: ...
+    def run(self) -> None: ...
 
     def stop(self) -> None: ...
-
-    def has_left(self, arg: int, /) -> bool: ...
 
     @property
     def calls_under_way(self) -> int: ...
@@ -1401,11 +1487,7 @@ class _RpcNode:
     @property
     def serving(self) -> int: ...
 
-    def begin_serving(self) -> None: ...
-
-    def end_serving(self) -> None: ...
-
-    def wait_for_served(self, most: int, seconds: float) -> bool: ...
+    def wait_for_served(self, max: int, seconds: float) -> bool: ...
 
     @property
     def timeout(self) -> float: ...
@@ -1413,16 +1495,27 @@ class _RpcNode:
     @timeout.setter
     def timeout(self, arg: float, /) -> None: ...
 
-    @property
-    def member_type(self) -> object: ...
+    def set_limit(self, max: int, refuses: bool) -> None: ...
 
-    @member_type.setter
-    def member_type(self, arg: object | None, /) -> None: ...
+    def acquire(self, agent: object, to: int, seconds: float) -> None: ...
 
-    @property
-    def marked_type(self) -> object: ...
+    def release(self, to: int) -> None: ...
 
-    @marked_type.setter
-    def marked_type(self, arg: object | None, /) -> None: ...
+    def limits(self) -> dict: ...
+
+    def observe(self, is_called: bool, function: str, seconds: float, failed: bool) -> None: ...
+
+    def times_called(self) -> dict: ...
+
+    def times_served(self) -> dict: ...
+
+    def calls_made(self) -> list: ...
+
+    def calls_running(self) -> list: ...
+
+    def cancel(self, caller: int, number: int) -> None: ...
+
+    def run_as(self, agent: object, caller: int, number: int, function: str, seconds: float, trace: object | None, run: object) -> object:
+        """Returns run(call) with that call as the current one of this thread."""
 
 __version__: str

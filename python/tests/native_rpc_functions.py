@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 
@@ -89,20 +90,29 @@ def trace_and_seconds():
     return rpc.current_call().trace, rpc.current_call().remaining()
 
 
+class _Refusing(dict):
+    def get(self, kind, default=None):
+        raise AssertionError(f"a {kind.__name__} was encoded in Python")
+
+
+@contextlib.contextmanager
+def no_reduction():
+    """A block in which no value is encoded in Python."""
+    from onecopy.rpc import values
+
+    before, values._FORMS = values._FORMS, _Refusing()
+    try:
+        yield
+    finally:
+        values._FORMS = before
+
+
 @rpc.export
 def nested_without_encoding_in_python(to):
     """The trace and the seconds of this call, and of two that it makes behind the first contact."""
-    from onecopy.rpc import _values
-
-    def refuse(*_):
-        raise AssertionError("a value was encoded in Python")
-
     rpc.call(to, trace)
-    before, _values.encode = _values.encode, refuse
-    try:
+    with no_reduction():
         return trace_and_seconds(), rpc.call(to, trace_and_seconds), rpc.call_async(to, trace_and_seconds).wait()
-    finally:
-        _values.encode = before
 
 
 @rpc.export

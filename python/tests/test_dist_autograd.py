@@ -316,36 +316,6 @@ def test_a_worker_that_dies_in_its_part_is_named_at_the_root(tmp_path, others):
         assert name == "PeerDied" and "worker1" in text
 
 
-def plain_gradients():
-    """How many plain calls of gradients a pass makes: another way would do without."""
-    agent = rpc.api._get_current_rpc_agent()
-    taken, node = [], agent.node
-
-    class Node:
-        def __getattr__(self, name):
-            return getattr(node, name)
-
-        def call_answering(self, *arguments):
-            taken.append(node.call_answering(*arguments))
-            return taken[-1]
-
-        def begin_answering(self, *arguments):
-            taken.append(node.begin_answering(*arguments))
-            return taken[-1]
-
-    agent.node = Node()
-    try:
-        for program in (chain, diamond):
-            in_three_processes(program)
-    finally:
-        agent.node = node
-    return [t is NotImplemented for t in taken]
-
-
-def test_gradients_of_plain_tensors_go_as_plain_calls(three):
-    assert three[0](plain_gradients) == [False] * 3
-
-
 @pytest.mark.parametrize("context_id, roots", [("none", []), (1, WEIGHTS[0].detach()), (None, [1])])
 def test_arguments_that_are_none_of_backward_are_refused(three, context_id, roots):
     with pytest.raises(TypeError, match="incompatible function arguments"):

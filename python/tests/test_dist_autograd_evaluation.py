@@ -38,7 +38,7 @@ def evaluation(sent, retain=False):
 
 def received(number, tensors):
     found = ReceivedTensors(1, number, 0, tensors)
-    return found, found.attach()
+    return found, tensors
 
 
 def leaf(value):

@@ -106,16 +106,16 @@ def pid_within(to, seconds):
 
 def join_halfway(file, rank, sign):
     """Joins as the member of that rank, and tells the one of rank 1 only once the file `sign` is there."""
-    from onecopy.rpc import _agent
+    from onecopy.rpc import group
 
-    note = _agent.Agent.note
+    note = group.Agent.note
 
     def note_late(agent, to, verb, value):
         if verb == "join" and to == 1:
             until(lambda: os.path.exists(sign), "no sign to go on")
         note(agent, to, verb, value)
 
-    _agent.Agent.note = note_late
+    group.Agent.note = note_late
     native_init(file, rank, None, f"worker{rank}", {})
 
 
@@ -174,11 +174,11 @@ def take_the_lock(file):
     import json
     import os
 
-    from onecopy.rpc import _dynamic
+    from onecopy.rpc import elastic
 
     kept.append(torch.distributed.FileStore(file, -1))
     store = torch.distributed.PrefixStore("onecopy/rpc/dynamic", kept[0])
-    assert _dynamic._take(store, json.dumps(_dynamic._process(os.getpid())))
+    assert elastic._take(store, json.dumps(elastic._process(os.getpid())))
 
 
 def test_groups_of_both_kinds_do_not_mix(meeting):

@@ -274,9 +274,9 @@ def test_ten_thousand_calls_in_flight(meeting):
 
 
 def have_few_threads():
-    from onecopy.rpc import _agent
+    from onecopy.rpc import group
 
-    _agent._MOST_WORKERS = 4
+    group._MAX_WORKERS = 4
 
 
 def descend_often():

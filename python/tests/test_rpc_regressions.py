@@ -20,7 +20,7 @@ import contextlib
 import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
-from onecopy.rpc._references import Cell, OwnedValues
+from onecopy.rpc.references import Cell, OwnedValues
 from rpc_group import Group, Member, init, shutdown
 
 
@@ -228,7 +228,7 @@ def exceptions_left():
 
 
 def failed_calls_leave(how):
-    from onecopy.rpc._futures import CallFuture
+    from onecopy.rpc.futures import CallFuture
 
     dead_calls(how, 10)
     gc.collect()

@@ -16,19 +16,30 @@
 
 from .. import _with_torch as _with_torch
 from ..errors import PeerDied, Timeout
-from ._explain import explain, stats
-from ._group import WorkerInfo
-from ._joining import init, members, shutdown
-from ._modes import borrow, move
-from ._native import Call, call, call_async, calls, remote, wait_all
-from ._programs import address, enter
-from ._references import PyRRef as Reference
-from ._routes import Route
-from ._running import current as current_call
-from ._streams import Stream, stream
-from ._values import allow_pickle
+from .api import (
+    Call,
+    address,
+    call,
+    call_async,
+    calls,
+    current_call,
+    enter,
+    explain,
+    init,
+    members,
+    remote,
+    shutdown,
+    stats,
+    wait_all,
+)
+from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export
+from .peers import WorkerInfo
+from .references import PyRRef as Reference
+from .routes import Route
+from .streams import Stream, stream
+from .values import allow_pickle
 
 __all__ = [
     "Busy",

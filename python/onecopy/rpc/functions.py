@@ -31,10 +31,17 @@ REFUSED_MODULES = frozenset(
 )
 _MAIN = ("__main__", "__mp_main__")  # one module under two names in programs that multiprocessing has spawned
 # Functions that a group needs to meet and to end.
-_OWN = frozenset(("onecopy.rpc.meeting.gather_to_leader", "onecopy.rpc.meeting.broadcast_to_followers"))
+_OWN = frozenset(
+    (
+        *("onecopy.rpc.meeting.gather_to_leader", "onecopy.rpc.meeting.broadcast_to_followers"),
+        *("onecopy.distributed.rpc.api._gather_to_leader", "onecopy.distributed.rpc.api._broadcast_to_followers"),
+    )
+)
 
 _exported: dict[str, Any] = {}  # "module.qualname" -> function
 _patterns: tuple[str, ...] | None = None  # of names; None: not restricted
+# (module, name) -> (object, the names of the module), as look_up() found it: good while the name stands for the object.
+_found: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,12 +58,15 @@ def name_of(thing: Any) -> tuple[str, str]:
     module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not module or not qualname:
         raise NoName(f"{thing!r} has no name that another process could look up")
+    module = public_module(module)
+    known = _found.get((module, qualname))
+    if known is not None and known[0] is thing and known[1].get(qualname) is thing:
+        return module, qualname
     if "<locals>" in qualname or "<lambda>" in qualname:
         raise NoName(
             f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
             "the top level of a module"
         )
-    module = public_module(module)
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
     return module, qualname
@@ -65,8 +75,9 @@ def name_of(thing: Any) -> tuple[str, str]:
 def text_name_of(function: Any) -> str:
     """Returns the "module:qualname" of a function, a class, or an operator of torch."""
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if getattr(torch, getattr(function, "__name__", ""), None) is function:
-        return f"torch:{function.__name__}"
+    name = getattr(function, "__name__", "")
+    if getattr(torch, name, None) is function:
+        return f"torch:{name}"
     return f"{public_module(module) if module else type(function).__module__}:{qualname}"
 
 
@@ -78,7 +89,11 @@ def public_module(name: str) -> str:
 def look_up(module: str, qualname: str) -> Any:
     """Returns the object of that name. Raises AttributeError if there is none, PermissionError for a function that no
     program calls in another process."""
+    known = _found.get((module, qualname))
+    if known is not None and known[1].get(qualname) is known[0]:
+        return known[0]
     _refuse_dangerous(module, qualname)
+    names = vars(module_named(module))
     found: Any = module_named(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
@@ -92,6 +107,8 @@ def look_up(module: str, qualname: str) -> Any:
     home = getattr(found, "__module__", module) or module
     if home not in (module, *(_MAIN if module in _MAIN else ())) and not isinstance(found, type):
         _refuse_dangerous(home, getattr(found, "__qualname__", qualname))
+    if names.get(qualname) is found:
+        _found[module, qualname] = found, names
     return found
 
 
@@ -181,6 +198,13 @@ def find(name: str) -> Any:
         check(found)  # by its own name: a pattern for one module does not reach through it into another
         return found
     raise PermissionError(_refusal(f"{module}.{qualname}"))
+
+
+def names_of(name: str) -> tuple[dict[str, Any], str]:
+    """Returns where find() found the function of that "module:qualname": a dict, and the key there."""
+    module, _, qualname = name.partition(":")
+    key = f"{module}.{qualname}"
+    return (_exported, key) if key in _exported else (vars(module_named(module)), qualname)
 
 
 def check(function: Any) -> None:

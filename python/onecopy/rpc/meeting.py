@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from . import _calls, _device_maps, _dynamic, registry
+from . import devices, elastic, registry, torch_calls
 
 UNSET_TIMEOUT = -1.0
 
@@ -70,14 +70,14 @@ def _static_store(options: Any, rank: int, world_size: int) -> Any:
         raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
     store = next(torch.distributed.rendezvous(options.init_method, rank=rank, world_size=world_size))[0]
     store = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
-    _dynamic.check_kind(store, "static")
+    elastic.check_kind(store, "static")
     return store
 
 
 def _dynamic_store(options: Any, rank: int) -> Any:
     """All dynamic groups have one name, since a process that comes back has made no group before."""
     store = torch.distributed._create_store_from_options(options, rank)
-    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store), "dynamic")
+    elastic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store), "dynamic")
     return torch.distributed.PrefixStore("onecopy/rpc/dynamic", store)
 
 
@@ -96,9 +96,9 @@ def start(agent: Any, options: Any) -> None:
 
 
 def _check_maps(agent: Any, options: Any) -> None:
-    maps = all_gather(_device_maps.own(options), timeout=options.join_timeout or None)
+    maps = all_gather(devices.own_facts(options), timeout=options.join_timeout or None)
     try:
-        _device_maps.check(maps)
+        devices.check_maps(maps)
     except BaseException:
         agent.finish_answers()
         raise
@@ -146,11 +146,18 @@ def broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error:
     state.proceed_signal.set()
 
 
+_VERBS = (gather_to_leader, broadcast_to_followers)
+
+
 def all_gather(
-    obj: Any, worker_names: Collection[str] | None = None, timeout: float | None = UNSET_TIMEOUT
+    obj: Any,
+    worker_names: Collection[str] | None = None,
+    timeout: float | None = UNSET_TIMEOUT,
+    verbs: tuple[Callable[..., None], Callable[..., None]] = _VERBS,
 ) -> dict[str, Any]:
     """Returns {name: object} of all members, or of the members named, once each of them has called it. Raises RuntimeError
-    that names a member which has ended, or has not come within `timeout` seconds."""
+    that names a member which has ended, or has not come within `timeout` seconds. `verbs` are the functions that followers
+    call in the leader, and the leader in followers."""
     agent = registry.current()
     names = set(worker_names or (i.name for i in agent.get_worker_infos()))
     me, leader = agent.info.name, min(names)
@@ -162,21 +169,29 @@ def all_gather(
     of_calls = agent.timeout if timeout == UNSET_TIMEOUT else seconds or 0
     try:
         if me == leader:
-            return _lead(agent, key, obj, names, seconds, of_calls)
-        return _follow(agent, key, obj, names, leader, seconds, of_calls)
+            return _lead(agent, key, obj, names, seconds, of_calls, verbs[1])
+        return _follow(agent, key, obj, names, leader, seconds, of_calls, verbs[0])
     finally:
         with _gather_lock:
             _gatherings.pop(key, None)
 
 
-def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
+def _lead(
+    agent: Any,
+    key: str,
+    obj: Any,
+    names: set[str],
+    seconds: float | None,
+    of_calls: float,
+    broadcast: Callable[..., None],
+) -> dict[str, Any]:
     """Waits for all members, and tells all of them the gathered objects, or why there are none."""
     gather_to_leader(key, agent.info.name, obj, names)
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
     told = (key, gathered) if failure is None else (key, gathered, failure)
     others = names - {agent.info.name}
-    futures = {n: _calls.call(n, broadcast_to_followers, args=told, timeout=of_calls) for n in others}
+    futures = {n: torch_calls.begin(n, broadcast, args=told, timeout=of_calls) for n in others}
     errors = []
     for name, future in futures.items():
         try:
@@ -194,13 +209,20 @@ def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None
 
 
 def _follow(
-    agent: Any, key: str, obj: Any, names: set[str], leader: str, seconds: float | None, of_calls: float
+    agent: Any,
+    key: str,
+    obj: Any,
+    names: set[str],
+    leader: str,
+    seconds: float | None,
+    of_calls: float,
+    gather: Callable[..., None],
 ) -> dict[str, Any]:
     state = _gathering(key)
     if not state.proceed_signal.is_set():  # else the leader has given up already, and may have left
         args = (key, agent.info.name, obj, sorted(names))
         try:
-            _calls.call(leader, gather_to_leader, args=args, timeout=of_calls).wait()
+            torch_calls.begin(leader, gather, args=args, timeout=of_calls).wait()
         except RuntimeError:
             if not state.proceed_signal.is_set():
                 raise
@@ -237,7 +259,11 @@ def wait_all_workers(timeout: float | None = 0.0) -> None:
 
 
 def shutdown(
-    graceful: bool = True, timeout: float = 0.0, wait_for_all: Callable[[float], None] = wait_all_workers
+    graceful: bool = True,
+    timeout: float = 0.0,
+    wait_for_all: Callable[[float], None] = wait_all_workers,
+    delete_references: Callable[[], None] | None = None,
+    gather: Callable[..., dict[str, Any]] = all_gather,
 ) -> dict[Any, Any]:
     """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still hold,
     as {reference: {holder: number}}.
@@ -251,10 +277,10 @@ def shutdown(
             _leave_dynamic_group(agent)
         elif graceful:
             wait_for_all(timeout)
-            agent.references.delete_all(60.0)
+            agent.references.delete_all(60.0) if delete_references is None else delete_references()
             _wait_for_answers(agent)
             leaks = agent.references.owned.held()  # before others leave and release what they hold
-            all_gather(None, timeout=timeout)
+            gather(None, timeout=timeout)
             agent.finish_answers()
     finally:
         registry.set_current(None)
@@ -266,14 +292,14 @@ def _leave_dynamic_group(agent: Any) -> None:
     """Leaves a group whose other members stay: their references to values of this process become errors."""
     _wait_for_answers(agent)
     agent.references.delete_all(0.0)
-    _dynamic.leave(agent)
+    elastic.leave(agent)
 
 
 def _wait_for_answers(agent: Any) -> None:
     """Waits for the answers to all calls of this process: each comes, or has a deadline, or its member ends."""
     settled = threading.Event()
     while agent.pending_count() and not settled.wait(0.001):
-        agent.node.look()  # answers that no thread waits for stay in the lanes
+        agent.endpoint.look()  # answers that no thread waits for stay in the lanes
 
 
 @atexit.register

@@ -27,7 +27,8 @@ ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that ret
 _agent: Any = None
 _is_forked = False
 
-handlers: dict[str, Callable[..., Any]] = {}  # of requests: verb -> function(agent, caller's id, value)
+# Verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None).
+handlers: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 note_handlers: dict[str, Callable[..., Any]] = {}  # of notes, called in the order of their lane
 end_hooks: list[Callable[[int], None]] = []  # function(id of a member that has ended); they must not wait
 
@@ -39,11 +40,22 @@ class Deferred:
         self.future, self.then = future, then
 
 
-def handler(table: dict[str, Callable[..., Any]], verb: str) -> Callable[[F], F]:
-    """Returns a decorator that enters a function into `table` under `verb`."""
+def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Returns a decorator: members call the function by that name, which begins with a dot. prepare(agent, caller's id, args,
+    reference to the result or None) returns the arguments."""
 
     def register(function: F) -> F:
-        table[verb] = function
+        handlers[name] = function, prepare
+        return function
+
+    return register
+
+
+def note(name: str) -> Callable[[F], F]:
+    """Returns a decorator: the function takes notes of that name, as function(agent, caller's id, value)."""
+
+    def register(function: F) -> F:
+        note_handlers[name] = function
         return function
 
     return register
@@ -122,7 +134,7 @@ def set_autograd(hooks: AutogradHooks) -> None:
     """Called by distributed autograd when it is imported."""
     global _hooks
     _hooks = hooks
-    if _agent is not None and _agent.node is not None:
+    if _agent is not None and _agent.endpoint is not None:
         hooks.started(_agent)
 
 

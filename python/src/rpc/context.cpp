@@ -7,7 +7,11 @@ namespace {
 /// Kept while it is the thread's; a thread leaves its contexts before it ends.
 thread_local PyObject* context = nullptr;
 
-nb::object current() { return context ? nb::borrow(context) : nb::none(); }
+}  // namespace
+
+bool has_rpc_context() noexcept { return context != nullptr; }
+
+nb::object current_context() { return context ? nb::borrow(context) : nb::none(); }
 
 nb::object swap_context(nb::object now) {
   nb::object before = context ? nb::steal(context) : nb::none();
@@ -15,14 +19,11 @@ nb::object swap_context(nb::object now) {
   return before;
 }
 
-}  // namespace
-
-bool has_rpc_context() noexcept { return context != nullptr; }
-
 void init_rpc_context(nb::module_& m) {
-  m.def("_rpc_context", &current, "This thread's context of distributed autograd, or None.");
+  m.def("_rpc_context", &current_context,
+        "Returns this thread's context of distributed autograd, or None.");
   m.def("_swap_rpc_context", &swap_context, nb::arg("context").none(),
-        "Makes it this thread's. Returns the one before.");
+        "Makes a context, or None, the context of this thread. Returns the one before.");
 }
 
 }  // namespace onecopy::python

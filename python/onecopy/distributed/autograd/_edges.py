@@ -9,10 +9,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 class _Receive:
     @staticmethod
-    def forward(ctx, anchor, received):
+    def forward(ctx, anchor, received, *tensors):
         ctx.received = received
-        outputs = received.take_tensors()
-        return outputs if len(outputs) > 1 else outputs[0]
+        ctx.mark_dirty(*tensors)
+        return tensors if len(tensors) > 1 else tensors[0]
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -92,28 +92,15 @@ def edge_of(tensor):
 
 
 class ReceivedTensors:
-    """Tensors of one message, as outputs of one node of this worker's graph."""
+    """Tensors of one message, as outputs of one node of this worker's graph, which keeps this object."""
 
     def __init__(self, context_id, message_id, peer, tensors):
+        """Makes the tensors outputs of the node, in place. REQUIRES: they are no views, and part of no graph."""
         self.context_id, self.message_id, self.peer = context_id, message_id, peer
         self.count = len(tensors)
-        self._tensors = tuple(tensors)
-        self.node = None
-
-    def take_tensors(self):
-        tensors, self._tensors = self._tensors, None
-        return tensors
-
-    def attach(self):
-        """The tensors, now outputs of a node that keeps this object."""
-        if torch.is_grad_enabled():
-            outputs = RecvRpcBackward.apply(_ANCHOR, self)
-        else:
-            with torch.enable_grad():
-                outputs = RecvRpcBackward.apply(_ANCHOR, self)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        self.node = outputs[0].grad_fn
-        return outputs
+        with torch.enable_grad():
+            RecvRpcBackward.apply(_ANCHOR, self, *tensors)
+        self.node = tensors[0].grad_fn
 
 
 class SentTensors:

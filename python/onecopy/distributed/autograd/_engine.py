@@ -73,11 +73,9 @@ class Context:
         return sent.message_id, which
 
     def attach_received(self, recorded, tensors, peer):
-        """Makes tensors that came from `peer` part of this worker's graph, in place in the list."""
+        """Makes tensors that came from `peer` part of this worker's graph, in place."""
         message_id, which = recorded
         received = ReceivedTensors(self.id, message_id, peer, [tensors[i] for i in which])
-        for i, tensor in zip(which, received.attach()):
-            tensors[i] = tensor
         with self._lock:
             self._received[message_id] = received
         self.know(peer)

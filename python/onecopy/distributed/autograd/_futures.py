@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from ...rpc._futures import done
+from ...rpc.futures import done
 
 
 def gather(futures, combine):

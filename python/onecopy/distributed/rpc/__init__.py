@@ -6,7 +6,7 @@ docs/guides/rpc.md lists the differences.
 """
 
 from ...rpc import meeting
-from ...rpc._references import PyRRef
+from ...rpc.references import PyRRef
 from .. import autograd as _autograd
 from . import _torch_futures, api, backend_registry, constants, functions, internal, options, rref_proxy
 from .api import (

@@ -9,7 +9,7 @@ import threading
 
 import torch
 
-from ...rpc._futures import CallFuture
+from ...rpc.futures import CallFuture
 
 _TORCHS = {
     "wait_all": torch.futures.wait_all,

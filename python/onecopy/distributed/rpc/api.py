@@ -8,13 +8,15 @@ import typing
 
 import torch
 
-from ...rpc import _agent, _calls, _group, meeting, registry, telemetry
-from ...rpc._references import PyRRef
+from ...rpc import group, meeting, registry, telemetry, torch_calls
+from ...rpc.peers import WorkerInfo
+from ...rpc.references import PyRRef
+from ...rpc.values import RefusedValue
 from . import constants
 from .internal import _internal_rpc_pickler as _default_pickler
 
-WorkerInfo, AllGatherStates = _group.WorkerInfo, meeting.AllGatherStates
-_thread_local_var = _calls.local
+AllGatherStates = meeting.AllGatherStates
+_thread_local_var = torch_calls.local
 _ignore_rref_leak = True
 _log = logging.getLogger("onecopy.rpc")
 _timeout = constants.DEFAULT_RPC_TIMEOUT_SEC
@@ -26,19 +28,19 @@ class RRef(PyRRef, typing.Generic[T]):
     __doc__ = PyRRef.__doc__
 
 
-_agent.Agent.rref_class = RRef
+group.Agent.rref_class = RRef
 
 
 class RpcAgent:
     """The base class of agents, for isinstance()."""
 
 
-class TensorPipeAgent(_agent.Agent, RpcAgent):
+class TensorPipeAgent(group.Agent, RpcAgent):
     """The agent of this process, under the name that programs ask for."""
 
     def __init__(self, store, name, rank, world_size, options):
         super().__init__(store, name, rank, world_size, options)
-        self.store, self._options = store, options
+        self._options = options
 
     def _get_backend_options(self):
         return self._options
@@ -116,13 +118,14 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
     agent = registry.find()
     if agent is None:
         _refuse_uninitialized()
-    if not _is_profiled():
-        result = agent.node.call_plain(agent, to, func, args, kwargs, timeout)
-        if result is not NotImplemented:
-            return result
-    to = _to_worker_info(to)
-    with telemetry.range_of_call("sync", func, agent, to):
-        return _calls.call_and_wait(to, func, args, kwargs, timeout)
+    if _is_profiled():
+        to = _to_worker_info(to)
+        with telemetry.range_of_call("sync", func, agent, to):
+            return torch_calls.call(to, func, args, kwargs, timeout)
+    try:
+        return agent.endpoint.call(to, func, args, kwargs, timeout)
+    except RefusedValue as refused:
+        raise refused.located(func=func, args=args, kwargs=kwargs) from None
 
 
 def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
@@ -130,11 +133,13 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIME
     agent = registry.find()
     if agent is None:
         _refuse_uninitialized()
-    future = NotImplemented if _is_profiled() else agent.begin_plain(to, func, args, kwargs, timeout)
-    if future is NotImplemented:
+    if _is_profiled():
         to = _to_worker_info(to)
         with telemetry.range_of_call("async", func, agent, to):
-            future = _calls.call(to, func, args, kwargs, timeout)
+            future = torch_calls.begin(to, func, args, kwargs, timeout)
+            future.want()  # torch's profiler waits for it in C++
+    else:
+        future = torch_calls.begin(to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -145,7 +150,7 @@ def remote(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT
     """A reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
     to = _to_worker_info(to)
     with telemetry.range_of_call("remote", func, registry.current(), to):
-        return _calls.remote(to, func, args, kwargs, timeout)
+        return torch_calls.remote(to, func, args, kwargs, timeout)
 
 
 @_require_initialized
@@ -198,13 +203,24 @@ def new_method(method_name):
 
 # --- all members together
 
-_gather_to_leader, _broadcast_to_followers = meeting.gather_to_leader, meeting.broadcast_to_followers
+
+def _gather_to_leader(sequence_id, worker_name, obj, worker_names):
+    """Called in the leader of a gathering by each follower."""
+    meeting.gather_to_leader(sequence_id, worker_name, obj, worker_names)
+
+
+def _broadcast_to_followers(sequence_id, objects_map, error=None):
+    """Called in each follower by the leader of a gathering."""
+    meeting.broadcast_to_followers(sequence_id, objects_map, error)
+
+
+_VERBS = (_gather_to_leader, _broadcast_to_followers)  # members call them by these names
 
 
 @_require_initialized
 def _all_gather(obj, worker_names=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """Returns {name: object} of all the members named, or of all, once each of them has called it."""
-    return meeting.all_gather(obj, worker_names, timeout)
+    return meeting.all_gather(obj, worker_names, timeout, _VERBS)
 
 
 @_require_initialized
@@ -244,7 +260,13 @@ def shutdown(graceful=True, timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
 
     Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that has
     ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
-    leaks = meeting.shutdown(graceful, timeout, lambda seconds: _wait_all_workers(seconds))
+    leaks = meeting.shutdown(
+        graceful,
+        timeout,
+        lambda seconds: _wait_all_workers(seconds),
+        lambda: _delete_all_user_and_unforked_owner_rrefs(),
+        _all_gather,
+    )
     if leaks and not _ignore_rref_leak:
         raise RuntimeError(
             "Leaking RRefs detected during RPC shutdown: Leaking RRefs: "

@@ -2,8 +2,9 @@
 import collections
 import enum
 
-from ...rpc import _values
-from ...rpc._references import PyRRef
+from ... import _core
+from ...rpc import values
+from ...rpc.references import PyRRef
 
 
 class RPCExecMode(enum.Enum):
@@ -22,23 +23,16 @@ def _build_rpc_profiling_key(exec_type, func_name, current_worker_name, dst_work
 
 
 class _Codec:
-    """The form in which a value crosses: a tree of plain values, and its tensors. No pickle: see
-    onecopy.rpc._values."""
+    """The form in which a value crosses, without pickle: bytes, and the tensors beside them."""
 
     def serialize(self, value):
-        tensors = []
-        return _values.encode(value, tensors, self._refuse), tensors
-
-    @staticmethod
-    def _refuse(value):
-        if not isinstance(value, PyRRef):
-            return None
-        if value._held is not None and value._held.is_deleted:
+        if isinstance(value, PyRRef) and value._held is not None and value._held.is_deleted:
             raise RuntimeError("Cannot call fork an UserRRef after deletion.")
-        raise RuntimeError("an RRef crosses in calls only")
+        data, tensors, _ = _core._encode_values(value, values.reduce)
+        return data, tensors
 
-    def deserialize(self, tree, tensors):
-        return _values.decode(tree, tensors, None)
+    def deserialize(self, data, tensors):
+        return _core._decode_values(data, tensors, values.rebuild)[0]
 
 
 _internal_rpc_pickler = _Codec()

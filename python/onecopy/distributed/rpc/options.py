@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of init_rpc()."""
 
-from ...rpc import _devices
+from ...rpc import devices as device_maps_of
 from . import constants
 
 
@@ -44,8 +44,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         if num_worker_threads <= 0:
             raise ValueError("num_worker_threads must be positive")
         self.num_worker_threads, self.join_timeout = num_worker_threads, float(join_timeout)
-        self.device_maps = {to: _devices.parse_map(m) for to, m in (device_maps or {}).items()}
-        self.devices = self._checked([_devices.of(d) for d in devices or []])
+        self.device_maps = {to: device_maps_of.parse_map(m) for to, m in (device_maps or {}).items()}
+        self.devices = self._checked([device_maps_of.of(d) for d in devices or []])
 
     @staticmethod
     def _checked(devices):
@@ -58,7 +58,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         """Tensors on a key's device go to the value's device of member `to`, and results the other way. Throws ValueError
         for a device that goes elsewhere already; two that go to one are an error of init_rpc()."""
         known = dict(self.device_maps.get(to, {}))
-        for here, there in _devices.parse_map(device_map).items():
+        for here, there in device_maps_of.parse_map(device_map).items():
             if here in known and known[here] != there:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there}, and it "
@@ -69,4 +69,4 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     def set_devices(self, devices):
         """The devices that calls may use."""
-        self.devices = self._checked([_devices.of(d) for d in devices])
+        self.devices = self._checked([device_maps_of.of(d) for d in devices])

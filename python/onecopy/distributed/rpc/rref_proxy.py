@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from ...rpc._references import RRefProxy
+from ...rpc.references import RRefProxy
 
 __all__ = ["RRefProxy"]

@@ -7,6 +7,11 @@ An id is given once: a member that comes back under its name gets another, so re
 are errors and never reach its successor.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 import contextlib
 import json
 import os
@@ -14,48 +19,48 @@ import time
 
 import onecopy
 
-from . import _group
-from .registry import handler, handlers, note_handlers
+from . import peers
+from .registry import note, verb
 
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 _NOBODY = "free"
 
 
-def check_kind(store, kind):
+def check_kind(store: Any, kind: Any) -> None:
     """Throws RuntimeError where other members of the group have said another kind."""
     if store.compare_set("kind", "", kind).decode() != kind:
         raise RuntimeError(f"{_MIXED} Give all of them a world_size, or none")
 
 
-def join(agent):
+def join(agent: Any) -> None:
     """Makes this process a member. Throws RuntimeError when its name is taken, and when a member does not answer."""
     with _locked(agent):
-        known = _load(agent._store)
+        known = _load(agent.store)
         living = [entry for entry in known["members"] if _is_alive(entry["process"])]
         _check_name(living, agent.info.name)
-        agent.info = _group.WorkerInfo(agent.info.name, _new_id(known, agent.info.id))
-        agent._make_node()
-        agent.begin(_members(agent, living))
+        agent.info = peers.WorkerInfo(agent.info.name, _new_id(known, agent.info.id))
+        agent.make_endpoint()
+        agent.open(_members(agent, living))
         _tell(agent, living)
-        agent.take_messages()  # now: a function that one member calls here may call any other
+        agent.start_serving()  # now: a function that one member calls here may call any other
         known["ids"].append(agent.info.id)
         known["members"] = [*living, _own_entry(agent)]
-        agent._store.set("members", json.dumps(known))
+        agent.store.set("members", json.dumps(known))
 
 
-def leave(agent):
+def leave(agent: Any) -> None:
     """Takes this process out of the list. Those that live are told as the agent stops."""
     with _locked(agent):
-        known = _load(agent._store)
+        known = _load(agent.store)
         known["members"] = [entry for entry in known["members"] if entry["id"] != agent.info.id]
-        agent._store.set("members", json.dumps(known))
+        agent.store.set("members", json.dumps(known))
 
 
-def _load(store):
+def _load(store: Any) -> Any:
     return json.loads(store.get("members")) if store.check(["members"]) else {"ids": [], "members": []}
 
 
-def _check_name(living, name):
+def _check_name(living: Any, name: str) -> None:
     taken = next((entry for entry in living if entry["name"] == name), None)
     if taken is not None:
         raise RuntimeError(
@@ -63,25 +68,25 @@ def _check_name(living, name):
         )
 
 
-def _new_id(known, wanted):
+def _new_id(known: Any, wanted: Any) -> Any:
     return wanted if wanted not in known["ids"] else max(known["ids"]) + 1
 
 
-def _own_entry(agent):
+def _own_entry(agent: Any) -> Any:
     return {
         "id": agent.info.id,
         "name": agent.info.name,
         "process": _process(os.getpid()),
-        "address": agent.node.address().hex(),
-        "maps": _group.plain_maps(agent.device_maps),
+        "address": agent.endpoint.address().hex(),
+        "maps": peers.plain_maps(agent.device_maps),
         "cards": agent.cards,
     }
 
 
-def _members(agent, living):
+def _members(agent: Any, living: Any) -> Any:
     """Those that can be reached: a process may end at any moment."""
     found = {
-        agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps, agent.cards)
+        agent.info.id: peers.Member(agent.info, os.getpid(), agent.endpoint.address(), agent.device_maps, agent.cards)
     }
     for entry in living:
         with contextlib.suppress(onecopy.Error):
@@ -89,18 +94,18 @@ def _members(agent, living):
     return found
 
 
-def _member(entry):
-    info = _group.WorkerInfo(entry["name"], entry["id"])
-    return _group.Member(info, entry["process"][0], bytes.fromhex(entry["address"]), entry["maps"], entry["cards"])
+def _member(entry: Any) -> Any:
+    info = peers.WorkerInfo(entry["name"], entry["id"])
+    return peers.Member(info, entry["process"][0], bytes.fromhex(entry["address"]), entry["maps"], entry["cards"])
 
 
-def _tell(agent, living):
+def _tell(agent: Any, living: Any) -> None:
     """Each that lives enters this process, and answers. Throws RuntimeError with the name of one that does not."""
     own = json.dumps(_own_entry(agent))
-    others = [rank for rank in agent._members if rank != agent.info.id]
+    others = [rank for rank in agent.member_ids() if rank != agent.info.id]
     for rank in others:
         agent.note(rank, "join", own)
-    answers = {rank: agent.call(rank, "joined", None, timeout=agent.join_timeout) for rank in others}
+    answers = {rank: agent.begin_verb(rank, ".joined", (), agent.join_timeout) for rank in others}
     for rank, answer in answers.items():
         try:
             answer.wait()
@@ -112,15 +117,15 @@ def _tell(agent, living):
             ) from error
 
 
-@handler(note_handlers, "join")
-def _enter(agent, caller, entry):
+@note("join")
+def _enter(agent: Any, caller: int, entry: Any) -> None:
     entry = json.loads(entry)
     with contextlib.suppress(onecopy.Error):
-        agent.enter(_member(entry))
+        agent.add_member(_member(entry))
 
 
-@handler(handlers, "joined")
-def _joined(agent, caller, value):
+@verb(".joined")
+def _joined(agent: Any, caller: int) -> None:
     return None
 
 
@@ -128,9 +133,9 @@ def _joined(agent, caller, value):
 
 
 @contextlib.contextmanager
-def _locked(agent):
+def _locked(agent: Any) -> Iterator[Any]:
     """Throws RuntimeError when another process has the lock for longer than the agent's timeout."""
-    me, store, end = json.dumps(_process(os.getpid())), agent._store, time.monotonic() + agent.join_timeout
+    me, store, end = json.dumps(_process(os.getpid())), agent.store, time.monotonic() + agent.join_timeout
     while not _take(store, me):
         if time.monotonic() > end:
             raise RuntimeError(
@@ -144,7 +149,7 @@ def _locked(agent):
         store.compare_set("lock", me, _NOBODY)
 
 
-def _take(store, me):
+def _take(store: Any, me: Any) -> bool:
     has = store.compare_set("lock", "", me).decode()
     if has == me:
         return True
@@ -153,13 +158,13 @@ def _take(store, me):
     return False
 
 
-def _process(pid):
+def _process(pid: Any) -> Any:
     """[pid, when it started, its host]: unique to one process."""
     with open(f"/proc/{pid}/stat") as file:
         return [pid, file.read().rpartition(")")[2].split()[19], onecopy._core._rpc_host()]
 
 
-def _is_alive(process):
+def _is_alive(process: Any) -> bool:
     if process[2] != onecopy._core._rpc_host():
         return True  # as far as is known here: a call to it says otherwise
     try:

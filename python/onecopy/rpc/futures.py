@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from . import _devices
-from ._awaiting import future_in_loop
+from . import devices
 
 Outcome = tuple[Any, "Exception | None", Any]
 
@@ -33,11 +34,9 @@ class CallFuture(torch.futures.Future):
     _is_settled = False
     points: Any = ()  # events in streams behind which the result's tensors are there
 
-    def __init__(self, agent: Any, seconds: float, context: Any = None) -> None:
-        """`agent` makes the outcome of a call that ended without complete(); `context` is that of autograd in which the call
-        was made."""
+    def __init__(self, agent: Any, seconds: float) -> None:
+        """`agent` knows the outcome of a call that ended without complete(), and `seconds` its timeout."""
         _make_future(self, _NO_DEVICES)  # torch.futures.Future looks for devices first
-        self.context = context
         self._agent, self.seconds, self._turn = agent, seconds, threading.Lock()
 
     def begin(self, call: Any) -> None:
@@ -63,14 +62,14 @@ class CallFuture(torch.futures.Future):
             return _wait(self)
         finally:
             if self.points:
-                _devices.wait_for(self.points)
+                devices.wait_for(self.points)
             del self  # it has the failure, whose traceback has this frame
 
     def value(self) -> Any:
         """The result, which must be here. Throws the call's error."""
         self.done()
         if self.points:
-            _devices.wait_for(self.points)
+            devices.wait_for(self.points)
         try:
             return _value(self)
         finally:
@@ -124,12 +123,45 @@ class CallFuture(torch.futures.Future):
             if self._is_settled:
                 return
             self._is_settled = True
-        value, error, self.points = self._given or self._agent.outcome(call or self._call, self.seconds, self.context)
+        value, error, self.points = self._given or self._agent.endpoint.outcome(call or self._call, self.seconds)
         self._call = self._agent = None
         if error is None:
             self.set_result(value)
         else:
             self.set_exception(error)
+
+
+def future_in_loop(subscribe: Callable[[Any], Any], result: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Returns a future of the running loop, done once `subscribe` has called back, with the result or exception of
+    `result()`."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def settle() -> None:
+        if future.done():  # the task was cancelled meanwhile
+            return
+        try:
+            future.set_result(result())
+        except Exception as error:
+            future.set_exception(error)
+
+    def call_back(*_: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            pass  # the loop is closed, and no task waits
+
+    subscribe(call_back)
+    return future
+
+
+def error_of(future: Any) -> Exception | None:
+    """Returns the error of a Future that is done, or None."""
+    try:
+        future.value()
+    except Exception as error:
+        return error.with_traceback(None)  # its frames, and their callers', have the future, which has the error
+    return None
 
 
 def done(value: Any) -> Any:

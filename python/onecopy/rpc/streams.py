@@ -5,21 +5,32 @@ The callee sends each item as a call, which the caller answers when it has taken
 another one. So at most `credit` items are made and not taken, and a caller that is slow slows the callee.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 import asyncio
 import inspect
+import itertools
 import threading
 import weakref
 
 import torch
 
 from ..errors import Timeout
-from . import _native, _running, _values, functions, registry
-from ._awaiting import future_in_loop
+from .. import _core
+from . import api, devices, functions, registry
 from .errors import Cancelled, RemoteFailure
-from .registry import Deferred, handler, handlers
+from .futures import future_in_loop
+from .registry import Deferred, verb
+from .values import RefusedValue
 
 _lock = threading.Lock()
-_open = weakref.WeakValueDictionary()  # number of the call -> Stream: one that is dropped wants no more items
+_open: weakref.WeakValueDictionary[int, Stream] = (
+    weakref.WeakValueDictionary()
+)  # number -> Stream: one that is dropped wants no more items
+_numbers = itertools.count(1)
 
 
 class Stream:
@@ -27,61 +38,64 @@ class Stream:
 
     Thread safety: all members may be called concurrently; each item goes to one taker."""
 
-    def __init__(self, credit):
+    def __init__(self, credit: int) -> None:
         self.credit = credit
-        self._changed, self._items, self._next = threading.Condition(), {}, 0
-        self._total, self._error, self._is_closed = None, None, False
-        self._waiting = []  # callbacks of tasks
-        self._call = None
+        self._changed, self._next = threading.Condition(), 0
+        self._items: dict[int, tuple[Any, Any]] = {}
+        self._total: int | None = None
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._waiting: list[Any] = []  # callbacks of tasks
+        self._call: Any = None
 
     @property
-    def call(self):
+    def call(self) -> Any:
         """The Call behind it."""
         return self._call
 
-    def _begin(self, call):
-        self._call = call
+    def _begin(self, call: Any) -> None:
+        self._call, self.number = call, next(_numbers)
         with _lock:
-            _open[call.number] = self
+            _open[self.number] = self
 
-    def close(self):
+    def close(self) -> None:
         """No more items are wanted: the generator ends at its next yield. Nothing happens when it has ended."""
         with self._changed:
             self._is_closed = True
             items, self._items = self._items, {}
         with _lock:
-            _open.pop(self._call.number, None)
+            _open.pop(self.number, None)
         for _, taken in items.values():
             taken.set_result(False)
         self._call.cancel()
         self._wake()
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Any:
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: Any) -> None:
         self.close()
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         """The next item. Throws StopIteration behind the last, and the generator's exception behind the items it
         made."""
         with self._changed:
             self._changed.wait_for(self._is_ready)
             return self._take()
 
-    def __aiter__(self):
+    def __aiter__(self) -> Any:
         return self
 
-    async def __anext__(self):
+    async def __anext__(self) -> Any:
         while True:
             with self._changed:
                 if self._is_ready():
@@ -91,7 +105,7 @@ class Stream:
                         raise StopAsyncIteration from None
             await future_in_loop(self._subscribe, lambda: None)
 
-    def __del__(self):
+    def __del__(self) -> None:
         """Answers the items that are not taken, in another thread: a destructor may run under any lock."""
         rest = [taken for _, taken in self._items.values()]
         if rest:
@@ -99,14 +113,14 @@ class Stream:
 
     # --- items that come
 
-    def _is_ready(self):
+    def _is_ready(self) -> Any:
         return self._is_closed or self._next in self._items or self._is_over()
 
-    def _is_over(self):
+    def _is_over(self) -> Any:
         """Whether no item comes any more: how many there are is known, but not after the call itself has failed."""
         return self._next >= self._total if self._total is not None else self._error is not None
 
-    def _take(self):
+    def _take(self) -> Any:
         if self._next in self._items:
             value, taken = self._items.pop(self._next)
             self._next += 1
@@ -117,7 +131,7 @@ class Stream:
             raise error
         raise StopIteration
 
-    def _add(self, index, value):
+    def _add(self, index: int, value: Any) -> Any:
         """A Future that is done when the item was taken: whether more are wanted."""
         taken = torch.futures.Future()
         with self._changed:
@@ -128,8 +142,9 @@ class Stream:
         self._wake()
         return taken
 
-    def _end(self, call):
-        total, error = None, None
+    def _end(self, call: Any) -> None:
+        total: int | None = None
+        error: Exception | None = None
         try:
             total, kind, text = call.wait()
             error = RemoteFailure(kind, text).exception() if kind is not None else None
@@ -139,14 +154,14 @@ class Stream:
             self._total, self._error = total, error
         self._wake()
 
-    def _wake(self):
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
             waiting, self._waiting = self._waiting, []
         for call_back in waiting:
             call_back()
 
-    def _subscribe(self, call_back):
+    def _subscribe(self, call_back: Any) -> None:
         with self._changed:
             if not self._is_ready():
                 self._waiting.append(call_back)
@@ -154,16 +169,40 @@ class Stream:
         call_back()
 
 
-def stream(to, function, args=(), kwargs=None, *, timeout=None, credit=8):
+def stream(
+    to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None, credit: int = 8
+) -> Stream:
     """The items that a generator function yields in the member `to`, as a Stream: an iterator and a context manager.
 
     The generator is at most `credit` items ahead of the loop over them. `timeout` is for all of it. Else as call()."""
     if credit < 1:
         raise ValueError(f"credit is how many items may be made and not taken: 1 or more, not {credit}")
-    made = Stream(credit)
-    call, weak = _native.begin(to, "stream", function, args, kwargs, timeout, (credit,), made._begin), weakref.ref(made)
+    agent = registry.current()
+    member = agent.member(to)
+    if member.is_program:
+        raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
+    call, made = api.Call(agent, member, api._name_at(member, function), timeout), Stream(credit)
+    args, kwargs = list(api._checked(args)), dict(kwargs or {})
+    made._begin(call)
+    number, weak = made.number, weakref.ref(made)
 
-    def end(call):
+    def start() -> None:
+        if member.info.id == agent.info.id:
+            api.begin_here(call)
+            given = devices.unmarked(args), devices.unmarked(kwargs)
+            agent.run_soon(
+                api.serve_here, call, registry.context(), lambda running: _run(agent, running, number, credit, *given)
+            )
+            return
+        value = (number, credit, call._parents_trace, call.function, call.seconds, args, kwargs)
+        agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call._future)
+
+    try:
+        call.send(start)
+    except RefusedValue as refused:
+        raise refused.located(args=args, kwargs=kwargs) from None
+
+    def end(call: Any) -> None:
         stream = weak()
         if stream is not None:
             stream._end(call)
@@ -172,9 +211,8 @@ def stream(to, function, args=(), kwargs=None, *, timeout=None, credit=8):
     return made
 
 
-@handler(handlers, "item")
-def _take_item(agent, caller, value):
-    number, index, item = value
+@verb(".item")
+def _take_item(agent: Any, caller: int, number: int, index: int, item: Any) -> Any:
     with _lock:
         found = _open.get(number)
     if found is None:
@@ -188,17 +226,18 @@ def _take_item(agent, caller, value):
 class _Window:
     """Credit for items. Thread safety: all members may be called concurrently."""
 
-    def __init__(self, credit, running):
+    def __init__(self, credit: int, running: Any) -> None:
         self._changed, self._credit, self._running = threading.Condition(), credit, running
-        self._is_closed, self.failure = False, None
+        self._is_closed = False
+        self.failure: Exception | None = None
         running.on_cancel(self.close)
 
-    def close(self):
+    def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
-    def enter(self):
+    def enter(self) -> bool:
         """Waits until an item may be made; False if none is wanted. Throws Timeout behind the call's deadline, and
         the exception of sending an item."""
         with self._changed:
@@ -214,7 +253,7 @@ class _Window:
             self._credit -= 1
             return not self._is_closed
 
-    def answered(self, future):
+    def answered(self, future: Any) -> None:
         try:
             is_wanted, failure = future.value(), None
         except Exception as error:
@@ -226,25 +265,30 @@ class _Window:
             self._changed.notify()
 
 
-@handler(handlers, "stream")
-def _run_stream(agent, caller, value):
-    credit = value[6]
+@verb(".stream")
+def _run_stream(
+    agent: Any, caller: int, number: int, credit: int, trace: Any, name: str, seconds: float, args: Any, kwargs: Any
+) -> Any:
+    def run(running: Any) -> Any:
+        return _run(agent, running, number, credit, args, kwargs)
 
-    def run(function, args, kwargs, running):
-        items = function(*args, **kwargs)
-        if inspect.isasyncgen(items):
-            items = _driven(items)
-        if not inspect.isgenerator(items):
-            raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
-        try:
-            return _send_all(agent, caller, items, running, _Window(credit, running))
-        finally:
-            items.close()
-
-    return _native.serve(agent, caller, value, run)
+    return api.serve(agent, caller, number, name, seconds, trace, run)
 
 
-def _driven(items):
+def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Any:
+    running.check()
+    items = functions.find(running.function)(*args, **kwargs)
+    if inspect.isasyncgen(items):
+        items = _driven(items)
+    if not inspect.isgenerator(items):
+        raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
+    try:
+        return _send_all(agent, running.caller_id, items, running, number, _Window(credit, running))
+    finally:
+        items.close()
+
+
+def _driven(items: Any) -> Iterator[Any]:
     """An asynchronous generator as one of the plain kind, in a loop of its own."""
     loop = asyncio.new_event_loop()
     try:
@@ -259,17 +303,17 @@ def _driven(items):
         loop.close()
 
 
-async def _next(items):
+async def _next(items: Any) -> Any:
     return await anext(items)
 
 
-def _send_all(agent, caller, items, running, window):
+def _send_all(agent: Any, caller: int, items: Any, running: Any, number: int, window: Any) -> Any:
     """(how many there were, class and text of the generator's exception). Throws Cancelled if the caller wants no
     more."""
     total = 0
     while window.enter():
         try:
-            future = _send(agent, caller, running, total, next(items))
+            future = _send(agent, caller, running, number, total, next(items))
         except StopIteration:
             return total, None, None
         except Exception as error:
@@ -280,7 +324,7 @@ def _send_all(agent, caller, items, running, window):
     raise Cancelled(f"{running.function}: {running.caller} wants no more items")
 
 
-def _portable(kind):
+def _portable(kind: Any) -> Any:
     try:
         functions.name_of(kind)
         return kind
@@ -288,25 +332,20 @@ def _portable(kind):
         return RuntimeError
 
 
-def _send(agent, caller, running, index, item):
+def _send(agent: Any, caller: int, running: Any, number: int, index: int, item: Any) -> Any:
     if caller == agent.info.id:
         with _lock:
-            found = _open.get(running.number)
+            found = _open.get(number)
         return found._add(index, item) if found is not None else _unwanted()
+    left = running.remaining()
+    seconds = 0.0 if left is None else max(left, 1e-6)
     try:
-        return agent.call(
-            caller,
-            "item",
-            (running.number, index, item),
-            timeout=_running.seconds_until(running.deadline),
-            context=registry.context(),
-            is_result=True,
-        )
-    except _values.RefusedValue as refused:
-        raise refused.named({"[2]": f"item {index}"}) from None
+        return agent.begin_verb(caller, ".item", (number, index, item), seconds, is_result=True)
+    except RefusedValue as refused:
+        raise refused.located(**{f"item {index}": item}) from None
 
 
-def _unwanted():
+def _unwanted() -> Any:
     future = torch.futures.Future()
     future.set_result(False)
     return future

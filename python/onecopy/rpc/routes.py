@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which way a tensor goes, and why: a function of the tensor, of where it goes, and of nothing else."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import dataclasses
 import importlib.util
 
-from . import _modes, telemetry
+from . import devices
 
 # Of a tensor that crosses as bytes of the message: shared memory of its own would cost more. The bytes are read by numpy.
 INLINE_BYTES = 4096 if importlib.util.find_spec("numpy") is not None else 0
@@ -35,7 +39,7 @@ class Source:
     layout: str = "strided"
     is_contiguous: bool = True
     is_plain: bool = True  # its bytes are its elements: neither conjugate nor negative by a flag
-    mode: str = _modes.COPY
+    mode: str = devices.COPY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +65,11 @@ class Route:
     name: str
     reason: str
 
-    def __str__(self):
+    def __str__(self) -> Any:
         return f"{self.name}: {self.reason}"
 
 
-def choose(source, target):
+def choose(source: Any, target: Any) -> Any:
     """The Route of one tensor."""
     if target.is_here:
         return Route(HERE, "the callee is this process: it gets the tensor itself")
@@ -88,21 +92,21 @@ def choose(source, target):
     return Route(PULL, "the receiver's card copies it out of the sender's card, in stream order")
 
 
-def _on_the_host(source):
+def _on_the_host(source: Any) -> Any:
     name = on_the_host(source.nbytes, source.is_contiguous, source.is_plain, source.mode)
     return Route(name, _REASONS[name].format(bytes=source.nbytes, most=INLINE_BYTES))
 
 
-def on_the_host(nbytes, is_contiguous, is_plain, mode):
+def on_the_host(nbytes: Any, is_contiguous: Any, is_plain: Any, mode: Any) -> Any:
     """The route of a dense tensor of the CPU, by name: made for each tensor that is sent."""
-    if mode is not _modes.COPY:
+    if mode is not devices.COPY:
         return of_mode(mode)
     return INLINE if nbytes <= INLINE_BYTES and is_contiguous and is_plain else COPY
 
 
-def of_mode(mode):
+def of_mode(mode: Any) -> Any:
     """The route of a tensor that does not go as bytes of the message, by name."""
-    return {_modes.COPY: COPY, _modes.BORROW: LEASE, _modes.MOVE: MOVE}[mode]
+    return {devices.COPY: COPY, devices.BORROW: LEASE, devices.MOVE: MOVE}[mode]
 
 
 _REASONS = {
@@ -113,17 +117,14 @@ _REASONS = {
 }
 
 
-def _lent(source):
-    if source.mode == _modes.COPY:
+def _lent(source: Any) -> Any:
+    if source.mode == devices.COPY:
         return None
-    name = LEASE if source.mode == _modes.BORROW else MOVE
+    name = LEASE if source.mode == devices.BORROW else MOVE
     return Route(name, _REASONS[name])
 
 
-received = telemetry.Counters()
-
-
-def source_of(tensor, device=None):
+def source_of(tensor: Any, mode: Any = devices.COPY, device: Any = None) -> Any:
     """The Source of a torch tensor. `device` names a card; the CPU needs none."""
     on_cpu = tensor.device.type == "cpu"
     layout = str(tensor.layout).removeprefix("torch.")
@@ -134,5 +135,5 @@ def source_of(tensor, device=None):
         layout,
         dense and tensor.is_contiguous(),
         dense and not tensor.is_conj() and not tensor.is_neg(),
-        _modes.of(tensor),
+        mode,
     )

@@ -5,6 +5,10 @@ The rendezvous is a torch.distributed store, which carries names and addresses. 
 its user only, so a store that others can read gives nothing away that they could use.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import datetime
 import json
 import os
@@ -19,7 +23,7 @@ class WorkerInfo:
 
     __slots__ = ("name", "id")
 
-    def __init__(self, name, id):
+    def __init__(self, name: str, id: Any) -> None:
         if not name:
             raise RuntimeError("Worker name must be non-empty.")
         if len(name) >= 128:
@@ -28,32 +32,31 @@ class WorkerInfo:
             raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:]*$, but got {name}.")
         self.name, self.id = name, id
 
-    def __eq__(self, other):
+    def __eq__(self, other: Any) -> Any:
         return isinstance(other, WorkerInfo) and (self.name, self.id) == (other.name, other.id)
 
-    def __hash__(self):
+    def __hash__(self) -> Any:
         return hash((self.name, self.id))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return WorkerInfo, (self.name, self.id)
 
 
 class Member:
     """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which.
     `is_far`: it is on another host, or reached as if it were. `cards`: visible_cards() there; `has_our_cards`: they are
-    numbered as here. `was_called`: by a native call
-    that crossed to it."""
+    numbered as here. `is_program`: it is a program in C++."""
 
-    def __init__(self, info, pid, address, device_maps, cards=None):
+    def __init__(self, info: Any, pid: Any, address: Any, device_maps: Any, cards: Any = None) -> None:
         self.info, self.pid, self.address, self.device_maps, self.cards = info, pid, address, device_maps, cards
         self.has_ended, self.why_ended = False, ""
-        self.is_far = self.has_our_cards = self.was_called = False
+        self.is_far = self.has_our_cards = self.is_program = False
 
 
-def check_size(store, info, world_size):
+def check_size(store: Any, info: Any, world_size: int) -> None:
     """Throws ValueError for a rank that is not in the group, RuntimeError when others have said another size."""
     if not 0 <= info.id < world_size:
         raise ValueError(
@@ -68,19 +71,19 @@ def check_size(store, info, world_size):
         )
 
 
-def _give_up(store, why):
+def _give_up(store: Any, why: Any) -> None:
     """Throws RuntimeError here, and where others wait for this process."""
     store.set("given_up", why)
     raise RuntimeError(why)
 
 
-def check_given_up(store):
+def check_given_up(store: Any) -> None:
     """Throws RuntimeError when another member found that this group cannot be."""
     if store.check(["given_up"]):
         raise RuntimeError(store.get("given_up").decode())
 
 
-def announce(store, name, rank, address, device_maps, cards):
+def announce(store: Any, name: str, rank: int, address: Any, device_maps: Any, cards: Any) -> None:
     """Enters this process. Throws RuntimeError when the name is taken."""
     taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
     if taken != str(rank):
@@ -88,7 +91,7 @@ def announce(store, name, rank, address, device_maps, cards):
     store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps), cards]))
 
 
-def visible_cards():
+def visible_cards() -> Any:
     """How this process will number the cards of its host: equal in processes that number them alike. CUDA is not started."""
     nodes = [os.path.join("/dev", name) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]
     caps = "/dev/nvidia-caps"  # of parts of cards
@@ -97,11 +100,11 @@ def visible_cards():
     return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *allowed]
 
 
-def plain_maps(device_maps):
+def plain_maps(device_maps: Any) -> Any:
     return {to: {str(k): str(v) for k, v in devices.items()} for to, devices in device_maps.items()}
 
 
-def find(store, rank, seconds):
+def find(store: Any, rank: int, seconds: float) -> Any:
     """The Member of that rank, waited for. Throws RuntimeError when it does not come."""
     key, end = f"member/{rank}", time.monotonic() + seconds
     check_given_up(store)
@@ -117,7 +120,7 @@ def find(store, rank, seconds):
     return Member(WorkerInfo(name, rank), pid, bytes.fromhex(address), maps, cards)
 
 
-def _wait_for_key(store, key):
+def _wait_for_key(store: Any, key: str) -> None:
     try:
         store.wait([key], _A_MOMENT)
     except Exception:  # each kind of store has its own for this; the caller looks again

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device a tensor of a message goes to, and how a tensor crosses that C++ does not copy by itself.
+
+C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). All others come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+import onecopy
+
+from .. import _core
+
+CPU = torch.device("cpu")
+COPY, BORROW, MOVE = "copy", "borrow", "move"
+_SMALL = 8192  # bytes of storage that are sent whole, to keep strides
+_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+DeviceMap = dict[torch.device, torch.device]
+Device = Any  # a torch.device, or what torch.device() takes
+
+
+# --- tensors that are lent or given away
+
+
+class MarkedTensor:
+    """An argument or a result that is lent or given away. For one use, in one call."""
+
+    __slots__ = ("mode", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, mode: str) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{mode}() takes a tensor, not a {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{mode}() takes a dense tensor: parts of a {tensor.layout} one cross as copies")
+        self.tensor, self.mode = tensor, mode
+
+    def finish(self) -> None:
+        """Empties a tensor that was given away. Called when the message has been sent."""
+        if self.mode == MOVE:
+            self.tensor.data = torch.empty(0, dtype=self.tensor.dtype, device=self.tensor.device)
+
+
+def borrow(tensor: torch.Tensor) -> MarkedTensor:
+    """Lends a tensor to the callee, as an argument or a result: both have the same memory, and no byte is copied.
+
+    A tensor of the CPU moves into shared memory at the first time. The other has it for as long as it keeps a
+    reference, and each sees the other's writes."""
+    return MarkedTensor(tensor, BORROW)
+
+
+def move(tensor: torch.Tensor) -> MarkedTensor:
+    """Gives a tensor away: no byte is copied, and it is empty in this process when the call has been sent.
+
+    Throws TypeError for a tensor that requires gradients: the graph needs it here."""
+    marked = MarkedTensor(tensor, MOVE)
+    if tensor.requires_grad:
+        raise TypeError("move() takes a tensor that needs no gradient: borrow() it, or move(tensor.detach())")
+    return marked
+
+
+def unmarked(value: Any, depth: int = 32) -> Any:
+    """Returns a value with the tensors themselves, for a call that crosses to no other process."""
+    if isinstance(value, MarkedTensor):
+        return value.tensor
+    if depth and type(value) in (list, tuple):
+        return type(value)(unmarked(item, depth - 1) for item in value)
+    if depth and type(value) is dict:
+        return {key: unmarked(item, depth - 1) for key, item in value.items()}
+    return value
+
+
+def check_far(info: object) -> None:
+    """Raises TypeError: the tensor is lent to a member on another host."""
+    raise TypeError(
+        f"borrow() lends memory of this host, and {info} is on another: give the call the tensor itself, "
+        "which is copied, or move() it"
+    )
+
+
+# --- device maps
+
+
+def of(device: Device) -> torch.device:
+    """Returns a torch.device for the ways in which maps name one. Raises RuntimeError for other values."""
+    if isinstance(device, int) and device < 0:
+        raise RuntimeError(f"Device index must not be negative, but got {device}")
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cpu":
+        return CPU
+    return device if device.index is not None else torch.device(device.type, 0)
+
+
+def parse_map(devices: dict[Any, Any]) -> DeviceMap:
+    """Returns {device here: device there}."""
+    return {of(here): of(there) for here, there in devices.items()}
+
+
+class Automatic(dict[torch.device, torch.device]):
+    """A map for a member that numbers the host's cards as this process does: a card without an entry is meant itself."""
+
+    def get(self, device: torch.device, default: Any = None) -> Any:
+        """As dict.get()."""
+        return super().get(device, device if device.type == "cuda" else default)
+
+
+def inverse(devices: DeviceMap) -> DeviceMap:
+    """Returns {device there: device here}."""
+    return {there: here for here, there in devices.items()}
+
+
+def numbers(devices: DeviceMap) -> list[tuple[int, int]]:
+    """Returns the map of cards by their numbers, and -1 for the CPU, as _core._RpcEndpoint has it."""
+    known = [pair for pair in devices.items() if all(d.type in ("cpu", "cuda") for d in pair)]
+    return [(_number(here), _number(there)) for here, there in known]
+
+
+def _number(device: torch.device) -> int:
+    return -1 if device.type == "cpu" else device.index
+
+
+def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str, what: str = "Request") -> str:
+    """Returns where a tensor goes, as text; `what` is a request or a response. Raises RuntimeError for a device that has no
+    target."""
+    found = devices.get(tensor.device, CPU if tensor.device.type == "cpu" else None)
+    if found is None:
+        raise RuntimeError(
+            f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
+            f"sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly "
+            f"configure device mapping. {what} device mapping is not available for destination {receiver}: no entry "
+            f"for {tensor.device} of {caller}"
+        )
+    return str(found)
+
+
+# --- crossing
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Returns the parts of a tensor that C++ does not copy: (kind, part, ...). None for one that crosses as a pickle only."""
+    giving = _core._rpc_giving()
+    plain = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        giving.count("parts")
+        return ("sparse", plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced())
+    if tensor.layout in _COMPRESSED:
+        giving.count("parts")
+        rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        outer, inner = (
+            (plain.crow_indices(), plain.col_indices()) if rows else (plain.ccol_indices(), plain.row_indices())
+        )
+        return ("compressed", tensor.layout, outer, inner, plain.values(), tuple(plain.shape))
+    if tensor.is_quantized:
+        return _quantized_parts(plain)
+    return None if tensor.layout != torch.strided else _shared_parts(giving, _copy(plain), tensor, "copy")
+
+
+def reduce_marked(marked: MarkedTensor) -> tuple[Any, ...]:
+    """Returns the parts of a tensor that is lent or given away. Raises TypeError for a tensor that cannot be."""
+    giving: Any = _core._rpc_giving()
+    member = giving.agent.member(giving.receiver)
+    if member.is_far and marked.mode == BORROW:
+        check_far(member.info)
+    route = "lease" if marked.mode == BORROW else "move"
+    parts = _shared_parts(giving, marked.tensor.detach(), marked.tensor, route)
+    if parts is None:
+        raise TypeError(f"{marked.mode}() takes a tensor of the host or of a card, not of {marked.tensor.device}")
+    if marked.mode == MOVE:
+        giving.move(marked)
+    return parts
+
+
+def _shared_parts(giving: Any, shared: torch.Tensor, given: torch.Tensor, route: str) -> tuple[Any, ...] | None:
+    agent = giving.agent
+    goes_to = agent.target_of(given, giving.receiver, giving.is_result)
+    found: Any = _core._share_tensor(shared)
+    if found is None:
+        return None
+    giving.count(route, rows=1)
+    shared_tensor, flags = found
+    return ("tensor", shared_tensor, flags, goes_to)
+
+
+def _quantized_parts(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return ("quantized", tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
+    return None
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy with memory of its own. Strides stay where the storage is small or mostly used."""
+    storage = tensor.untyped_storage().nbytes()
+    is_plain = not (tensor.is_conj() or tensor.is_neg())
+    whole = (
+        is_plain and not tensor.is_contiguous() and 0 < storage and (storage < _SMALL or 2 * tensor.nbytes >= storage)
+    )
+    if not whole:
+        return _fresh(tensor.shape, tensor).copy_(tensor)
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _fresh(shape: Iterable[int], like: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in shared memory, on the CPU: the copy that is made anyway is the only one."""
+    shape = tuple(shape)
+    if like.device.type != "cpu" or 0 in shape:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    made: torch.Tensor = onecopy.empty(shape, str(like.dtype).removeprefix("torch.")).torch()
+    return made
+
+
+def to_target(tensor: torch.Tensor, goes_to: str) -> torch.Tensor:
+    """Returns the tensor on its target."""
+    if str(tensor.device) == goes_to:
+        return tensor
+    received["staged" if "cpu" in (tensor.device.type, goes_to) else "pull"] += 1
+    return tensor.to(goes_to)
+
+
+received = {"pull": 0, "staged": 0}  # tensors that this process has copied, by route
+
+
+def _make_tensor(tensor: Any, flags: int, goes_to: str) -> torch.Tensor:
+    if not isinstance(tensor, onecopy.Tensor):
+        raise TypeError(f"a message holds a {type(tensor).__name__} for a tensor, which no sender puts there")
+    return to_target(_core._open_tensor(tensor, flags), goes_to)
+
+
+def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: Any, is_coalesced: bool) -> torch.Tensor:
+    # On the CPU indices that are out of range would be reads out of range.
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=is_coalesced, check_invariants=indices.device.type == "cpu"
+    )
+
+
+def _make_compressed(
+    layout: Any, outer: torch.Tensor, inner: torch.Tensor, values: torch.Tensor, shape: Any
+) -> torch.Tensor:
+    if layout not in _COMPRESSED:
+        raise TypeError(f"{layout} is no layout of a compressed sparse tensor")
+    return torch.sparse_compressed_tensor(outer, inner, values, shape, layout=layout, check_invariants=True)
+
+
+def _make_quantized(elements: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"a quantized tensor has the dtype {dtype!r}")
+    return torch._make_per_tensor_quantized_tensor(elements, scale, zero_point)
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "tensor": _make_tensor,
+    "sparse": _make_sparse,
+    "compressed": _make_compressed,
+    "quantized": _make_quantized,
+}
+
+
+# --- the order of streams
+
+
+def points_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """Returns events behind all work so far in this thread's streams of the tensors' cards."""
+    cards = {tensor.device for tensor in tensors}
+    return [torch.cuda.current_stream(card).record_event() for card in cards if card.type == "cuda"]
+
+
+def wait_for(points: Iterable[Any]) -> None:
+    """Makes this thread's streams wait for those events; the host does not wait."""
+    for event in points:
+        torch.cuda.current_stream(event.device).wait_event(event)
+
+
+# --- the maps of a whole group, checked as its members meet. The texts are those of torch
+
+
+def parse_maps(device_maps: dict[str, Any] | None) -> dict[str, DeviceMap]:
+    """Returns {member: {device here: device there}}."""
+    return {to: parse_map(devices) for to, devices in (device_maps or {}).items()}
+
+
+def own_facts(options: Any) -> dict[str, Any]:
+    """Returns a member's facts for the others: how many cards it has, the cards that it uses, and its maps."""
+    count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1
+    maps = {
+        to: {str(here): str(there) for here, there in devices.items()} for to, devices in options.device_maps.items()
+    }
+    return {"count": count, "devices": [str(d) for d in options.devices], "maps": maps}
+
+
+def check_maps(told: dict[str, dict[str, Any]]) -> None:
+    """Checks {member: own_facts(...)} of all members. Raises ValueError, the same in all of them."""
+    for name, said in told.items():
+        devices = said["devices"]
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"Node {name} has duplicated devices: {devices}")
+        if not _are_there(devices, said["count"]):
+            raise ValueError(f"Node {name} has devices with invalid indices: {devices}, of {said['count']}")
+    for name, said in told.items():
+        strangers = set(said["maps"]) - set(told)
+        if strangers:
+            raise ValueError(
+                f"Node {name} has invalid target node names in its device maps: {sorted(strangers)}; the members "
+                f"are {sorted(told)}"
+            )
+        for to, devices in said["maps"].items():
+            _check_map(name, said, to, told[to], devices)
+
+
+def _check_map(name: str, said: dict[str, Any], to: str, theirs: dict[str, Any], devices: dict[str, str]) -> None:
+    where = f"in its device map for {to}: {devices}"
+    if len(set(devices.values())) != len(devices):
+        raise ValueError(f"Node {name} has duplicated target devices {where}")
+    for kind, side, used in (("source", said, devices.keys()), ("target", theirs, devices.values())):
+        if side["devices"] and not set(used) <= {*side["devices"], "cpu"}:
+            raise ValueError(f"Node {name} has unexpected {kind} devices {where}; devices = {side['devices']}")
+        if not side["devices"] and not _are_there(used, side["count"]):
+            raise ValueError(
+                f"Node {name} has {kind} devices with invalid indices {where}; device count = {side['count']}"
+            )
+
+
+def _are_there(devices: Iterable[str], count: int) -> bool:
+    """A member that maps nothing has not looked how many cards it has (-1), and does not start CUDA for others."""
+    return count < 0 or all(d == "cpu" or 0 <= of(d).index < count for d in devices)

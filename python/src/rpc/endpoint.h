@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "binding/module.h"
+#include "rpc/body.h"
+#include "rpc/call_limit.h"
+#include "rpc/histograms.h"
+#include "rpc/node.h"
+#include "rpc/rpc_call.h"
+#include "rpc/running_call.h"
+#include "rpc/served_calls.h"
+
+namespace onecopy::python {
+
+/// This process as a member of a group of Python programs: the way of every call, from the caller's arguments to the callee's
+/// function and back. The Python class Agent owns one, and decides what is rare: names, members, errors.
+///
+/// A call names its function: "module:name" for a function of torch's interface, "native module:name" for one of the native
+/// interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments), and a trace.
+///
+/// Thread safety: the GIL, which is released while a thread waits.
+class Endpoint {
+ public:
+  Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  rpc::Node& node() noexcept { return *node_; }
+
+  // members.cpp
+  nb::bytes address();
+  /// Enters another member, or this process. Returns (name, number, pid).
+  nb::object join(nb::bytes address, bool is_program);
+  bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
+  bool has_left(std::uint32_t number);
+  /// As Node::connect(), within so many seconds.
+  void connect(std::uint32_t number, double seconds);
+  nb::dict routes(std::uint32_t to);
+  /// Returns the number of the member that joined as `name` last, or None.
+  nb::object number_of(nb::handle name) const;
+  using Cards = std::vector<std::pair<int, int>>;  ///< (number of a card here, number there)
+  /// Says where tensors of calls go in a member, and where tensors of answers to it go.
+  void set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers, bool numbers_agree,
+                   bool is_automatic);
+
+  // sending.cpp
+  /// Calls a function by its name, or by the verb that applies one, and returns its result. `to` is a name, a number or a
+  /// WorkerInfo.
+  nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                  nb::handle timeout);
+  /// As call(), and gives the outcome to `future`, a CallFuture.
+  void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
+             nb::handle future);
+  /// Calls what `verb` names with (args). `is_result`: its tensors answer a message of the member.
+  nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
+                       bool is_result);
+  /// `reference`: the one that the verb makes, or None.
+  void begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
+                  bool is_result, nb::handle reference, nb::handle future);
+  /// Gradients of distributed autograd, to devices as those of results: a call in no context and in no order. Without a limit.
+  nb::object call_gradients(std::uint32_t to, nb::handle args);
+  nb::object begin_gradients(std::uint32_t to, nb::handle args);
+  /// Sends (verb, value), which is handled in its order and has no answer. Does nothing if the member has ended.
+  void note(std::uint32_t to, nb::handle verb, nb::handle value);
+  /// A call that crosses to no process; RpcCall::end() ends it, or its deadline.
+  nb::object begin_here(double seconds, nb::handle future);
+  /// Lets a worker call task._settle(call).
+  void run_soon(nb::handle task);
+  /// Returns (value, error, points in streams behind which the value's tensors are there) of a call that has ended.
+  nb::object outcome(const rpc::CallRef& call, double seconds);
+
+  // native_calls.cpp
+  /// As call(), of an exported function. NotImplemented for this process itself and for a program in C++.
+  nb::object call_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                         nb::handle timeout);
+  void begin_native(std::uint32_t to, const std::string& name, nb::handle args, nb::handle kwargs,
+                    nb::handle trace, double seconds, nb::handle future);
+  /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
+  std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
+  nb::list calls_made() const;
+
+  // serving.cpp
+  /// What a worker does, until stop().
+  void run();
+  void answer_member(std::uint32_t to, std::uint64_t call, nb::handle result) {
+    answer(member(to), call, result, kForever);
+  }
+  /// Answers with an exception. `code` is its word, for a program in C++.
+  void fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
+            const std::string& code);
+  void stop();
+
+  int traverse(visitproc visit, void* arg);
+  void clear();
+
+  double usual_timeout = 60;  ///< of calls that say none; 0: none
+  ServedCalls served;
+  RunningCalls running;
+  CallLimit limit;
+  Histograms called, served_times;
+
+ private:
+  friend class UnderWay;
+
+  /// A function as this process calls it.
+  struct Callee {
+    nb::object names, name,
+        check;  ///< `name` stands for the function in `names`; check(args, kwargs) may refuse
+    std::string wire_name;
+    Histogram* times = nullptr;
+  };
+  /// A function of this process as others call it.
+  struct Target {
+    /// result: its result is the answer. python: agent.serve(function, caller, call, args, kwargs) returns a tuple of the
+    /// answer, or None if it answers later. native: see serve_native().
+    enum class Kind : std::uint8_t { result, python, native };
+    nb::object function, names, name;
+    Kind kind = Kind::result;
+    nb::object prepare;  ///< prepare(caller, args) returns the arguments, in the order of the lane; or None
+    Histogram* times = nullptr;
+  };
+  struct Request {
+    rpc::Member& to;
+    std::string_view function;
+    nb::object values;
+    Deadline deadline;
+    bool is_result = false;
+    bool is_in_order = false;
+    nb::object reference = nb::none();  ///< to the result, which stays in the member
+    nb::handle future{};
+  };
+  struct Receivers {
+    Receiver of_calls, of_answers;
+  };
+  using Callees = std::unordered_map<PyObject*, Callee>;
+
+  // members.cpp
+  rpc::Member& member(std::uint32_t number);
+  rpc::Member& member_for(nb::handle to);
+  const Receiver& receiver(std::uint32_t number, bool is_result);
+  bool is_program(std::uint32_t number) const { return programs_.count(number) != 0; }
+
+  // sending.cpp
+  const Callee& callee(nb::handle function, const char* resolve, Callees& known);
+  Request request(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                  Deadline deadline);
+  rpc::CallRef send(const Request& request);
+  rpc::CallRef send_or_raise(const Request& request, double seconds);
+  void send_for(const Request& request, double seconds);
+  nb::object wait_and_take(const rpc::CallRef& call, double seconds);
+  nb::object read_answer(rpc::Call& call);
+  nb::object result(const rpc::CallRef& call, double seconds);
+
+  // serving.cpp
+  void handle(rpc::Work& work) noexcept;
+  void refuse(const rpc::Work& work, nb::handle error) noexcept;
+  void do_work(rpc::Work& work);
+  void take_in_order(rpc::Work& work);
+  void take_answer(rpc::Work& work);
+  void serve(rpc::Work& work);
+  Target target(rpc::Name& name);
+  void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
+  void run_target(const Target& target, rpc::Work& work, const CallValues& values);
+  nb::object serve_native(const Target& target, rpc::Work& work, const CallValues& values);
+
+  nb::object agent_;
+  Hooks hooks_;
+  std::shared_ptr<rpc::Node> node_;  ///< calls that are under way have it as well
+  nb::dict numbers_;                 ///< of members, by name
+  std::unordered_map<std::uint32_t, nb::object> programs_;
+  std::unordered_map<std::uint32_t, Receivers> receivers_;
+  Callees callees_, native_callees_;  ///< their keys are kept
+  std::vector<std::unique_ptr<Target>> targets_;
+  class UnderWay* under_way_ = nullptr;  ///< the native calls that threads wait for
+};
+
+/// REQUIRES: a tuple that is long enough.
+inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
+  return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
+}
+
+/// None stands for the empty tuple. Throws TypeError for what is no tuple, list or dict.
+nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace);
+
+}  // namespace onecopy::python

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/giving.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <string>
+
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::python {
+
+thread_local Giving* Giving::current_ = nullptr;
+thread_local Taking* Taking::current_ = nullptr;
+
+namespace {
+
+[[noreturn]] void refuse_outside() {
+  PyErr_SetString(PyExc_RuntimeError,
+                  "an RRef, or a tensor that is lent or given away, crosses in calls only");
+  throw nb::python_error();
+}
+
+rpc::Route route_named(const std::string& name) {
+  const auto at = std::find(rpc::kRouteNames.begin(), rpc::kRouteNames.end(), name);
+  if (at == rpc::kRouteNames.end()) throw Error(ErrorCode::invalid_argument, "there is no such route");
+  return static_cast<rpc::Route>(at - rpc::kRouteNames.begin());
+}
+
+}  // namespace
+
+Giving& Giving::current() {
+  if (!current_) refuse_outside();
+  return *current_;
+}
+
+void Giving::sent() {
+  for (std::size_t i = 0; i < routes_.size(); ++i) receiver_.count(static_cast<rpc::Route>(i), routes_[i]);
+  references_.clear();
+  recorded_ = {};
+  for (const nb::object& marked : std::exchange(moved_, {})) marked.attr("finish")();
+}
+
+void Giving::take_back() noexcept {
+  try {
+    const std::pair recorded = std::exchange(recorded_, {});
+    if (recorded.first.is_valid())
+      call_python([&] { agent_.attr("not_sent")(recorded.first, recorded.second); });
+    if (references_.empty()) return;
+    nb::list given;
+    for (const auto& [reference, fork] : std::exchange(references_, {}))
+      given.append(nb::make_tuple(reference, fork));
+    call_python([&] { agent_.attr("references").attr("take_back")(given, receiver()); });
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the references of a message that was not sent");
+  }
+}
+
+nb::object Taking::current() {
+  if (!current_) refuse_outside();
+  return nb::make_tuple(current_->agent_, current_->sender_);
+}
+
+void init_giving(nb::module_& m) {
+  nb::class_<Giving>(m, "_RpcGiving",
+                     "What the message that is being written gives away; good until it is written.")
+      .def_prop_ro("agent", &Giving::agent)
+      .def_prop_ro("receiver", &Giving::receiver)
+      .def_prop_ro("is_result", &Giving::is_result)
+      .def("give", &Giving::give, nb::arg("reference"), nb::arg("fork"))
+      .def("move", &Giving::move, nb::arg("marked"))
+      .def(
+          "count",
+          [](Giving& g, const std::string& route, std::size_t rows) {
+            g.count(route_named(route), 1, rows);
+          },
+          nb::arg("route"), nb::arg("rows") = 0);
+  m.def("_rpc_giving", &Giving::current, nb::rv_policy::reference);
+  m.def("_rpc_taking", &Taking::current,
+        "(agent, number of the sender) of the message that is being read.");
+}
+
+}  // namespace onecopy::python

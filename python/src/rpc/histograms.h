@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "binding/module.h"
+
+namespace onecopy::python {
+
+/// Times of the calls of one function, in buckets of powers of two: bucket n holds the times below 2^n µs that bucket n - 1
+/// does not hold.
+struct Histogram {
+  static constexpr std::size_t kBuckets = 32;  ///< the last one begins at 36 minutes
+
+  void add(std::int64_t ns, bool failed) noexcept;
+  /// A bound in µs below which at least that part of the calls stayed.
+  std::uint64_t quantile(double part) const noexcept;
+  nb::dict report() const;
+
+  std::array<std::uint64_t, kBuckets> buckets{};
+  std::uint64_t calls = 0, errors = 0;
+  std::int64_t total_ns = 0, longest_ns = 0;
+};
+
+/// Histograms by function, which stay where they are. Thread safety: the GIL.
+class Histograms {
+ public:
+  Histogram& of(std::string_view function);
+  /// {function: report}, without functions that were not called.
+  nb::dict reports() const;
+
+ private:
+  std::map<std::string, Histogram, std::less<>> histograms_;
+};
+
+}  // namespace onecopy::python

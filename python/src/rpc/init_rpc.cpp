@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "binding/bytes.h"
+#include "binding/gil.h"
+#include "rpc/context.h"
+#include "rpc/endpoint.h"
+#include "rpc/times.h"
+#include "torch/torch.h"
+
+namespace onecopy::python {
+namespace {
+
+int traverse_endpoint(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Endpoint>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_endpoint(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Endpoint>(self)->clear();
+  return 0;
+}
+
+PyType_Slot endpoint_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_endpoint)},
+                                {Py_tp_clear, reinterpret_cast<void*>(&clear_endpoint)},
+                                {0, nullptr}};
+
+bool wait_for_served(Endpoint& endpoint, int max, double seconds) {
+  const auto left = std::chrono::duration<double>(seconds);
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(left);
+  return without_gil([&] { return endpoint.served.wait_for(max, until); });
+}
+
+nb::object share_tensor(nb::handle tensor) {
+  auto shared = torch::share(tensor.ptr());
+  if (!shared) return nb::none();
+  return nb::make_tuple(nb::cast(std::move(shared->tensor)), shared->flags);
+}
+
+/// The arguments of a call, as its callee reads them.
+nb::object decode_call(nb::bytes data) {
+  const nb::object value = decode_value(span_of(data), {}, open_tensor, {Tensors::are_copied});
+  const CallValues values = arguments_of(value);
+  return nb::make_tuple(values.args, values.kwargs);
+}
+
+/// For decode_call(); None for what does not go as bytes alone.
+nb::object encode_call(nb::tuple args) {
+  Message message;
+  TensorCounts counts;
+  if (!encode_for_program(nb::make_tuple(args, nb::none()), message, counts) || !message.tensors.empty())
+    return nb::none();
+  return to_python(message.data);
+}
+
+void def_calls(nb::class_<Endpoint>& endpoint) {
+  endpoint
+      .def("call", &Endpoint::call, nb::arg("to").none(), nb::arg("function").none(),
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+      .def("begin", &Endpoint::begin, nb::arg("to").none(), nb::arg("function").none(),
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+      .def("call_verb", &Endpoint::call_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
+           nb::arg("seconds"), nb::arg("is_result") = false)
+      .def("begin_verb", &Endpoint::begin_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
+           nb::arg("seconds"), nb::arg("is_result"), nb::arg("reference").none(), nb::arg("future"))
+      .def("call_gradients", &Endpoint::call_gradients, nb::arg("to"), nb::arg("args"))
+      .def("begin_gradients", &Endpoint::begin_gradients, nb::arg("to"), nb::arg("args"))
+      .def("note", &Endpoint::note, nb::arg("to"), nb::arg("verb"), nb::arg("value").none())
+      .def("begin_here", &Endpoint::begin_here, nb::arg("seconds"), nb::arg("future"))
+      .def("run_soon", &Endpoint::run_soon, nb::arg("task"))
+      .def(
+          "outcome",
+          [](Endpoint& e, const RpcCall& call, double seconds) { return e.outcome(call.call(), seconds); },
+          nb::arg("call"), nb::arg("seconds"))
+      .def(
+          "answer",
+          [](Endpoint& e, std::uint32_t to, std::uint64_t call, nb::handle result) {
+            e.answer_member(to, call, result);
+          },
+          nb::arg("to"), nb::arg("call"), nb::arg("result").none())
+      .def("fail", &Endpoint::fail, nb::arg("to"), nb::arg("call"), nb::arg("kind"), nb::arg("text"),
+           nb::arg("code"))
+      .def("call_native", &Endpoint::call_native, nb::arg("to").none(), nb::arg("function").none(),
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+      .def("begin_native", &Endpoint::begin_native, nb::arg("to"), nb::arg("name"), nb::arg("args").none(),
+           nb::arg("kwargs").none(), nb::arg("trace").none(), nb::arg("seconds"), nb::arg("future"))
+      .def(
+          "native_deadline",
+          [](const Endpoint& e, nb::handle timeout) {
+            const auto [seconds, deadline] = e.native_deadline(timeout);
+            return nb::make_tuple(seconds, to_seconds(deadline));
+          },
+          nb::arg("timeout").none());
+}
+
+void def_members(nb::class_<Endpoint>& endpoint) {
+  endpoint.def("address", &Endpoint::address)
+      .def("join", &Endpoint::join, nb::arg("address"), nb::arg("is_program") = false)
+      .def("is_far", &Endpoint::is_far, nb::arg("number"))
+      .def("has_left", &Endpoint::has_left, nb::arg("number"))
+      .def("connect", &Endpoint::connect, nb::arg("number"), nb::arg("seconds"))
+      .def("routes", &Endpoint::routes, nb::arg("to"))
+      .def("number_of", &Endpoint::number_of, nb::arg("name"))
+      .def("set_devices", &Endpoint::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
+           nb::arg("numbers_agree"), nb::arg("is_automatic"))
+      .def("look", [](Endpoint& e) { without_gil([&] { e.node().look_once(); }); })
+      .def("run", &Endpoint::run)
+      .def("stop", &Endpoint::stop)
+      .def_prop_ro("calls_under_way", [](Endpoint& e) { return e.node().calls_under_way(); })
+      .def_prop_ro("idle_workers", [](Endpoint& e) { return e.node().idle_workers(); })
+      .def_prop_ro("serving", [](const Endpoint& e) { return e.served.count(); })
+      .def("wait_for_served", &wait_for_served, nb::arg("max"), nb::arg("seconds"))
+      .def_rw("timeout", &Endpoint::usual_timeout);
+}
+
+/// Limits, times, and the calls that run.
+void def_reports(nb::class_<Endpoint>& endpoint) {
+  endpoint
+      .def(
+          "set_limit", [](Endpoint& e, std::size_t max, bool refuses) { e.limit.set(max, refuses); },
+          nb::arg("max"), nb::arg("refuses"))
+      .def(
+          "acquire",
+          [](Endpoint& e, nb::handle agent, std::uint32_t to, double seconds) {
+            e.limit.acquire(agent, *e.node().find(to), deadline_after(seconds));
+          },
+          nb::arg("agent"), nb::arg("to"), nb::arg("seconds"))
+      .def(
+          "release", [](Endpoint& e, std::uint32_t to) { e.limit.release(to); }, nb::arg("to"))
+      .def("limits", [](const Endpoint& e) { return e.limit.report(); })
+      .def(
+          "observe",
+          [](Endpoint& e, bool is_called, const std::string& function, double seconds, bool failed) {
+            (is_called ? e.called : e.served_times)
+                .of(function)
+                .add(static_cast<std::int64_t>(seconds * 1e9), failed);
+          },
+          nb::arg("is_called"), nb::arg("function"), nb::arg("seconds"), nb::arg("failed"))
+      .def("times_called", [](const Endpoint& e) { return e.called.reports(); })
+      .def("times_served", [](const Endpoint& e) { return e.served_times.reports(); })
+      .def("calls_made", &Endpoint::calls_made)
+      .def("calls_running", [](const Endpoint& e) { return e.running.describe(); })
+      .def(
+          "cancel",
+          [](Endpoint& e, std::uint32_t caller, std::uint64_t number) { e.running.cancel(caller, number); },
+          nb::arg("caller"), nb::arg("number"))
+      .def(
+          "run_as",
+          [](Endpoint& e, nb::object agent, std::uint32_t caller, std::uint64_t number,
+             const std::string& function, double seconds, nb::object trace, nb::handle run) {
+            const nb::object call = nb::cast(RunningCall(std::move(agent), caller, number, function,
+                                                         deadline_after(seconds), std::move(trace)));
+            const CallScope scope(e.running, call);
+            return call_python([&] { return nb::object(run(call)); });
+          },
+          nb::arg("agent"), nb::arg("caller"), nb::arg("number"), nb::arg("function"), nb::arg("seconds"),
+          nb::arg("trace").none(), nb::arg("run"),
+          "Returns run(call) with that call as the current one of this thread.");
+}
+
+}  // namespace
+
+void init_rpc(nb::module_& m) {
+  init_rpc_context(m);
+  init_giving(m);
+  init_running_call(m);
+  init_rpc_call(m);
+  m.def("_rpc_host", &rpc::this_host,
+        "A number of this boot and these namespaces: processes of one reach each other's memory.");
+  m.def("_share_tensor", &share_tensor, nb::arg("tensor"),
+        "Returns (onecopy.Tensor, flags) of a torch tensor on the same memory; None for one that cannot be "
+        "shared.");
+  m.def(
+      "_open_tensor", [](const Tensor& tensor, std::uint32_t flags) { return open_tensor(tensor, flags); },
+      nb::arg("tensor"), nb::arg("flags"), "Returns the torch tensor of which _share_tensor() made them.");
+  m.def("_decode_call", &decode_call, nb::arg("data"));
+  m.def("_encode_call", &encode_call, nb::arg("args"));
+  nb::class_<Endpoint> endpoint(m, "_RpcEndpoint", nb::type_slots(endpoint_slots),
+                                "This process as a member of a group; see python/src/rpc/endpoint.h.");
+  endpoint.def(
+      "__init__",
+      [](Endpoint* self, nb::object agent, nb::object reduce, nb::object rebuild, const std::string& name,
+         std::uint32_t number) {
+        new (self) Endpoint(std::move(agent), {std::move(reduce), std::move(rebuild)}, name, number);
+      },
+      nb::arg("agent"), nb::arg("reduce"), nb::arg("rebuild"), nb::arg("name"), nb::arg("number"));
+  def_calls(endpoint);
+  def_members(endpoint);
+  def_reports(endpoint);
+}
+
+}  // namespace onecopy::python

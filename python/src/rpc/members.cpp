@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
+#include "binding/bytes.h"
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+#include "rpc/endpoint.h"
+#include "rpc/times.h"
+
+/// The members of the group, as an Endpoint knows them.
+namespace onecopy::python {
+
+Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number)
+    : agent_(std::move(agent)), hooks_(std::move(hooks)), node_(without_gil([&] {
+        return std::make_shared<rpc::Node>(rpc::NodeOptions{name, number});
+      })) {}
+
+Endpoint::~Endpoint() {
+  clear();
+  drop_without_gil([this] { node_.reset(); });
+}
+
+int Endpoint::traverse(visitproc visit, void* arg) {
+  for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild}) Py_VISIT(one->ptr());
+  Py_VISIT(numbers_.ptr());
+  for (const auto& [number, program] : programs_) Py_VISIT(program.ptr());
+  for (const Callees* table : {&callees_, &native_callees_})
+    for (const auto& [function, known] : *table) {
+      Py_VISIT(function);
+      for (const nb::object* one : {&known.names, &known.name, &known.check}) Py_VISIT(one->ptr());
+    }
+  for (const auto& one : targets_)
+    for (const nb::object* part : {&one->function, &one->names, &one->name, &one->prepare})
+      Py_VISIT(part->ptr());
+  return running.traverse(visit, arg);
+}
+
+void Endpoint::clear() {
+  for (Callees* table : {&callees_, &native_callees_}) {
+    const Callees dropped = std::exchange(*table, {});
+    for (const auto& [function, known] : dropped) Py_DECREF(function);
+  }
+  const auto targets = std::exchange(targets_, {});
+  for (const auto& one : targets) *one = {};
+  programs_.clear();
+  hooks_ = {};
+  agent_.reset();
+}
+
+nb::bytes Endpoint::address() { return to_python(node_->address().to_bytes()); }
+
+nb::object Endpoint::join(nb::bytes address, bool is_program) {
+  const rpc::Address where = rpc::Address::from_bytes(span_of(address));
+  without_gil([&] { node_->join(where); });
+  numbers_[where.name.c_str()] = where.number;
+  if (is_program) programs_[where.number] = nb::none();
+  return nb::make_tuple(where.name, where.number, where.pid);
+}
+
+bool Endpoint::has_left(std::uint32_t number) {
+  const rpc::Member* const found = node_->find(number);
+  return found && found->has_left;
+}
+
+void Endpoint::connect(std::uint32_t number, double seconds) {
+  rpc::Member& to = member(number);
+  without_gil([&] { node_->connect(to, deadline_after(seconds)); });
+}
+
+nb::dict Endpoint::routes(std::uint32_t to) {
+  nb::dict found;
+  const auto& counts = member(to).counters.routes;
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    if (const std::uint64_t tensors = counts[i].load(std::memory_order_relaxed))
+      found[rpc::kRouteNames[i]] = tensors;
+  return found;
+}
+
+nb::object Endpoint::number_of(nb::handle name) const {
+  PyObject* const found = PyDict_GetItem(numbers_.ptr(), name.ptr());
+  return found ? nb::borrow(found) : nb::none();
+}
+
+void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
+                           bool numbers_agree, bool is_automatic) {
+  PyTypeObject* const marked =
+      reinterpret_cast<PyTypeObject*>(nb::object(agent_.attr("marked_type")).ptr());
+  receivers_[of] = {{{of_calls, numbers_agree, is_automatic}, marked},
+                    {{of_answers, numbers_agree, is_automatic}, marked}};
+}
+
+const Receiver& Endpoint::receiver(std::uint32_t number, bool is_result) {
+  const Receivers& found = receivers_[number];
+  return is_result ? found.of_answers : found.of_calls;
+}
+
+rpc::Member& Endpoint::member(std::uint32_t number) {
+  if (rpc::Member* const found = node_->find(number)) return *found;
+  throw Error(ErrorCode::invalid_argument, "there is no such member of the group");
+}
+
+/// The agent knows the members that have ended, and what to say of a name that nobody has.
+rpc::Member& Endpoint::member_for(nb::handle to) {
+  nb::object number;
+  if (PyUnicode_CheckExact(to.ptr())) {
+    if (PyObject* const found = PyDict_GetItem(numbers_.ptr(), to.ptr())) number = nb::borrow(found);
+  } else if (PyLong_CheckExact(to.ptr())) {
+    number = nb::borrow(to);
+  } else if (PyObject* const id = PyObject_GetAttrString(to.ptr(), "id")) {
+    number = nb::steal(id);
+  } else {
+    PyErr_Clear();
+  }
+  if (number.is_valid() && PyLong_CheckExact(number.ptr())) {
+    const long value = PyLong_AsLong(number.ptr());
+    if (value == -1 && PyErr_Occurred()) PyErr_Clear();
+    rpc::Member* const found = value < 0 ? nullptr : node_->find(static_cast<std::uint32_t>(value));
+    if (found && !found->has_ended) return *found;
+  }
+  const nb::object known = call_python([&] { return nb::object(agent_.attr("member")(to)); });
+  return member(nb::cast<std::uint32_t>(nb::object(known.attr("info").attr("id"))));
+}
+
+void Endpoint::stop() {
+  without_gil([&] { node_->stop(); });
+}
+
+}  // namespace onecopy::python

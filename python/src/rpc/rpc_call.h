@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "binding/module.h"
+#include "rpc/node.h"
+
+namespace onecopy::python {
+
+/// A call as Python has it.
+/// Thread safety: the GIL; wait() releases it.
+class RpcCall {
+ public:
+  RpcCall(std::shared_ptr<rpc::Node> node, rpc::CallRef call)
+      : node_(std::move(node)), call_(std::move(call)) {}
+
+  const rpc::CallRef& call() const noexcept { return call_; }
+  std::uint64_t number() const noexcept { return call_->number; }
+  std::uint32_t member() const noexcept { return call_->member(); }
+  /// Looks at the messages that have come.
+  bool is_done();
+  /// Lets a worker call future._settle() when the call ends, unless a thread waits for it then. False if the call has ended.
+  bool want(nb::handle future);
+  /// Waits until the call has ended. Signal handlers of Python run meanwhile, and their exceptions end the wait.
+  void wait();
+  /// Ends the call from here, without an answer. False if the call has ended.
+  bool end();
+  /// Marks the call complete. Called by a worker once the Future holds the outcome.
+  void complete();
+
+ private:
+  std::shared_ptr<rpc::Node> node_;
+  rpc::CallRef call_;
+};
+
+/// Waits until the call has ended, as RpcCall::wait().
+void wait_for(rpc::Node& node, const rpc::CallRef& call);
+
+/// A thread that runs functions for others: it runs them also while one of its own functions waits, if no other thread is left.
+class Helper {
+ public:
+  /// `handle` does one piece of work and throws nothing.
+  Helper(rpc::Node& node, std::function<void(rpc::Work&)> handle);
+  Helper(const Helper&) = delete;
+  Helper& operator=(const Helper&) = delete;
+  ~Helper();
+
+ private:
+  friend void wait_for(rpc::Node& node, const rpc::CallRef& call);
+  static void help(rpc::Node& node);
+
+  static thread_local Helper* current_;
+
+  rpc::Node& node_;
+  const std::function<void(rpc::Work&)> handle_;
+  int depth_ = 0;  ///< functions that it runs within each other
+};
+
+void init_rpc_call(nb::module_& m);
+
+}  // namespace onecopy::python

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/running_call.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+#include "rpc/times.h"
+
+namespace onecopy::python {
+
+thread_local RunningCall* RunningCall::current_ = nullptr;
+
+RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
+                         Deadline deadline, nb::object trace)
+    : agent_(std::move(agent)),
+      trace_(std::move(trace)),
+      caller_(caller),
+      number_(number),
+      function_(std::move(function)),
+      deadline_(deadline),
+      taken_ns_(now_ns()) {}
+
+nb::object RunningCall::caller() const { return agent_.attr("get_worker_info")(caller_); }
+
+nb::object RunningCall::trace() {
+  if (trace_.is_none()) trace_ = agent_.attr("trace_of")(caller_, number_);
+  return trace_;
+}
+
+nb::object RunningCall::remaining() const {
+  if (deadline_ == kForever) return nb::none();
+  return nb::float_(static_cast<double>(ns_of(deadline_) - now_ns()) / 1e9);
+}
+
+void RunningCall::check() const {
+  if (is_cancelled_) agent_.attr("raise_cancelled")(function_, caller_);
+  if (!deadline_.has_passed()) return;
+  throw Error(ErrorCode::timeout, fmt::format("{} is {:.3f} s behind the deadline that {} gave", function_,
+                                              static_cast<double>(now_ns() - ns_of(deadline_)) / 1e9,
+                                              nb::str(caller()).c_str()));
+}
+
+void RunningCall::cancel() {
+  is_cancelled_ = true;
+  for (const nb::object& hook : std::exchange(hooks_, {})) hook();
+}
+
+void RunningCall::on_cancel(nb::object hook) {
+  if (is_cancelled_) hook();
+  else hooks_.push_back(std::move(hook));
+}
+
+nb::dict RunningCall::describe() {
+  const std::int64_t now = now_ns();
+  const auto age = [&](std::int64_t then) { return static_cast<double>(now - then) / 1e9; };
+  nb::dict ages, found;
+  ages["taken"] = age(taken_ns_);
+  if (running_ns_ != 0) ages["running"] = age(running_ns_);
+  found["trace"] = trace();
+  found["function"] = function_;
+  found["member"] = caller().attr("name");
+  found["direction"] = "served";
+  found["stage"] = running_ns_ != 0 ? "running" : "taken";
+  found["ages"] = ages;
+  found["remaining"] = remaining();
+  return found;
+}
+
+int RunningCall::traverse(visitproc visit, void* arg) {
+  Py_VISIT(agent_.ptr());
+  Py_VISIT(trace_.ptr());
+  for (const nb::object& hook : hooks_) Py_VISIT(hook.ptr());
+  return 0;
+}
+
+void RunningCall::clear() {
+  agent_.reset();
+  trace_.reset();
+  hooks_.clear();
+}
+
+// --- RunningCalls
+
+void RunningCalls::add(nb::object call) {
+  RunningCall& added = *nb::inst_ptr<RunningCall>(call);
+  const std::pair key{added.caller_, added.number_};
+  calls_.push_back(std::move(call));
+  const auto early = std::find(early_.begin(), early_.end(), key);
+  if (early == early_.end()) return;
+  early_.erase(early);
+  added.cancel();
+}
+
+void RunningCalls::remove(const RunningCall& call) {
+  const auto at = std::find_if(calls_.begin(), calls_.end(), [&](const nb::object& one) {
+    return nb::inst_ptr<RunningCall>(one) == &call;
+  });
+  if (at == calls_.end()) return;
+  std::swap(*at, calls_.back());
+  calls_.pop_back();
+}
+
+void RunningCalls::cancel(std::uint32_t caller, std::uint64_t number) {
+  for (const nb::object& one : calls_) {
+    RunningCall& call = *nb::inst_ptr<RunningCall>(one);
+    if (call.caller_ != caller || call.number_ != number) continue;
+    const nb::object kept = one;  // its hooks may end it
+    return call.cancel();
+  }
+  early_.emplace_back(caller, number);
+  if (early_.size() > kMaxEarly) early_.pop_front();
+}
+
+void RunningCalls::cancel_of(std::uint32_t caller) {
+  const std::vector<nb::object> calls = calls_;
+  for (const nb::object& one : calls)
+    if (RunningCall& call = *nb::inst_ptr<RunningCall>(one); call.caller_ == caller) call.cancel();
+}
+
+nb::list RunningCalls::describe() const {
+  nb::list found;
+  const std::vector<nb::object> calls = calls_;
+  for (const nb::object& one : calls) found.append(nb::inst_ptr<RunningCall>(one)->describe());
+  return found;
+}
+
+int RunningCalls::traverse(visitproc visit, void* arg) const {
+  for (const nb::object& one : calls_) Py_VISIT(one.ptr());
+  return 0;
+}
+
+// --- CallScope
+
+CallScope::CallScope(RunningCalls& calls, nb::object call)
+    : calls_(calls), call_(std::move(call)), outer_(RunningCall::current_) {
+  RunningCall& running = *nb::inst_ptr<RunningCall>(call_);
+  calls_.add(call_);
+  RunningCall::current_ = &running;
+  running.running_ns_ = now_ns();
+}
+
+CallScope::~CallScope() {
+  RunningCall::current_ = outer_;
+  calls_.remove(*nb::inst_ptr<RunningCall>(call_));
+}
+
+// --- the binding
+
+namespace {
+
+int traverse_running(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<RunningCall>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_running(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<RunningCall>(self)->clear();
+  return 0;
+}
+
+PyType_Slot running_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_running)},
+                               {Py_tp_clear, reinterpret_cast<void*>(&clear_running)},
+                               {0, nullptr}};
+
+nb::object current_call() {
+  RunningCall* const current = RunningCall::current();
+  return current ? nb::find(*current) : nb::none();
+}
+
+}  // namespace
+
+void init_running_call(nb::module_& m) {
+  nb::class_<RunningCall>(m, "_RunningCall", nb::type_slots(running_slots),
+                          "A call that this process runs.")
+      .def_prop_ro("caller", &RunningCall::caller, "The WorkerInfo of the caller.")
+      .def_prop_ro("caller_id", &RunningCall::caller_id)
+      .def_prop_ro("number", &RunningCall::number)
+      .def_prop_ro("function", &RunningCall::function, "The name of the function, as module:name.")
+      .def_prop_ro("trace", &RunningCall::trace,
+                   "The name of the call in the logs of both sides, and of the calls that it makes.")
+      .def_prop_ro(
+          "deadline", [](const RunningCall& c) { return to_seconds(c.deadline()); },
+          "The deadline as time.monotonic() has it, or None.")
+      .def_prop_ro("cancelled", &RunningCall::is_cancelled,
+                   "Whether the caller has cancelled the call, does not wait for it, or has ended.")
+      .def("remaining", &RunningCall::remaining, "Seconds until the deadline, or None. Negative behind it.")
+      .def("check", &RunningCall::check,
+           "Raises Cancelled when the caller does not want the result, Timeout behind the deadline.")
+      .def("cancel", &RunningCall::cancel, "Marks the call as cancelled.")
+      .def("on_cancel", &RunningCall::on_cancel, nb::arg("hook"),
+           "Calls the hook when the call is cancelled; at once if it is. The hook must not wait.");
+  m.def("_current_call", &current_call,
+        "Returns the call that this thread runs for another member; None outside of a call.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding/module.h"
+#include "os/deadline.h"
+
+namespace onecopy::python {
+
+class RunningCalls;
+
+/// A native call that this process runs, as its function sees it.
+/// Thread safety: the GIL.
+class RunningCall {
+ public:
+  RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
+              Deadline deadline, nb::object trace);
+
+  /// The call that this thread runs; null outside of a call.
+  static RunningCall* current() noexcept { return current_; }
+
+  std::uint32_t caller_id() const noexcept { return caller_; }
+  std::uint64_t number() const noexcept { return number_; }
+  const std::string& function() const noexcept { return function_; }
+  Deadline deadline() const noexcept { return deadline_; }
+  bool is_cancelled() const noexcept { return is_cancelled_; }
+  std::int64_t taken_ns() const noexcept { return taken_ns_; }
+  nb::object caller() const;
+  /// The name of the call in the logs of both sides, and of calls that it makes.
+  nb::object trace();
+  /// Seconds until the deadline; None without a deadline.
+  nb::object remaining() const;
+  /// Throws Cancelled when the caller does not want the result, Timeout behind the deadline.
+  void check() const;
+  void cancel();
+  /// Calls the hook when the call is cancelled; at once if it is.
+  void on_cancel(nb::object hook);
+  nb::dict describe();
+
+  int traverse(visitproc visit, void* arg);
+  void clear();
+
+ private:
+  friend class RunningCalls;
+  friend class CallScope;
+
+  static thread_local RunningCall* current_;
+
+  nb::object agent_, trace_;
+  const std::uint32_t caller_;
+  const std::uint64_t number_;
+  const std::string function_;
+  const Deadline deadline_;
+  const std::int64_t taken_ns_;
+  std::int64_t running_ns_ = 0;  ///< 0 before it runs
+  bool is_cancelled_ = false;
+  std::vector<nb::object> hooks_;
+};
+
+/// The native calls that this process runs, and the calls that were cancelled before they began.
+/// Thread safety: the GIL.
+class RunningCalls {
+ public:
+  void add(nb::object call);
+  void remove(const RunningCall& call);
+  /// Cancels a call that runs, or remembers it for a call that has not begun.
+  void cancel(std::uint32_t caller, std::uint64_t number);
+  /// Cancels all that a member wanted.
+  void cancel_of(std::uint32_t caller);
+  nb::list describe() const;
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  static constexpr std::size_t kMaxEarly = 4096;
+
+  std::vector<nb::object> calls_;
+  std::deque<std::pair<std::uint32_t, std::uint64_t>> early_;
+};
+
+/// Makes a call the current one of this thread.
+class CallScope {
+ public:
+  CallScope(RunningCalls& calls, nb::object call);
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+  ~CallScope();
+
+ private:
+  RunningCalls& calls_;
+  const nb::object call_;
+  RunningCall* const outer_;
+};
+
+void init_running_call(nb::module_& m);
+
+}  // namespace onecopy::python

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "rpc/context.h"
+#include "rpc/endpoint.h"
+#include "rpc/failure.h"
+#include "rpc/times.h"
+
+/// The caller's side of a call: from the arguments to the lane, and from the answer to the result.
+namespace onecopy::python {
+namespace {
+
+constexpr const char* kGradients = ".gradients";
+constexpr const char* kApply = ".apply";  ///< calls a function that has no name: the first argument
+
+void drop_python(void* object) noexcept { drop_soon(static_cast<PyObject*>(object)); }
+
+const char* word_for(rpc::End end) {
+  switch (end) {
+    case rpc::End::late: return "late";
+    case rpc::End::member_ended: return "ended";
+    case rpc::End::cancelled: return "cancelled";
+    default: return "stopped";
+  }
+}
+
+[[noreturn]] void raise(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) {
+  if (on_cards.empty()) return nb::tuple();
+  nb::list tensors;
+  for (const nb::object& tensor : on_cards) tensors.append(tensor);
+  return call_python([&] { return nb::object(agent.attr("points_behind")(tensors)); });
+}
+
+}  // namespace
+
+nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace) {
+  const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
+  if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
+    return values_of_call(nb::steal(PySequence_Tuple(args.ptr())), kwargs, trace);
+  if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) {
+    nb::dict copy;
+    copy.update(nb::borrow<nb::dict>(kwargs));
+    return values_of_call(args, copy, trace);
+  }
+  nb::object given = has_args ? nb::borrow(args) : nb::object(nb::tuple());
+  if (trace.is_none()) return nb::make_tuple(std::move(given), kwargs);
+  return nb::make_tuple(std::move(given), kwargs, trace);
+}
+
+/// Looks a function up; `resolve` is the agent's method that finds (module's names, name there, wire name, check) the first
+/// time. A wire name that is empty stands for a function without a name.
+const Endpoint::Callee& Endpoint::callee(nb::handle function, const char* resolve, Callees& known) {
+  const auto at = known.find(function.ptr());
+  if (at != known.end()) {
+    const Callee& found = at->second;
+    if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == function.ptr())
+      return found;
+  }
+  static const Callee kNameless;
+  const nb::object told = call_python([&] { return nb::object(agent_.attr(resolve)(function)); });
+  if (told.is_none()) return kNameless;
+  if (at == known.end()) Py_INCREF(function.ptr());
+  Callee& made = known[function.ptr()];
+  made = {tuple_item(told, 0), tuple_item(told, 1), tuple_item(told, 3),
+          nb::cast<std::string>(tuple_item(told, 2))};
+  return made;
+}
+
+Endpoint::Request Endpoint::request(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                                    Deadline deadline) {
+  rpc::Member& callee = member_for(to);
+  const Callee& known = this->callee(function, "resolve", callees_);
+  nb::object values = values_of_call(args, kwargs, nb::none());
+  if (known.wire_name.empty())
+    return {callee, kApply,
+            nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
+  if (known.check.is_valid() && !known.check.is_none())
+    call_python([&] { known.check(tuple_item(values, 0), kwargs); });
+  return {callee, known.wire_name, std::move(values), deadline};
+}
+
+/// Throws Error when the call was not sent, and the exceptions of writing its values.
+rpc::CallRef Endpoint::send(const Request& request) {
+  rpc::Member& to = request.to;
+  if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
+  Giving giving(agent_, to, request.is_result);
+  Message message;
+  rpc::CallRef call;
+  try {
+    if (is_program(to.number())) {
+      TensorCounts counts;
+      if (!encode_for_program(request.values, message, counts))
+        throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
+      giving.count_copies(message.tensors.size());
+    } else {
+      Extension extension{.context = current_context(), .reference = request.reference};
+      message = encode_body(request.values, hooks_, receiver(to.number(), request.is_result), giving,
+                            std::move(extension));
+    }
+    // The order keeps notes behind the calls before, where a note may end what a call needs.
+    const bool is_in_order = request.is_in_order || giving.has_references() || has_rpc_context();
+    put_in_order(to, message, [&](Stream stream) {
+      rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order, stream, nullptr,
+                                      &drop_python};
+      call = node_->call(to, std::move(outgoing), request.deadline, false);
+    });
+  } catch (...) {
+    giving.take_back();
+    throw;
+  }
+  giving.sent();
+  return call;
+}
+
+rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
+  try {
+    return send(request);
+  } catch (const Error& error) {
+    raise(agent_.attr("send_error")(name(error.code()), error.what(), request.to.number(), seconds));
+  }
+}
+
+/// Gives the call, or the reason why it was not sent, to the request's future.
+void Endpoint::send_for(const Request& request, double seconds) {
+  try {
+    request.future.attr("begin")(RpcCall(node_, send(request)));
+  } catch (const Error& error) {
+    const nb::object reason =
+        agent_.attr("send_error")(name(error.code()), error.what(), request.to.number(), seconds);
+    request.future.attr("complete")(nb::none(), reason);
+  }
+}
+
+nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
+  try {
+    wait_for(*node_, call);
+  } catch (...) {
+    node_->end_call(call, rpc::End::cancelled);
+    throw;
+  }
+  return result(call, seconds);
+}
+
+/// (value, error, points), or what a worker has made of the answer in its order.
+nb::object Endpoint::read_answer(rpc::Call& call) {
+  const nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
+  if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return owner;
+  Message answer = std::move(call.answer);
+  Body body;
+  try {
+    if (call.status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
+    decode_body(std::move(answer), hooks_, agent_, call.member(), false, body);
+  } catch (const Error& error) {
+    return nb::make_tuple(nb::none(), agent_.attr("error_named")(name(error.code()), error.what()),
+                          nb::tuple());
+  } catch (nb::python_error& error) {
+    return nb::make_tuple(nb::none(), error.value(), nb::tuple());
+  }
+  if (!body.is_failure) return nb::make_tuple(body.value, nb::none(), points_of(agent_, body.on_cards));
+  return nb::make_tuple(nb::none(), agent_.attr("exception_of")(body.value), nb::tuple());
+}
+
+nb::object Endpoint::outcome(const rpc::CallRef& call, double seconds) {
+  if (call->end == rpc::End::answered) return read_answer(*call);
+  const nb::object error = agent_.attr("end_error")(word_for(call->end), call->member(), seconds);
+  return nb::make_tuple(nb::none(), error, nb::tuple());
+}
+
+/// Most answers are values of the host, which this thread reads without a word to Python code.
+nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
+  const bool is_value = call->end == rpc::End::answered && !call->owner.load() &&
+                        call->status == rpc::Status::value &&
+                        rpc::body_form(call->answer.tag) == static_cast<std::uint32_t>(BodyForm::value);
+  if (is_value) {
+    Body body;
+    decode_body(std::move(call->answer), hooks_, agent_, call->member(), false, body);
+    return std::move(body.value);
+  }
+  const nb::object found = outcome(call, seconds);
+  if (const nb::object error = tuple_item(found, 1); !error.is_none()) raise(error);
+  if (const nb::object points = tuple_item(found, 2); nb::len(points) != 0)
+    agent_.attr("wait_for_points")(points);
+  return tuple_item(found, 0);
+}
+
+// --- what Python calls
+
+nb::object Endpoint::call_gradients(std::uint32_t to, nb::handle args) {
+  const ContextScope no_context{nb::none()};
+  return wait_and_take(
+      send_or_raise({member(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0), 0);
+}
+
+nb::object Endpoint::begin_gradients(std::uint32_t to, nb::handle args) {
+  const ContextScope no_context{nb::none()};
+  return nb::cast(RpcCall(
+      node_, send_or_raise({member(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0)));
+}
+
+nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                          nb::handle timeout) {
+  const double seconds = seconds_of(timeout, usual_timeout);
+  return wait_and_take(send_or_raise(request(to, function, args, kwargs, deadline_after(seconds)), seconds),
+                       seconds);
+}
+
+void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                     nb::handle timeout, nb::handle future) {
+  const double seconds = seconds_of(timeout, usual_timeout);
+  Request made = request(to, function, args, kwargs, deadline_after(seconds));
+  made.future = future;
+  send_for(made, seconds);
+}
+
+nb::object Endpoint::call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
+                               bool is_result) {
+  const Request made{member(to), verb, nb::make_tuple(args, nb::none()), deadline_after(seconds),
+                     is_result,  true};
+  return wait_and_take(send_or_raise(made, seconds), seconds);
+}
+
+void Endpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
+                          bool is_result, nb::handle reference, nb::handle future) {
+  const Request made{member(to),
+                     verb,
+                     nb::make_tuple(args, nb::none()),
+                     deadline_after(seconds),
+                     is_result,
+                     true,
+                     nb::borrow(reference),
+                     future};
+  send_for(made, seconds);
+}
+
+void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
+  rpc::Member& receiver = member(to);
+  try {
+    if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
+    Giving giving(agent_, receiver, false);
+    Message message = encode_body(nb::make_tuple(verb, value), hooks_, this->receiver(to, false), giving);
+    put_in_order(receiver, message,
+                 [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
+  } catch (const Error&) {  // it has ended, or this process has left
+  }
+}
+
+nb::object Endpoint::begin_here(double seconds, nb::handle future) {
+  Py_INCREF(future.ptr());
+  return nb::cast(RpcCall(node_, node_->begin_here(deadline_after(seconds), future.ptr(), &drop_python)));
+}
+
+void Endpoint::run_soon(nb::handle task) {
+  Py_INCREF(task.ptr());
+  node_->end_call(node_->begin_here(kForever, task.ptr(), &drop_python), rpc::End::cancelled);
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "rpc/context.h"
+#include "rpc/endpoint.h"
+#include "rpc/failure.h"
+#include "rpc/times.h"
+
+/// The callee's side of a call: workers take messages, run functions and answer.
+namespace onecopy::python {
+namespace {
+
+/// Lets the next message that is handled in order begin.
+class Turn {
+ public:
+  Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (has_turn_) node_.end_order(true);
+  }
+  void end() noexcept {
+    if (std::exchange(has_turn_, false)) node_.end_order();
+  }
+
+ private:
+  rpc::Node& node_;
+  bool has_turn_;
+};
+
+/// The code of that word; remote_error for all others.
+ErrorCode code_named(const std::string& word) {
+  for (int i = 0; i <= static_cast<int>(ErrorCode::system); ++i)
+    if (word == name(static_cast<ErrorCode>(i))) return static_cast<ErrorCode>(i);
+  return ErrorCode::remote_error;
+}
+
+/// A caller may call as soon as it has taken this process's greeting: its own may still wait for a worker.
+void open_lane_to(rpc::Node& node, rpc::Member& to, Deadline deadline) {
+  if (!to.out.load() && !to.has_ended) without_gil([&] { node.connect(to, deadline); });
+}
+
+nb::object owner_of(const rpc::Call& call) {
+  void* const owner = call.owner.load();
+  return owner ? nb::borrow(static_cast<PyObject*>(owner)) : nb::none();
+}
+
+nb::object run_function(const nb::object& function, const CallValues& values) {
+  PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
+  nb::object result =
+      call_python([&] { return nb::steal(PyObject_Call(function.ptr(), values.args.ptr(), kwargs)); });
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
+}  // namespace
+
+void Endpoint::run() {
+  const Helper helper(*node_, [this](rpc::Work& work) { handle(work); });
+  rpc::Work work;
+  while (without_gil([&] { return node_->next(work); })) {
+    if (node_->wants_worker()) call_python([&] { agent_.attr("_add_worker")(); });
+    handle(work);
+    work = {};
+    drop_unneeded();
+  }
+}
+
+void Endpoint::handle(rpc::Work& work) noexcept {
+  try {
+    do_work(work);
+  } catch (nb::python_error& error) {
+    refuse(work, error.value());
+    error.discard_as_unraisable("a message of rpc");
+  } catch (const std::exception& error) {
+    log_warning(std::string("a message of rpc was not handled: ") + error.what());
+    refuse(work, nb::str(error.what()));
+  }
+}
+
+/// A caller that has had its answer drops this one.
+void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
+  if (work.kind != rpc::Work::Kind::call || work.call == 0) return;
+  try {
+    call_python([&] { agent_.attr("refuse")(work.from->number(), work.call, error); });
+  } catch (const std::exception& again) {
+    log_warning(std::string("a caller was not told that its call failed: ") + again.what());
+  }
+}
+
+void Endpoint::do_work(rpc::Work& work) {
+  if (work.kind == rpc::Work::Kind::call) return serve(work);
+  if (work.kind == rpc::Work::Kind::greeting) return without_gil([&] { node_->take_greetings(); });
+  if (work.kind != rpc::Work::Kind::settle) return take_in_order(work);
+  const nb::object owner = owner_of(*work.done);
+  if (!owner.is_none()) call_python([&] { owner.attr("_settle")(RpcCall(node_, work.done)); });
+}
+
+void Endpoint::take_in_order(rpc::Work& work) {
+  const Turn turn(*node_, work.is_in_order);
+  const std::uint32_t from = work.from->number();
+  if (work.kind == rpc::Work::Kind::member_ended) {
+    running.cancel_of(from);
+    call_python([&] { agent_.attr("take_end")(from); });
+  } else if (work.kind == rpc::Work::Kind::answer) {
+    take_answer(work);
+  } else if (work.kind == rpc::Work::Kind::note) {
+    Body body;
+    decode_body(std::move(work.message), hooks_, agent_, from, false, body);
+    call_python([&] { agent_.attr("take_note")(from, body.value); });
+  }
+}
+
+/// A Future that is known gets its outcome here; others find it with the call. Python code may make it known meanwhile.
+void Endpoint::take_answer(rpc::Work& work) {
+  rpc::Call& call = *work.done;
+  const nb::object future = owner_of(call);
+  rpc::Call answered(call.member(), call.deadline());
+  answered.status = work.status;
+  answered.answer = std::move(work.message);
+  nb::object outcome = read_answer(answered);
+  if (const nb::object now = owner_of(call); !now.is_none()) {
+    call_python([&] { now.attr("complete_in_order")(RpcCall(node_, work.done), outcome); });
+    return;
+  }
+  call.owner = outcome.release().ptr();
+  node_->complete(work.done, rpc::End::answered);
+}
+
+/// Looks the function up again if its name stands for something else by now.
+Endpoint::Target Endpoint::target(rpc::Name& name) {
+  const auto* known = static_cast<const Target*>(name.function.load());
+  if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
+    return *known;
+  const nb::object found = call_python([&] { return nb::object(agent_.attr("find_target")(name.text)); });
+  const auto kind = nb::cast<std::string>(tuple_item(found, 3));
+  auto made = std::make_unique<Target>();
+  made->function = tuple_item(found, 0);
+  made->names = tuple_item(found, 1);
+  made->name = tuple_item(found, 2);
+  made->kind = kind == "result"   ? Target::Kind::result
+               : kind == "native" ? Target::Kind::native
+                                  : Target::Kind::python;
+  made->prepare = tuple_item(found, 4);
+  if (made->kind == Target::Kind::native)
+    made->times = &served_times.of(name.text.substr(name.text.find(' ') + 1));
+  targets_.push_back(std::move(made));
+  name.function = targets_.back().get();
+  return *targets_.back();
+}
+
+/// A caller whose call is late has given up: only the references that the call gives count.
+void Endpoint::serve(rpc::Work& work) {
+  Turn turn(*node_, work.is_in_order);
+  const bool is_late = work.deadline.has_passed();
+  if (work.from->has_ended || (is_late && !work.is_in_order)) return;
+  const ServedCall now(served);
+  const std::uint32_t from = work.from->number();
+  Target target;
+  Body body;
+  CallValues values;
+  try {
+    if (!is_late) target = this->target(*work.function);
+    decode_body(std::move(work.message), hooks_, agent_, from, !is_late, body);
+    if (is_late) return;
+    values = arguments_of(body.value);
+    body.value.reset();
+    if (!target.prepare.is_none())
+      values.args = call_python(
+          [&] { return nb::object(target.prepare(from, values.args, body.extension.reference)); });
+  } catch (nb::python_error& error) {
+    const nb::object reason = nb::borrow(error.value());
+    const nb::object& reference = body.extension.reference;
+    if (!reference.is_none()) call_python([&] { agent_.attr("fail_made")(from, reference, reason); });
+    return refuse(work, reason);
+  }
+  turn.end();
+  const ContextScope context(body.extension.context);
+  run_target(target, work, values);
+}
+
+void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
+  const std::uint32_t from = work.from->number();
+  nb::object result;
+  try {
+    if (target.kind == Target::Kind::result) {
+      result = run_function(target.function, values);
+    } else if (target.kind == Target::Kind::native) {
+      result = serve_native(target, work, values);
+    } else {
+      const nb::object found = call_python([&] {
+        return nb::object(
+            agent_.attr("serve")(target.function, from, work.call, values.args, values.kwargs));
+      });
+      if (found.is_none()) return;
+      result = tuple_item(found, 0);
+    }
+    if (result.is_valid()) answer(*work.from, work.call, result, work.deadline);
+  } catch (nb::python_error& error) {
+    const nb::object value = nb::borrow(error.value());
+    const bool is_functions = !result.is_valid();  // else its result could not be sent
+    call_python([&] {
+      agent_.attr("answer_error")(from, work.call, value, is_functions, target.times == nullptr);
+    });
+  }
+}
+
+/// Throws the exceptions of writing the result.
+void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
+  Giving giving(agent_, to, true);
+  Message message;
+  try {
+    if (is_program(to.number())) {
+      TensorCounts counts;
+      if (!encode_for_program(result, message, counts)) {
+        const std::string type = nb::type_name(result.type()).c_str();
+        throw nb::type_error(
+            ("a " + type + " cannot cross to a program in C++: only plain values and tensors can").c_str());
+      }
+      giving.count_copies(message.tensors.size());
+    } else {
+      message =
+          encode_body(result, hooks_, receiver(to.number(), true), giving, {.context = current_context()});
+    }
+    const bool is_in_order = giving.has_references();
+    open_lane_to(*node_, to, deadline);
+    put_in_order(to, message, [&](Stream stream) {
+      node_->answer(to, call, rpc::Status::value, std::move(message), is_in_order, stream, deadline);
+    });
+  } catch (const Error&) {  // the caller has ended, or this process leaves
+    return giving.take_back();
+  } catch (...) {
+    giving.take_back();
+    throw;
+  }
+  giving.sent();
+}
+
+void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
+                    const std::string& code) {
+  rpc::Member& caller = member(to);
+  if (is_program(to)) {
+    Message message = rpc::encode_failure(code_named(code), text);
+    open_lane_to(*node_, caller, kForever);
+    return without_gil([&] { node_->answer(caller, call, rpc::Status::failure, std::move(message)); });
+  }
+  Giving giving(agent_, caller, true);
+  Message message;
+  try {
+    message = encode_body(nb::make_tuple(kind, text), hooks_, receiver(to, true), giving);
+  } catch (nb::python_error& error) {  // a class without a name
+    if (kind.is(PyExc_RuntimeError)) throw;
+    return fail(to, call, PyExc_RuntimeError, text, code);
+  }
+  message.tag = static_cast<std::uint32_t>(BodyForm::failure) << rpc::kBodyShift;
+  try {
+    open_lane_to(*node_, caller, kForever);
+    put_in_order(caller, message, [&](Stream stream) {
+      node_->answer(caller, call, rpc::Status::value, std::move(message), false, stream);
+    });
+  } catch (const Error&) {  // the caller has ended, or this process leaves
+  }
+}
+
+}  // namespace onecopy::python
