@@ -216,7 +216,7 @@ def test_tuples_nested_deep_through_references_are_left_to_pickle():
 
 def with_key(row):
     """The row with a dict at its end whose key is its last tuple, put there unhashed: this process must not hash it."""
-    key = (None,)
+    key = tuple(None for _ in "x")  # a literal is a constant of the code object, which hashes it
     item = {key: 1}
     ctypes.c_ssize_t.from_address(id(row[-1])).value += 1
     ctypes.c_void_p.from_address(id(key) + tuple.__itemsize__ * 3).value = id(row[-1])
