@@ -5,7 +5,7 @@
 #error "onecopy needs C++20: compile with -std=c++20, or with CMake link onecopy::onecopy"
 #endif
 
-/// All that a program needs to share tensors. Each part may be included alone as well.
+/// Includes everything that a program needs to share tensors. Each header can be included alone.
 #include "onecopy/channel/listener.h"
 #include "onecopy/channel/pipe.h"
 #include "onecopy/channel/queue.h"

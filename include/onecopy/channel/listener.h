@@ -31,7 +31,7 @@ class Listener {
   /// sockets those of other users, are refused and counted. At most 64 unproved clients are kept at a time, or a
   /// third of the process's descriptor limit; beyond that, the oldest are dropped.
   Pipe accept();
-  /// Empty if no client came until the timeout.
+  /// Returns an empty optional if no client came until the timeout.
   std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
   /// A descriptor that select, poll and epoll find readable while try_accept() has something to do: call it then with a
   /// timeout of zero, which may return no pipe, because a client connects in several steps. Do not read or close it.

@@ -15,8 +15,8 @@
 
 namespace onecopy {
 
-/// One end of a pipe for another process to connect to. An object made by Pipe::handle() counts as a holder of that
-/// end while it lives; bytes or text do not. Thread safety: as a value; move-only.
+/// A handle of one end of a pipe, to which another process connects. An object made by Pipe::handle() counts as a
+/// holder of that end while it lives; bytes or text do not. Thread safety: as a value; move-only.
 class PipeHandle {
  public:
   PipeHandle(PipeHandle&&) noexcept;
@@ -26,7 +26,7 @@ class PipeHandle {
   Bytes to_bytes() const;
   /// Throws bad_handle or version_mismatch.
   static PipeHandle from_bytes(ByteSpan bytes);
-  /// "onecopy-pipe:..." for command lines, environment variables and logs.
+  /// Returns "onecopy-pipe:...", for command lines and environment variables.
   std::string to_text() const;
   static PipeHandle from_text(std::string_view text);
 
@@ -37,7 +37,7 @@ class PipeHandle {
   std::unique_ptr<Parts> parts_;
 };
 
-/// One end of a connection between two ends, each of which receives the other's messages, as queues do. Several
+/// An end of a connection between two ends, each of which receives the other's messages, as queues do. Several
 /// processes may have one end: the first to receive gets the message.
 ///
 /// The other end is gone when all processes with it, forked children among them, have closed it, exited or been killed.
@@ -47,11 +47,11 @@ class PipeHandle {
 /// Thread safety: all members may be called concurrently, but for moving and close(). Move-only.
 class Pipe {
  public:
-  /// Both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  /// Returns both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static std::pair<Pipe, Pipe> create();
   /// Throws as open() does.
   static Pipe connect(const PipeHandle& handle);
-  /// For another process that is to have this end as well, or in place of this one.
+  /// Returns a handle for another process that is to use this end, too or instead.
   PipeHandle handle() const;
 
   Pipe(Pipe&&) noexcept;
@@ -64,11 +64,12 @@ class Pipe {
   /// Waits for a message, also while a stopped process holds it up. Throws closed, and as Queue::get() does but
   /// timeout.
   Message recv(Stream stream = {});
-  /// Empty if there was none until the timeout; zero: does not wait. Throws as Queue::try_get() does.
+  /// Returns an empty optional if no message came until the timeout; zero: does not wait. Throws as Queue::try_get()
+  /// does.
   std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// As Queue::get_tensor().
+  /// Receives one tensor, as Queue::get_tensor() does.
   Tensor recv_tensor(Stream stream = {});
-  /// True if recv() would not wait now: there is a message, or there will never be one.
+  /// Returns true if recv() would not wait now: there is a message, or there will never be one.
   bool poll(std::chrono::nanoseconds timeout = {});
   /// Messages that have been sent to this end and not been received; others may change the number at any time.
   std::uint64_t size() const;

@@ -32,8 +32,8 @@ struct QueueOptions {
   /// down to a power of two, 1 MiB at least (4,096 items); halved if a process may not have as many. put() throws
   /// out_of_memory when they are full. Programs with hundreds of queues want fewer.
   std::uint64_t range = std::uint64_t{4} << 30;
-  /// If each process that has the queue open can have a processor of its own, waits look for a few microseconds
-  /// before they sleep. Set it to false for more threads at work than processors.
+  /// Lets waits poll for a few microseconds before they sleep, if each process that has the queue open can have a
+  /// processor of its own. Set it to false for more threads at work than processors.
   bool may_spin = true;
 };
 
@@ -56,7 +56,7 @@ class Queue {
   static Queue create(const QueueOptions& options = {});
   /// Throws as open() does, and bad_handle if the handle is not a queue's.
   static Queue connect(const Handle& handle);
-  /// For connecting in another process; works while any process has the queue open.
+  /// Returns a handle for connecting in another process, valid while any process has the queue open.
   Handle handle() const;
 
   Queue(Queue&& other) noexcept : channel_(std::exchange(other.channel_, nullptr)) {}
@@ -110,7 +110,8 @@ class Queue {
 
   /// Waits for a message. Throws closed if the queue is closed and empty.
   Message get(Stream stream = {});
-  /// Empty if there was none until the timeout; zero: does not wait. Throws closed if the queue is closed and empty.
+  /// Returns an empty optional if no message came until the timeout; zero: does not wait. Throws closed if the queue
+  /// is closed and empty.
   std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock. Takes under a microsecond, but
   /// 20 ms before it throws timeout if a stopped process has the lock. Also empty if the first message is long, or if
@@ -131,7 +132,7 @@ class Queue {
   /// the queue; a forked child gets another one when it asks. Callers must not read or close it. The first call
   /// starts a thread that sleeps on the queue. Throws out_of_descriptors, out_of_memory.
   int ready_fd() const;
-  /// For all processes: puts fail from here on, gets drain the remaining messages. Throws timeout if a stopped
+  /// Closes the queue for all processes: puts fail, and gets drain the remaining messages. Throws timeout if a stopped
   /// process keeps the queue's lock; then the queue is still open.
   void close();
   bool is_closed() const;

@@ -17,7 +17,7 @@ struct Device {
   DeviceType type = DeviceType::cpu;
   std::int16_t index = 0;
 
-  /// "cpu", "cuda:0", "npu:1". Throws invalid_argument on anything else.
+  /// Parses "cpu", "cuda:0" or "npu:1". Throws invalid_argument on anything else.
   static Device parse(std::string_view text);
   std::string str() const;
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 in here for a pointer

@@ -41,7 +41,7 @@ class Error : public std::runtime_error {
                  ErrorDomain domain = ErrorDomain::none);
 
   ErrorCode code() const noexcept { return code_; }
-  /// errno, CUresult or aclError behind this error; 0 if there is none.
+  /// Returns the errno, CUresult or aclError behind this error, or 0 if there is none.
   int vendor_code() const noexcept { return vendor_code_; }
   ErrorDomain domain() const noexcept { return domain_; }
 
@@ -54,7 +54,7 @@ class Error : public std::runtime_error {
 /// The code's name as it is written in messages and logs, e.g. "stale_handle".
 const char* name(ErrorCode code) noexcept;
 
-/// True for a lack of memory, descriptors or mappings: a smaller request, or a later one, may succeed.
+/// Returns true for a lack of memory, descriptors or mappings: a smaller request, or a later one, may succeed.
 bool is_shortage(ErrorCode code) noexcept;
 
 /// Throws an Error for a failed system call: appends strerror(error) and picks out_of_descriptors

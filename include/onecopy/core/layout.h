@@ -14,7 +14,7 @@ namespace onecopy {
 
 inline constexpr std::size_t kMaxDims = 64;
 
-/// Element type, shape and strides (in elements) of a strided array, without its memory.
+/// The element type, shape and strides (in elements) of a strided array, without its memory.
 ///
 /// A value: copying is cheap up to three dimensions (no allocation). Invariant: dims <= 64, shape and strides >= 0,
 /// and both nbytes() and the reach of the last element fit in 63 bits.
@@ -24,11 +24,11 @@ class Layout {
   Layout() noexcept : Layout(DType::u8) {}
   /// A 0-d tensor of `dtype`. REQUIRES: is_valid(dtype).
   explicit Layout(DType dtype) noexcept : dtype_(dtype) {}
-  /// Row-major. Throws invalid_argument (negative sizes, overflow, too many dims).
+  /// Constructs a row-major layout. Throws invalid_argument (negative sizes, overflow, too many dims).
   Layout(DType dtype, std::span<const std::int64_t> shape);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape)
       : Layout(dtype, std::span(shape.begin(), shape.size())) {}
-  /// Any strides in elements; negative ones are refused: no framework here can use them.
+  /// Constructs a layout with strides in elements. Negative strides are refused: no framework here can use them.
   Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape,
          std::initializer_list<std::int64_t> strides)
@@ -60,15 +60,15 @@ class Layout {
   std::span<const std::int64_t> shape() const noexcept { return {dims(), ndim_}; }
   std::span<const std::int64_t> strides() const noexcept { return {dims() + ndim_, ndim_}; }
 
-  /// Number of elements; 1 for 0-d, 0 if any size is 0.
+  /// Returns the number of elements: 1 for 0-d, 0 if any size is 0.
   std::int64_t numel() const noexcept;
-  /// numel() * element size.
+  /// Returns numel() * element size.
   std::size_t nbytes() const noexcept;
   /// Bytes from the first element to the end of the last one; 0 if empty.
   std::size_t extent_bytes() const noexcept;
   bool is_contiguous() const noexcept;
 
-  /// "float32[3, 4]", with strides if not contiguous: "float32[3, 2] strides [4, 2]".
+  /// Returns "float32[3, 4]", with strides if not contiguous: "float32[3, 2] strides [4, 2]".
   std::string str() const;
   bool operator==(const Layout& other) const noexcept;
 

@@ -6,7 +6,7 @@
 
 namespace onecopy {
 
-/// May the memory be written? Enforced by how the memory was mapped.
+/// The permission to write the memory. Enforced by how the memory was mapped.
 enum class Access : std::uint8_t { read_write = 0, read_only = 1 };
 
 /// An array of another library: nothing is kept alive. `data` points at element 0.

@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// How a segment's memory was made, and so how it is opened. The numbers travel in handles.
+/// The way in which a segment's memory was allocated, and so in which it is opened. The numbers travel in handles.
 enum class SegmentKind : std::uint8_t {
   memfd = 1,        ///< anonymous file: strategy file_descriptor
   named_file = 2,   ///< a file with a name in shared_directory(): strategy file_system

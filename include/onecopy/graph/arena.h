@@ -44,7 +44,7 @@ struct Footprint {
   bool aliases = true;  ///< has each window addresses of its own?
 };
 
-/// Scratch memory of captured graphs. Each capture has a Window: addresses of its own over common physical pages,
+/// The scratch memory of captured graphs. Each capture has a Window: addresses of its own over common physical pages,
 /// from the first page on. So the arena is as large as its largest window, in any order of windows, and no two
 /// captures have an address in common.
 ///
@@ -54,8 +54,8 @@ struct Footprint {
 ///
 /// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
 ///
-/// A page is as large as what a window missed when it grew, up to 64 MiB and to four times all before it. A window with memory of its own has it in
-/// parts of 2 MiB, and shows other parts around it, which all such windows share.
+/// A page is as large as what a window missed when it grew, up to 64 MiB and to four times all before it. A window
+/// with memory of its own has it in parts of 2 MiB, and shows other parts around it, which all such windows share.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: the last page is one that a window shows. A
 /// parked arena has no memory.
@@ -81,7 +81,7 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   void resume();
 
   Footprint footprint() const;
-  /// footprint() without waiting: empty while another thread changes the arena.
+  /// Returns footprint() without waiting, or an empty optional while another thread changes the arena.
   std::optional<Footprint> try_footprint() const;
   Device device() const noexcept { return device_; }
 

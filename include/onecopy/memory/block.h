@@ -21,9 +21,9 @@ struct BlockInfo {
 /// throws.
 class BlockGroup {
  public:
-  /// Can other processes open these blocks? False for memory of frameworks.
+  /// Returns whether other processes can open these blocks: false for memory of frameworks.
   bool shareable() const noexcept { return shareable_; }
-  /// Another reference to a block that the caller already holds.
+  /// Returns another reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
   /// Releases one reference to each of these, which costs less than one by one.

@@ -68,7 +68,7 @@ inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 // Thread safety: all functions may be called concurrently. None waits for a device: the caller orders the work of its
 // streams on the memory.
 
-/// DLPack's name of a device. Throws unsupported.
+/// Returns DLPack's name of a device. Throws unsupported.
 DLDevice to_dl(Device device);
 /// The reverse. Pinned memory of the host is the CPU's. If Ascend's runtime is loaded, an extension's memory is
 /// Ascend's. Throws unsupported for all others.

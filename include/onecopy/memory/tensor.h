@@ -27,7 +27,7 @@ class Tensor {
   Access access() const noexcept { return access_; }
   const BlockRef& block() const noexcept { return block_; }
 
-  /// Element 0. Writing through a read-only tensor's pointer is a segmentation fault.
+  /// Returns the address of element 0. Writing through a read-only tensor's pointer is a segmentation fault.
   void* data() const noexcept { return data_; }
   template <class T>
   T* as() const noexcept {
@@ -38,8 +38,8 @@ class Tensor {
 
   /// The part [begin, end) of dimension `dim`, on the same block. Throws invalid_argument.
   Tensor slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
-  /// Another layout over the same block, starting `offset_bytes` after element 0. It must stay inside
-  /// the bytes that this tensor reaches. Throws invalid_argument.
+  /// Returns a tensor with another layout over the same block, starting `offset_bytes` after element 0. It must stay
+  /// inside the bytes that this tensor reaches. Throws invalid_argument.
   Tensor with_layout(Layout layout, std::size_t offset_bytes = 0) const;
 
   /// Gives the reference back early; the tensor is empty afterwards.

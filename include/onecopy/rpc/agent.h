@@ -37,10 +37,10 @@ using PlainFunction = std::function<Value(const Value::List& arguments)>;
 struct AgentOptions {
   std::string name;          ///< of this member, unique in its group
   std::uint32_t number = 0;  ///< of this member, unique in its group
-  /// Of calls that say nothing else; zero: none.
+  /// The timeout of calls without one of their own; zero: none.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
-  /// How long a thread looks for a message before it sleeps: the time that it takes to wake a process is well spent
-  /// looking. Negative: as the environment's ONECOPY_RPC_SPIN_US says, or 100 µs; zero: sleeps at once.
+  /// The time for which a thread polls for a message before it sleeps: the time that it takes to wake a process is
+  /// well spent looking. Negative: as the environment's ONECOPY_RPC_SPIN_US says, or 100 µs; zero: sleeps at once.
   std::chrono::nanoseconds spin{-1};
   /// Threads that run functions, at most. A function that waits for a call of its own runs others' meanwhile when all
   /// are taken, so that calls which wait for each other do not use them up.
@@ -88,7 +88,8 @@ class Agent {
   ~Agent();
 
   const std::string& name() const noexcept;
-  /// For others to join(): they may get it in any way. It names this process while the agent lives.
+  /// Returns the address that others pass to join(): they may get it in any way. It names this process while the
+  /// agent lives.
   Bytes address() const;
   /// Enters the member of that address, or this process itself. Connects at the first call. Returns the member's name.
   /// Throws bad_handle, version_mismatch, invalid_argument when its number is another's.
@@ -103,7 +104,7 @@ class Agent {
   /// Future::get() throws.
   Values call(std::string_view member, std::string_view function, Values&& arguments = {},
               std::chrono::nanoseconds timeout = {});
-  /// As call(), without waiting for the answer. Throws before anything was sent, or not at all.
+  /// Begins a call() without waiting for the answer. Throws before anything was sent, or not at all.
   Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
                     std::chrono::nanoseconds timeout = {});
 

@@ -80,7 +80,7 @@ class Value {
       value_;
 };
 
-/// "a list", for errors.
+/// Returns a text such as "a list", for errors.
 const char* name(Value::Kind kind) noexcept;
 
 }  // namespace onecopy::rpc

@@ -19,7 +19,7 @@ namespace onecopy {
 
 using NamedTensor = std::pair<std::string, Tensor>;
 
-/// One handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
+/// Returns one handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
 /// tensors alive while any process holds it. `structure` is the caller's own and comes back as is.
 /// With a stream, shares in its order, as share() does: tensors of one device, or, with the default stream, of several.
 /// Throws invalid_argument for several devices with another stream.
@@ -33,7 +33,7 @@ class Bundle {
  public:
   /// Throws as open() does, and bad_handle if the handle is not a bundle's or its table is inconsistent.
   static Bundle open(const Handle& handle, Access access = Access::read_write);
-  /// All its tensors are opened on the device and in the order of the stream, as open(handle, options) does.
+  /// Opens all its tensors on the device and in the order of the stream, as open(handle, options) does.
   static Bundle open(const Handle& handle, const OpenOptions& options);
   Bundle(Bundle&&) noexcept;
   Bundle& operator=(Bundle&&) noexcept;

@@ -30,7 +30,7 @@ class Handle {
   Bytes to_bytes() const { return encode(fields_); }
   /// Throws bad_handle or version_mismatch. Only open() tells whether it can be opened.
   static Handle from_bytes(ByteSpan bytes);
-  /// "onecopy:..." for command lines, environment variables and logs.
+  /// Returns "onecopy:...", for command lines and environment variables.
   std::string to_text() const;
   static Handle from_text(std::string_view text);
 

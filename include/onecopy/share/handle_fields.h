@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends it f
 inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory is a queue's
 
 inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
-/// No handle is longer than this, optional parts of later versions included.
+/// The greatest length of a handle, optional parts of later versions included.
 inline constexpr std::size_t kMaxHandleBytes = 4096;
 
 /// The fields of a handle, byte by byte in docs/design/formats/handle-v1.md.
@@ -68,7 +68,7 @@ Bytes encode(const HandleFields& fields);
 /// allocate up to 3 dims.
 HandleFields decode_handle(ByteSpan bytes);
 
-/// "onecopy:" and base64url without padding: safe in environment variables, URLs and logs.
+/// Returns "onecopy:" and base64url without padding: safe in environment variables and URLs.
 std::string to_text(ByteSpan handle);
 /// The bytes of to_text(), not yet decoded. White space around the text is ignored. Throws bad_handle.
 Bytes from_text(std::string_view text);

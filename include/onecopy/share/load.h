@@ -11,9 +11,9 @@
 
 namespace onecopy {
 
-/// Called on the loading thread at the start, from time to time, and at the end: bytes done, bytes in all. The first
-/// half is done while memory is reserved (after each 16 MiB of it), the second while the file is read. An exception
-/// of it ends the loading and reaches the caller; the memory is given back.
+/// A function that is called on the loading thread at the start, from time to time, and at the end: bytes done, bytes
+/// in all. The first half is done while memory is reserved (after each 16 MiB of it), the second while the file is
+/// read. An exception of it ends the loading and reaches the caller; the memory is given back.
 using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 /// Reads all tensors of a safetensors file straight into one block of shared memory, each at a multiple of 64 bytes,
@@ -24,7 +24,7 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 /// other and the index, before any data is read.
 ///
 /// Throws bad_file with the reason if the file contradicts its format or the index, unsupported for a dtype that
-/// onecopy lacks. Throws invalid_argument for a path that is no file (a pipe, a device), and for a directory that
+/// onecopy lacks. Throws invalid_argument for a path that is not a file (a pipe, a device), and for a directory that
 /// does not determine the files to read. Throws out_of_memory, system (ENOENT for a missing file).
 std::vector<NamedTensor> load_safetensors(const std::string& path, const LoadProgress& progress = {});
 

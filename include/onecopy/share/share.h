@@ -13,9 +13,9 @@
 
 namespace onecopy {
 
-/// A new tensor, row-major, uninitialised, in memory that other processes can open at no further cost. `layout` must
-/// be contiguous. Throws out_of_memory with the numbers. On a device it first waits, five seconds at most, for memory
-/// whose release is pending in streams.
+/// Returns a new tensor, row-major, uninitialised, in memory that other processes can open at no further cost.
+/// `layout` must be contiguous. Throws out_of_memory with the numbers. On a device it first waits, five seconds at
+/// most, for memory whose release is pending in streams.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
 /// Options of empty().
@@ -24,7 +24,7 @@ struct AllocateOptions {
   bool pinned = false;
   Device device = kCpu;
 };
-/// empty() with options.
+/// Returns empty() with options.
 Tensor empty(const Layout& layout, const AllocateOptions& options);
 
 /// A tensor of our own with the same elements, row-major: the way to share foreign memory.
@@ -32,7 +32,7 @@ Tensor copy(const TensorView& source);
 /// A copy on another device. copy_into() (onecopy/memory/copy.h) fills existing tensors.
 Tensor copy(const TensorView& source, Device device);
 
-/// Memory that a framework or a driver call allocated on a device, shared in place. The tensor keeps `owner` until no
+/// Shares memory in place that a framework or a driver call allocated on a device. The tensor keeps `owner` until no
 /// process uses the memory any more; then `owner` is dropped, on any thread. Other processes can see the whole
 /// allocation that the view lies in. Throws unsupported for memory that cannot be given to others (the CPU's,
 /// managed, or of a stream-ordered pool), invalid_argument if it is not memory of that device.
@@ -52,10 +52,10 @@ Handle share(const Tensor& tensor);
 /// device). Throws out_of_memory, out_of_descriptors, out_of_mappings. Nothing is held or mapped then.
 Tensor open(const Handle& handle, Access access = Access::read_write);
 
-/// All bytes of the block that a tensor lies in, which views share: a framework's storage. As many as were requested
-/// of empty(), on the tensor's own mapping. Throws invalid_argument for memory of other libraries.
+/// Returns all bytes of the block that a tensor lies in, which views share: a framework's storage. As many as were
+/// requested of empty(), on the tensor's own mapping. Throws invalid_argument for memory of other libraries.
 std::span<std::byte> storage(const Tensor& tensor);
-/// Can share() name it? False for memory of other libraries, and for no tensor at all.
+/// Returns whether share() can name it: false for memory of other libraries, and for no tensor at all.
 bool is_shareable(const Tensor& tensor) noexcept;
 
 /// Makes a handle to be written down: this process keeps the block until the first open() of the bytes or text, in
@@ -113,7 +113,7 @@ Handle share(const Tensor& tensor, const ShareOptions& options);
 /// last copy of the result. REQUIRES: the stream lives until then.
 Tensor record_stream(const Tensor& tensor, Stream stream);
 
-/// How new segments are made, under the names of torch.multiprocessing.
+/// The ways to allocate segments, with the names of torch.multiprocessing.
 enum class Strategy : std::uint8_t {
   file_descriptor,  ///< anonymous memory, nothing to leak: the default
   file_system,      ///< named files in shared_directory(), for users that need names

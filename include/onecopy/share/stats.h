@@ -33,7 +33,7 @@ struct Stats {
   /// put has asked again. None counts once its queue is closed and empty, or not open here any more.
   std::uint64_t unkept = 0;
   std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
-  /// How often a host waited in place of a stream: the device has no stream memory operations.
+  /// The number of waits of the host in place of a stream: the device has no stream memory operations.
   std::uint64_t host_waits = 0;
   /// Copies from one card to another since the start: read by the other card itself, or left to the driver. The
   /// driver goes by way of the host unless its own allocator has mapped the memory for both cards. A copy with gaps
@@ -75,7 +75,7 @@ struct TransitInfo {
   std::string where;  ///< "queue ...", "handle"
 };
 
-/// Memory of a process on one device.
+/// The memory of a process on one device.
 struct DeviceUse {
   std::string device;  ///< as the process numbers it
   std::string uuid;    ///< its name in all processes; empty for the CPU
@@ -83,7 +83,7 @@ struct DeviceUse {
   std::uint64_t bytes = 0;  ///< physical memory reserved in them
 };
 
-/// Another member of a group of rpc, as one of them sees it.
+/// A peer in a group of rpc, as one member sees it.
 struct PeerInfo {
   std::string name;
   std::uint32_t number = 0;
@@ -117,7 +117,7 @@ struct ArenaInfo {
   bool parked = false;
 };
 
-/// One process of this user that owns or serves shared memory, as `onecopy ls` shows it.
+/// A process of this user that owns or serves shared memory, as `onecopy ls` shows it.
 struct OwnerInfo {
   int pid = 0;
   std::string name;
@@ -147,7 +147,7 @@ struct OwnerList {
 /// owners beyond the 64th wait for their turn. Owners with no room for a caller are asked again at the end, for two
 /// seconds. Other users' sockets are passed over.
 OwnerList ask_owners();
-/// ask_owners() that logs the owners without an answer and leaves them out.
+/// Asks all owners, logs those without an answer and leaves them out.
 std::vector<OwnerInfo> list_owners();
 /// This process as ask_owners() describes it, without a question.
 OwnerInfo this_owner();
