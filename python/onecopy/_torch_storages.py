@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps torch from moving storages out of memory of onecopy.
 
-torch does not know such memory as shared: its ``share_memory_()`` and its reducers would copy the storage into memory of
-torch's own, in place, and processes that opened a handle of the storage before would keep the former memory without
+torch does not know such memory as shared: its ``share_memory_()`` and its reducers would copy the storage into memory
+of torch's own, in place, and processes that opened a handle of the storage before would keep the former memory without
 notice. docs/reference/patches.md lists the three changes that prevent this. onecopy.multiprocessing makes them as well,
 among others.
 """
@@ -84,7 +84,7 @@ def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reduce_storage(storage):  # type: ignore[no-untyped-def] # it takes the place of torch's
-    from onecopy import _torch_storages
+    from onecopy import _torch_storages  # noqa: PLW0406 # the code runs with the globals of torch's function
 
     return _torch_storages.reduce_storage(storage)
 
