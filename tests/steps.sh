@@ -308,7 +308,9 @@ run_step() {  # run_step <word of ./dev test>
     rpc-torch) rpc_torch_steps ;;
     rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
     plugs | vllm) . tests/install/plugs.sh && "$1_steps" ;;
-    soak) step "soak" soak 10 || true ;;
+    soak)
+      step "soak" soak 10 || true
+      step "soak: user namespaces" soak 2 --user-namespaces || true ;;
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | ray) "$1_steps" ;;
