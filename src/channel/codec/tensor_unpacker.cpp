@@ -125,15 +125,18 @@ void TensorUnpacker::keep(std::uint16_t index, std::shared_ptr<const void> owner
 
 void TensorUnpacker::take_ended() {
   ended_.reserve(ended_.size() + owners_.size());
-  std::erase_if(owners_, [&](auto& entry) {
-    auto& [index, owner] = entry;
-    if (owner && !Session::is_closed(owner)) return false;
+  for (auto at = owners_.begin(); at != owners_.end();) {
+    std::shared_ptr<const void>& owner = at->second;
+    if (owner && !Session::is_closed(owner)) {
+      ++at;
+      continue;
+    }
     if (owner) {
-      open_segment(index).close();
+      open_segment(at->first).close();
       ended_.push_back(std::move(owner));
     }
-    return true;
-  });
+    at = owners_.erase(at);
+  }
   owners_limit_ = std::max(kManyOwners, 2 * owners_.size());
 }
 

@@ -45,7 +45,7 @@ struct Listener::State {
     Client(const Client&) = delete;
     Client& operator=(const Client&) = delete;
     ~Client() {
-      if (ListenerEvents* events = state.events_here()) events->remove(socket.fd());
+      if (ListenerEvents* here = state.events_here()) here->remove(socket.fd());
     }
 
     State& state;
