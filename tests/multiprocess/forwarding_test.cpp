@@ -189,6 +189,7 @@ TEST(Forwarding, AnItemWaitsWhileItsOwnerIsDying) {
   Child owner([&, from = first.handle()] {
     Queue queue = Queue::connect(from);
     queue.put(numbers(10));
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 0 && stats().limbo == 0; }));
     queue.put(numbers(1000));
     note->step = 1;
     note->reach(2);
@@ -198,18 +199,16 @@ TEST(Forwarding, AnItemWaitsWhileItsOwnerIsDying) {
     note->reach(4);
     ::_exit(0);
   });
-  Shared<Note> taken;  // the forwarder is forked before this process opens memory of a device
+  // The forwarder is forked before this process opens memory of a device.
   Child forwarder([&, from = first.handle(), to = second.handle()] {
     Queue in = Queue::connect(from);
     Queue out = Queue::connect(to);
-    taken->reach(1);
+    note->reach(1);
     out.put(in.get_tensor());
     note->step = 2;
     note->reach(5);
   });
-  note->reach(1);
-  EXPECT_EQ(last_of(first.get_tensor()), 9);  // from here on there is a connection to the owner
-  taken->step = 1;
+  EXPECT_EQ(last_of(first.get_tensor()), 9);  // opens the connection to the owner
   note->reach(3);
   for (int i = 0; i < 3; ++i)
     testing::expect_refusal(ErrorCode::timeout, {"has closed the connection and lives"},
