@@ -96,7 +96,6 @@ lint_steps() {
   step "lint: tools for Python" setup_venv_tools || return 0
   step "lint: ruff format" "$VENV/bin/ruff" format --check . || true
   step "lint: ruff" "$VENV/bin/ruff" check . || true
-  step "lint: mypy" "$VENV/bin/mypy" || true
 }
 
 # Compiled before the Python package, which is made of it: what ccache has by then is not compiled twice.
@@ -155,6 +154,7 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   step "python: packages" setup_venv || return 0
   wait_for_library
   step "python: install" install_package "${editable[@]}" || return 0
+  step "lint: mypy" "$VENV/bin/mypy" || true  # reads the stub that the installation made
   # In parts at once: most of the time goes by in programs that import torch, one after another.
   local multiprocessing=(python/tests/test_{mp_*,patches,spawn,hogwild,interpreter,context}.py)
   local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
