@@ -1,113 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-# The steps of `./dev test`, which reads this.
+# The steps of `./dev test` and `./dev lint`; dev reads this file.
 # shellcheck shell=bash
 
-# --- one step of ./dev test -------------------------------------------------------------------------
-
-PASSED=0 FAILED=0 SKIPPED=0
 LOGS=build/logs
+TIMEFORMAT='%R %U %S'
 
-seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'; }
+log_of() { echo "$LOGS/${1//[^a-z0-9]/_}"; }
 
-# Of a command, with all the processes that it waited for: time on the clock says little while steps run beside each other.
-with_times() {  # with_times <file> <command>...
-  (trap 'times >"'"$1"'"' EXIT
-    "${@:2}")
-}
+count() { echo "$*" >>"$LOGS/counts"; }  # count <passed> <failed> <skipped>
 
-processor_seconds() { awk -F '[ms ]+' 'NR == 2 { printf "%.1f", $1 * 60 + $2 + $3 * 60 + $4 }' "$1"; }
+summary() { awk '{ p += $1; f += $2; s += $3 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"; exit f > 0 }' "$LOGS/counts"; }
 
 skip() {  # skip <name> <reason>
-  SKIPPED=$((SKIPPED + 1))
+  count 0 0 1
   printf 'skip  %-34s %s\n' "$1" "$2"
 }
 
-step() {  # step <name> <command>...: one line when it passes, its output when it does not
-  local name=$1 begin=$EPOCHREALTIME log=$LOGS/${1//[^a-z0-9]/_}.log
-  shift
-  if with_times "$log.times" "$@" >"$log" 2>&1 </dev/null; then
-    PASSED=$((PASSED + 1))
-    printf 'ok    %-34s %6s s  (processor %6s s)\n' "$name" "$(seconds_since "$begin")" "$(processor_seconds "$log.times")"
+timed() {  # timed <log> <command>...: its output in <log>.log, and its seconds in <log>.times
+  { time ("${@:2}" >"$1.log" 2>&1 </dev/null); } 2>"$1.times"
+}
+
+# Time on the clock says little while steps run beside each other.
+tell() {  # tell <word> <name> <log> <remark>: the line of a step; of one that failed, its output
+  printf '%-5s %-34s %s   %s\n' "$1" "$2" "$(awk '{ printf "%6.1f s  (processor %6.1f s)", $1, $2 + $3 }' "$3.times")" "$4"
+  [ "$1" = ok ] || grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Creating)|^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' \
+    "$3.log" | tail -n 400 | sed 's/^/      /' || true
+}
+
+start_steps() { rm -rf "$LOGS" && mkdir -p "$LOGS"; }
+
+step() {  # step <name> <command>...
+  local log
+  log=$(log_of "$1")
+  if timed "$log" "${@:2}"; then
+    count 1 0 0
+    tell ok "$1" "$log" ""
   else
-    FAILED=$((FAILED + 1))
-    printf 'FAIL  %-34s %6s s   (whole output: %s)\n' "$name" "$(seconds_since "$begin")" "$log"
-    grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Creating)' "$log" | tail -n 150 | sed 's/^/      /'
+    count 0 1 0
+    tell FAIL "$1" "$log" "(whole output: $log.log)"
     return 1
   fi
 }
 
-count_cases() {  # count_cases <name> <status> <seconds>: those of the report that ctest or pytest left
-  local name=$1 status=$2 seconds=$3 all failures skipped word=ok
-  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$LOGS/${name//[^a-z0-9]/_}.xml
-  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
-    FAILED=$((FAILED + 1))
-    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
-    tail -n 100 "$log" | sed 's/^/      /'
-    return
-  fi
-  read -r all failures skipped < <(python3 tests/report.py --count "$xml") || { all=1 failures=1 skipped=0; }
-  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
-  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
-  [ "$failures" = 0 ] || word=FAIL
-  printf '%-5s %-34s %6s s  (processor %6s s)   %d cases, %d failed, %d skipped\n' \
-    "$word" "$name" "$seconds" "$(processor_seconds "$log.times")" "$all" "$failures" "$skipped"
-  [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
+cases() {  # cases <name> <command>...: counts every case of the JUnit file that the command leaves beside its log
+  local log word=ok status=0 all failed skipped
+  log=$(log_of "$1")
+  rm -f "$log.xml"
+  timed "$log" "${@:2}" || status=$?
+  read -r all failed skipped < <(python3 tests/report.py --count "$log.xml" 2>/dev/null) || all=1 failed=1 skipped=0
+  if [ $status != 0 ] && [ "$failed" = 0 ]; then failed=1 all=$((all + 1)); fi
+  count $((all - failed - skipped)) "$failed" "$skipped"
+  [ "$failed" = 0 ] || word=FAIL
+  tell $word "$1" "$log" "$all cases, $failed failed, $skipped skipped"
 }
 
-ctest_step() {  # ctest_step <name> <test preset> [ctest argument...]: counts every case
-  local name=$1 preset=$2 begin=$EPOCHREALTIME
-  shift 2
-  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml status=0
-  rm -f "$xml"
-  # Tests wait more than they compute.
-  with_times "$log.times" "$CTEST" --preset "$preset" -j $((2 * JOBS)) --no-tests=error \
-    --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
-  count_cases "$name" "$status" "$(seconds_since "$begin")"
+ctest_step() {  # ctest_step <name> <test preset> [ctest argument...]; tests wait more than they compute
+  cases "$1" "$CTEST" --preset "$2" -j $((2 * JOBS)) --no-tests=error --output-junit "$PWD/$(log_of "$1").xml" "${@:3}"
+}
+
+pytest_step() {  # pytest_step <name> [argument...]
+  local shared
+  shared=$(mktemp -d /dev/shm/tests-XXXXXX)  # two runs at once do not take each other's files for left behind
+  cases "$1" env ONECOPY_SHM_DIR="$shared" "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$(log_of "$1").xml" \
+    -o junit_logging=no "${@:2}"
+  rm -rf "$shared"
 }
 
 # --- the steps --------------------------------------------------------------------------------------
 
-sources() {
-  { git ls-files -co --exclude-standard -- include src python tests fuzz bench examples 2>/dev/null ||
-    find include src python tests fuzz bench examples -type f; } | grep -E '\.(h|cpp)$'
+check_format() {
+  find include src python tests fuzz bench examples -name '*.h' -o -name '*.cpp' |
+    xargs "$(llvm_tool clang-format)" --dry-run -Werror
 }
 
-check_format() { sources | xargs -r "$(llvm_tool clang-format)" --dry-run -Werror; }
-
-check_tidy() {  # check_tidy [--all | COMMIT]: sources that differ from the commit before, or from COMMIT
-  CMAKE=$CMAKE CLANG_TIDY=$(llvm_tool clang-tidy) PYTHON=$VENV/bin/python ONECOPY_JOBS=$JOBS tests/headers/run_tidy.sh "$@"
-}
-
-tidy_step() {  # tidy_step [--all]
-  if llvm_tool clang-tidy >/dev/null; then step "lint: clang-tidy" check_tidy "$@" || true
-  else skip "lint: clang-tidy" "clang-tidy is not installed"; fi
+tidy_step() {  # tidy_step [--all]: sources that differ from the commit before, or all
+  llvm_tool clang-tidy >/dev/null || { skip "lint: clang-tidy" "clang-tidy is not installed"; return 0; }
+  step "lint: clang-tidy" env CMAKE="$CMAKE" CLANG_TIDY="$(llvm_tool clang-tidy)" PYTHON="$VENV/bin/python" ONECOPY_JOBS="$JOBS" \
+    tests/headers/run_tidy.sh "$@" || true
 }
 
 lint_steps() {
   step "lint: includes point down" tests/headers/check_arrows.sh . || true
   step "lint: sizes of files" tests/headers/check_sizes.sh || true
   step "lint: words" python3 tests/words/check_words.py || true
-  if llvm_tool clang-format >/dev/null; then
-    step "lint: clang-format" check_format || true
-  else
-    skip "lint: clang-format" "clang-format is not installed"
-  fi
-  python_packages_present || { skip "lint: ruff" "python3 with its headers and venv is not installed"; return 0; }
+  if llvm_tool clang-format >/dev/null; then step "lint: clang-format" check_format || true
+  else skip "lint: clang-format" "clang-format is not installed"; fi
+  is_there python || { skip "lint: ruff" "python3 with its headers and venv is not installed"; return 0; }
   step "lint: tools for Python" setup_venv_tools || return 0
   step "lint: ruff format" "$VENV/bin/ruff" format --check . || true
   step "lint: ruff" "$VENV/bin/ruff" check . || true
 }
 
-# Compiled before the Python package, which is made of it: what ccache has by then is not compiled twice.
+# The Python package is made of the library: what ccache has by then is not compiled twice.
 library_step() {
   step "release: library" build release onecopy_rpc onecopy_graph onecopy_command || true
   touch "$LOGS/library"
 }
 
-wait_for_library() {  # only where library_step is to come and ccache keeps what it makes
-  [ "$COMPILES_LIBRARY" = yes ] && command -v ccache >/dev/null || return 0
-  while [ ! -e "$LOGS/library" ] && kill -0 $$; do sleep 1; done
-}
+wait_for_library() { until [ -e "$LOGS/library" ] || ! kill -0 $$ || ! command -v ccache >/dev/null; do sleep 1; done; }
 
 release_steps() {
   library_step
@@ -119,38 +109,18 @@ release_steps() {
 
 # For people: in a few minutes what most mistakes break. What it leaves out, `./dev test all` does.
 quick_steps() {
-  local WITHOUT_PLUGS=yes
-  start_python_steps --editable -m "not slow"
+  WITHOUT_PLUGS=yes python_steps --editable -m "not slow" &
   library_step
   if step "release: unit tests" build release onecopy_unit_tests; then ctest_step "unit tests" unit; fi
-  finish_python_steps
+  wait
 }
 
-run_pytest() {  # run_pytest <name> [argument...]: its status and times beside its log, for pytest_step
-  local name=$1 begin=$EPOCHREALTIME status=0 shared
-  shift
-  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml
-  rm -f "$xml" "$log.status"
-  shared=$(mktemp -d /dev/shm/tests-XXXXXX)  # two runs at once do not take each other's files for left behind
-  ONECOPY_SHM_DIR=$shared with_times "$log.times" "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$xml" -o junit_logging=no "$@" \
-    >"$log" 2>&1 </dev/null || status=$?
-  rm -rf "$shared"
-  echo "$status $(seconds_since "$begin")" >"$log.status"
-}
-
-pytest_step() {  # pytest_step <name>: counts every case of a run_pytest
-  local status seconds
-  read -r status seconds <"$LOGS/${1//[^a-z0-9]/_}.log.status"
-  count_cases "$1" "$status" "$seconds"
-}
-
-# Tests of Python beside C++ programs of the release preset run last, when those are built.
-WITH_CPP=(python/tests/test_rpc_programs_cpp.py)
+WITH_CPP=python/tests/test_rpc_programs_cpp.py  # beside a C++ program of the release preset
 
 python_steps() {  # python_steps [--editable] [pytest argument...]
   local editable=()
   [ "${1:-}" != --editable ] || { editable=(--editable) && shift; }
-  python_packages_present || { skip "python" "python3 with its headers and venv is not installed"; return 0; }
+  is_there python || { skip "python" "python3 with its headers and venv is not installed"; return 0; }
   step "python: packages" setup_venv || return 0
   wait_for_library
   step "python: install" install_package "${editable[@]}" || return 0
@@ -159,182 +129,101 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   local multiprocessing=(python/tests/test_{mp_*,patches,spawn,hogwild,interpreter,context}.py)
   local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
   local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
-  local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}" "${WITH_CPP[@]}")
-  run_pytest "python: tests" python/tests "${apart[@]/#/--ignore=}" "$@" &
-  run_pytest "python: multiprocessing tests" "${multiprocessing[@]}" "$@" &
-  run_pytest "python: rpc tests" "${rpc[@]}" "${WITH_CPP[@]/#/--deselect=}" "$@" &
-  [ $# -gt 0 ] || run_pytest "python: tests of programs" "${programs[@]}" &
+  local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}")
+  pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "$@" &
+  pytest_step "python: multiprocessing tests" "${multiprocessing[@]}" "$@" &
+  pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=$WITH_CPP" "$@" &
+  [ $# -gt 0 ] || pytest_step "python: tests of programs" "${programs[@]}" &
   wait
-  pytest_step "python: tests"
-  pytest_step "python: multiprocessing tests"
-  pytest_step "python: rpc tests"
-  [ $# -gt 0 ] || pytest_step "python: tests of programs"
 }
 
-# What touches torch's names: a part that takes a minute.
-SHORT=(python/tests/test_{patches,torch_rebuild,reductions,mp_torch_semantics,queue,dataloader}.py
-  -k "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis")
-
-oldest_torch_steps() {  # only where the small build is to be had, or somebody has installed one: CUDA's libraries are 3 GB
-  local VENV=$PWD/.venv-torch-$OLDEST_TORCH TORCH_VERSION=$OLDEST_TORCH
-  if ! venv_has torch; then
-    [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV" || return 0
-    if ! install_cpu_torch >/dev/null 2>&1; then
-      skip "python: torch $OLDEST_TORCH" "its build for the CPU is not to be had; ./dev test torch=$OLDEST_TORCH takes another"
-      return 0
-    fi
-  fi
-  torch_steps "$OLDEST_TORCH" "${SHORT[@]}"
-}
-
-torch_steps() {  # torch_steps <version> [pytest argument...]: all Python tests without arguments
-  local VENV=$PWD/.venv-torch-$1 TORCH_VERSION=$1
-  shift
-  [ $# -gt 0 ] || set -- python/tests
-  python_packages_present || { skip "torch $TORCH_VERSION" "python3 with its headers and venv is not installed"; return 0; }
-  step "torch $TORCH_VERSION: install" install_package || return 0
-  step "torch $TORCH_VERSION: is there" venv_has torch || return 0
-  run_pytest "torch $TORCH_VERSION: tests" "$@"
-  pytest_step "torch $TORCH_VERSION: tests"
+programs_steps() {
+  [ -x "$VENV/bin/python" ] || return 0
+  step "release: programs for Python tests" build release example_rpc || return 0
+  pytest_step "python: tests with programs in C++" "$WITH_CPP"
 }
 
 install_steps() {
-  step "release: build" build release || return 0
   local kind
+  step "release: build" build release || return 0
   for kind in find_package pkg_config add_subdirectory headers command preset missing; do
-    if [ $kind = pkg_config ] && ! command -v pkg-config >/dev/null; then
-      skip "install: $kind" "pkg-config is not installed"
-      continue
-    fi
-    step "install: $kind" tests/install/run.sh "$kind" build/release || true
+    if [ $kind = pkg_config ] && ! command -v pkg-config >/dev/null; then skip "install: $kind" "pkg-config is not installed"
+    else step "install: $kind" tests/install/run.sh "$kind" build/release || true; fi
   done
 }
 
-asan_steps() {
-  step "asan: build" build asan || return 0
-  ctest_step "asan: tests" asan
-}
+asan_steps() { step "asan: build" build asan && ctest_step "asan: tests" asan || true; }
 
-tsan_runs() { [ "$(printf 'int main() {}' | "$@" -x c++ - -fsanitize=thread -o "$LOGS/tsan_probe" 2>&1; \
-  "${WITHOUT_ASLR[@]}" "$LOGS/tsan_probe" 2>&1 && echo yes)" = yes ]; }
+tsan_starts() {  # without randomised addresses: older runtimes cannot map their shadow where vm.mmap_rnd_bits is 32
+  echo 'int main() {}' | "$(llvm_tool clang++)" -x c++ - -fsanitize=thread -o "$LOGS/tsan_probe" && setarch -R "$LOGS/tsan_probe"
+}
 
 tsan_steps() {
-  local clang
-  clang=$(llvm_tool clang++) || { skip "tsan" "clang++ is not installed"; return 0; }
-  # Older runtimes cannot map their shadow where vm.mmap_rnd_bits is 32: run without randomised addresses.
-  WITHOUT_ASLR=()
-  setarch -R true 2>/dev/null && WITHOUT_ASLR=(setarch -R)
-  tsan_runs "$clang" || { skip "tsan" "a program under ThreadSanitizer does not start here"; return 0; }
-  step "tsan: build" build tsan || return 0
-  ctest_step "tsan: tests" tsan
+  llvm_tool clang++ >/dev/null || { skip "tsan" "clang++ is not installed"; return 0; }
+  if ! tsan_starts >/dev/null 2>&1; then skip "tsan" "a program under ThreadSanitizer does not start here"
+  elif step "tsan: build" build tsan; then ctest_step "tsan: tests" tsan; fi
 }
 
-fuzz_steps() {  # new inputs go to build/fuzzing, the corpus stays as it is
-  clang_runtime_present || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
+fuzz_steps() {  # fuzz_steps [seconds]; new inputs go to build/fuzzing, the corpus stays as it is
+  is_there fuzzer || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
   step "fuzz: build" build asan onecopy_fuzzers || return 0
-  ONECOPY_FUZZ_SECONDS=$1 ctest_step "fuzz" fuzz -j "$JOBS"
+  ONECOPY_FUZZ_SECONDS=${1:-${ONECOPY_FUZZ_SECONDS:-2}} ctest_step "fuzz" fuzz -j "$JOBS"
 }
 
 model_steps() {
-  command -v spin >/dev/null || { skip "model" "spin is not installed"; return 0; }
-  command -v python3 >/dev/null || { skip "model" "python3 is not installed"; return 0; }
-  step "model: spin" tests/model/run || true
+  if command -v spin >/dev/null; then step "model: spin" tests/model/run || true
+  else skip "model" "spin is not installed"; fi
 }
 
-skips_are_expected() {
-  local xml=("$LOGS"/*tests*.xml) python=python3
-  [ ! -x "$VENV/bin/python" ] || python=$VENV/bin/python  # which packages it lacks is asked of the one that ran the tests
-  "$python" tests/report.py "${xml[@]}"
+soak_steps() {
+  step "soak" soak 10 || true
+  step "soak: user namespaces" soak 2 --user-namespaces || true
 }
 
-# What a whole run says of its cases; a part of it has run only some.
+# What a whole run says of its cases. Which packages there are is asked of the Python that ran the tests.
 report_cases() {
-  command -v python3 >/dev/null || { skip "skips" "python3 is not installed"; return 0; }
-  step "skips are expected" skips_are_expected || return 0
-  cat "$LOGS/skips_are_expected.log"
+  local python=$VENV/bin/python
+  [ -x "$python" ] || python=python3
+  step "skips are expected" "$python" tests/report.py "$LOGS"/*tests*.xml && cat "$LOGS/skips_are_expected.log" || true
 }
 
-summary() {
-  echo "$PASSED passed, $FAILED failed, $SKIPPED skipped"
-  [ "$FAILED" = 0 ]
+nox_step() {  # nox_step <session> [argument...]: of noxfile.py
+  step "$1: package" install_package || return 0
+  venv_has nox || step "$1: nox" "$VENV/bin/pip" install -q nox || return 0
+  step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-# All but those that docs/reference/rpc-compatibility.md lists must pass.
-rpc_torch_steps() {
-  step "rpc-torch: install" install_package || return 0
-  step "rpc-torch: PyTorch's own tests" "$VENV/bin/python" python/tests/torch_rpc_suite.py run --known docs/reference/rpc-compatibility.md || true
-}
-
-# Ray's daemons take minutes of the processor to start, so only this step has it.
-ray_steps() {
-  step "ray: install" install_package || return 0
-  venv_has ray || step "ray: Ray itself" install_beside_torch ray || return 0
-  run_pytest "ray: tests" python/tests/test_ray.py python/tests/test_mp_docs.py -k "ray"
-  pytest_step "ray: tests"
-}
-
-# Its tests mostly wait for processes, so they run beside the builds.
-start_python_steps() {  # start_python_steps [argument of python_steps...]
-  (PASSED=0 FAILED=0 SKIPPED=0
-    python_steps "$@" >"$LOGS/python.out" 2>&1 || true
-    echo "$PASSED $FAILED $SKIPPED" >"$LOGS/python.counts") &
-  PYTHON_STEPS=$!
-}
-
-finish_python_steps() {
-  local passed=0 failed=1 skipped=0
-  [ -n "${PYTHON_STEPS:-}" ] || return 0
-  wait "$PYTHON_STEPS" || true
-  cat "$LOGS/python.out"
-  read -r passed failed skipped <"$LOGS/python.counts" || echo "FAIL  python   ended before its end"
-  PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed)) SKIPPED=$((SKIPPED + skipped))
-  PYTHON_STEPS=
-  [ "$RUNS_ALL" = yes ] && [ -e "$LOGS/python__tests.xml" ] || return 0
-  step "release: programs for Python tests" build release example_rpc || return 0
-  run_pytest "python: tests with programs in C++" "${WITH_CPP[@]}"
-  pytest_step "python: tests with programs in C++"
-}
-
-# What CI runs, and what it has no time for.
-CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz)
+CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs)
 NIGHTLY_STEPS=(old-torch rpc-torch rpc-far ray plugs soak tidy)
 
 run_step() {  # run_step <word of ./dev test>
-  case " ${CI_STEPS[*]} " in *" $1 "*) ;; *) finish_python_steps ;; esac  # others install into the same .venv
   case $1 in
-    python) start_python_steps ;;
-    fuzz) fuzz_steps "${ONECOPY_FUZZ_SECONDS:-2}" ;;
-    old-torch) oldest_torch_steps ;;
-    rpc-torch) rpc_torch_steps ;;
-    rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
-    plugs | vllm) . tests/install/plugs.sh && "$1_steps" ;;
-    soak)
-      step "soak" soak 10 || true
-      step "soak: user namespaces" soak 2 --user-namespaces || true ;;
+    python) python_steps & ;;  # most tests wait for processes, so they run beside the builds
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
-    lint | release | install | asan | tsan | model | ray) "$1_steps" ;;
-    torch=*) torch_steps "${1#torch=}" ;;
-    *) echo "no such step: $1" >&2; FAILED=$((FAILED + 1)) ;;
+    lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
+    *) wait ;;&  # others use the same .venv
+    programs | soak) "$1_steps" ;;
+    old-torch | rpc-torch | rpc-far | ray | plugs | vllm) nox_step "$1" ;;
+    torch=*) nox_step torch "${1#torch=}" ;;
+    *) echo "no such step: $1" >&2 && count 0 1 0 ;;
   esac
 }
 
 run_steps() {  # run_steps <word>...
   local word
-  case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; esac
+  case " $* " in *" python "*"release "*) ;; *) touch "$LOGS/library" ;; esac
   for word in "$@"; do run_step "$word"; done
-  finish_python_steps
+  wait
 }
 
 run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for people
-  RUNS_ALL=yes COMPILES_LIBRARY=no
-  mkdir -p "$LOGS"
-  rm -f "$LOGS/python.counts" "$LOGS/library"
+  start_steps
   if ! step "setup" setup; then summary; return 1; fi
+  find_cmake
   case ${1:-} in
-    "") RUNS_ALL=no COMPILES_LIBRARY=yes && quick_steps ;;
+    "") quick_steps ;;
     all | nightly)
-      rm -f "$LOGS"/*.xml
       [ "$1" = all ] || { export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_FUZZ_SECONDS=60; }
       run_steps "${CI_STEPS[@]}"
       report_cases

