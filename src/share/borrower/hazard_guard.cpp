@@ -3,6 +3,7 @@
 
 #include <linux/membarrier.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -67,6 +68,12 @@ HazardGuard::Slot& HazardGuard::begin() noexcept {
 void HazardGuard::prepare() noexcept {
   static std::atomic<bool> is_prepared{false};
   if (!is_prepared.exchange(true)) try_register();
+}
+
+/// The folder of the threads has two links, and one more for each thread.
+void HazardGuard::prepare_if_single_threaded() noexcept {
+  struct stat threads {};
+  if (::stat("/proc/self/task", &threads) == 0 && threads.st_nlink == 3) prepare();
 }
 
 HazardGuard::Readers HazardGuard::readers_of(const void* place) noexcept {

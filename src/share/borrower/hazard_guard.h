@@ -29,9 +29,11 @@ class HazardGuard {
     some,
     unknown,  ///< the kernel does not tell
   };
-  /// Registers this process for readers_of() with the kernel. In a process with threads that takes some ten
-  /// milliseconds, once. Call it where no other thread waits.
+  /// Registers this process with the kernel for readers_of(), once. In a process with other threads this takes some
+  /// ten milliseconds, and many seconds on a machine with far too much to do: call it where no other thread waits.
   static void prepare() noexcept;
+  /// Registers this process if it has one thread, when the kernel need not wait for any other.
+  static void prepare_if_single_threaded() noexcept;
   static Readers readers_of(const void* place) noexcept;
   /// In a forked child: the parent's other threads are not here.
   static void forget_others() noexcept;

@@ -53,6 +53,7 @@ Runtime& Runtime::make() {
     handled_pid_ = current_pid();
     start_log();
     const HazardGuard first(nullptr);  // children inherit a finished record of this thread
+    HazardGuard::prepare_if_single_threaded();
     auto made = std::unique_ptr<Runtime>(new Runtime());
     if (forked_from_) {
       made->inherit(*forked_from_);

@@ -2,11 +2,16 @@
 #include "share/borrower/hazard_guard.h"
 
 #include <gtest/gtest.h>
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
+#include "share/session.h"
 #include "support/child.h"
+#include "support/limits.h"
 
 namespace onecopy {
 namespace {
@@ -54,6 +59,19 @@ TEST_F(HazardGuardTest, OfAnotherThreadIsSeenUntilItEnds) {
   EXPECT_EQ(HazardGuard::readers_of(&kOther), Readers::none);
   visitor.leave();
   EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
+}
+
+/// Registering later makes the watch thread wait for the kernel, tens of seconds on a machine with far too much to do.
+TEST(HazardGuard, IsRegisteredBeforeAProcessStartsItsFirstThread) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have threads of their own";
+  const auto ask_kernel = [](int command) { return ::syscall(SYS_membarrier, command, 0, 0); };
+  if ((ask_kernel(MEMBARRIER_CMD_QUERY) & MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
+    GTEST_SKIP() << "wants a kernel with membarrier(2), private expedited";
+  Child process([&] {
+    Session::current();
+    EXPECT_EQ(ask_kernel(MEMBARRIER_CMD_PRIVATE_EXPEDITED), 0);
+  });
+  EXPECT_EQ(process.join(), 0);
 }
 
 TEST_F(HazardGuardTest, OfAThreadThatAForkLeftBehindIsForgottenInTheChild) {
