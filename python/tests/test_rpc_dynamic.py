@@ -174,11 +174,11 @@ def take_the_lock(file):
     import json
     import os
 
-    from onecopy.rpc import elastic
+    from onecopy.rpc import elastic, peers
 
     kept.append(torch.distributed.FileStore(file, -1))
     store = torch.distributed.PrefixStore("onecopy/rpc/dynamic", kept[0])
-    assert elastic._take(store, json.dumps(elastic._process(os.getpid())))
+    assert elastic._take(store, json.dumps(peers.process_of(os.getpid())))
 
 
 def test_groups_of_both_kinds_do_not_mix(meeting):

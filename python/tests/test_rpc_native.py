@@ -729,16 +729,22 @@ def test_explain_says_why(pair):
     assert pair[0](explain_here) == "here: the callee is this process: it gets the tensor itself"
 
 
-def test_routes_of_cards_are_a_pure_function():
-    from onecopy.rpc.routes import Source, Target, choose
+@pytest.mark.parametrize(
+    "here, there, mode, can_reach, route",
+    [
+        ("GPU-1", "GPU-1", "copy", True, "copy"),
+        ("GPU-1", "GPU-1", "borrow", True, "lease"),
+        ("GPU-1", "GPU-2", "copy", True, "pull"),
+        ("GPU-1", "GPU-2", "copy", False, "staged"),
+        ("GPU-1", "cpu", "copy", True, "staged"),
+        ("cpu", "GPU-1", "copy", True, "staged"),
+        ("cpu", "cpu", "move", True, "move"),
+    ],
+)
+def test_the_route_between_devices(here, there, mode, can_reach, route):
+    from onecopy.rpc import routes
 
-    card, other = Source("GPU-1", 1 << 20), Target("GPU-2", can_reach=True)
-    assert choose(card, Target("GPU-1")).name == "copy"
-    assert choose(Source("GPU-1", 1 << 20, mode="borrow"), Target("GPU-1")).name == "lease"
-    assert choose(card, other).name == "pull"
-    assert choose(card, Target("GPU-2", can_reach=False)).name == "staged"
-    assert choose(card, Target("cpu")).name == "staged"
-    assert choose(Source("cpu", 1 << 20), Target("GPU-1")).name == "staged"
+    assert routes.between(here, there, mode, can_reach).name == route
 
 
 # --- onecopy ls --rpc

@@ -257,6 +257,16 @@ def test_odd_tensors_arrive_with_their_elements(make):
     assert made.shape == tensor.shape and made.dtype == tensor.dtype and not made._is_view()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("count", [0, 3, 5000])
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[::2], lambda t: t.conj()], ids=["whole", "a step", "conj"])
+def test_complex32_crosses(count, view):
+    tensor = view(torch.arange(2 * count).to(torch.float16).view(torch.complex32))
+    made = crossed(tensor)
+    assert made.dtype == torch.complex32 and not made._is_view()
+    assert torch.equal(torch.view_as_real(made), torch.view_as_real(tensor.resolve_conj()))
+
+
 def test_a_tensor_that_crossed_has_memory_of_its_own():
     made = crossed(torch.arange(3.0))
     made.resize_(7)

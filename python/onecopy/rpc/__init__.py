@@ -24,7 +24,6 @@ from .api import (
     calls,
     current_call,
     enter,
-    explain,
     init,
     members,
     remote,
@@ -36,8 +35,8 @@ from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export
 from .peers import WorkerInfo
-from .references import PyRRef as Reference
-from .routes import Route
+from .routes import Route, explain
+from .rref import PyRRef as Reference
 from .streams import Stream, stream
 from .values import allow_pickle
 

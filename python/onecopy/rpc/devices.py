@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a tensor of a message goes to, and how a tensor crosses that C++ does not copy by itself.
 
-C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). All others come here.
+C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). All others
+come here.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def parse_map(devices: dict[Any, Any]) -> DeviceMap:
 
 
 class Automatic(dict[torch.device, torch.device]):
-    """A map for a member that numbers the host's cards as this process does: a card without an entry is meant itself."""
+    """A map for a member that numbers the host's cards as this process does: a card without an entry is meant
+    itself."""
 
     def get(self, device: torch.device, default: Any = None) -> Any:
         """As dict.get()."""
@@ -124,8 +126,8 @@ def _number(device: torch.device) -> int:
 
 
 def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str, what: str = "Request") -> str:
-    """Returns where a tensor goes, as text; `what` is a request or a response. Raises RuntimeError for a device that has no
-    target."""
+    """Returns where a tensor goes, as text; `what` is a request or a response. Raises RuntimeError for a device that
+    has no target."""
     found = devices.get(tensor.device, CPU if tensor.device.type == "cpu" else None)
     if found is None:
         raise RuntimeError(
@@ -141,7 +143,8 @@ def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str,
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Returns the parts of a tensor that C++ does not copy: (kind, part, ...). None for one that crosses as a pickle only."""
+    """Returns the parts of a tensor that C++ does not copy: (kind, part, ...). None for one that crosses as a pickle
+    only."""
     giving = _core._rpc_giving()
     plain = tensor.detach()
     if tensor.layout == torch.sparse_coo:
@@ -156,6 +159,8 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return ("compressed", tensor.layout, outer, inner, plain.values(), tuple(plain.shape))
     if tensor.is_quantized:
         return _quantized_parts(plain)
+    if tensor.dtype == torch.complex32:  # onecopy has no name for it
+        return ("complex32", torch.view_as_real(plain.resolve_conj().resolve_neg()))
     return None if tensor.layout != torch.strided else _shared_parts(giving, _copy(plain), tensor, "copy")
 
 
@@ -196,7 +201,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage().nbytes()
     is_plain = not (tensor.is_conj() or tensor.is_neg())
     whole = (
-        is_plain and not tensor.is_contiguous() and 0 < storage and (storage < _SMALL or 2 * tensor.nbytes >= storage)
+        is_plain and not tensor.is_contiguous() and storage > 0 and (storage < _SMALL or 2 * tensor.nbytes >= storage)
     )
     if not whole:
         return _fresh(tensor.shape, tensor).copy_(tensor)
@@ -251,11 +256,20 @@ def _make_quantized(elements: torch.Tensor, scale: float, zero_point: int, dtype
     return torch._make_per_tensor_quantized_tensor(elements, scale, zero_point)
 
 
+def _make_complex32(halves: torch.Tensor) -> torch.Tensor:
+    if halves.dtype != torch.float16 or halves.shape[-1:] != (2,):
+        raise TypeError(f"elements of complex32 came as {halves.dtype} of shape {tuple(halves.shape)}")
+    halves = halves.contiguous()
+    made = torch.empty(0, dtype=torch.complex32, device=halves.device)
+    return made.set_(halves.untyped_storage(), halves.storage_offset() // 2, halves.shape[:-1])
+
+
 MAKERS: dict[str, Callable[..., Any]] = {
     "tensor": _make_tensor,
     "sparse": _make_sparse,
     "compressed": _make_compressed,
     "quantized": _make_quantized,
+    "complex32": _make_complex32,
 }
 
 

@@ -37,8 +37,8 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException, worker: object, unescaped: bool = False) -> RemoteFailure:
-        """Makes the failure of a function that was called. `unescaped`: escapes in the text stand for their characters, as
-        torch has it."""
+        """Makes the failure of a function that was called. `unescaped`: escapes in the text stand for their characters,
+        as torch has it."""
         # As torch has it; and torch.jit.Error is no RuntimeError.
         kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)
         text = f"On {worker}:\n{error!r}\n{''.join(traceback.format_exception(error))}"

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of functions and classes, and the functions of this process that other members may call.
 
-A call sends a name, which is a module and a qualified name, and the callee looks the name up. A name stands for an object only if
-looking it up returns that very object, so lambdas and local functions have no name, and a name never reaches through one
-module into another.
+A call sends a name, which is a module and a qualified name, and the callee looks the name up. A name stands for an
+object only if looking it up returns that very object, so lambdas and local functions have no name, and a name never
+reaches through one module into another.
 
-A group made by onecopy.rpc.init() is restricted to functions marked with export() and to the names of init(allow=...). A group
-made by onecopy.distributed.rpc.init_rpc() runs every function that can be imported, as torch does, except for REFUSED names.
+A group made by onecopy.rpc.init() is restricted to functions marked with export() and to the names of init(allow=...).
+A group made by onecopy.distributed.rpc.init_rpc() runs every function that can be imported, as torch does, except for
+REFUSED names.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -30,13 +31,6 @@ REFUSED_MODULES = frozenset(
     )
 )
 _MAIN = ("__main__", "__mp_main__")  # one module under two names in programs that multiprocessing has spawned
-# Functions that a group needs to meet and to end.
-_OWN = frozenset(
-    (
-        *("onecopy.rpc.meeting.gather_to_leader", "onecopy.rpc.meeting.broadcast_to_followers"),
-        *("onecopy.distributed.rpc.api._gather_to_leader", "onecopy.distributed.rpc.api._broadcast_to_followers"),
-    )
-)
 
 _exported: dict[str, Any] = {}  # "module.qualname" -> function
 _patterns: tuple[str, ...] | None = None  # of names; None: not restricted
@@ -70,6 +64,15 @@ def name_of(thing: Any) -> tuple[str, str]:
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
     return module, qualname
+
+
+def has_name(thing: object) -> bool:
+    """Returns whether another process can look a function or class up."""
+    try:
+        name_of(thing)
+    except (NoName, AttributeError, PermissionError):
+        return False
+    return True
 
 
 def text_name_of(function: Any) -> str:
@@ -113,8 +116,8 @@ def look_up(module: str, qualname: str) -> Any:
 
 
 def module_named(name: str) -> ModuleType:
-    """Imports the module if necessary. Raises what the import raises, and PermissionError in a restricted process, which
-    imports nothing for another process."""
+    """Imports the module if necessary. Raises what the import raises, and PermissionError in a restricted process,
+    which imports nothing for another process."""
     if name in _MAIN:
         return sys.modules["__main__"]
     if is_restricted() and name not in sys.modules:
@@ -123,7 +126,7 @@ def module_named(name: str) -> ModuleType:
 
 
 def _refuse_dangerous(module: str, qualname: str) -> None:
-    if module.split(".")[0] in REFUSED_MODULES or f"{module}.{qualname}" in REFUSED:
+    if module.split(".", maxsplit=1)[0] in REFUSED_MODULES or f"{module}.{qualname}" in REFUSED:
         raise PermissionError(f"{module}.{qualname} is not called for other processes")
 
 
@@ -212,7 +215,7 @@ def check(function: Any) -> None:
     if not is_restricted():
         return
     name = text_name_of(function).replace(":", ".")
-    if _exported.get(name) is function or name in _OWN or _is_allowed(name):
+    if _exported.get(name) is function or _is_allowed(name):
         return
     raise PermissionError(_refusal(name))
 

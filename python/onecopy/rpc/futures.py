@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from . import devices
 
-Outcome = tuple[Any, "Exception | None", Any]
+Future: TypeAlias = torch.futures.Future[Any]
+Outcome = tuple[Any, "Exception | None", Any]  # value, error, points
 
 _NO_DEVICES: list[Any] = []
 # Of torch's part in C++: its frames in Python would have this Future, and a failure has the frames of its traceback.
@@ -22,11 +24,13 @@ _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
 
 
 class CallFuture(torch.futures.Future):
-    """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else a
-    worker does, once there are callbacks. An answer that no thread asks for stays where it is.
+    """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else
+    a worker does, once there are callbacks. An answer that no thread asks for stays where it is.
 
-    Thread safety: all members may be called concurrently, but for begin(), which is called before the Future is given away.
-    Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go else.
+    Thread safety: all members may be called concurrently, but for begin(), which is called before the Future is given
+    away.
+    Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go
+    else.
     """
 
     _call: Any = None
@@ -96,7 +100,8 @@ class CallFuture(torch.futures.Future):
         return future_in_loop(self.add_done_callback, self.wait).__await__()
 
     def want(self) -> None:
-        """From here on it completes by itself, also when no thread waits: for code in C++ that gets torch's part of it."""
+        """From here on it completes by itself, also when no thread waits: for code in C++ that gets torch's part of
+        it."""
         call = self._call
         if call is not None and not self._is_settled and not call.want(self):
             self._settle()
@@ -146,10 +151,8 @@ def future_in_loop(subscribe: Callable[[Any], Any], result: Callable[[], Any]) -
             future.set_exception(error)
 
     def call_back(*_: Any) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            pass  # the loop is closed, and no task waits
 
     subscribe(call_back)
     return future
@@ -164,15 +167,15 @@ def error_of(future: Any) -> Exception | None:
     return None
 
 
-def done(value: Any) -> Any:
+def done(value: Any) -> Future:
     """Returns a torch.futures.Future that has this value."""
-    future: Any = torch.futures.Future()
+    future: Future = torch.futures.Future()
     future.set_result(value)
     return future
 
 
-def failed(error: Exception) -> Any:
+def failed(error: Exception) -> Future:
     """Returns a torch.futures.Future that has failed."""
-    future: Any = torch.futures.Future()
+    future: Future = torch.futures.Future()
     future.set_exception(error)
     return future

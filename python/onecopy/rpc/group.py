@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """This process as a member of a group.
 
-_core._RpcEndpoint has the whole way of a call (see python/src/rpc/endpoint.h). The agent decides what is rare: how functions are
-named and found, what an error says, where tensors go, and what the end of a member means.
+_core._RpcEndpoint has the whole way of a call (see python/src/rpc/endpoint.h). The agent decides what is rare: how
+functions are named and found, what an error says, where tensors go, and what the end of a member means.
 
-Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
-is looked at after all that the member had put into its lane.
+Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's
+end is looked at after all that the member had put into its lane.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -19,14 +20,13 @@ from typing import Any
 
 import onecopy
 
-from .. import _core
-from .. import errors as onecopy_errors
+from .. import _core, errors as onecopy_errors
 from ..errors import PeerDied
 from . import devices, elastic, functions, peers, registry, telemetry, torch_calls, values
 from .errors import Busy, Cancelled, RemoteFailure, late
 from .futures import CallFuture
-from .peers import Member, WorkerInfo
-from .references import PyRRef, References
+from .peers import Member, Options, WorkerInfo
+from .references import References
 from .registry import ASYNC_MARK, Deferred, end_hooks, note_handlers
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
@@ -62,73 +62,54 @@ class _Task:
         self._function(*self._arguments)
 
 
+def _autograd_hook(name: str) -> staticmethod[..., Any]:
+    def call(*args: Any) -> Any:
+        return getattr(registry.autograd(), name)(*args)
+
+    return staticmethod(call)
+
+
 class Agent:
     """Thread safety: all members may be called concurrently, but for start() and stop()."""
 
-    rref_class: type[PyRRef] = PyRRef
-    max_calls, refuses_calls = 4096, False  # of native calls to one member
     marked_type = devices.MarkedTensor
     points_behind = staticmethod(devices.points_behind)
     wait_for_points = staticmethod(devices.wait_for)
-    invoke_method = staticmethod(torch_calls.invoke_method)
 
-    def __init__(self, store: Any, name: str, rank: int, world_size: int | None, options: Any) -> None:
-        self.info, self.device_maps = WorkerInfo(name, rank), options.device_maps
-        self.maps_itself, self.join_timeout = options.maps_itself, options.join_timeout
-        self.num_worker_threads, self.cards = options.num_worker_threads, peers.visible_cards()
+    def __init__(self, store: Any, name: str, rank: int, world_size: int | None, options: Options) -> None:
+        """Without a world size the group is one that members join and leave at any time."""
+        self.store, self.info, self.options = store, WorkerInfo(name, rank), options
+        self.is_static_group, self._world_size = bool(world_size), world_size or 0
+        self.cards = peers.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
-        self.has_gil_profiling = False
         self._lock, self._threads = threading.Lock(), list[threading.Thread]()
-        self._timeout: float = options.rpc_timeout
         self.endpoint: Any = None
         self.references = References(self)
-        self.store, self._world_size = store, world_size
         self._members: dict[int, Member] = {}
         self._served: dict[str, Any] = {}  # functions that are found by a name of ours
 
-    @property
-    def timeout(self) -> float:
-        """The seconds that a call may take when it says nothing else; 0: no limit."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        if self.endpoint is not None:
-            self.endpoint.timeout = seconds
-
     def seconds_for(self, timeout: float | None) -> float:
         """Returns how long a call may take that is given this timeout; 0: no limit."""
-        return self._timeout if timeout is None or timeout < 0 else timeout
+        return self.endpoint.timeout if timeout is None or timeout < 0 else timeout
 
     # --- joining and leaving
 
     def make_endpoint(self) -> None:
         """Called once this process's id in the group is known."""
         self.endpoint = _core._RpcEndpoint(self, values.reduce, values.rebuild, self.info.name, self.info.id)
-        self.endpoint.timeout = self._timeout
-        self.endpoint.set_limit(self.max_calls, self.refuses_calls)
+        self.endpoint.timeout = self.options.rpc_timeout
+        self.endpoint.set_limit(self.options.max_calls, self.options.refuses_calls)
 
     def start(self) -> None:
         """Joins the group, and returns when all members have. Raises RuntimeError with the name of one that has not."""
-        if not self.is_static_group:
+        if self.is_static_group:
+            peers.join(self, self._world_size)
+        else:
             elastic.join(self)
-            return
-        peers.check_size(self.store, self.info, self._world_size or 0)
-        self.make_endpoint()
-        peers.announce(self.store, self.info.name, self.info.id, self.endpoint.address(), self.device_maps, self.cards)
-        self.open({rank: peers.find(self.store, rank, self.join_timeout) for rank in range(self._world_size or 0)})
-        self.start_serving()
-        self._connect_far()
 
-    @property
-    def is_static_group(self) -> bool:
-        """Whether the members are those that the group began with."""
-        return self._world_size is not None
-
-    def open(self, found: dict[int, Member]) -> None:
-        """Enters the members, this process among them. From here on this process can send."""
-        for member in found.values():
+    def open(self, found: list[Member]) -> None:
+        """Enters members, this process among them. From here on this process can send."""
+        for member in found:
             self.add_member(member)
         hooks = registry.autograd_if_loaded()
         if hooks is not None:
@@ -138,11 +119,12 @@ class Agent:
         """Starts serving calls. REQUIRES: every member is known here, and knows this one."""
         self._add_worker()
 
-    def _connect_far(self) -> None:
-        """Connects to members on other hosts: only the end of a connection tells their end. One of two members connects."""
+    def connect_far(self) -> None:
+        """Connects to members on other hosts: only the end of a connection tells their end. One of two members
+        connects."""
         for rank, member in self._members.items():
             if member.is_far and rank > self.info.id:
-                self.endpoint.connect(rank, self.join_timeout)
+                self.endpoint.connect(rank, self.options.join_timeout)
 
     def add_member(self, member: Member) -> None:
         """Enters another member."""
@@ -156,15 +138,15 @@ class Agent:
             devices.numbers(self.map_to(member)),
             devices.numbers(self.map_back(member)),
             member.has_our_cards,
-            self.maps_itself,
+            self.options.maps_itself,
         )
 
     def add_program(self, address: bytes) -> WorkerInfo:
         """Enters a program in C++ that can be called from now on."""
-        name, number, pid = self.endpoint.join(address, True)
+        name, number, _ = self.endpoint.join(address, True)
         if any(m.info.name == name and not m.is_program for m in self._members.values()):
             raise RuntimeError(f"{name} is a member of this group already: give the program in C++ another name")
-        member = Member(WorkerInfo(name, number), pid, address, {})
+        member = Member(WorkerInfo(name, number), address, {})
         member.is_program = True
         self._members = {**self._members, number: member}
         return member.info
@@ -189,8 +171,8 @@ class Agent:
         return self.endpoint.serving
 
     def finish_answers(self) -> None:
-        """Called by a member that leaves when all have met: others get its last answers before its farewell. A request that
-        runs for long is left alone."""
+        """Called by a member that leaves when all have met: others get its last answers before its farewell. A request
+        that runs for long is left alone."""
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
         while self.answering() > own and time.monotonic() < end:
@@ -221,8 +203,8 @@ class Agent:
         return [m.info for _, m in known if not m.is_program and (self.is_static_group or not m.has_ended)]
 
     def member(self, to: Any) -> Member:
-        """Returns the member of that name, rank or WorkerInfo. Raises RuntimeError for an unknown one, ValueError for a value
-        that names none."""
+        """Returns the member of that name, rank or WorkerInfo. Raises RuntimeError for an unknown one, ValueError for a
+        value that names none."""
         if isinstance(to, WorkerInfo):
             to = to.id
         if isinstance(to, str):
@@ -274,8 +256,8 @@ class Agent:
         self.endpoint.run_soon(_Task(function, arguments))
 
     def resolve(self, function: Any) -> tuple[Any, str, str, Any] | None:
-        """Returns how both sides find a function: (the names of its module, its name there, its wire name, a check of its
-        arguments or None). None for a function that crosses as a value."""
+        """Returns how both sides find a function: (the names of its module, its name there, its wire name, a check of
+        its arguments or None). None for a function that crosses as a value."""
         if not callable(function):
             raise TypeError("function should be callable.")
         if type(function) not in _NAMED:
@@ -295,28 +277,9 @@ class Agent:
         """As resolve(), of a native call, whose callee finds the function."""
         return None, None, _NATIVE + native_name(function), None
 
-    def wire_function(self, function: Any) -> Any:
-        """Returns the name of a function, if both sides can find it by that, or the function itself."""
-        found = self.resolve(function)
-        return function if found is None else found[2]
+    # --- what the endpoint asks of distributed autograd: see registry.AutogradHooks
 
-    # --- what the endpoint asks of distributed autograd
-
-    def context(self, context_id: int, sender: int, make: bool) -> Any:
-        """Returns a context of autograd, or None."""
-        return registry.autograd().context(context_id, sender, make)
-
-    def about_to_send(self, context: Any, tensors: list[Any], receiver: int) -> Any:
-        """Records tensors that go to a member."""
-        return registry.autograd().about_to_send(context, tensors, receiver)
-
-    def not_sent(self, context: Any, record: Any) -> None:
-        """Takes about_to_send() back."""
-        registry.autograd().not_sent(context, record)
-
-    def arrived(self, context: Any, record: Any, tensors: list[Any], sender: int) -> None:
-        """Makes tensors that came a part of this process's graph."""
-        registry.autograd().arrived(context, record, tensors, sender)
+    context, about_to_send, not_sent, arrived = map(_autograd_hook, ("context", "about_to_send", "not_sent", "arrived"))
 
     # --- where tensors go
 
@@ -329,7 +292,7 @@ class Agent:
 
     def map_to(self, member: Member) -> devices.DeviceMap:
         """Returns the map of calls."""
-        return self._completed(member, devices.parse_map(self.device_maps.get(member.info.name, {})))
+        return self._completed(member, devices.parse_map(self.options.device_maps.get(member.info.name, {})))
 
     def map_back(self, member: Member) -> devices.DeviceMap:
         """Returns the map of results and gradients: the inverse of the other's map, and this process's own map."""
@@ -337,14 +300,13 @@ class Agent:
         return self._completed(member, {**theirs, **self.map_to(member)})
 
     def _completed(self, member: Member, known: devices.DeviceMap) -> devices.DeviceMap:
-        return devices.Automatic(known) if self.maps_itself and member.has_our_cards else known
+        return devices.Automatic(known) if self.options.maps_itself and member.has_our_cards else known
 
     # --- how calls end
 
     def error_named(self, code: str, text: str) -> Exception:
         """Makes the error of C++ with that code."""
-        made: Exception = _ERRORS.get(code, onecopy.Error)(text)
-        return made
+        return _ERRORS.get(code, onecopy.Error)(text)
 
     def send_error(self, code: str, text: str, to: int, seconds: float) -> Exception:
         """Makes the error of a call that was not sent."""
@@ -391,40 +353,26 @@ class Agent:
     # --- serving
 
     def find_target(self, wire_name: str) -> tuple[Any, Any, str, str, Any]:
-        """Returns (function, the names that it is found in, its name there, how it is run, what prepares its arguments).
+        """Returns (function, the names that it is found in, its name there, how it is run, what prepares its
+        arguments).
         Raises AttributeError, PermissionError."""
+        prepare, names, name, how = None, dict[str, Any](), wire_name, "python"
         if wire_name.startswith("."):
             function, prepare = registry.handlers[wire_name]
-            return self._own_target(wire_name, function, "python", prepare and self._prepared(prepare))
-        if wire_name.startswith(_NATIVE):
-            return self._native_target(wire_name)
-        module, _, qualname = wire_name.partition(":")
-        function = functions.look_up(module, qualname)
-        functions.check(function)
-        how = "python" if getattr(function, ASYNC_MARK, False) else "result"
-        names = vars(functions.module_named(module))
-        if names.get(qualname) is not function:
-            return self._own_target(wire_name, function, how, None)
-        return function, names, sys.intern(qualname), how, None
-
-    def _prepared(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda sender, args, reference: prepare(self, sender, args, reference)
-
-    def _own_target(self, wire_name: str, function: Any, how: str, prepare: Any) -> tuple[Any, Any, str, str, Any]:
-        name = sys.intern(wire_name)
-        self._served[name] = function
-        return function, self._served, name, how, prepare
-
-    def _native_target(self, wire_name: str) -> tuple[Any, Any, str, str, Any]:
-        name = wire_name.removeprefix(_NATIVE)
-        try:
-            function = functions.find(name)
-        except Exception as error:
-            raise _NotServed(RemoteFailure.of(error, self.info)) from None
-        names, key = functions.names_of(name)
-        if names.get(key) is not function:
-            return self._own_target(wire_name, function, "native", None)
-        return function, names, sys.intern(key), "native", None
+        elif wire_name.startswith(_NATIVE):
+            try:
+                function = functions.find(wire_name.removeprefix(_NATIVE))
+            except Exception as error:
+                raise _NotServed(RemoteFailure.of(error, self.info)) from None
+            (names, name), how = functions.names_of(wire_name.removeprefix(_NATIVE)), "native"
+        else:
+            module, _, name = wire_name.partition(":")
+            function, names = self.function_named(wire_name), vars(functions.module_named(module))
+            how = "python" if getattr(function, ASYNC_MARK, False) else "result"
+        if names.get(name) is not function:
+            names, name = self._served, wire_name
+            names[name] = function
+        return function, names, sys.intern(name), how, prepare and functools.partial(prepare, self)
 
     def function_named(self, wire_name: str) -> Any:
         """Returns the function that a member names. Raises AttributeError, PermissionError."""
@@ -539,20 +487,6 @@ class Agent:
     def pending_count(self) -> int:
         """Returns how many calls of this process have no answer yet."""
         return self.endpoint.calls_under_way
-
-    def get_debug_info(self) -> dict[str, str]:
-        """Returns torch's debug information."""
-        info = {
-            "agent.num_pending_requests": str(self.pending_count()),
-            "agent.thread_pool_size": str(self.num_worker_threads),
-            "agent.num_idle_threads": str(self.endpoint.idle_workers),
-            "agent.client_active_calls": str(self.pending_count()),
-            "agent.server_active_calls": str(self.answering()),
-            "agent.server_active_async_calls": "0",
-        }
-        if self.has_gil_profiling:
-            info["agent.gil_average_wait_time_us"] = "0"
-        return info
 
 
 def native_name(function: Any) -> str:

@@ -7,7 +7,6 @@ Thread safety: all functions may be called concurrently, but a process joins and
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import itertools
 import os
 import threading
@@ -19,84 +18,56 @@ from typing import Any
 import torch
 import torch.distributed
 
-from . import devices, elastic, registry, torch_calls
+from . import devices, elastic, registry
+from .peers import Options
+from .registry import verb
 
 UNSET_TIMEOUT = -1.0
 
 _groups = itertools.count()
 
 
-@dataclasses.dataclass
-class Options:
-    """The options of a group.
-
-    Attributes:
-        rpc_timeout: seconds that a call may take; 0: no limit.
-        init_method: where the members meet: env://, tcp://host:port or file:///path.
-        join_timeout: seconds that joining waits for other members.
-        device_maps: {member: {device here: device there}}.
-        devices: the devices that calls may use; empty: those of the maps.
-        maps_itself: whether a card without a map means itself, in members that number the cards alike.
-        num_worker_threads: the number that debug information shows."""
-
-    rpc_timeout: float = 60.0
-    init_method: str = "env://"
-    join_timeout: float = 60.0
-    device_maps: dict[str, Any] = dataclasses.field(default_factory=dict)
-    devices: list[Any] = dataclasses.field(default_factory=list)
-    maps_itself: bool = False
-    num_worker_threads: int = 16
-
-
 # --- joining
 
 
-def place_in_group(init_method: str, rank: int, world_size: int | None) -> tuple[int, int]:
-    """Returns rank and size from the arguments, the init method's query or the environment; -1 and 0 if none has them."""
-    url = urllib.parse.urlparse(init_method)
+def open_store(options: Options, name: str, rank: int, world_size: int | None) -> tuple[Any, str, int, int]:
+    """Returns (store, name, rank, world size) of a group. Rank and size come from the arguments, the init method's
+    query or the environment; the group is dynamic if its size is 0.
+
+    Raises RuntimeError if other members made a group of the other kind, ValueError without a rank in a group of fixed
+    size."""
+    url = urllib.parse.urlparse(options.init_method)
     query, of_env = dict(urllib.parse.parse_qsl(url.query)), os.environ if url.scheme == "env" else {}
     rank = rank if rank >= 0 else int(query.get("rank", of_env.get("RANK", -1)))
-    return rank, world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
-
-
-def open_store(options: Any, rank: int, world_size: int) -> Any:
-    """Returns the store of a group, which is dynamic if `world_size` is 0. Raises RuntimeError if other members made a group
-    of the other kind, ValueError without a rank in a group of fixed size."""
-    return _static_store(options, rank, world_size) if world_size else _dynamic_store(options, rank)
-
-
-def _static_store(options: Any, rank: int, world_size: int) -> Any:
-    if rank < 0:
+    size = world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
+    if size and rank < 0:
         raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
-    store = next(torch.distributed.rendezvous(options.init_method, rank=rank, world_size=world_size))[0]
-    store = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
-    elastic.check_kind(store, "static")
-    return store
+    if size:
+        store = next(torch.distributed.rendezvous(options.init_method, rank=rank, world_size=size))[0]
+    else:
+        store = torch.distributed._create_store_from_options(options, rank)
+    numbered = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
+    elastic.check_kind(numbered, "static" if size else "dynamic")
+    # All dynamic groups have one name, since a process that comes back has made no group before.
+    return numbered if size else torch.distributed.PrefixStore("onecopy/rpc/dynamic", store), name, rank, size
 
 
-def _dynamic_store(options: Any, rank: int) -> Any:
-    """All dynamic groups have one name, since a process that comes back has made no group before."""
-    store = torch.distributed._create_store_from_options(options, rank)
-    elastic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store), "dynamic")
-    return torch.distributed.PrefixStore("onecopy/rpc/dynamic", store)
-
-
-def start(agent: Any, options: Any) -> None:
-    """Makes `agent` the agent of this process and joins its group. Raises RuntimeError, and ValueError for device maps that
-    do not fit, in all members."""
+def start(agent: Any) -> None:
+    """Makes `agent` the agent of this process and joins its group. Raises RuntimeError, and ValueError for device maps
+    that do not fit, in all members."""
     registry.set_current(agent)
     try:
         agent.start()
         if agent.is_static_group:
-            _check_maps(agent, options)
+            maps = all_gather(devices.own_facts(agent.options), timeout=agent.options.join_timeout or None)
+            _check_maps(agent, maps)
     except BaseException:
         registry.set_current(None)
         agent.stop()
         raise
 
 
-def _check_maps(agent: Any, options: Any) -> None:
-    maps = all_gather(devices.own_facts(options), timeout=options.join_timeout or None)
+def _check_maps(agent: Any, maps: dict[str, Any]) -> None:
     try:
         devices.check_maps(maps)
     except BaseException:
@@ -126,72 +97,69 @@ def _gathering(key: str) -> AllGatherStates:
         return _gatherings.setdefault(key, AllGatherStates())
 
 
-def gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Collection[str]) -> None:
-    """Called in the leader by each follower."""
-    state = _gathering(sequence_id)
+def gather_to_leader(key: str, name: str, obj: Any, names: Collection[str]) -> None:
+    """Called in the leader for each member."""
+    state = _gathering(key)
     with _gather_lock:
-        if worker_name in state.gathered_objects:
-            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
-        state.gathered_objects[worker_name] = obj
-        if set(worker_names) == set(state.gathered_objects):
+        if name in state.gathered_objects:
+            raise AssertionError(f"{name} reported intent sequence id {key} twice. ")
+        state.gathered_objects[name] = obj
+        if set(names) == set(state.gathered_objects):
             state.proceed_signal.set()
 
 
-def broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
+def broadcast_to_followers(key: str, objects: dict[str, Any], error: str | None = None) -> None:
     """Called in each follower by the leader."""
-    state = _gathering(sequence_id)
+    state = _gathering(key)
     if state.proceed_signal.is_set():
-        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
-    state.gathered_objects, state.error = objects_map, error
+        raise AssertionError(f"Termination signal sequence id {key} got set twice.")
+    state.gathered_objects, state.error = objects, error
     state.proceed_signal.set()
 
 
-_VERBS = (gather_to_leader, broadcast_to_followers)
+take_broadcast: Callable[..., None] = broadcast_to_followers  # programs with torch's names may replace it
+
+
+@verb(".gather")
+def _gather(agent: Any, caller: int, *args: Any) -> None:
+    gather_to_leader(*args)
+
+
+@verb(".broadcast")
+def _broadcast(agent: Any, caller: int, *args: Any) -> None:
+    take_broadcast(*args)
 
 
 def all_gather(
-    obj: Any,
-    worker_names: Collection[str] | None = None,
-    timeout: float | None = UNSET_TIMEOUT,
-    verbs: tuple[Callable[..., None], Callable[..., None]] = _VERBS,
+    obj: Any, worker_names: Collection[str] | None = None, timeout: float | None = UNSET_TIMEOUT
 ) -> dict[str, Any]:
-    """Returns {name: object} of all members, or of the members named, once each of them has called it. Raises RuntimeError
-    that names a member which has ended, or has not come within `timeout` seconds. `verbs` are the functions that followers
-    call in the leader, and the leader in followers."""
+    """Returns {name: object} of all members, or of the members named, once each of them has called it. Raises
+    RuntimeError that names a member which has ended, or has not come within `timeout` seconds."""
     agent = registry.current()
     names = set(worker_names or (i.name for i in agent.get_worker_infos()))
-    me, leader = agent.info.name, min(names)
+    leader = min(names)
     with _gather_lock:
         key = "".join(sorted(names))
         number = _gather_numbers[key] = _gather_numbers.get(key, -1) + 1
         key += str(number)
     seconds = None if not timeout or timeout < 0 else timeout
-    of_calls = agent.timeout if timeout == UNSET_TIMEOUT else seconds or 0
+    of_calls = agent.endpoint.timeout if timeout == UNSET_TIMEOUT else seconds or 0
     try:
-        if me == leader:
-            return _lead(agent, key, obj, names, seconds, of_calls, verbs[1])
-        return _follow(agent, key, obj, names, leader, seconds, of_calls, verbs[0])
+        gather = _lead if agent.info.name == leader else _follow
+        return gather(agent, key, obj, names, seconds, of_calls)
     finally:
         with _gather_lock:
             _gatherings.pop(key, None)
 
 
-def _lead(
-    agent: Any,
-    key: str,
-    obj: Any,
-    names: set[str],
-    seconds: float | None,
-    of_calls: float,
-    broadcast: Callable[..., None],
-) -> dict[str, Any]:
+def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
     """Waits for all members, and tells all of them the gathered objects, or why there are none."""
     gather_to_leader(key, agent.info.name, obj, names)
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
     told = (key, gathered) if failure is None else (key, gathered, failure)
     others = names - {agent.info.name}
-    futures = {n: torch_calls.begin(n, broadcast, args=told, timeout=of_calls) for n in others}
+    futures = {n: agent.begin_verb(agent.member(n).info.id, ".broadcast", told, of_calls) for n in others}
     errors = []
     for name, future in futures.items():
         try:
@@ -208,21 +176,12 @@ def _lead(
     return gathered
 
 
-def _follow(
-    agent: Any,
-    key: str,
-    obj: Any,
-    names: set[str],
-    leader: str,
-    seconds: float | None,
-    of_calls: float,
-    gather: Callable[..., None],
-) -> dict[str, Any]:
-    state = _gathering(key)
+def _follow(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
+    state, leader = _gathering(key), min(names)
     if not state.proceed_signal.is_set():  # else the leader has given up already, and may have left
-        args = (key, agent.info.name, obj, sorted(names))
         try:
-            torch_calls.begin(leader, gather, args=args, timeout=of_calls).wait()
+            args = (key, agent.info.name, obj, sorted(names))
+            agent.call_verb(agent.member(leader).info.id, ".gather", args, of_calls)
         except RuntimeError:
             if not state.proceed_signal.is_set():
                 raise
@@ -263,36 +222,30 @@ def shutdown(
     timeout: float = 0.0,
     wait_for_all: Callable[[float], None] = wait_all_workers,
     delete_references: Callable[[], None] | None = None,
-    gather: Callable[..., dict[str, Any]] = all_gather,
 ) -> dict[Any, Any]:
-    """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still hold,
-    as {reference: {holder: number}}.
+    """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still
+    hold, as {reference: {holder: number}}.
 
-    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that has
-    ended is not waited for, and neither is any member after `timeout` seconds (0: no limit)."""
+    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that
+    has ended is not waited for, and neither is any member after `timeout` seconds (0: no limit)."""
     leaks: dict[Any, Any] = {}
     agent = registry.current()
     try:
-        if graceful and not agent.is_static_group:
-            _leave_dynamic_group(agent)
+        if graceful and not agent.is_static_group:  # the others stay, and their references to values here become errors
+            _wait_for_answers(agent)
+            agent.references.delete_all(0.0)
+            elastic.leave(agent)
         elif graceful:
             wait_for_all(timeout)
             agent.references.delete_all(60.0) if delete_references is None else delete_references()
             _wait_for_answers(agent)
             leaks = agent.references.owned.held()  # before others leave and release what they hold
-            gather(None, timeout=timeout)
+            all_gather(None, timeout=timeout)
             agent.finish_answers()
     finally:
         registry.set_current(None)
         agent.stop()
     return leaks
-
-
-def _leave_dynamic_group(agent: Any) -> None:
-    """Leaves a group whose other members stay: their references to values of this process become errors."""
-    _wait_for_answers(agent)
-    agent.references.delete_all(0.0)
-    elastic.leave(agent)
 
 
 def _wait_for_answers(agent: Any) -> None:

@@ -1,29 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a group: their identities and addresses, and the ones that have ended.
+"""The members of a group, and how those of a group of fixed size find each other.
 
-The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of
-its user only, so a store that others can read gives nothing away that they could use.
+The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of its
+user only, so a store that others can read gives nothing away that they could use.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import re
 import time
+from collections.abc import Callable
+from typing import Any
 
-_A_MOMENT = datetime.timedelta(milliseconds=200)
+from .. import _core
+
+DeviceMaps = dict[str, dict[Any, Any]]  # {member: {device here: device there}}
+Entry = dict[str, Any]  # a member, as it stands in the store
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Options:
+    """The options of a group.
+
+    Attributes:
+        rpc_timeout: seconds that a call may take; 0: no limit.
+        init_method: where the members meet: env://, tcp://host:port or file:///path.
+        join_timeout: seconds that joining waits for other members.
+        device_maps: {member: {device here: device there}}.
+        devices: the devices that calls may use; empty: those of the maps.
+        maps_itself: whether a card without a map means itself, in members that number the cards alike.
+        max_calls, refuses_calls: how many native calls to one member may be pending, and whether further ones raise
+        Busy.
+        num_worker_threads: the number that debug information shows."""
+
+    rpc_timeout: float = 60.0
+    init_method: str = "env://"
+    join_timeout: float = 60.0
+    device_maps: DeviceMaps = dataclasses.field(default_factory=dict)
+    devices: list[Any] = dataclasses.field(default_factory=list)
+    maps_itself: bool = False
+    max_calls: int = 4096
+    refuses_calls: bool = False
+    num_worker_threads: int = 16
 
 
 class WorkerInfo:
     """A member's name and number. Equal members are equal, also after they crossed to another process."""
 
-    __slots__ = ("name", "id")
+    __slots__ = ("id", "name")
 
-    def __init__(self, name: str, id: Any) -> None:
+    def __init__(self, name: str, id: int) -> None:
         if not name:
             raise RuntimeError("Worker name must be non-empty.")
         if len(name) >= 128:
@@ -32,67 +63,37 @@ class WorkerInfo:
             raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:]*$, but got {name}.")
         self.name, self.id = name, id
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, WorkerInfo) and (self.name, self.id) == (other.name, other.id)
 
-    def __hash__(self) -> Any:
+    def __hash__(self) -> int:
         return hash((self.name, self.id))
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[WorkerInfo], tuple[str, int]]:
         return WorkerInfo, (self.name, self.id)
 
 
 class Member:
-    """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which.
-    `is_far`: it is on another host, or reached as if it were. `cards`: visible_cards() there; `has_our_cards`: they are
-    numbered as here. `is_program`: it is a program in C++."""
+    """Another process of the group, or this one.
 
-    def __init__(self, info: Any, pid: Any, address: Any, device_maps: Any, cards: Any = None) -> None:
-        self.info, self.pid, self.address, self.device_maps, self.cards = info, pid, address, device_maps, cards
+    Attributes:
+        has_ended, why_ended: whether it has ended, which is final, and whether by death or by leaving.
+        is_far: it is on another host, or reached as if it were.
+        cards, has_our_cards: visible_cards() there, and whether cards are numbered there as here.
+        is_program: it is a program in C++."""
+
+    def __init__(self, info: WorkerInfo, address: bytes, device_maps: DeviceMaps, cards: Any = None) -> None:
+        self.info, self.address, self.device_maps, self.cards = info, address, device_maps, cards
         self.has_ended, self.why_ended = False, ""
         self.is_far = self.has_our_cards = self.is_program = False
 
 
-def check_size(store: Any, info: Any, world_size: int) -> None:
-    """Throws ValueError for a rank that is not in the group, RuntimeError when others have said another size."""
-    if not 0 <= info.id < world_size:
-        raise ValueError(
-            f"rank {info.id} of {info.name} is not in a group of {world_size}: ranks go from 0 to {world_size - 1}"
-        )
-    said = store.compare_set("world_size", "", str(world_size)).decode()
-    if said != str(world_size):
-        _give_up(
-            store,
-            f"{info} was given the world size {world_size}, and another worker of this group {said}: give all of "
-            "them one world_size",
-        )
-
-
-def _give_up(store: Any, why: Any) -> None:
-    """Throws RuntimeError here, and where others wait for this process."""
-    store.set("given_up", why)
-    raise RuntimeError(why)
-
-
-def check_given_up(store: Any) -> None:
-    """Throws RuntimeError when another member found that this group cannot be."""
-    if store.check(["given_up"]):
-        raise RuntimeError(store.get("given_up").decode())
-
-
-def announce(store: Any, name: str, rank: int, address: Any, device_maps: Any, cards: Any) -> None:
-    """Enters this process. Throws RuntimeError when the name is taken."""
-    taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
-    if taken != str(rank):
-        _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
-    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps), cards]))
-
-
-def visible_cards() -> Any:
-    """How this process will number the cards of its host: equal in processes that number them alike. CUDA is not started."""
+def visible_cards() -> list[str | None]:
+    """Returns how this process numbers the cards of its host: equal in processes that number them alike. Does not start
+    CUDA."""
     nodes = [os.path.join("/dev", name) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]
     caps = "/dev/nvidia-caps"  # of parts of cards
     nodes += [os.path.join(caps, name) for name in (os.listdir(caps) if os.path.isdir(caps) else ())]
@@ -100,28 +101,92 @@ def visible_cards() -> Any:
     return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *allowed]
 
 
-def plain_maps(device_maps: Any) -> Any:
-    return {to: {str(k): str(v) for k, v in devices.items()} for to, devices in device_maps.items()}
+# --- members in the store
 
 
-def find(store: Any, rank: int, seconds: float) -> Any:
-    """The Member of that rank, waited for. Throws RuntimeError when it does not come."""
+def process_of(pid: int) -> list[Any]:
+    """Returns [pid, when it started, its host], which is unique to one process. Raises OSError when it has ended."""
+    with open(f"/proc/{pid}/stat") as file:
+        return [pid, file.read().rpartition(")")[2].split()[19], _core._rpc_host()]
+
+
+def own_entry(agent: Any) -> Entry:
+    """Returns the entry of this process."""
+    maps = {to: {str(k): str(v) for k, v in map.items()} for to, map in agent.options.device_maps.items()}
+    return {
+        "id": agent.info.id,
+        "name": agent.info.name,
+        "process": process_of(os.getpid()),
+        "address": agent.endpoint.address().hex(),
+        "maps": maps,
+        "cards": agent.cards,
+    }
+
+
+def member_of(entry: Entry) -> Member:
+    """Returns the member of an entry."""
+    info = WorkerInfo(entry["name"], entry["id"])
+    return Member(info, bytes.fromhex(entry["address"]), entry["maps"], entry["cards"])
+
+
+# --- groups of fixed size
+
+_A_MOMENT = datetime.timedelta(milliseconds=200)
+
+
+def join(agent: Any, world_size: int) -> None:
+    """Joins a group of that size, and returns when all members have. Raises RuntimeError with the name of one that has
+    not, and when names or sizes contradict each other; ValueError for a rank outside of the group."""
+    store, info = agent.store, agent.info
+    if not 0 <= info.id < world_size:
+        raise ValueError(
+            f"rank {info.id} of {info.name} is not in a group of {world_size}: ranks go from 0 to {world_size - 1}"
+        )
+    _agree(
+        *(store, "world_size", str(world_size)),
+        lambda said: (
+            f"{info} was given the world size {world_size}, and another worker of this group {said}: give all of "
+            "them one world_size"
+        ),
+    )
+    agent.make_endpoint()
+    _agree(
+        *(store, f"name/{info.name}", str(info.id)),
+        lambda said: (
+            f"RPC worker name {info.name} is not unique. Workers {said} and {info.id} have it: give each its own"
+        ),
+    )
+    store.set(f"member/{info.id}", json.dumps(own_entry(agent)))
+    agent.open([_find(store, rank, agent.options.join_timeout) for rank in range(world_size)])
+    agent.start_serving()
+    agent.connect_far()
+
+
+def _agree(store: Any, key: str, value: str, why_not: Callable[[str], str]) -> None:
+    """Enters a value that nobody has entered otherwise. Else raises RuntimeError, here and where others wait for this
+    process."""
+    said = store.compare_set(key, "", value).decode()
+    if said != value:
+        store.set("given_up", why_not(said))
+        _check_given_up(store)
+
+
+def _check_given_up(store: Any) -> None:
+    if store.check(["given_up"]):
+        raise RuntimeError(store.get("given_up").decode())
+
+
+def _find(store: Any, rank: int, seconds: float) -> Member:
+    """Waits for the member of that rank."""
     key, end = f"member/{rank}", time.monotonic() + seconds
-    check_given_up(store)
+    _check_given_up(store)
     while not store.check([key]):
-        check_given_up(store)
+        _check_given_up(store)
         if time.monotonic() > end:
             raise RuntimeError(
                 f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
                 "with this world size and init method?"
             )
-        _wait_for_key(store, key)
-    name, pid, address, maps, cards = json.loads(store.get(key))
-    return Member(WorkerInfo(name, rank), pid, bytes.fromhex(address), maps, cards)
-
-
-def _wait_for_key(store: Any, key: str) -> None:
-    try:
-        store.wait([key], _A_MOMENT)
-    except Exception:  # each kind of store has its own for this; the caller looks again
-        pass
+        with contextlib.suppress(Exception):  # each kind of store has its own for this: look again
+            store.wait([key], _A_MOMENT)
+    return member_of(json.loads(store.get(key)))

@@ -19,8 +19,8 @@ from .. import _core
 F = TypeVar("F", bound=Callable[..., Any])
 
 FORKED = (
-    "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. Start "
-    "it with spawn or forkserver, or call init_rpc() in it under a name of its own"
+    "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. "
+    "Start it with spawn or forkserver, or call init_rpc() in it under a name of its own"
 )
 ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that return a Future of their result
 
@@ -41,8 +41,8 @@ class Deferred:
 
 
 def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
-    """Returns a decorator: members call the function by that name, which begins with a dot. prepare(agent, caller's id, args,
-    reference to the result or None) returns the arguments."""
+    """Returns a decorator: members call the function by that name, which begins with a dot. prepare(agent, caller's id,
+    args, reference to the result or None) returns the arguments."""
 
     def register(function: F) -> F:
         handlers[name] = function, prepare
@@ -65,7 +65,8 @@ def note(name: str) -> Callable[[F], F]:
 
 
 def current() -> Any:
-    """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked since."""
+    """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked
+    since."""
     if _agent is None:
         raise RuntimeError(
             FORKED
@@ -111,7 +112,8 @@ class AutogradHooks(Protocol):
         """Called when the agent can send."""
 
     def about_to_send(self, context: Any, tensors: list[Any], receiver: int) -> tuple[int, list[int]] | None:
-        """Records tensors that go to `receiver`. Returns what arrived() needs there, or None if none requires gradients."""
+        """Records tensors that go to `receiver`. Returns what arrived() needs there, or None if none requires
+        gradients."""
 
     def not_sent(self, context: Any, record: tuple[int, list[int]]) -> None:
         """Takes about_to_send() back."""

@@ -7,59 +7,51 @@ another one. So at most `credit` items are made and not taken, and a caller that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import asyncio
 import inspect
 import itertools
 import threading
 import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from typing import Any
 
 import torch
 
 from ..errors import Timeout
-from .. import _core
 from . import api, devices, functions, registry
+from .api import Call
 from .errors import Cancelled, RemoteFailure
-from .futures import future_in_loop
+from .futures import CallFuture, done, future_in_loop
 from .registry import Deferred, verb
 from .values import RefusedValue
 
 _lock = threading.Lock()
 _open: weakref.WeakValueDictionary[int, Stream] = (
     weakref.WeakValueDictionary()
-)  # number -> Stream: one that is dropped wants no more items
+)  # one that is dropped wants no more items
 _numbers = itertools.count(1)
 
 
 class Stream:
     """The items of a call to a generator function, in their order; an iterator, and an asynchronous one.
 
+    Attributes:
+        call: the Call behind it.
     Thread safety: all members may be called concurrently; each item goes to one taker."""
 
-    def __init__(self, credit: int) -> None:
-        self.credit = credit
+    def __init__(self, call: Call, credit: int) -> None:
+        self.call, self.credit, self.number = call, credit, next(_numbers)
         self._changed, self._next = threading.Condition(), 0
-        self._items: dict[int, tuple[Any, Any]] = {}
+        self._items: dict[int, tuple[Any, torch.futures.Future[bool]]] = {}
         self._total: int | None = None
         self._error: Exception | None = None
         self._is_closed = False
-        self._waiting: list[Any] = []  # callbacks of tasks
-        self._call: Any = None
-
-    @property
-    def call(self) -> Any:
-        """The Call behind it."""
-        return self._call
-
-    def _begin(self, call: Any) -> None:
-        self._call, self.number = call, next(_numbers)
+        self._waiting: list[Callable[[], None]] = []  # callbacks of tasks
         with _lock:
             _open[self.number] = self
 
     def close(self) -> None:
-        """No more items are wanted: the generator ends at its next yield. Nothing happens when it has ended."""
+        """Ends the generator at its next yield: no more items are wanted. Nothing happens when it has ended."""
         with self._changed:
             self._is_closed = True
             items, self._items = self._items, {}
@@ -67,32 +59,32 @@ class Stream:
             _open.pop(self.number, None)
         for _, taken in items.values():
             taken.set_result(False)
-        self._call.cancel()
+        self.call.cancel()
         self._wake()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Stream:
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        """The next item. Throws StopIteration behind the last, and the generator's exception behind the items it
-        made."""
+        """Returns the next item. Throws StopIteration behind the last, and the generator's exception behind the items
+        it made."""
         with self._changed:
             self._changed.wait_for(self._is_ready)
             return self._take()
 
-    def __aiter__(self) -> Any:
+    def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Any:
@@ -109,14 +101,14 @@ class Stream:
         """Answers the items that are not taken, in another thread: a destructor may run under any lock."""
         rest = [taken for _, taken in self._items.values()]
         if rest:
-            self._call._agent.references.later(lambda: [taken.set_result(False) for taken in rest])
+            self.call.agent.references.later(lambda: [taken.set_result(False) for taken in rest])
 
     # --- items that come
 
-    def _is_ready(self) -> Any:
+    def _is_ready(self) -> bool:
         return self._is_closed or self._next in self._items or self._is_over()
 
-    def _is_over(self) -> Any:
+    def _is_over(self) -> bool:
         """Whether no item comes any more: how many there are is known, but not after the call itself has failed."""
         return self._next >= self._total if self._total is not None else self._error is not None
 
@@ -131,20 +123,19 @@ class Stream:
             raise error
         raise StopIteration
 
-    def _add(self, index: int, value: Any) -> Any:
-        """A Future that is done when the item was taken: whether more are wanted."""
-        taken = torch.futures.Future()
+    def add(self, index: int, value: Any) -> torch.futures.Future[bool]:
+        """Adds an item. Returns a Future that is done when the item was taken: whether more are wanted."""
         with self._changed:
             if self._is_closed:
-                taken.set_result(False)
-                return taken
+                return done(False)
+            taken: torch.futures.Future[bool] = torch.futures.Future()
             self._items[index] = (value, taken)
         self._wake()
         return taken
 
-    def _end(self, call: Any) -> None:
-        total: int | None = None
-        error: Exception | None = None
+    def end(self, call: Call) -> None:
+        """Called when the call has ended."""
+        total, error = None, None
         try:
             total, kind, text = call.wait()
             error = RemoteFailure(kind, text).exception() if kind is not None else None
@@ -161,7 +152,7 @@ class Stream:
         for call_back in waiting:
             call_back()
 
-    def _subscribe(self, call_back: Any) -> None:
+    def _subscribe(self, call_back: Callable[[], None]) -> None:
         with self._changed:
             if not self._is_ready():
                 self._waiting.append(call_back)
@@ -172,7 +163,8 @@ class Stream:
 def stream(
     to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None, credit: int = 8
 ) -> Stream:
-    """The items that a generator function yields in the member `to`, as a Stream: an iterator and a context manager.
+    """Returns the items that a generator function yields in the member `to`, as a Stream: an iterator and a context
+    manager.
 
     The generator is at most `credit` items ahead of the loop over them. `timeout` is for all of it. Else as call()."""
     if credit < 1:
@@ -181,43 +173,42 @@ def stream(
     member = agent.member(to)
     if member.is_program:
         raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
-    call, made = api.Call(agent, member, api._name_at(member, function), timeout), Stream(credit)
-    args, kwargs = list(api._checked(args)), dict(kwargs or {})
-    made._begin(call)
+    args, kwargs = list(api.checked(args)), dict(kwargs or {})
+    call = Call(agent, member, api.name_at(member, function), timeout)
+    made = Stream(call, credit)
     number, weak = made.number, weakref.ref(made)
 
     def start() -> None:
         if member.info.id == agent.info.id:
-            api.begin_here(call)
             given = devices.unmarked(args), devices.unmarked(kwargs)
-            agent.run_soon(
-                api.serve_here, call, registry.context(), lambda running: _run(agent, running, number, credit, *given)
-            )
+            call.send_here(lambda running: _run(agent, running, number, credit, *given))
             return
-        value = (number, credit, call._parents_trace, call.function, call.seconds, args, kwargs)
-        agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call._future)
+        value = (number, credit, call.parents_trace, call.function, call.seconds, args, kwargs)
+        agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call)
 
     try:
         call.send(start)
     except RefusedValue as refused:
         raise refused.located(args=args, kwargs=kwargs) from None
 
-    def end(call: Any) -> None:
+    def end(call: Call) -> None:
         stream = weak()
         if stream is not None:
-            stream._end(call)
+            stream.end(call)
 
     call.add_done_callback(end)
     return made
 
 
-@verb(".item")
-def _take_item(agent: Any, caller: int, number: int, index: int, item: Any) -> Any:
+def _add_item(number: int, index: int, item: Any) -> torch.futures.Future[bool]:
     with _lock:
         found = _open.get(number)
-    if found is None:
-        return False
-    return Deferred(found._add(index, item), lambda is_wanted: is_wanted)
+    return found.add(index, item) if found is not None else done(False)
+
+
+@verb(".item")
+def _take_item(agent: Any, caller: int, number: int, index: int, item: Any) -> Deferred:
+    return Deferred(_add_item(number, index, item), lambda is_wanted: is_wanted)
 
 
 # --- in the member that makes them
@@ -253,7 +244,8 @@ class _Window:
             self._credit -= 1
             return not self._is_closed
 
-    def answered(self, future: Any) -> None:
+    def answered(self, future: torch.futures.Future[bool]) -> None:
+        """Called with the Future of an item that was taken."""
         try:
             is_wanted, failure = future.value(), None
         except Exception as error:
@@ -265,17 +257,30 @@ class _Window:
             self._changed.notify()
 
 
+Outcome = tuple[
+    int, "type | None", "str | None"
+]  # how many items there were, class and text of the generator's exception
+
+
 @verb(".stream")
 def _run_stream(
-    agent: Any, caller: int, number: int, credit: int, trace: Any, name: str, seconds: float, args: Any, kwargs: Any
-) -> Any:
-    def run(running: Any) -> Any:
+    agent: Any,
+    caller: int,
+    number: int,
+    credit: int,
+    trace: str | None,
+    name: str,
+    seconds: float,
+    args: Any,
+    kwargs: Any,
+) -> Outcome | RemoteFailure:
+    def run(running: Any) -> Outcome:
         return _run(agent, running, number, credit, args, kwargs)
 
     return api.serve(agent, caller, number, name, seconds, trace, run)
 
 
-def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Any:
+def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Outcome:
     running.check()
     items = functions.find(running.function)(*args, **kwargs)
     if inspect.isasyncgen(items):
@@ -283,18 +288,22 @@ def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: 
     if not inspect.isgenerator(items):
         raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
     try:
-        return _send_all(agent, running.caller_id, items, running, number, _Window(credit, running))
+        return _send_all(agent, items, running, number, _Window(credit, running))
     finally:
         items.close()
 
 
-def _driven(items: Any) -> Iterator[Any]:
-    """An asynchronous generator as one of the plain kind, in a loop of its own."""
+def _driven(items: AsyncGenerator[Any, Any]) -> Iterator[Any]:
+    """Returns an asynchronous generator as one of the plain kind, in a loop of its own."""
+
+    async def next_item() -> Any:
+        return await anext(items)
+
     loop = asyncio.new_event_loop()
     try:
         while True:
             try:
-                item = loop.run_until_complete(_next(items))
+                item = loop.run_until_complete(next_item())
             except StopAsyncIteration:
                 return
             yield item
@@ -303,49 +312,28 @@ def _driven(items: Any) -> Iterator[Any]:
         loop.close()
 
 
-async def _next(items: Any) -> Any:
-    return await anext(items)
-
-
-def _send_all(agent: Any, caller: int, items: Any, running: Any, number: int, window: Any) -> Any:
-    """(how many there were, class and text of the generator's exception). Throws Cancelled if the caller wants no
-    more."""
+def _send_all(agent: Any, items: Generator[Any, Any, Any], running: Any, number: int, window: _Window) -> Outcome:
+    """Throws Cancelled if the caller wants no more."""
     total = 0
     while window.enter():
         try:
-            future = _send(agent, caller, running, number, total, next(items))
+            future = _send(agent, running, number, total, next(items))
         except StopIteration:
             return total, None, None
         except Exception as error:
             failure = RemoteFailure.of(error, agent.info)
-            return total, _portable(failure.kind), failure.text
+            return total, failure.kind if functions.has_name(failure.kind) else RuntimeError, failure.text
         future.add_done_callback(window.answered)
         total += 1
     raise Cancelled(f"{running.function}: {running.caller} wants no more items")
 
 
-def _portable(kind: Any) -> Any:
-    try:
-        functions.name_of(kind)
-        return kind
-    except (functions.NoName, AttributeError, PermissionError):
-        return RuntimeError
-
-
-def _send(agent: Any, caller: int, running: Any, number: int, index: int, item: Any) -> Any:
-    if caller == agent.info.id:
-        with _lock:
-            found = _open.get(number)
-        return found._add(index, item) if found is not None else _unwanted()
+def _send(agent: Any, running: Any, number: int, index: int, item: Any) -> torch.futures.Future[bool] | CallFuture:
+    if running.caller_id == agent.info.id:
+        return _add_item(number, index, item)
     left = running.remaining()
     seconds = 0.0 if left is None else max(left, 1e-6)
     try:
-        return agent.begin_verb(caller, ".item", (number, index, item), seconds, is_result=True)
+        return agent.begin_verb(running.caller_id, ".item", (number, index, item), seconds, is_result=True)
     except RefusedValue as refused:
         raise refused.located(**{f"item {index}": item}) from None
-
-
-def _unwanted() -> Any:
-    future = torch.futures.Future()
-    future.set_result(False)
-    return future

@@ -5,27 +5,33 @@ Gradients are kept in the context, never in ``.grad``. A pass through tensors th
 gives what one process would give, also where a branch is not used.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
 from . import _hooks  # noqa: F401 - it joins rpc and the engine
-from ._engine import engine_of_this_process as _engine_of_this_process
+from ._engine import Context as _Context, engine_of_this_process as _engine_of_this_process
 
 
-def is_available():
-    """True: it needs no support of torch's own."""
+def is_available() -> bool:
+    """Returns True: it needs no support of torch's own."""
     return True
 
 
-class context:  # noqa: N801 - torch's name
+class context:
     """A context for one forward and backward pass; ``with context() as context_id``. Ends it in all workers."""
 
-    def __enter__(self):
+    def __enter__(self) -> int:
         self.autograd_context = _new_context()
         return self.autograd_context._context_id()
 
-    def __exit__(self, kind, value, traceback):
+    def __exit__(self, *_: object) -> None:
         _release_context(self.autograd_context._context_id())
 
 
-def backward(context_id, roots, retain_graph=False):
+def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
     """Computes the gradients of all leaves that the roots, scalar tensors, depend on, in every worker.
 
     Returns when all are there. Throws RuntimeError for an unknown context, a root that is no scalar or does not require
@@ -33,24 +39,24 @@ def backward(context_id, roots, retain_graph=False):
     _engine_of_this_process.backward(context_id, roots, retain_graph)
 
 
-def get_gradients(context_id):
-    """{tensor: gradient} of this worker's leaves in that context."""
+def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
+    """Returns {tensor: gradient} of this worker's leaves in that context."""
     return _engine_of_this_process.retrieve(context_id).gradients()
 
 
-def _new_context():
+def _new_context() -> _Context:
     return _engine_of_this_process.new_context()
 
 
-def _release_context(context_id):
+def _release_context(context_id: int) -> None:
     _engine_of_this_process.release(context_id)
 
 
-def _retrieve_context(context_id):
+def _retrieve_context(context_id: int) -> _Context:
     return _engine_of_this_process.retrieve(context_id)
 
 
-def _current_context():
+def _current_context() -> _Context:
     found = _engine_of_this_process.current()
     if found is None:
         raise RuntimeError(
@@ -60,21 +66,21 @@ def _current_context():
     return found
 
 
-def _is_valid_context(context_id):
+def _is_valid_context(context_id: int) -> None:
     if _engine_of_this_process.find(context_id) is None:
         raise RuntimeError(f"Could not find autograd context with id: {context_id}")
 
 
-def _get_max_id():
+def _get_max_id() -> int:
     return _engine_of_this_process.max_id
 
 
-def _get_debug_info():
+def _get_debug_info() -> dict[str, str]:
     return {
         "num_current_backward_passes": str(_engine_of_this_process.passes),
         "num_autograd_contexts": str(_engine_of_this_process.count()),
     }
 
 
-def _init(worker_id):
-    _engine_of_this_process.start(worker_id, _engine_of_this_process.transport)
+def _init(worker_id: int) -> None:
+    _engine_of_this_process.start(worker_id)

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API but for torch's engine."""
+"""Where gradients of tensors go, and the node that stands for tensors of another worker.
+
+Uses public names of torch, but for its engine."""
+
+from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
-class _Receive:
+class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, received, *tensors):
+    def forward(ctx: Any, anchor: torch.Tensor, received: ReceivedTensors, *tensors: torch.Tensor) -> Any:
         ctx.received = received
         ctx.mark_dirty(*tensors)
         return tensors if len(tensors) > 1 else tensors[0]
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         raise RuntimeError(
             "tensors that came by RPC get their gradients through dist_autograd.backward(), not through "
             "torch.autograd.backward()"
@@ -23,25 +29,22 @@ class _Receive:
 
 
 # Programs look at the node's name, which is torch's.
-RecvRpcBackward = type(
-    "torch::distributed::autograd::RecvRpc",
-    (torch.autograd.Function,),
-    {"forward": staticmethod(_Receive.forward), "backward": staticmethod(_Receive.backward)},
-)
+RecvRpcBackward: Any = type("torch::distributed::autograd::RecvRpc", (_Receive,), {})
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
 _log = logging.getLogger("torch.autograd.graph")
 _run = torch.autograd.Variable._execution_engine.run_backward
-# What torch.autograd.grad() runs behind its own look at shapes, which imports sympy: two seconds in each worker at the first
-# pass. The engine checks them, too.
+# What torch.autograd.grad() runs behind its own look at shapes, which imports sympy: two seconds in each worker at the
+# first pass. The engine checks them, too.
 _run_for_torch = getattr(torch.autograd.graph, "_engine_run_backward", _run)
 _accelerator = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: "unknown")()
 
 
-def torch_engine():
-    """torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for devices: it is
-    left out where neither is needed."""
+def torch_engine() -> Callable[..., Any]:
+    """Returns torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for
+    devices:
+    it is left out where neither is needed."""
     return _run if _accelerator is None and not _log.isEnabledFor(logging.DEBUG) else _run_for_torch
 
 
@@ -52,16 +55,17 @@ class _Probe(torch.autograd.Function):
     """Has the edges of its arguments: for sparse leaves, of which there is no view."""
 
     @staticmethod
-    def forward(ctx, *tensors):
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
         return torch.zeros(())
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         raise AssertionError("nothing runs backward through a probe")
 
 
-def _lose_nodes():
-    """Whether a node of Python ends with the tensors of it, although it is referred to: so before torch 2.12."""
+def _lose_nodes() -> bool:
+    """Returns whether a node of Python ends with the tensors of it, although it is referred to: so before torch
+    2.12."""
     node = _Probe.apply(torch.zeros((), requires_grad=True)).grad_fn
     try:
         len(node.next_functions)
@@ -73,15 +77,15 @@ def _lose_nodes():
 _NODES_ARE_LOST = _lose_nodes()
 
 
-def _owner_of(tensor):
-    """A node of C++ that keeps the tensor's node; None where that is not needed. REQUIRES: grad mode."""
+def _owner_of(tensor: torch.Tensor) -> Any:
+    """Returns a node of C++ that keeps the tensor's node; None where that is not needed. REQUIRES: grad mode."""
     if not _NODES_ARE_LOST or not isinstance(tensor.grad_fn, torch._C._FunctionBase):
         return None
     return (tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()).grad_fn
 
 
-def edge_of(tensor):
-    """The edge along which gradients of `tensor` go. REQUIRES: grad mode."""
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Returns the edge along which gradients of `tensor` go. REQUIRES: grad mode."""
     node = tensor.grad_fn
     if node is not None:
         return GradientEdge(node, tensor.output_nr)
@@ -94,26 +98,28 @@ def edge_of(tensor):
 class ReceivedTensors:
     """Tensors of one message, as outputs of one node of this worker's graph, which keeps this object."""
 
-    def __init__(self, context_id, message_id, peer, tensors):
+    def __init__(self, context_id: int, message_id: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         """Makes the tensors outputs of the node, in place. REQUIRES: they are no views, and part of no graph."""
         self.context_id, self.message_id, self.peer = context_id, message_id, peer
         self.count = len(tensors)
         with torch.enable_grad():
             RecvRpcBackward.apply(_ANCHOR, self, *tensors)
-        self.node = tensors[0].grad_fn
+        self.node: Any = tensors[0].grad_fn
 
 
 class SentTensors:
     """Tensors that left this worker in one message, as edges of its graph. Has a node's names for them."""
 
-    def __init__(self, message_id, peer, tensors):
+    def __init__(self, message_id: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         """REQUIRES: grad mode."""
         self.message_id, self.peer = message_id, peer
         self.edges, self._owners = list(map(edge_of, tensors)), list(map(_owner_of, tensors))
 
     @property
-    def next_functions(self):
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The nodes that gradients go to, with the numbers of their inputs."""
         return tuple((edge.node, edge.output_nr) for edge in self.edges)
 
-    def name(self):
+    def name(self) -> str:
+        """Returns the name of torch's node."""
         return "torch::distributed::autograd::SendRpcBackward"

@@ -1,68 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts of distributed autograd, and backward passes through all workers."""
 
-import collections
+from __future__ import annotations
+
 import itertools
 import threading
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from ...rpc import registry
-from ._edges import GradientEdge, ReceivedTensors, SentTensors, torch_engine
-from ._pass import LocalPass
+from ...rpc.futures import Future
+from ._edges import ReceivedTensors, SentTensors, torch_engine
+from ._pass import Answer, Arrived, LocalPass, PassKey, Transport
 
 _IDS_OF_A_WORKER = 48
 
-
-class PassKey(NamedTuple):
-    """A pass, as messages name it.
-
-    Attributes:
-        id: unique in the group. The ids of passes with the same root grow.
-        retain: whether the graph is kept.
-        first_open: all passes with the same root and a smaller id have ended, in all workers."""
-
-    id: int
-    retain: bool
-    first_open: int
-
-    def is_behind_end_of(self, other):
-        return other < self.first_open and other >> _IDS_OF_A_WORKER == self.id >> _IDS_OF_A_WORKER
+Record = tuple[int, list[int]]  # (message id, which of the tensors require gradients)
 
 
 class Context:
     """One worker's part of one context: tensors sent and received, and gradients of its leaves.
     Thread safety: all members may be called concurrently."""
 
-    def __init__(self, engine, context_id):
+    def __init__(self, engine: Engine, context_id: int) -> None:
         self.engine, self.id = engine, context_id
         self._lock = threading.Lock()
-        self._sent, self._received = collections.OrderedDict(), collections.OrderedDict()
-        self._known, self._gradients = set(), {}
+        self._sent: dict[int, SentTensors] = {}
+        self._received: dict[int, ReceivedTensors] = {}
+        self._known: set[int] = set()
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the leaf
         self.run_engine = torch_engine()
-        self._passes = {}
+        self._passes: dict[int, LocalPass] = {}
 
     # The names that programs use.
-    def _context_id(self):
+    def _context_id(self) -> int:
         return self.id
 
-    def _send_functions(self):
+    def _send_functions(self) -> dict[int, SentTensors]:
         return dict(sorted(self._sent.items()))
 
-    def _recv_functions(self):
+    def _recv_functions(self) -> dict[int, Any]:
         return {key: received.node for key, received in sorted(self._received.items())}
 
-    def _known_worker_ids(self):
+    def _known_worker_ids(self) -> set[int]:
         return set(self._known)
 
-    def know(self, worker):
-        """That worker has a part of this context."""
+    def know(self, worker: int) -> None:
+        """Notes that a worker has a part of this context."""
         if worker != self.engine.worker_id:
             self._known.add(worker)
 
-    def record_sent(self, tensors, peer):
-        """Before tensors go to `peer`: (message id, which of them require gradients), or None."""
+    def record_sent(self, tensors: Sequence[torch.Tensor], peer: int) -> Record | None:
+        """Records tensors that go to `peer`; None if none requires gradients."""
         self.know(peer)
         which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
         if not which:
@@ -72,7 +64,7 @@ class Context:
             self._sent[sent.message_id] = sent
         return sent.message_id, which
 
-    def attach_received(self, recorded, tensors, peer):
+    def attach_received(self, recorded: Record, tensors: Sequence[torch.Tensor], peer: int) -> None:
         """Makes tensors that came from `peer` part of this worker's graph, in place."""
         message_id, which = recorded
         received = ReceivedTensors(self.id, message_id, peer, [tensors[i] for i in which])
@@ -80,68 +72,83 @@ class Context:
             self._received[message_id] = received
         self.know(peer)
 
-    def forget_sent(self, recorded):
-        """After record_sent(): nothing was sent."""
+    def forget_sent(self, recorded: Record) -> None:
+        """Takes record_sent() back: nothing was sent."""
         with self._lock:
             self._sent.pop(recorded[0])
 
-    def sent(self):
+    def sent(self) -> list[SentTensors]:
+        """Returns what was sent, in its order."""
         with self._lock:
             return list(self._sent.values())
 
-    def clear(self):
-        """Called when the context has ended: its passes and nodes refer to it, and would stay until the next collection."""
+    def clear(self) -> None:
+        """Called when the context has ended: its passes and nodes refer to it, and would stay until the next
+        collection."""
         with self._lock:
             self._passes.clear()
             for received in self._received.values():
                 received.node = None
 
-    def accumulate(self, leaf, gradient):
+    def accumulate(self, leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adds to the gradient of a leaf."""
         with self._lock:
             before = self._gradients.get(id(leaf))
             self._gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
 
-    def gradients(self):
+    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Returns {leaf: gradient}."""
         with self._lock:
             return dict(self._gradients.values())
 
-    def local_pass(self, key, roots=()):
+    def local_pass(self, key: PassKey, roots: Sequence[GradientEdge] = ()) -> LocalPass:
         """Returns this worker's part of a pass. `roots` are edges."""
         found = self._passes.get(key.id)
         if found is not None:
             return found
-        made = LocalPass(self, key, roots)
+        made = LocalPass(self.engine, self, key, self.sent(), roots)
         with self._lock:
-            for ended in [i for i in self._passes if key.is_behind_end_of(i)]:
-                del self._passes[ended]
+            for other in list(self._passes):
+                if other < key.first_open and other >> _IDS_OF_A_WORKER == key.id >> _IDS_OF_A_WORKER:
+                    del self._passes[other]  # it has ended
             return self._passes.setdefault(key.id, made)
 
-    def end_pass(self, pass_id):
+    def end_pass(self, pass_id: int) -> None:
         """Called by the root of a pass that has ended in all workers."""
         with self._lock:
             self._passes.pop(pass_id, None)
 
 
 class Engine:
-    """The contexts of this worker. `transport` carries gradients and marks to others (see onecopy.rpc).
+    """The contexts of this worker.
+
     Thread safety: all members may be called concurrently, but for start()."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._contexts = {}
-        self._under_way = set()  # passes that began here
-        self.start(0, None)
+        self._contexts: dict[int, Context] = {}
+        self._under_way: set[int] = set()  # passes that began here
+        self._transport: Transport | None = None
+        self.start(0)
 
-    def start(self, worker_id, transport):
-        self.worker_id, self.transport = worker_id, transport
+    def start(self, worker_id: int, transport: Transport | None = None) -> None:
+        """Makes this the engine of that worker. `transport` carries gradients and marks to others; None: as before."""
+        self.worker_id, self._transport = worker_id, transport or self._transport
         self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self._pass_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.max_id = (1 << _IDS_OF_A_WORKER) - 1 + (worker_id << _IDS_OF_A_WORKER)
 
+    @property
+    def transport(self) -> Transport:
+        """What start() was given. REQUIRES: a message came, or goes."""
+        assert self._transport is not None
+        return self._transport
+
     # --- contexts
 
-    def new_context(self):
+    def new_context(self) -> Context:
+        """Makes a context, and makes it this thread's. Raises RuntimeError if the thread has one."""
         if self.current() is not None:
             raise RuntimeError("Already have an autograd context id for this thread")
         context = Context(self, next(self._context_ids))
@@ -150,27 +157,30 @@ class Engine:
         registry.swap_context(context)
         return context
 
-    def current(self):
-        """This thread's context, or None."""
+    def current(self) -> Context | None:
+        """Returns this thread's context, or None."""
         return registry.context()
 
-    def retrieve(self, context_id):
+    def retrieve(self, context_id: int) -> Context:
+        """Returns a context. Raises RuntimeError for an unknown one."""
         context = self._contexts.get(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         return context
 
-    def find(self, context_id):
+    def find(self, context_id: int) -> Context | None:
+        """Returns a context, or None."""
         return self._contexts.get(context_id)
 
-    def get_or_create(self, context_id):
+    def get_or_create(self, context_id: int) -> Context:
+        """Returns a context, and makes it where there is none."""
         with self._lock:
             if context_id not in self._contexts:
                 self._contexts[context_id] = Context(self, context_id)
             return self._contexts[context_id]
 
-    def release(self, context_id):
-        """Here and on all workers that have a part of it."""
+    def release(self, context_id: int) -> None:
+        """Ends a context, here and on all workers that have a part of it."""
         context = self._pop(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -178,36 +188,39 @@ class Engine:
             registry.swap_context(None)
         self._tell_released(context, context._known_worker_ids())
 
-    def on_release(self, sender, context_id, later):
-        """`later` runs a function in another thread: this one takes messages, and does not wait."""
+    def on_release(self, sender: int, context_id: int, later: Callable[..., None]) -> None:
+        """Ends a context for another worker. `later` runs a function in another thread: this one takes messages, and
+        does not wait."""
         context = self._pop(context_id)
         others = context._known_worker_ids() - {sender} if context is not None else ()
         if others:
             later(self._tell_released, context, others)
 
-    def _pop(self, context_id):
+    def _pop(self, context_id: int) -> Context | None:
         with self._lock:
             context = self._contexts.pop(context_id, None)
         if context is not None:
             context.clear()
         return context
 
-    def _tell_released(self, context, workers):
+    def _tell_released(self, context: Context, workers: Iterable[int]) -> None:
         for worker in workers:
             self.transport.release_context(worker, context.id)
 
-    def count(self):
+    def count(self) -> int:
+        """Returns how many contexts there are."""
         with self._lock:
             return len(self._contexts)
 
     # --- backward
 
     @property
-    def passes(self):
+    def passes(self) -> int:
         """How many began here and have not ended."""
         return len(self._under_way)
 
-    def backward(self, context_id, roots, retain_graph=False):
+    def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
+        """Runs a pass: see onecopy.distributed.autograd.backward()."""
         if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)):
             raise _wrong_arguments()
         context = self.retrieve(context_id)
@@ -218,7 +231,7 @@ class Engine:
         try:
             before = registry.swap_context(context)
             try:
-                arrived = [(None, list(map(torch.ones_like, roots)))]
+                arrived: Arrived = [(None, list(map(torch.ones_like, roots)))]
                 blocked, _ = context.local_pass(key, edges).arrive(arrived)
             finally:
                 registry.swap_context(before)
@@ -229,13 +242,13 @@ class Engine:
             with self._lock:
                 self._under_way.discard(key.id)
 
-    def _begin_pass(self, retain_graph):
+    def _begin_pass(self, retain_graph: bool) -> PassKey:
         with self._lock:
             pass_id = next(self._pass_ids)
             self._under_way.add(pass_id)
             return PassKey(pass_id, retain_graph, min(self._under_way))
 
-    def _resolve(self, context_id, key, blocked):
+    def _resolve(self, context_id: int, key: PassKey, blocked: dict[int, int]) -> None:
         """Lets the blocked workers mark what still comes, and then go on without the rest."""
         workers = [worker for worker, number in blocked.items() if number]
         for future in [self.transport.mark_blocked(w, context_id, key) for w in workers]:
@@ -246,8 +259,15 @@ class Engine:
 
     # --- for other workers
 
-    def on_gradients(self, sender, context_id, key, message_id, gradients):
-        """Waits. (changes, gradients for the sender) as LocalPass.arrive() has them, as pairs."""
+    def on_gradients(
+        self,
+        sender: int,
+        context_id: int,
+        key: tuple[int, bool, int],
+        message_id: int,
+        gradients: list[torch.Tensor | None],
+    ) -> Answer:
+        """Takes gradients, and waits for all that they cause: see LocalPass.arrive()."""
         context = self.retrieve(context_id)
         before = registry.swap_context(context)
         try:
@@ -256,26 +276,26 @@ class Engine:
             registry.swap_context(before)
         return list(change.items()), back
 
-    def on_resolve(self, context_id, key):
-        """Waits. The changes, as pairs."""
+    def on_resolve(self, context_id: int, key: tuple[int, bool, int]) -> list[tuple[int, int]]:
+        """Resolves this worker's part, and waits for all that this causes. Returns the changes, as pairs."""
         context = self.retrieve(context_id)
         with registry.within(context):
             return list(context.local_pass(PassKey(*key)).resolve().items())
 
-    # These two return a Future.
-
-    def on_mark(self, context_id, key, message_id):
+    def on_mark(self, context_id: int, key: tuple[int, bool, int], message_id: int) -> Future:
+        """Marks a source: see LocalPass.mark()."""
         return self.retrieve(context_id).local_pass(PassKey(*key)).mark(message_id)
 
-    def on_mark_blocked(self, context_id, key):
+    def on_mark_blocked(self, context_id: int, key: tuple[int, bool, int]) -> Future:
+        """Marks what blocked components will send: see LocalPass.mark_blocked()."""
         return self.retrieve(context_id).local_pass(PassKey(*key)).mark_blocked()
 
 
-def _wrong_arguments():
+def _wrong_arguments() -> TypeError:
     return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 
-def _edge_of_root(root):
+def _edge_of_root(root: torch.Tensor) -> GradientEdge:
     if not isinstance(root, torch.Tensor):
         raise _wrong_arguments()
     if not root.requires_grad:

@@ -1,78 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joins distributed autograd and rpc: its hooks in calls, and its own messages.
+"""What joins distributed autograd and rpc: its hooks in calls, and its own messages, which are calls of verbs."""
 
-Its messages are calls of verbs."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
 
 from ...rpc import registry
+from ...rpc.futures import Future
 from ...rpc.registry import Deferred, note, verb
-from ._engine import engine_of_this_process as engine
+from ._engine import Context, engine_of_this_process as engine
+from ._pass import Answer
 
 
 class _Hooks:
     """See registry.AutogradHooks."""
 
-    def started(self, agent):
-        engine.start(agent.info.id, Transport(agent))
+    def started(self, agent: Any) -> None:
+        engine.start(agent.info.id, _Transport(agent))
 
-    def about_to_send(self, context, tensors, receiver):
+    def about_to_send(
+        self, context: Context, tensors: list[torch.Tensor], receiver: int
+    ) -> tuple[int, list[int]] | None:
         return context.record_sent(tensors, receiver)
 
-    def not_sent(self, context, record):
+    def not_sent(self, context: Context, record: tuple[int, list[int]]) -> None:
         context.forget_sent(record)
 
-    def arrived(self, context, record, tensors, sender):
+    def arrived(
+        self, context: Context, record: tuple[int, list[int]], tensors: list[torch.Tensor], sender: int
+    ) -> None:
         context.attach_received(record, tensors, sender)
 
-    def context(self, context_id, sender, make):
+    def context(self, context_id: int, sender: int, make: bool) -> Context | None:
         if not make:
             return engine.find(context_id)
         context = engine.get_or_create(context_id)
         context.know(sender)
         return context
 
-    def backward(self, context_id, roots, retain_graph):
+    def backward(self, context_id: int, roots: list[torch.Tensor], retain_graph: bool) -> None:
         engine.backward(context_id, roots, retain_graph)
 
 
-class Transport:
-    """Sends gradients and marks to other workers. Each call returns a Future, and that of gradients something that has
-    done() and wait() alone."""
+class _Transport:
+    """See _pass.Transport."""
 
-    def __init__(self, agent):
+    def __init__(self, agent: Any) -> None:
         self._agent = agent
 
-    def send_gradients(self, to, *arguments):
+    def send_gradients(self, to: int, *arguments: Any) -> _GradientCall:
         return _GradientCall(self._agent, self._agent.endpoint.begin_gradients(to, arguments))
 
-    def call_gradients(self, to, *arguments):
-        """As send_gradients(...).wait()."""
+    def call_gradients(self, to: int, *arguments: Any) -> Answer:
         return self._agent.endpoint.call_gradients(to, arguments)
 
-    def mark(self, to, *arguments):
+    def mark(self, to: int, *arguments: Any) -> Future:
         return self._agent.begin_verb(to, ".mark", arguments, 0)
 
-    def mark_blocked(self, to, *arguments):
+    def mark_blocked(self, to: int, *arguments: Any) -> Future:
         return self._agent.begin_verb(to, ".mark_blocked", arguments, 0)
 
-    def resolve(self, to, *arguments):
+    def resolve(self, to: int, *arguments: Any) -> Future:
         return self._agent.begin_verb(to, ".resolve", arguments, 0)
 
-    def release_context(self, to, context_id):
+    def release_context(self, to: int, context_id: int) -> None:
         self._agent.note(to, "release_context", context_id)
 
 
 class _GradientCall:
-    """A call of gradients. wait() is called once."""
-
     __slots__ = ("_agent", "_call")
 
-    def __init__(self, agent, call):
+    def __init__(self, agent: Any, call: Any) -> None:
         self._agent, self._call = agent, call
 
-    def done(self):
+    def done(self) -> bool:
         return self._call.done
 
-    def wait(self):
+    def wait(self) -> Answer:
         self._call.wait()
         value, error, points = self._agent.endpoint.outcome(self._call, 0)
         if error is not None:
@@ -82,27 +88,27 @@ class _GradientCall:
 
 
 @verb(".gradients")
-def _gradients(agent, caller, *arguments):
+def _gradients(agent: Any, caller: int, *arguments: Any) -> Answer:
     return engine.on_gradients(caller, *arguments)
 
 
 @verb(".mark")
-def _mark(agent, caller, *arguments):
+def _mark(agent: Any, caller: int, *arguments: Any) -> Deferred:
     return Deferred(engine.on_mark(*arguments), lambda nothing: None)
 
 
 @verb(".mark_blocked")
-def _mark_blocked(agent, caller, *arguments):
+def _mark_blocked(agent: Any, caller: int, *arguments: Any) -> Deferred:
     return Deferred(engine.on_mark_blocked(*arguments), lambda nothing: None)
 
 
 @verb(".resolve")
-def _resolve(agent, caller, *arguments):
+def _resolve(agent: Any, caller: int, *arguments: Any) -> list[tuple[int, int]]:
     return engine.on_resolve(*arguments)
 
 
 @note("release_context")
-def _release_context(agent, caller, context_id):
+def _release_context(agent: Any, caller: int, context_id: int) -> None:
     engine.on_release(caller, context_id, agent.run_soon)
 
 

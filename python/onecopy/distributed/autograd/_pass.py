@@ -1,46 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker's part of one backward pass, and its messages.
 
-_core._Evaluation has the gradients that have come, and evaluates the outputs that have all of theirs. A gradient message is
-answered when everything that it caused is done, so the root's backward() returns at the end of all. The
+_core._Evaluation has the gradients that have come, and evaluates the outputs that have all of theirs. A gradient
+message is answered when everything that it caused is done, so the root's backward() returns at the end of all. The
 thread that took it waits: no other has to run. Gradients for the sender of a message alone go with its answer.
 Answers add up how many components are blocked: begun, and waiting for a source. While some are, the root has them
 mark the sources that still get something; the others are dead, and the blocked components go on.
 """
 
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch.autograd.graph import GradientEdge
+
 from ... import _core
-from ._futures import gather
+from ...rpc.futures import Future, done
+from ._edges import ReceivedTensors, SentTensors
+
+Gradients: TypeAlias = list[torch.Tensor | None]
+Arrived: TypeAlias = list[tuple[int | None, Gradients]]  # (message id, or None for the roots, gradients)
+Changes: TypeAlias = dict[int, int]  # worker -> change in its number of blocked components
+Answer: TypeAlias = tuple[list[tuple[int, int]], Arrived]  # changes as pairs, and gradients for the sender
+
+
+class PassKey(NamedTuple):
+    """A pass, as messages name it.
+
+    Attributes:
+        id: unique in the group. The ids of passes with the same root grow.
+        retain: whether the graph is kept.
+        first_open: all passes with the same root and a smaller id have ended, in all workers."""
+
+    id: int
+    retain: bool
+    first_open: int
+
+
+class GradientCall(Protocol):
+    """A call of gradients that is under way."""
+
+    def done(self) -> bool:
+        """Returns whether the answer is here."""
+
+    def wait(self) -> Answer:
+        """Returns the answer. Called once."""
+
+
+class Transport(Protocol):
+    """Sends gradients and marks to other workers."""
+
+    def send_gradients(self, to: int, *arguments: Any) -> GradientCall:
+        """Begins a call of Engine.on_gradients(this worker, *arguments) in another worker."""
+
+    def call_gradients(self, to: int, *arguments: Any) -> Answer:
+        """Returns send_gradients(...).wait()."""
+
+    def mark(self, to: int, *arguments: Any) -> Future:
+        """Calls Engine.on_mark(*arguments)."""
+
+    def mark_blocked(self, to: int, *arguments: Any) -> Future:
+        """Calls Engine.on_mark_blocked(*arguments)."""
+
+    def resolve(self, to: int, *arguments: Any) -> Future:
+        """Calls Engine.on_resolve(*arguments)."""
+
+    def release_context(self, to: int, context_id: int) -> None:
+        """Calls Engine.on_release(this worker, context_id), and does not wait."""
+
+
+class Worker(Protocol):
+    """The worker of a pass."""
+
+    worker_id: int
+
+    @property
+    def transport(self) -> Transport:
+        """How to reach others."""
 
 
 class LocalPass:
     """Thread safety: all members may be called concurrently."""
 
-    def __init__(self, context, key, roots=()):
-        self._engine, self._key = context.engine, tuple(key)
-        self._evaluation = _core._Evaluation(
-            context, self._engine.worker_id, context.sent(), roots, context.run_engine, key.retain
+    def __init__(
+        self, worker: Worker, context: Any, key: PassKey, sent: list[SentTensors], roots: Sequence[GradientEdge]
+    ) -> None:
+        self._worker, self._key = worker, tuple(key)
+        self._evaluation: Any = _core._Evaluation(
+            context, worker.worker_id, sent, roots, context.run_engine, key.retain
         )
 
     # --- gradients arrive
 
-    def arrive(self, arrived, sender=None):
-        """`arrived` is [(message id, or None for the roots, gradients)]. Returns when all that they cause is done, in all
-        workers: {worker: change in its number of blocked components}, and as `arrived` the gradients for `sender`."""
-        return self._finish(*self._evaluation.take(arrived), sender)
+    def arrive(self, arrived: Arrived, sender: int | None = None) -> tuple[Changes, Arrived]:
+        """Takes gradients. Returns when all that they cause is done, in all workers: the changes, and the gradients for
+        `sender`."""
+        fired, blocked = self._evaluation.take(arrived)
+        return self._finish(fired, blocked, sender)
 
-    def resolve(self):
-        """Gradients that have not come and are not marked never come. As arrive(): the counts alone."""
+    def resolve(self) -> Changes:
+        """Goes on without the gradients that have not come and are not marked: they never come."""
         return self._finish(*self._evaluation.resolve())[0]
 
-    def _finish(self, fired, blocked, sender=None):
-        """Sends the gradients of outputs that have fired, and of those that fire by the answers. `blocked` components are more
-        than before. Throws the first failure, when all calls have ended."""
-        change = {self._engine.worker_id: blocked} if blocked else {}
+    def _finish(
+        self, fired: list[tuple[ReceivedTensors, Gradients]], blocked: int, sender: int | None = None
+    ) -> tuple[Changes, Arrived]:
+        """Sends the gradients of outputs that have fired, and of those that fire by the answers. `blocked` components
+        are more than before. Throws the first failure, when all calls have ended."""
+        change: Changes = {self._worker.worker_id: blocked} if blocked else {}
         while len(fired) == 1:
             ((received, gradients),) = fired
             if received.peer == sender:
                 return change, [(received.message_id, gradients)]
-            counts, arrived = self._engine.transport.call_gradients(
+            counts, arrived = self._worker.transport.call_gradients(
                 received.peer, received.context_id, self._key, received.message_id, gradients
             )
             fired, blocked = self._evaluation.take(arrived)
@@ -48,9 +123,11 @@ class LocalPass:
                 self._count(change, counts, blocked)
         return change, self._send_all(fired, sender, change) if fired else []
 
-    def _send_all(self, fired, sender, change):
-        """The gradients for `sender`."""
-        back, failure, call = [], None, None
+    def _send_all(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, change: Changes) -> Arrived:
+        """Returns the gradients for `sender`."""
+        back: Arrived = []
+        failure: Exception | None = None
+        call: GradientCall | None = None
         under_way = self._send(fired, sender, back)
         while under_way:
             call = next((c for c in under_way if c.done()), under_way[0])
@@ -69,30 +146,56 @@ class LocalPass:
             failure = call = None  # its traceback has this frame
         return back
 
-    def _send(self, fired, sender, back):
-        """The calls under way. While other workers have something to do, the sender's part does not wait for them."""
+    def _send(
+        self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, back: Arrived
+    ) -> list[GradientCall]:
+        """Returns the calls under way. While other workers have something to do, the sender's part does not wait for
+        them."""
         if all(r.peer == sender for r, _ in fired):
             back += [(r.message_id, g) for r, g in fired]
             return []
         return [
-            self._engine.transport.send_gradients(r.peer, r.context_id, self._key, r.message_id, g) for r, g in fired
+            self._worker.transport.send_gradients(r.peer, r.context_id, self._key, r.message_id, g) for r, g in fired
         ]
 
-    def _count(self, change, counts, blocked):
-        """Adds those of an answer, and this worker's."""
-        for worker, number in [*counts, (self._engine.worker_id, blocked)]:
+    def _count(self, change: Changes, counts: Iterable[tuple[int, int]], blocked: int) -> None:
+        """Adds the changes of an answer, and of this worker."""
+        for worker, number in [*counts, (self._worker.worker_id, blocked)]:
             change[worker] = change.get(worker, 0) + number
 
     # --- marks
 
-    def mark_blocked(self):
-        """Marks the gradients that the blocked components will still send. A Future of None."""
+    def mark_blocked(self) -> Future:
+        """Marks the gradients that the blocked components will still send. Returns a Future of None."""
         return self._mark(self._evaluation.owed())
 
-    def mark(self, message_id):
-        """This source will get something, and so will all that it reaches. Marks are never taken back."""
+    def mark(self, message_id: int) -> Future:
+        """Marks a source that will get something, and all that it reaches. Marks are never taken back."""
         return self._mark(self._evaluation.mark(message_id))
 
-    def _mark(self, received):
-        futures = [self._engine.transport.mark(r.peer, r.context_id, self._key, r.message_id) for r in received]
-        return gather(futures, lambda _: None)
+    def _mark(self, received: Iterable[ReceivedTensors]) -> Future:
+        transport = self._worker.transport
+        return _all([transport.mark(r.peer, r.context_id, self._key, r.message_id) for r in received])
+
+
+def _all(futures: Sequence[Future]) -> Future:
+    """Returns a Future of None. It is done when all are, and fails with the first of `futures` that did."""
+    if not futures:
+        return done(None)
+    out: Future = torch.futures.Future()
+    lock, left = threading.Lock(), len(futures)
+
+    def one_is_done(_: Future) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        try:
+            out.set_result([f.value() for f in futures] and None)
+        except Exception as error:
+            out.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(one_is_done)
+    return out

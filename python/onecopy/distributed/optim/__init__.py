@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of parameters that several processes own: the names of ``torch.distributed.optim`` that rpc needs."""
 
+from __future__ import annotations
+
 import inspect
 import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from .. import autograd as _autograd
-from .. import rpc as _rpc
+import torch
+
+from .. import autograd as _autograd, rpc as _rpc
+from ..rpc import RRef, WorkerInfo
 
 __all__ = ["DistributedOptimizer"]
 
@@ -13,15 +19,15 @@ __all__ = ["DistributedOptimizer"]
 class _LocalOptimizer:
     """An optimizer of parameters of this process, whose gradients are in a context. One step at a time."""
 
-    step_lock = (
-        threading.Lock()
-    )  # of all: torch's optimizers are not safe for threads, and may have parameters in common
+    # Of all: torch's optimizers are not safe for threads, and may have parameters in common.
+    step_lock = threading.Lock()
 
-    def __init__(self, kind, parameter_rrefs, *args, **kwargs):
-        self._parameters = [rref.local_value() for rref in parameter_rrefs]
+    def __init__(self, kind: type, parameter_rrefs: Sequence[RRef[torch.Tensor]], *args: Any, **kwargs: Any) -> None:
+        self._parameters: list[torch.Tensor] = [rref.local_value() for rref in parameter_rrefs]
         self._optimizer = kind(self._parameters, *args, **kwargs)
 
-    def step(self, context_id):
+    def step(self, context_id: int) -> None:
+        """Makes a step with the gradients of a context."""
         gradients = _autograd.get_gradients(context_id)
         with _LocalOptimizer.step_lock:
             before = [p.grad for p in self._parameters]
@@ -34,11 +40,13 @@ class _LocalOptimizer:
                     parameter.grad = grad
 
 
-def _make(kind, parameter_rrefs, args, kwargs):
+def _make(
+    kind: type, parameter_rrefs: Sequence[RRef[torch.Tensor]], args: list[Any], kwargs: dict[str, Any]
+) -> RRef[_LocalOptimizer]:
     return _rpc.RRef(_LocalOptimizer(kind, parameter_rrefs, *args, **kwargs))
 
 
-def _step(optimizer_rref, context_id):
+def _step(optimizer_rref: RRef[_LocalOptimizer], context_id: int) -> None:
     optimizer_rref.local_value().step(context_id)
 
 
@@ -51,28 +59,30 @@ class DistributedOptimizer:
         args, kwargs: for the class.
     Throws what its constructor throws on an owner."""
 
-    def __init__(self, optimizer_class, params_rref, *args, **kwargs):
+    def __init__(
+        self, optimizer_class: type, params_rref: Iterable[RRef[torch.Tensor]], *args: Any, **kwargs: Any
+    ) -> None:
         if not inspect.isclass(optimizer_class):
             raise TypeError(f"optimizer_class is a class such as torch.optim.SGD, not {optimizer_class!r}")
-        by_owner = {}
+        by_owner: dict[WorkerInfo, list[RRef[torch.Tensor]]] = {}
         for rref in params_rref:
             by_owner.setdefault(rref.owner(), []).append(rref)
         futures = [
             _rpc.rpc_async(owner, _make, args=(optimizer_class, rrefs, list(args), kwargs))
             for owner, rrefs in by_owner.items()
         ]
-        self.remote_optimizers = _results(futures)
+        self.remote_optimizers: list[RRef[_LocalOptimizer]] = _results(futures)
 
-    def step(self, context_id):
-        """One step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an
+    def step(self, context_id: int) -> None:
+        """Makes one step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an
         unknown context, and a step's exceptions."""
         _autograd._is_valid_context(context_id)
         _results([_rpc.rpc_async(o.owner(), _step, args=(o, context_id)) for o in self.remote_optimizers])
 
 
-def _results(futures):
-    """All results; throws the first failure when all are done."""
-    results, failure = [], None
+def _results(futures: Iterable[torch.futures.Future[Any]]) -> list[Any]:
+    """Returns all results; throws the first failure when all are done."""
+    results, failure = list[Any](), None
     for future in futures:
         try:
             results.append(future.wait())

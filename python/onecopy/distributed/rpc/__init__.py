@@ -5,16 +5,29 @@ Programs import it with ``import onecopy.distributed.rpc as rpc`` instead of ``i
 docs/guides/rpc.md lists the differences.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from ...rpc import meeting
-from ...rpc.references import PyRRef
+from ...rpc.peers import WorkerInfo
+from ...rpc.rref import PyRRef as PyRRef
 from .. import autograd as _autograd
-from . import _torch_futures, api, backend_registry, constants, functions, internal, options, rref_proxy
-from .api import (
+from . import (  # noqa: F401 - torch's names
+    _torch_futures,
+    api,
+    backend_registry,
+    constants,
+    functions,
+    internal,
+    options,
+    rref_proxy,
+)
+from .api import (  # noqa: F401
     AllGatherStates,
-    RRef,
     RpcAgent,
+    RRef,
     TensorPipeAgent,
-    WorkerInfo,
     _all_gather,
     _barrier,
     _delete_all_user_and_unforked_owner_rrefs,
@@ -43,7 +56,7 @@ from .backend_registry import (
     init_backend,
     register_backend,
 )
-from .constants import (
+from .constants import (  # noqa: F401
     DEFAULT_INIT_METHOD as _DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS as _DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC as _DEFAULT_RPC_TIMEOUT_SEC,
@@ -83,12 +96,18 @@ __all__ = [
 _torch_futures.install()
 
 
-def is_available():
-    """True: it needs no support of torch's own."""
+def is_available() -> bool:
+    """Returns True: it needs no support of torch's own."""
     return True
 
 
-def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
+def init_rpc(
+    name: str,
+    backend: Any = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
     """Joins a group of processes of this host and user, and returns when all members have. Without a world size the
     group has no fixed members: returns when the present members know this one.
 
@@ -115,22 +134,26 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     given = rpc_backend_options or construct_rpc_backend_options(backend)
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
-    rank, world_size = meeting.place_in_group(given.init_method, rank, world_size)
-    store = meeting.open_store(given, rank, world_size)
+    store, name, rank, world_size = meeting.open_store(given, name, rank, world_size)
     _autograd._init(rank)
     _set_rpc_timeout(given.rpc_timeout)
-    return _init_rpc_backend(backend, store, name, rank, world_size or None, given)
+    _init_rpc_backend(backend, store, name, rank, world_size or None, given)
 
 
 def _init_rpc_backend(
-    backend=BackendType.TENSORPIPE, store=None, name=None, rank=-1, world_size=None, rpc_backend_options=None
-):
+    backend: Any = BackendType.TENSORPIPE,
+    store: Any = None,
+    name: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
     init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
     )
 
 
-def _get_debug_info():
+def _get_debug_info() -> dict[str, str]:
     info = _rref_context_get_debug_info()
     info.update(api._get_current_rpc_agent().get_debug_info())
     info.update(_autograd._get_debug_info())

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.futures.wait_all() and collect_all() end with the first call that fails.
 
-torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others to
-torch. Futures that torch itself collects are told: a Future of a call completes by itself only for a thread that asks.
+torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others
+to torch. Futures that torch itself collects are told: a Future of a call completes by itself only for a thread that
+asks.
 uninstall() undoes it."""
 
+from __future__ import annotations
+
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ...rpc.futures import CallFuture
+from ...rpc.futures import CallFuture, Future, error_of
 
 _TORCHS = {
     "wait_all": torch.futures.wait_all,
@@ -18,12 +23,12 @@ _TORCHS = {
 }
 
 
-def install():
+def install() -> None:
     """Replaces the functions. Nothing happens the second time."""
     torch.futures.wait_all, torch.futures.collect_all, torch._C._collect_all = wait_all, collect_all, _collect_all
 
 
-def uninstall():
+def uninstall() -> None:
     """Gives torch its functions back, where no other has replaced them meanwhile."""
     ours = (torch.futures, wait_all), (torch.futures, collect_all), (torch._C, _collect_all)
     for module, function in ours:
@@ -31,21 +36,22 @@ def uninstall():
             setattr(module, function.__name__, _TORCHS[function.__name__])
 
 
-def wait_all(futures):
-    """The values of all futures, in their order. Throws the error of the first that fails, as soon as it has."""
+def wait_all(futures: Sequence[Future]) -> list[Any]:
+    """Returns the values of all futures, in their order. Throws the error of the first that fails, as soon as it
+    has."""
     return [future.wait() for future in collect_all(futures).wait()]
 
 
-def collect_all(futures):
-    """A Future of the list of futures: done when all are, or failed with the first that fails."""
+def collect_all(futures: Sequence[Future]) -> Future:
+    """Returns a Future of the list of futures: done when all are, or failed with the first that fails."""
     if not any(isinstance(future, CallFuture) for future in futures):
         return _TORCHS["collect_all"](futures)
-    out, lock, left = torch.futures.Future(), threading.Lock(), len(futures)
-    is_done = False
+    out: Future = torch.futures.Future()
+    lock, left, is_done = threading.Lock(), len(futures), False
 
-    def one_is_done(future):
+    def one_is_done(future: Future) -> None:
         nonlocal left, is_done
-        error = _error_of(future)
+        error = error_of(future)
         with lock:
             left -= 1
             if is_done or (error is None and left):
@@ -58,17 +64,10 @@ def collect_all(futures):
     return out
 
 
-def _collect_all(futures):
-    """torch's own: functions of torch call it, and a program may have imported those by name before."""
+def _collect_all(futures: Sequence[Future]) -> Future:
+    """Takes the place of torch's own: functions of torch call it, and a program may have imported those by name
+    before."""
     for future in futures:
         if isinstance(future, CallFuture):
             future.want()
     return _TORCHS["_collect_all"](futures)
-
-
-def _error_of(future):
-    try:
-        future.value()
-    except Exception as error:
-        return error
-    return None

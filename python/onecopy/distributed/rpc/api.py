@@ -1,34 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls, references and groups, under the names of torch.distributed.rpc.api."""
 
+from __future__ import annotations
+
 import contextlib
+import datetime
 import functools
 import logging
-import typing
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from ...rpc import group, meeting, registry, telemetry, torch_calls
-from ...rpc.peers import WorkerInfo
-from ...rpc.references import PyRRef
+from ...rpc import group, meeting, registry, rref, telemetry, torch_calls
+from ...rpc.futures import CallFuture
+from ...rpc.peers import Options, WorkerInfo
+from ...rpc.rref import PyRRef
 from ...rpc.values import RefusedValue
 from . import constants
-from .internal import _internal_rpc_pickler as _default_pickler
+from .options import RpcBackendOptions
 
 AllGatherStates = meeting.AllGatherStates
-_thread_local_var = torch_calls.local
+_thread_local_var = threading.local()  # .future_list: the futures that _wait_all() collects
 _ignore_rref_leak = True
 _log = logging.getLogger("onecopy.rpc")
 _timeout = constants.DEFAULT_RPC_TIMEOUT_SEC
-T = typing.TypeVar("T")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+To = str | int | WorkerInfo
 _is_profiled = telemetry.is_profiled  # then calls are ranges, and none is plain
 
 
-class RRef(PyRRef, typing.Generic[T]):
+class RRef(PyRRef, Generic[T]):
     __doc__ = PyRRef.__doc__
 
 
-group.Agent.rref_class = RRef
+rref.use(RRef)
 
 
 class RpcAgent:
@@ -38,83 +46,98 @@ class RpcAgent:
 class TensorPipeAgent(group.Agent, RpcAgent):
     """The agent of this process, under the name that programs ask for."""
 
-    def __init__(self, store, name, rank, world_size, options):
-        super().__init__(store, name, rank, world_size, options)
-        self._options = options
+    has_gil_profiling = False
 
-    def _get_backend_options(self):
-        return self._options
+    def _get_backend_options(self) -> Options:
+        return self.options
 
-    def _get_device_map(self, worker):
-        return self._options.device_maps.get(worker.name, {})
+    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
+        return self.options.device_maps.get(worker.name, {})
+
+    def get_debug_info(self) -> dict[str, str]:
+        """Returns {name: number, as text}."""
+        pending, answering = str(self.pending_count()), str(self.answering())
+        info = {
+            "agent.num_pending_requests": pending,
+            "agent.thread_pool_size": str(self.options.num_worker_threads),
+            "agent.num_idle_threads": str(self.endpoint.idle_workers),
+            "agent.client_active_calls": pending,
+            "agent.server_active_calls": answering,
+            "agent.server_active_async_calls": "0",
+        }
+        return {**info, "agent.gil_average_wait_time_us": "0"} if self.has_gil_profiling else info
 
 
-def _refuse_uninitialized():
+def _refuse_uninitialized() -> NoReturn:
     if registry.is_forked():
         raise RuntimeError(registry.FORKED)
     raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
 
 
-def _require_initialized(function):
+def _require_initialized(function: F) -> F:
     @functools.wraps(function)
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not _is_current_rpc_agent_set():
             _refuse_uninitialized()
         return function(*args, **kwargs)
 
-    return wrapper
+    return wrapper  # type: ignore[return-value]
 
 
 # --- the agent
 
 
-def _is_current_rpc_agent_set():
+def _is_current_rpc_agent_set() -> bool:
     return registry.find() is not None
 
 
-def _get_current_rpc_agent():
+def _get_current_rpc_agent() -> TensorPipeAgent:
     return registry.current()
 
 
-def _set_and_start_rpc_agent(agent):
+def _set_and_start_rpc_agent(agent: TensorPipeAgent) -> None:
     registry.set_current(agent)
 
 
-def _reset_current_rpc_agent():
+def _reset_current_rpc_agent() -> None:
     registry.set_current(None)
 
 
-def _start_agent(store, name, rank, world_size, options):
+def _start_agent(
+    store: Any, name: str, rank: int, world_size: int | None, options: RpcBackendOptions
+) -> TensorPipeAgent:
     agent = TensorPipeAgent(store, name, rank, world_size, options)
-    meeting.start(agent, options)
+    meeting.start(agent)
     return agent
 
 
-def get_rpc_timeout():
-    """Seconds that a call may take when it says nothing else."""
-    return registry.current().timeout if _is_current_rpc_agent_set() else _timeout
+def get_rpc_timeout() -> float:
+    """Returns the seconds that a call may take when it says nothing else."""
+    return registry.current().endpoint.timeout if _is_current_rpc_agent_set() else _timeout
 
 
-def _set_rpc_timeout(seconds):
+def _set_rpc_timeout(seconds: float) -> None:
     global _timeout
     _timeout = float(seconds)
     if _is_current_rpc_agent_set():
-        registry.current().timeout = _timeout
+        registry.current().endpoint.timeout = _timeout
 
 
-def enable_gil_profiling(flag):
-    """Whether the debug info has the key for the time that waiting for the interpreter takes; it is not measured, and 0."""
+def enable_gil_profiling(flag: bool) -> None:
+    """Adds the time that waiting for the interpreter takes to the debug info, where it is 0: it is not measured."""
     registry.current().has_gil_profiling = bool(flag)
 
 
 # --- calls
 
 
-def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
-    """The result of func(*args, **kwargs), run in the member `to` (a name, rank or WorkerInfo).
+def rpc_sync(
+    to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
+) -> Any:
+    """Returns the result of func(*args, **kwargs), run in the member `to` (a name, rank or WorkerInfo).
 
-    Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or when
-    the member has ended; TypeError before anything is sent when a value cannot cross."""
+    Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
+    when the member has ended; TypeError before anything is sent when a value cannot cross."""
     agent = registry.find()
     if agent is None:
         _refuse_uninitialized()
@@ -128,8 +151,10 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
         raise refused.located(func=func, args=args, kwargs=kwargs) from None
 
 
-def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
-    """A torch.futures.Future of what rpc_sync() returns or throws."""
+def rpc_async(
+    to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
+) -> CallFuture:
+    """Returns a torch.futures.Future of what rpc_sync() returns or throws."""
     agent = registry.find()
     if agent is None:
         _refuse_uninitialized()
@@ -146,20 +171,22 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIME
 
 
 @_require_initialized
-def remote(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
-    """A reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
+def remote(
+    to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
+) -> PyRRef:
+    """Returns a reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
     to = _to_worker_info(to)
     with telemetry.range_of_call("remote", func, registry.current(), to):
         return torch_calls.remote(to, func, args, kwargs, timeout)
 
 
 @_require_initialized
-def get_worker_info(worker_name=None):
-    """The WorkerInfo of that member, or of this process."""
+def get_worker_info(worker_name: To | None = None) -> WorkerInfo:
+    """Returns the WorkerInfo of that member, or of this process."""
     return registry.current().get_worker_info(worker_name)
 
 
-def _to_worker_info(to):
+def _to_worker_info(to: To) -> WorkerInfo:
     if isinstance(to, WorkerInfo):
         return to
     if isinstance(to, (str, int)):
@@ -168,8 +195,8 @@ def _to_worker_info(to):
 
 
 @contextlib.contextmanager
-def _use_rpc_pickler(rpc_pickler):
-    """Refused: values cross without pickle, so there is no pickler to exchange."""
+def _use_rpc_pickler(rpc_pickler: object) -> Iterator[None]:
+    """Raises NotImplementedError: values cross without pickle, so there is no pickler to exchange."""
     raise NotImplementedError(
         "onecopy's rpc has no pickler: make the value a dataclass, or call onecopy.rpc.allow_pickle()"
     )
@@ -177,7 +204,7 @@ def _use_rpc_pickler(rpc_pickler):
 
 
 @contextlib.contextmanager
-def _wait_all():
+def _wait_all() -> Iterator[None]:
     """Waits, at its end, for all Futures that rpc_async() has given this thread within it."""
     _thread_local_var.future_list = []
     try:
@@ -189,42 +216,45 @@ def _wait_all():
             future.wait()
 
 
-def method_factory(method_name, docstring):
-    def method(self, *args, **kwargs):
+def method_factory(method_name: str, docstring: str | None) -> Callable[..., Any]:
+    """Returns a method that calls the one of RRef's base class."""
+
+    def method(self: PyRRef, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(RRef, self), method_name)(*args, **kwargs)
 
     method.__doc__ = docstring
     return method
 
 
-def new_method(method_name):
+def new_method(method_name: str) -> Callable[..., Any]:
+    """Returns a method without a docstring: see method_factory()."""
     return method_factory(method_name, None)
 
 
 # --- all members together
 
 
-def _gather_to_leader(sequence_id, worker_name, obj, worker_names):
-    """Called in the leader of a gathering by each follower."""
-    meeting.gather_to_leader(sequence_id, worker_name, obj, worker_names)
+_gather_to_leader = meeting.gather_to_leader
 
 
-def _broadcast_to_followers(sequence_id, objects_map, error=None):
+def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
     """Called in each follower by the leader of a gathering."""
     meeting.broadcast_to_followers(sequence_id, objects_map, error)
 
 
-_VERBS = (_gather_to_leader, _broadcast_to_followers)  # members call them by these names
+meeting.take_broadcast = lambda *args: _broadcast_to_followers(*args)  # noqa: PLW0108 - a program may replace it
 
 
 @_require_initialized
-def _all_gather(obj, worker_names=None, timeout=constants.UNSET_RPC_TIMEOUT):
+def _all_gather(
+    obj: Any, worker_names: Collection[str] | None = None, timeout: float = constants.UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
     """Returns {name: object} of all the members named, or of all, once each of them has called it."""
-    return meeting.all_gather(obj, worker_names, timeout, _VERBS)
+    return meeting.all_gather(obj, worker_names, timeout)
 
 
 @_require_initialized
-def _barrier(worker_names):
+def _barrier(worker_names: Collection[str]) -> None:
     """Returns when all the members named have called it."""
     try:
         _all_gather(None, set(worker_names))
@@ -233,7 +263,7 @@ def _barrier(worker_names):
 
 
 @_require_initialized
-def _wait_all_workers(timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
+def _wait_all_workers(timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Returns when all members have called it. Throws RuntimeError when one cannot."""
     try:
         _all_gather(None, timeout=timeout)
@@ -245,27 +275,26 @@ def _wait_all_workers(timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
 # --- the end
 
 
-def _rref_context_get_debug_info():
+def _rref_context_get_debug_info() -> dict[str, str]:
     return registry.current().references.debug_info()
 
 
-def _delete_all_user_and_unforked_owner_rrefs(timeout=None):
+def _delete_all_user_and_unforked_owner_rrefs(timeout: datetime.timedelta | None = None) -> None:
     agent = registry.current()
     agent.references.delete_all(60.0 if timeout is None else timeout.total_seconds())
 
 
 @_require_initialized
-def shutdown(graceful=True, timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
+def shutdown(graceful: bool = True, timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Leaves the group and ends all threads of RPC.
 
-    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that has
-    ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
+    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that
+    has ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
     leaks = meeting.shutdown(
         graceful,
         timeout,
-        lambda seconds: _wait_all_workers(seconds),
-        lambda: _delete_all_user_and_unforked_owner_rrefs(),
-        _all_gather,
+        lambda seconds: _wait_all_workers(seconds),  # noqa: PLW0108 - a program may replace it
+        lambda: _delete_all_user_and_unforked_owner_rrefs(),  # noqa: PLW0108
     )
     if leaks and not _ignore_rref_leak:
         raise RuntimeError(

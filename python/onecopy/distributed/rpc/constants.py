@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Defaults, under torch's names. Times are in seconds."""
+
 from datetime import timedelta
 
 DEFAULT_RPC_TIMEOUT_SEC = 60.0

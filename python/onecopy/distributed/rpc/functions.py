@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks on functions that are called by RPC."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...rpc.registry import ASYNC_MARK
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def async_execution(fn):
-    """Marks a function that returns a torch.futures.Future: the caller gets that Future's value, and no thread waits for
-    it. Below @staticmethod and @classmethod, or above."""
+
+def async_execution(fn: F) -> F:
+    """Marks a function that returns a torch.futures.Future: the caller gets that Future's value, and no thread waits
+    for it. Below @staticmethod and @classmethod, or above."""
 
     @functools.wraps(fn)
-    def wrapper(*args, **kwargs):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
     setattr(wrapper, ASYNC_MARK, True)
-    return wrapper
+    return wrapper  # type: ignore[return-value]

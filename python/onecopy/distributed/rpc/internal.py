@@ -1,38 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-import collections
+"""Names of torch.distributed.rpc.internal that programs and torch's tests use."""
+
+from __future__ import annotations
+
 import enum
+from typing import Any, NamedTuple
 
 from ... import _core
 from ...rpc import values
-from ...rpc.references import PyRRef
+from ...rpc.rref import PyRRef
 
 
 class RPCExecMode(enum.Enum):
+    """How a function is called."""
+
     SYNC = "sync"
     ASYNC = "async"
     ASYNC_JIT = "async_jit"
     REMOTE = "remote"
 
 
-PythonUDF = collections.namedtuple("PythonUDF", ["func", "args", "kwargs"])
-RemoteException = collections.namedtuple("RemoteException", ["msg", "exception_type"])
+class PythonUDF(NamedTuple):
+    """A call of a function."""
+
+    func: Any
+    args: Any
+    kwargs: Any
 
 
-def _build_rpc_profiling_key(exec_type, func_name, current_worker_name, dst_worker_name):
+class RemoteException(NamedTuple):
+    """An exception of a callee."""
+
+    msg: str
+    exception_type: type
+
+
+def _build_rpc_profiling_key(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
+) -> str:
     return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
 
 
 class _Codec:
     """The form in which a value crosses, without pickle: bytes, and the tensors beside them."""
 
-    def serialize(self, value):
+    def serialize(self, value: Any) -> tuple[bytes, list[Any]]:
+        """Returns the bytes and the tensors of a value."""
         if isinstance(value, PyRRef) and value._held is not None and value._held.is_deleted:
             raise RuntimeError("Cannot call fork an UserRRef after deletion.")
-        data, tensors, _ = _core._encode_values(value, values.reduce)
-        return data, tensors
+        encoded: Any = _core._encode_values(value, values.reduce)
+        return encoded[0], encoded[1]
 
-    def deserialize(self, data, tensors):
-        return _core._decode_values(data, tensors, values.rebuild)[0]
+    def deserialize(self, data: bytes, tensors: list[Any]) -> Any:
+        """Returns the value of serialize()."""
+        decoded: Any = _core._decode_values(data, tensors, values.rebuild)
+        return decoded[0]
 
 
 _internal_rpc_pickler = _Codec()

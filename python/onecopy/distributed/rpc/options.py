@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of init_rpc()."""
 
-from ...rpc import devices as device_maps_of
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...rpc.devices import Device, of, parse_map, parse_maps
+from ...rpc.peers import Options
 from . import constants
 
 
-class RpcBackendOptions:
-    """Args:
+class RpcBackendOptions(Options):
+    """The options of all backends.
+
+    Args:
     rpc_timeout: seconds that a call may take; 0 is for ever.
     init_method: where the members meet, as torch.distributed has it: env://, tcp://host:port, file:///path."""
 
-    def __init__(self, rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC, init_method=constants.DEFAULT_INIT_METHOD):
+    def __init__(
+        self, rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC, init_method: str = constants.DEFAULT_INIT_METHOD
+    ) -> None:
         if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, (int, float)):
             raise TypeError(
                 "__init__(): incompatible constructor arguments: rpc_timeout is a number of seconds, not "
@@ -20,45 +32,38 @@ class RpcBackendOptions:
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """Args:
+    """The options of the one backend.
+
+    Args:
     num_worker_threads: threads that run calls; more are started while these wait.
     device_maps: {member: {device here: device there}}.
     devices: the devices that calls may use; found from the maps if not given.
     join_timeout: seconds that joining waits for other members; not a part of torch's interface."""
 
-    maps_itself = False  # whether a card without a map is meant itself, in members that number the cards alike
-
     def __init__(
         self,
         *,
-        num_worker_threads=constants.DEFAULT_NUM_WORKER_THREADS,
-        rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC,
-        init_method=constants.DEFAULT_INIT_METHOD,
-        device_maps=None,
-        devices=None,
-        join_timeout=60.0,
-        _transports=None,
-        _channels=None,
-    ):
+        num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = constants.DEFAULT_INIT_METHOD,
+        device_maps: dict[str, dict[Device, Device]] | None = None,
+        devices: Iterable[Device] | None = None,
+        join_timeout: float = 60.0,
+        _transports: Any = None,
+        _channels: Any = None,
+    ) -> None:
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads <= 0:
             raise ValueError("num_worker_threads must be positive")
         self.num_worker_threads, self.join_timeout = num_worker_threads, float(join_timeout)
-        self.device_maps = {to: device_maps_of.parse_map(m) for to, m in (device_maps or {}).items()}
-        self.devices = self._checked([device_maps_of.of(d) for d in devices or []])
+        self.device_maps = parse_maps(device_maps)
+        self.devices = _checked(devices or ())
 
-    @staticmethod
-    def _checked(devices):
-        for device in devices:
-            if device.type != "cuda":
-                raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {device.type}.")
-        return devices
-
-    def set_device_map(self, to, device_map):
-        """Tensors on a key's device go to the value's device of member `to`, and results the other way. Throws ValueError
-        for a device that goes elsewhere already; two that go to one are an error of init_rpc()."""
+    def set_device_map(self, to: str, device_map: dict[Device, Device]) -> None:
+        """Sends tensors on a key's device to the value's device of member `to`, and results the other way. Throws
+        ValueError for a device that goes elsewhere already; two that go to one are an error of init_rpc()."""
         known = dict(self.device_maps.get(to, {}))
-        for here, there in device_maps_of.parse_map(device_map).items():
+        for here, there in parse_map(device_map).items():
             if here in known and known[here] != there:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there}, and it "
@@ -67,6 +72,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             known[here] = there
         self.device_maps[to] = known
 
-    def set_devices(self, devices):
-        """The devices that calls may use."""
-        self.devices = self._checked([device_maps_of.of(d) for d in devices])
+    def set_devices(self, devices: Iterable[Device]) -> None:
+        """Sets the devices that calls may use. Raises ValueError for one that is no card."""
+        self.devices = _checked(devices)
+
+
+def _checked(devices: Iterable[Device]) -> list[torch.device]:
+    found = [of(device) for device in devices]
+    for device in found:
+        if device.type != "cuda":
+            raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {device.type}.")
+    return found

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from ...rpc.references import RRefProxy
+"""The proxies of references."""
+
+from ...rpc.rref import RRefProxy
 
 __all__ = ["RRefProxy"]

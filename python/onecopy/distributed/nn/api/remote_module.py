@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module that lives in another process."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
 from ... import rpc as _rpc
+from ...rpc import RRef
+from ...rpc.api import _get_current_rpc_agent as _current_agent
 
 __all__ = ["RemoteModule"]
 
 
-def _make(module_class, args, kwargs, device):
+def _make(module_class: Callable[..., nn.Module], args: list[Any], kwargs: dict[str, Any], device: str) -> nn.Module:
     module = module_class(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -19,7 +26,9 @@ def _make(module_class, args, kwargs, device):
     return module.to(device)
 
 
-def _forward(module_rref, device, is_device_map_set, args, kwargs):
+def _forward(
+    module_rref: RRef[nn.Module], device: str, is_device_map_set: bool, args: Any, kwargs: dict[str, Any]
+) -> Any:
     module = module_rref.local_value()
     args = [_to(a, device) for a in args]
     kwargs = {k: _to(v, device) for k, v in kwargs.items()}
@@ -29,15 +38,15 @@ def _forward(module_rref, device, is_device_map_set, args, kwargs):
     return tuple(_to(r, "cpu") for r in result) if isinstance(result, tuple) else _to(result, "cpu")
 
 
-def _to(value, device):
+def _to(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _parameters(module_rref, recurse):
+def _parameters(module_rref: RRef[nn.Module], recurse: bool) -> list[RRef[nn.Parameter]]:
     return [_rpc.RRef(p) for p in module_rref.local_value().parameters(recurse)]
 
 
-def _train(module_rref, mode):
+def _train(module_rref: RRef[nn.Module], mode: bool) -> None:
     module_rref.local_value().train(mode)
 
 
@@ -51,49 +60,47 @@ class RemoteModule(nn.Module):
         args, kwargs: for its constructor.
     Throws ValueError for a device that cannot be read, and the constructor's exceptions."""
 
-    def __init__(self, remote_device, module_cls, args=None, kwargs=None):
+    def __init__(
+        self, remote_device: str, module_cls: Callable[..., nn.Module], args: Any = None, kwargs: Any = None
+    ) -> None:
         super().__init__()
         self.on, self.device = _parse(remote_device)
-        self.is_device_map_set = bool(_rpc._get_current_rpc_agent()._get_device_map(_rpc.get_worker_info(self.on)))
-        self.module_rref = _rpc.rpc_sync(
+        self.is_device_map_set = bool(_current_agent()._get_device_map(_rpc.get_worker_info(self.on)))
+        self.module_rref: RRef[nn.Module] = _rpc.rpc_sync(
             self.on, _make_reference, (module_cls, list(args or ()), dict(kwargs or {}), self.device)
         )
 
-    def forward_async(self, *args, **kwargs):
-        """A Future of forward()'s result."""
+    def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+        """Returns a Future of forward()'s result."""
         return _rpc.rpc_async(self.on, _forward, (self.module_rref, self.device, self.is_device_map_set, args, kwargs))
 
-    def forward(self, *args, **kwargs):
-        """The module's forward(), run where the module is."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the module's forward(), run where the module is."""
         return self.forward_async(*args, **kwargs).wait()
 
-    def remote_parameters(self, recurse=True):
-        """References to the module's parameters, as DistributedOptimizer takes them."""
+    def remote_parameters(self, recurse: bool = True) -> list[RRef[nn.Parameter]]:
+        """Returns references to the module's parameters, as DistributedOptimizer takes them."""
         return _rpc.rpc_sync(self.on, _parameters, args=(self.module_rref, recurse))
 
-    def get_module_rref(self):
-        """The reference to the module."""
+    def get_module_rref(self) -> RRef[nn.Module]:
+        """Returns the reference to the module."""
         return self.module_rref
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> RemoteModule:
         """Sets the module's mode where it is."""
         if hasattr(self, "module_rref"):
             _rpc.rpc_sync(self.on, _train, args=(self.module_rref, mode))
         self.training = mode
         return self
 
-    def _refuse(self, name):
-        raise ValueError(
-            f"Method ``{name}`` not supported for RemoteModule: run it on the module, through "
-            "get_module_rref().rpc_sync()"
-        )
 
-
-def _make_reference(module_class, args, kwargs, device):
+def _make_reference(
+    module_class: Callable[..., nn.Module], args: list[Any], kwargs: dict[str, Any], device: str
+) -> RRef[nn.Module]:
     return _rpc.RRef(_make(module_class, args, kwargs, device))
 
 
-def _parse(remote_device):
+def _parse(remote_device: str) -> tuple[str | int, str]:
     worker, _, device = remote_device.partition("/")
     if not worker or not device:
         raise ValueError(
@@ -105,42 +112,22 @@ def _parse(remote_device):
     return worker, device
 
 
-def _refusing(name):
-    def method(self, *args, **kwargs):
-        self._refuse(name)
+def _refusing(name: str) -> Callable[..., None]:
+    def method(self: RemoteModule, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            f"Method ``{name}`` not supported for RemoteModule: run it on the module, through "
+            "get_module_rref().rpc_sync()"
+        )
 
     method.__name__ = name
     return method
 
 
-for _name in (
-    "register_buffer",
-    "register_parameter",
-    "add_module",
-    "apply",
-    "cuda",
-    "cpu",
-    "type",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "to",
-    "register_forward_pre_hook",
-    "register_forward_hook",
-    "state_dict",
-    "load_state_dict",
-    "parameters",
-    "named_parameters",
-    "buffers",
-    "named_buffers",
-    "children",
-    "named_children",
-    "modules",
-    "named_modules",
-    "requires_grad_",
-    "zero_grad",
-    "share_memory",
-    "extra_repr",
-):
+_REFUSED = (
+    *("register_buffer", "register_parameter", "add_module", "apply", "cuda", "cpu", "type", "float", "double", "half"),
+    *("bfloat16", "to", "register_forward_pre_hook", "register_forward_hook", "state_dict", "load_state_dict"),
+    *("parameters", "named_parameters", "buffers", "named_buffers", "children", "named_children", "modules"),
+    *("named_modules", "requires_grad_", "zero_grad", "share_memory", "extra_repr"),
+)
+for _name in _REFUSED:
     setattr(RemoteModule, _name, _refusing(_name))
