@@ -120,13 +120,13 @@ def unmapped():
 
 
 def test_a_map_may_send_tensors_of_the_cpu_to_a_card():
-    from onecopy.rpc import devices
+    from onecopy.rpc import device_maps
 
     cpu, card = torch.device("cpu"), torch.device("cuda", 1)
-    assert devices.target(torch.ones(1), {cpu: card}, "a", "b") == "cuda:1"
-    assert devices.target(torch.ones(1), devices.inverse({card: cpu}), "b", "a") == "cuda:1"
-    assert devices.target(torch.ones(1), {card: card}, "a", "b") == "cpu"
-    assert devices.numbers({cpu: card, card: cpu}) == [(-1, 1), (1, -1)]
+    assert device_maps.target(torch.ones(1), {cpu: card}, "a", "b") == "cuda:1"
+    assert device_maps.target(torch.ones(1), device_maps.inverse({card: cpu}), "b", "a") == "cuda:1"
+    assert device_maps.target(torch.ones(1), {card: card}, "a", "b") == "cpu"
+    assert device_maps.numbers({cpu: card, card: cpu}) == [(-1, 1), (1, -1)]
 
 
 class OnCard:
@@ -134,14 +134,14 @@ class OnCard:
 
 
 def test_a_card_without_a_map_is_meant_itself_where_the_cards_are_numbered_alike():
-    from onecopy.rpc import devices
+    from onecopy.rpc import device_maps
 
     first, second = torch.device("cuda", 0), OnCard.device
-    assert devices.target(OnCard(), devices.Automatic(), "a", "b") == "cuda:1"
-    assert devices.target(torch.ones(1), devices.Automatic(), "a", "b") == "cpu"
-    assert devices.target(OnCard(), devices.Automatic({second: first}), "a", "b") == "cuda:0", "maps go first"
+    assert device_maps.target(OnCard(), device_maps.Automatic(), "a", "b") == "cuda:1"
+    assert device_maps.target(torch.ones(1), device_maps.Automatic(), "a", "b") == "cpu"
+    assert device_maps.target(OnCard(), device_maps.Automatic({second: first}), "a", "b") == "cuda:0", "maps go first"
     with pytest.raises(RuntimeError, match="no entry for cuda:1 of a"):
-        devices.target(OnCard(), {}, "a", "b")
+        device_maps.target(OnCard(), {}, "a", "b")
 
 
 def test_members_number_cards_alike_that_see_the_same_ones(monkeypatch):

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings, strategies as st
 import onecopy
 from onecopy import _core
 from onecopy.distributed import rpc
-from onecopy.rpc import devices, functions, values as rpc_values
+from onecopy.rpc import device_maps, functions, values as rpc_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,11 +291,11 @@ def told(maps=None, devices=(), count=2):
 ])  # fmt: skip
 def test_device_maps_that_cannot_be_are_refused_in_all_members(mine, theirs, text):
     with pytest.raises(ValueError, match=text):
-        devices.check_maps({"a": mine, "b": theirs})
+        device_maps.check_maps({"a": mine, "b": theirs})
 
 
 def test_device_maps_that_can_be_are_taken():
-    devices.check_maps(
+    device_maps.check_maps(
         {"a": told({"b": {"cuda:0": "cuda:1", "cuda:1": "cpu"}}, ["cuda:0", "cuda:1"]), "b": told(count=-1)}
     )
 

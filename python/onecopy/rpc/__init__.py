@@ -17,24 +17,23 @@
 from .. import _with_torch as _with_torch
 from ..errors import PeerDied, Timeout
 from .api import (
-    Call,
     address,
     call,
     call_async,
-    calls,
     current_call,
     enter,
     init,
     members,
     remote,
     shutdown,
-    stats,
     wait_all,
 )
 from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export
+from .native_calls import Call
 from .peers import WorkerInfo
+from .reports import calls, stats
 from .routes import Route, explain
 from .rref import PyRRef as Reference
 from .streams import Stream, stream

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from . import devices, elastic, registry
+from . import device_maps, elastic, registry
 from .peers import Options
 from .registry import verb
 
@@ -59,7 +59,7 @@ def start(agent: Any) -> None:
     try:
         agent.start()
         if agent.is_static_group:
-            maps = all_gather(devices.own_facts(agent.options), timeout=agent.options.join_timeout or None)
+            maps = all_gather(device_maps.own_facts(agent.options), timeout=agent.options.join_timeout or None)
             _check_maps(agent, maps)
     except BaseException:
         registry.set_current(None)
@@ -69,7 +69,7 @@ def start(agent: Any) -> None:
 
 def _check_maps(agent: Any, maps: dict[str, Any]) -> None:
     try:
-        devices.check_maps(maps)
+        device_maps.check_maps(maps)
     except BaseException:
         agent.finish_answers()
         raise

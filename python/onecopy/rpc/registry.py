@@ -30,7 +30,6 @@ _is_forked = False
 # Verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None).
 handlers: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 note_handlers: dict[str, Callable[..., Any]] = {}  # of notes, called in the order of their lane
-end_hooks: list[Callable[[int], None]] = []  # function(id of a member that has ended); they must not wait
 
 
 class Deferred:

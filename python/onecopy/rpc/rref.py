@@ -16,7 +16,7 @@ from .futures import CallFuture, Future, done, error_of
 from .owned import Cell, Reference
 from .peers import WorkerInfo
 from .references import Held
-from .values import RefusedValue
+from .refused import RefusedValue
 
 
 class PyRRef:

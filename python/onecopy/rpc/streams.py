@@ -7,23 +7,22 @@ another one. So at most `credit` items are made and not taken, and a caller that
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
-from ..errors import Timeout
-from . import api, devices, functions, registry
-from .api import Call
+from . import api, devices, functions, native_calls, registry
 from .errors import Cancelled, RemoteFailure
 from .futures import CallFuture, done, future_in_loop
+from .generators import Window, driven
+from .native_calls import Call
+from .refused import RefusedValue
 from .registry import Deferred, verb
-from .values import RefusedValue
 
 _lock = threading.Lock()
 _open: weakref.WeakValueDictionary[int, Stream] = (
@@ -214,49 +213,6 @@ def _take_item(agent: Any, caller: int, number: int, index: int, item: Any) -> D
 # --- in the member that makes them
 
 
-class _Window:
-    """Credit for items. Thread safety: all members may be called concurrently."""
-
-    def __init__(self, credit: int, running: Any) -> None:
-        self._changed, self._credit, self._running = threading.Condition(), credit, running
-        self._is_closed = False
-        self.failure: Exception | None = None
-        running.on_cancel(self.close)
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def enter(self) -> bool:
-        """Waits until an item may be made; False if none is wanted. Throws Timeout behind the call's deadline, and
-        the exception of sending an item."""
-        with self._changed:
-            while not self._is_closed and self._credit == 0:
-                left = self._running.remaining()
-                if left is not None and left <= 0:
-                    raise Timeout(
-                        f"{self._running.function}: the caller has not taken its items before the call's deadline"
-                    )
-                self._changed.wait(left)
-            if self.failure is not None:
-                raise self.failure
-            self._credit -= 1
-            return not self._is_closed
-
-    def answered(self, future: torch.futures.Future[bool]) -> None:
-        """Called with the Future of an item that was taken."""
-        try:
-            is_wanted, failure = future.value(), None
-        except Exception as error:
-            is_wanted, failure = False, error
-        with self._changed:
-            self._credit += 1
-            self._is_closed = self._is_closed or not is_wanted
-            self.failure = self.failure or failure
-            self._changed.notify()
-
-
 Outcome = tuple[
     int, "type | None", "str | None"
 ]  # how many items there were, class and text of the generator's exception
@@ -277,42 +233,23 @@ def _run_stream(
     def run(running: Any) -> Outcome:
         return _run(agent, running, number, credit, args, kwargs)
 
-    return api.serve(agent, caller, number, name, seconds, trace, run)
+    return native_calls.serve(agent, caller, number, name, seconds, trace, run)
 
 
 def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Outcome:
     running.check()
     items = functions.find(running.function)(*args, **kwargs)
     if inspect.isasyncgen(items):
-        items = _driven(items)
+        items = driven(items)
     if not inspect.isgenerator(items):
         raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
     try:
-        return _send_all(agent, items, running, number, _Window(credit, running))
+        return _send_all(agent, items, running, number, Window(credit, running))
     finally:
         items.close()
 
 
-def _driven(items: AsyncGenerator[Any, Any]) -> Iterator[Any]:
-    """Returns an asynchronous generator as one of the plain kind, in a loop of its own."""
-
-    async def next_item() -> Any:
-        return await anext(items)
-
-    loop = asyncio.new_event_loop()
-    try:
-        while True:
-            try:
-                item = loop.run_until_complete(next_item())
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        loop.run_until_complete(items.aclose())
-        loop.close()
-
-
-def _send_all(agent: Any, items: Generator[Any, Any, Any], running: Any, number: int, window: _Window) -> Outcome:
+def _send_all(agent: Any, items: Generator[Any, Any, Any], running: Any, number: int, window: Window) -> Outcome:
     """Throws Cancelled if the caller wants no more."""
     total = 0
     while window.enter():

@@ -18,9 +18,9 @@ from . import functions, registry, rref
 from .errors import RemoteFailure
 from .futures import CallFuture, Future
 from .owned import Cell, Reference
+from .refused import RefusedValue
 from .registry import ASYNC_MARK, Deferred, verb
 from .rref import PyRRef
-from .values import RefusedValue
 
 
 def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Any:

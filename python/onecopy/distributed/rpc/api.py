@@ -16,8 +16,8 @@ import torch
 from ...rpc import group, meeting, registry, rref, telemetry, torch_calls
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
+from ...rpc.refused import RefusedValue
 from ...rpc.rref import PyRRef
-from ...rpc.values import RefusedValue
 from . import constants
 from .options import RpcBackendOptions
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...rpc.devices import Device, of, parse_map, parse_maps
+from ...rpc.device_maps import Device, of, parse_map, parse_maps
 from ...rpc.peers import Options
 from . import constants
 
