@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+import rpc_group
 from programs_with_torch import Programs
 from spawn_with_torch import Spawner
 
@@ -41,7 +42,7 @@ SLOW = frozenset(
         "graphs_random hogwild huggingface "
         "hypothesis_tensors interpreter item_holders jax joblib lmcache load_into mp_compile mp_docs mp_holds "
         "mp_torch_semantics npu patches pin pytorch_graph_suite pytorch_suite queue_faults ray report rpc_dynamic "
-        "rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch torch_rebuild "
+        "rpc_exit rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch torch_rebuild "
         "torch_rpc_suite trainers two_cards two_programs verl vllm vllm_server"
     ).split()
 )
@@ -230,6 +231,24 @@ def spawned():
     peer = Peer("spawn")
     yield peer
     peer.end()
+
+
+@pytest.fixture
+def meeting(tmp_path):
+    """A group of rpc without a size, that nobody has joined."""
+    made = rpc_group.Meeting(tmp_path / "meeting")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def lonely():
+    """Two processes that are not in a group of rpc."""
+    members = [rpc_group.Member(), rpc_group.Member()]
+    yield members
+    for member in members:
+        member.process.kill()
+        member.end()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import os
 import signal
 import time
 
+import pytest
+
 PATIENCE = 60.0  # seconds: far beyond what anything takes
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -172,6 +174,44 @@ class NativeGroup(Group):
     """Members that call only exported functions."""
 
     init, shutdown = staticmethod(native_init), staticmethod(native_shutdown)
+
+
+class Meeting:
+    """A group without a size, whose members join when they are told. All of its processes are ended in the end."""
+
+    def __init__(self, file) -> None:
+        self.file, self.members, self._ranks = str(file), [], itertools.count()
+
+    def add(self) -> Member:
+        """Returns a process that has joined nothing."""
+        member = Member()
+        self.members.append(member)
+        return member
+
+    def join(self, name: str | None = None, rank: int | None = None, **options) -> Member:
+        """Returns a member, "worker0" and so on, that has joined."""
+        rank = next(self._ranks) if rank is None else rank
+        member = self.add()
+        member(native_init, self.file, rank, None, name or f"worker{rank}", options)
+        return member
+
+    def end(self) -> None:
+        for member in self.members:
+            if member.process.is_alive():
+                os.kill(member.process.pid, signal.SIGCONT)
+                member.process.kill()
+            member.end()
+
+
+def shared_group(size: int, kind: type[Group] = Group, **options):
+    """Returns a fixture: a group for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def group(tmp_path_factory):
+        with kind(tmp_path_factory.mktemp("rpc"), size, **options) as made:
+            yield made
+
+    return group
 
 
 def until(condition, what: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
-from rpc_group import Group, is_plain
+from rpc_group import is_plain, shared_group
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
 
@@ -19,11 +19,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a C
 LONG = 1_000_000_000  # cycles of a GPU: about half a second
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    last = torch.cuda.device_count() - 1
-    with Group(tmp_path_factory.mktemp("rpc"), 2, device_maps={"worker1": {0: last}, "worker0": {last: 0}}) as group:
-        yield group
+last = torch.cuda.device_count() - 1
+pair = shared_group(2, device_maps={"worker1": {0: last}, "worker0": {last: 0}})
 
 
 # --- run in members

@@ -13,13 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
-from rpc_group import Group, Member, init, is_plain, shutdown, until
+from rpc_group import Group, Member, init, is_plain, shared_group, shutdown, until
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with Group(tmp_path_factory.mktemp("rpc"), 2) as group:
-        yield group
+pair = shared_group(2)
 
 
 # --- run in members
@@ -521,15 +517,6 @@ def test_a_member_that_left_is_an_error_at_once(tmp_path):
         for member in group.members:
             assert member.end() == 0
         group.members.clear()
-
-
-@pytest.fixture
-def lonely():
-    members = [Member(), Member()]
-    yield members
-    for member in members:
-        member.process.kill()
-        member.end()
 
 
 def test_a_member_that_never_starts_is_named_when_the_time_is_over(tmp_path, lonely):

@@ -12,13 +12,9 @@ torch = pytest.importorskip("torch")
 import native_rpc_functions as theirs
 import onecopy
 from onecopy import rpc
-from rpc_group import NativeGroup
+from rpc_group import NativeGroup, shared_group
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with NativeGroup(tmp_path_factory.mktemp("rpc"), 2, allow=["native_rpc_functions.*"]) as group:
-        yield group
+pair = shared_group(2, NativeGroup, allow=["native_rpc_functions.*"])
 
 
 def refused(function, *args, to="worker1", **kwargs):

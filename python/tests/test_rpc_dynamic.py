@@ -11,34 +11,9 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import Member, native_init, native_shutdown, until
+from rpc_group import native_init, native_shutdown, until
 
 kept = []
-
-
-class Meeting:
-    """Members that join one group, each when it is told."""
-
-    def __init__(self, file):
-        self.file, self.members = str(file), []
-
-    def join(self, rank, name=None, **options):
-        member = Member()
-        self.members.append(member)
-        member(native_init, self.file, rank, None, name or f"worker{rank}", options)
-        return member
-
-    def end(self):
-        for member in self.members:
-            member.process.kill()
-            member.end()
-
-
-@pytest.fixture
-def meeting(tmp_path):
-    made = Meeting(tmp_path / "meeting")
-    yield made
-    made.end()
 
 
 def add_at(to, number):
@@ -67,17 +42,16 @@ def use_counter():
 
 
 def test_members_that_come_late_call_and_are_called(meeting):
-    first = meeting.join(0)
+    first = meeting.join()
     assert first(names) == ["worker0"]
-    second = meeting.join(1)
-    third = meeting.join(2)
+    second = meeting.join()
+    third = meeting.join()
     assert first(names) == second(names) == third(names) == ["worker0", "worker1", "worker2"]
     assert first(add_at, "worker2", 1) == third(add_at, "worker0", 1) == second(add_at, "worker2", 1) == 2
 
 
 def test_members_join_at_once(meeting):
-    members = [Member() for _ in range(4)]
-    meeting.members += members
+    members = [meeting.add() for _ in range(4)]
     for rank, member in enumerate(members):
         member.begin(native_init, meeting.file, rank, None, f"worker{rank}", {})
     for member in members:
@@ -88,8 +62,7 @@ def test_members_join_at_once(meeting):
 
 def test_a_member_that_joins_serves_no_call_before_all_know_it(meeting, tmp_path):
     """Its function might call one that does not know it, which then drops that call."""
-    first, second, third = meeting.join(0), meeting.join(1), Member()
-    meeting.members.append(third)
+    first, second, third = meeting.join(), meeting.join(), meeting.add()
     third.begin(join_halfway, meeting.file, 2, str(tmp_path / "go on"))
     until(lambda: first(names) == ["worker0", "worker1", "worker2"], "the first member was not told")
     with pytest.raises(RuntimeError, match="more than set timeout"):
@@ -120,7 +93,7 @@ def join_halfway(file, rank, sign):
 
 
 def test_a_member_leaves_and_the_others_go_on(meeting):
-    first, second, third = (meeting.join(rank) for rank in range(3))
+    first, second, third = (meeting.join() for rank in range(3))
     second(native_shutdown)
     until(lambda: first(names) == ["worker0", "worker2"], "the others have not seen that it left")
     assert first(add_at, "worker2", 1) == 2
@@ -131,42 +104,41 @@ def test_a_member_leaves_and_the_others_go_on(meeting):
 
 
 def test_a_killed_member_comes_back_under_its_name_as_another(meeting):
-    first, second = meeting.join(0), meeting.join(1)
+    first, second = meeting.join(), meeting.join()
     assert first(keep_counter, "worker1") == 6
     second.kill()
     until(lambda: first(names) == ["worker0"], "its end was not seen")
     with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
         first(add_at, "worker1", 1)
-    again = meeting.join(1)
+    again = meeting.join(rank=1)
     assert first(pid_of, "worker1") == again.process.pid
     assert again(add_at, "worker0", 1) == 2
     assert first(own_id, "worker1") == again(own_id, "worker1") != 1
 
 
 def test_a_reference_to_a_value_of_the_process_before_is_an_error_at_once(meeting):
-    first, second = meeting.join(0), meeting.join(1)
+    first, second = meeting.join(), meeting.join()
     first(keep_counter, "worker1")
     second.kill()
     until(lambda: first(names) == ["worker0"], "its end was not seen")
-    meeting.join(1)
+    meeting.join(rank=1)
     with pytest.raises(RuntimeError, match="id=1, name=worker1.* has ended"):
         first(use_counter)
 
 
 def test_the_name_of_a_living_member_is_taken(meeting):
-    meeting.join(0, "same")
+    meeting.join("same")
     with pytest.raises(RuntimeError, match="name same is not unique"):
-        meeting.join(1, "same")
-    meeting.join(1, "other")
+        meeting.join("same")
+    meeting.join("other")
 
 
 def test_a_killed_process_that_was_joining_keeps_no_other_out(meeting):
-    first = meeting.join(0)
-    taker = Member()
-    meeting.members.append(taker)
+    first = meeting.join()
+    taker = meeting.add()
     taker(take_the_lock, meeting.file)
     taker.kill()
-    assert "worker1" in meeting.join(1)(names)
+    assert "worker1" in meeting.join()(names)
     assert first(names) == ["worker0", "worker1"]
 
 
@@ -182,9 +154,8 @@ def take_the_lock(file):
 
 
 def test_groups_of_both_kinds_do_not_mix(meeting):
-    meeting.join(0)
-    member = Member()
-    meeting.members.append(member)
+    meeting.join()
+    member = meeting.add()
     with pytest.raises(RuntimeError, match="mixes statically and dynamically"):
         member(native_init, meeting.file, 1, 2, "worker1", {"timeout": 2})
 
@@ -200,7 +171,7 @@ def tensors_sent():
 
 
 def test_tensors_that_went_to_a_member_count_after_its_end(meeting):
-    first, second = meeting.join(0), meeting.join(1)
+    first, second = meeting.join(), meeting.join()
     assert first(tensors_sent_to, "worker1") == 2
     second(native_shutdown)
     until(lambda: first(names) == ["worker0"], "worker1 has not left")

@@ -18,44 +18,12 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import PATIENCE, Member, native_init, until
+from rpc_group import PATIENCE, until
 
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "12"))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))
 WORKERS = ["w0", "w1", "w2"]
 EXPECTED = (rpc.PeerDied, rpc.Timeout, rpc.Cancelled, rpc.Busy)
-
-
-class Meeting:
-    """A group without a size. All of its processes are ended in the end."""
-
-    def __init__(self, file):
-        self.file, self.all, self._ranks = str(file), [], iter(range(1 << 14))
-
-    def begin(self, name, **options):
-        member = Member()
-        self.all.append(member)
-        member.begin(native_init, self.file, next(self._ranks), None, name, options)
-        return member
-
-    def join(self, name, **options):
-        member = self.begin(name, **options)
-        member.result()
-        return member
-
-    def end(self):
-        for member in self.all:
-            if member.process.is_alive():
-                os.kill(member.process.pid, signal.SIGCONT)
-                member.process.kill()
-            member.end()
-
-
-@pytest.fixture
-def meeting(tmp_path):
-    made = Meeting(tmp_path / "meeting")
-    yield made
-    made.end()
 
 
 # --- in the caller

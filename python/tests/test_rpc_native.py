@@ -17,15 +17,12 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import NativeGroup, until
+from rpc_group import NativeGroup, shared_group, until
 
 # Within members, `other` is the name of the callee.
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with NativeGroup(tmp_path_factory.mktemp("rpc"), 2) as group:
-        yield group
+pair = shared_group(2, NativeGroup)
 
 
 def call(function, *args, **options):

@@ -14,13 +14,9 @@ torch = pytest.importorskip("torch")
 import onecopy.distributed.autograd as dist_autograd
 from onecopy.distributed import rpc
 from onecopy.distributed.optim import DistributedOptimizer
-from rpc_group import Group
+from rpc_group import shared_group
 
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    with Group(tmp_path_factory.mktemp("rpc"), 4) as group:
-        yield group
+four = shared_group(4)
 
 
 def parameter_rrefs(module):

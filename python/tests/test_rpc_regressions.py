@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-import os
 import sys
 import threading
 import time
@@ -21,13 +20,9 @@ import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
 from onecopy.rpc.references import Cell, OwnedValues
-from rpc_group import Group, Member, init, shutdown
+from rpc_group import Group, init, shared_group, shutdown
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with Group(tmp_path_factory.mktemp("rpc"), 2) as group:
-        yield group
+pair = shared_group(2)
 
 
 @dataclasses.dataclass
@@ -191,25 +186,17 @@ def test_ten_backward_passes_at_once_in_one_context(tmp_path):
         assert group[0](backward_passes, 10) == ([], [4.0 * 55] * 3)
 
 
-def test_a_short_timeout_of_calls_does_not_limit_joining(tmp_path):
-    members = [Member(), Member()]
-    try:
-        members[0].begin(init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 0.2})
-        assert not members[0]._pipe.poll(1)  # five times the timeout of a call
-        members[1].begin(init, f"{tmp_path}/file", 1, 2, "worker1", {"rpc_timeout": 0.2})
-        for member in members:
-            member.result()
-        for member in members:
-            member.begin(shutdown)
-        for member in members:
-            member.result()
-    finally:
-        for member in members:
-            member.end()
-
-
-def my_pid():
-    return os.getpid()
+def test_a_short_timeout_of_calls_does_not_limit_joining(tmp_path, lonely):
+    first, second = lonely
+    first.begin(init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 0.2})
+    assert not first._pipe.poll(1)  # five times the timeout of a call
+    second.begin(init, f"{tmp_path}/file", 1, 2, "worker1", {"rpc_timeout": 0.2})
+    for member in lonely:
+        member.result()
+    for member in lonely:
+        member.begin(shutdown)
+    for member in lonely:
+        member.result()
 
 
 def dead_calls(how, count):
@@ -240,18 +227,9 @@ def failed_calls_leave(how):
 
 
 def test_calls_of_a_dead_member_leave_nothing_behind(tmp_path):
-    members = [Member(), Member()]
-    try:
-        for rank, member in enumerate(members):
-            member.begin(init, f"{tmp_path}/file", rank, 2, f"worker{rank}", {})
-        for member in members:
-            member.result()
-        members[0](waited, "worker1", seven)
-        members[1].kill()
+    with Group(tmp_path, 2) as group:
+        group[0](waited, "worker1", seven)
+        group[1].kill()
         for how in (rpc.rpc_sync, rpc.rpc_async, waited, native.call):
-            futures, blocks = members[0](failed_calls_leave, how)
+            futures, blocks = group[0](failed_calls_leave, how)
             assert futures <= 2 and blocks < 500, how  # a leak has some twenty blocks a call
-    finally:
-        members[0].process.kill()
-        for member in members:
-            member.end()

@@ -102,8 +102,8 @@ def enter(address: bytes) -> WorkerInfo:
     """Enters the program in C++ of that address, which Agent::address() gave. From now on it can be called:
     call(info, "name", args), with the names that Agent::define_plain() gave, and without keyword arguments.
 
-    Throws BadHandle for bytes that are no address, InvalidArgument if its number is that of a member, RuntimeError if
-    its name is."""
+    Throws BadHandle for bytes that are not an address, InvalidArgument if its number is that of a member, RuntimeError
+    if its name is."""
     return registry.current().add_program(address)
 
 
@@ -161,7 +161,7 @@ def _run_here(agent: Any, running: Any, args: Iterable[Any], kwargs: dict[str, A
 
 
 def checked(args: Any) -> list[Any] | tuple[Any, ...]:
-    """Returns the arguments of a call. Raises TypeError for what is no list or tuple."""
+    """Returns the arguments of a call. Raises TypeError for a value that is neither a list nor a tuple."""
     if isinstance(args, (list, tuple)):
         return args
     raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: args=({args!r:.60},)")

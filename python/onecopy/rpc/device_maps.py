@@ -34,7 +34,7 @@ class Automatic(dict[torch.device, torch.device]):
     itself."""
 
     def get(self, device: torch.device, default: Any = None) -> Any:
-        """As dict.get()."""
+        """Does what dict.get() does."""
         return super().get(device, device if device.type == "cuda" else default)
 
 
@@ -67,7 +67,7 @@ def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str,
     return str(found)
 
 
-# --- the maps of a whole group, checked as its members meet. The texts are those of torch
+# --- the maps of a whole group, checked as its members meet. torch has the same texts
 
 
 def parse_maps(device_maps: dict[str, Any] | None) -> dict[str, DeviceMap]:

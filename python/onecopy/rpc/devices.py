@@ -25,7 +25,7 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 class MarkedTensor:
-    """An argument or a result that is lent or given away. For one use, in one call."""
+    """An argument or a result that is lent or given away. It is used once, in one call."""
 
     __slots__ = ("mode", "tensor")
 

@@ -52,7 +52,7 @@ def join(agent: Any) -> None:
         for entry in living:
             _enter_if_alive(agent, entry)
         _tell(agent, own)
-        agent.start_serving()  # now: a function that one member calls here may call any other
+        agent.start_serving()  # a function that is called here may call any member
         known["ids"].append(agent.info.id)
         known["members"] = [*living, own]
 
@@ -70,7 +70,7 @@ def _enter_if_alive(agent: Any, entry: Entry) -> None:
 
 
 def _tell(agent: Any, own: Entry) -> None:
-    """Each that lives enters this process, and answers. Raises RuntimeError with the name of one that does not."""
+    """Lets each living member enter this process. Raises RuntimeError with the name of one that does not answer."""
     others = [rank for rank in agent.member_ids() if rank != agent.info.id]
     for rank in others:
         agent.note(rank, "join", own)

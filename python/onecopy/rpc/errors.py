@@ -39,7 +39,7 @@ class RemoteFailure:
     def of(cls, error: BaseException, worker: object, unescaped: bool = False) -> RemoteFailure:
         """Makes the failure of a function that was called. `unescaped`: escapes in the text stand for their characters,
         as torch has it."""
-        # As torch has it; and torch.jit.Error is no RuntimeError.
+        # torch does so, and torch.jit.Error is not a RuntimeError.
         kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)
         text = f"On {worker}:\n{error!r}\n{''.join(traceback.format_exception(error))}"
         text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot cross

@@ -51,11 +51,11 @@ class CallFuture(torch.futures.Future):
 
     @property
     def call(self) -> Any:
-        """That of begin(); None when the outcome is here, or nothing was sent."""
+        """The call of begin(); None when the outcome is here, or nothing was sent."""
         return self._call
 
     def wait(self) -> Any:
-        """The result. Throws the call's error."""
+        """Returns the result. Throws the call's error."""
         if not self._is_settled:
             call = self._call
             if call is not None:
@@ -70,7 +70,7 @@ class CallFuture(torch.futures.Future):
             del self  # it has the failure, whose traceback has this frame
 
     def value(self) -> Any:
-        """The result, which must be here. Throws the call's error."""
+        """Returns the result, which must be here. Throws the call's error."""
         self.done()
         if self.points:
             devices.wait_for(self.points)
@@ -80,14 +80,14 @@ class CallFuture(torch.futures.Future):
             del self  # as in wait()
 
     def done(self) -> bool:
-        """Whether the result or the error is here."""
+        """Returns whether the result or the error is here."""
         call = self._call
         if call is not None and not self._is_settled and call.done:
             self._settle()
         return super().done()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """A torch.futures.Future of callback(this one), which is called once this one is done."""
+        """Returns a torch.futures.Future of callback(this one), which is called once this one is done."""
         self.want()
         return super().then(callback)
 
@@ -118,7 +118,7 @@ class CallFuture(torch.futures.Future):
             self._settle()
 
     def complete_in_order(self, call: Any, outcome: Outcome) -> None:
-        """For an answer that had to be decoded before the next message."""
+        """Completes it with an answer that had to be decoded before the next message."""
         with self._turn:
             self._given = self._given or outcome
         call.complete()

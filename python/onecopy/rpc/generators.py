@@ -14,7 +14,7 @@ from ..errors import Timeout
 
 
 class Window:
-    """Credit for items. Thread safety: all members may be called concurrently."""
+    """A bound on the items that were made and not taken. Thread safety: all members may be called concurrently."""
 
     def __init__(self, credit: int, running: Any) -> None:
         self._changed, self._credit, self._running = threading.Condition(), credit, running
@@ -44,7 +44,7 @@ class Window:
             return not self._is_closed
 
     def answered(self, future: torch.futures.Future[bool]) -> None:
-        """Called with the Future of an item that was taken."""
+        """Adds the credit of an item that was taken, whose Future this is."""
         try:
             is_wanted, failure = future.value(), None
         except Exception as error:

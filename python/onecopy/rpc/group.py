@@ -44,14 +44,15 @@ def _autograd_hook(name: str) -> staticmethod[..., Any]:
 
 
 class Agent(Serving):
-    """Thread safety: all members may be called concurrently, but for start() and stop()."""
+    """A member of a group: this process. Thread safety: all members may be called concurrently, but for start() and
+    stop()."""
 
     marked_type = devices.MarkedTensor
     points_behind = staticmethod(devices.points_behind)
     wait_for_points = staticmethod(devices.wait_for)
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int | None, options: Options) -> None:
-        """Without a world size the group is one that members join and leave at any time."""
+        """Makes a member of a group, which members join and leave at any time if it has no world size."""
         super().__init__(WorkerInfo(name, rank), options, is_static_group=bool(world_size))
         self.store, self._world_size = store, world_size or 0
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
@@ -64,7 +65,7 @@ class Agent(Serving):
     # --- joining and leaving
 
     def make_endpoint(self) -> None:
-        """Called once this process's id in the group is known."""
+        """Makes the endpoint. REQUIRES: this process's id in the group is known."""
         self.endpoint = _core._RpcEndpoint(self, values.reduce, values.rebuild, self.info.name, self.info.id)
         self.endpoint.timeout = self.options.rpc_timeout
         self.endpoint.set_limit(self.options.max_calls, self.options.refuses_calls)
@@ -186,7 +187,7 @@ class Agent(Serving):
         return RemoteFailure(*failure).exception()
 
     def take_note(self, sender: int, note: tuple[str, Any]) -> None:
-        """Called with each note, in the order of its lane."""
+        """Handles a note. Called in the order of its lane."""
         verb, value = note
         note_handlers[verb](self, sender, value)
 

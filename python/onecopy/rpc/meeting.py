@@ -79,7 +79,7 @@ def _check_maps(agent: Any, maps: dict[str, Any]) -> None:
 
 
 class AllGatherStates:
-    """One gathering, in its leader or a follower."""
+    """A gathering, in its leader or a follower."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def _gathering(key: str) -> AllGatherStates:
 
 
 def gather_to_leader(key: str, name: str, obj: Any, names: Collection[str]) -> None:
-    """Called in the leader for each member."""
+    """Enters a member's object. Called in the leader."""
     state = _gathering(key)
     with _gather_lock:
         if name in state.gathered_objects:
@@ -109,7 +109,7 @@ def gather_to_leader(key: str, name: str, obj: Any, names: Collection[str]) -> N
 
 
 def broadcast_to_followers(key: str, objects: dict[str, Any], error: str | None = None) -> None:
-    """Called in each follower by the leader."""
+    """Enters the objects of all, or why there are none. Called in each follower."""
     state = _gathering(key)
     if state.proceed_signal.is_set():
         raise AssertionError(f"Termination signal sequence id {key} got set twice.")

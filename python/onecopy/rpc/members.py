@@ -119,7 +119,7 @@ class Members:
         return f"{member.info} has left the group" if has_left else f"{member.info} has ended"
 
     def take_end(self, rank: int) -> None:
-        """Called after all messages of a member that has ended were taken."""
+        """Notes the end of a member, all of whose messages were taken."""
         member = self._members.get(rank)
         if member is None:
             return

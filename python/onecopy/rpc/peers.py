@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a group, and how those of a group of fixed size find each other.
+"""The members of a group, and how those of a group of fixed size meet.
 
 The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of its
 user only, so a store that others can read gives nothing away that they could use.
@@ -77,7 +77,7 @@ class WorkerInfo:
 
 
 class Member:
-    """Another process of the group, or this one.
+    """A process of the group.
 
     Attributes:
         has_ended, why_ended: whether it has ended, which is final, and whether by death or by leaving.

@@ -33,7 +33,7 @@ _MAX_DROPS = 1000  # of one message
 
 
 class Held:
-    """One count of this process at another owner; dropped when this object goes. `creation` is the Future of the call
+    """A count of this process at another owner; dropped when this object goes. `creation` is the Future of the call
     that makes the value, as long as its answer has not been looked at: no thread is woken for it."""
 
     __slots__ = ("__weakref__", "_drops", "creation", "error", "fork", "is_deleted", "owner", "reference")
@@ -89,7 +89,7 @@ _Drop = tuple[int, Reference] | Callable[[], Any] | None  # of an owner's value;
 
 
 class References:
-    """All references of this process. Thread safety: all members may be called concurrently."""
+    """The references of this process. Thread safety: all members may be called concurrently."""
 
     def __init__(self, agent: Any) -> None:
         self._agent, self._numbers = agent, itertools.count()

@@ -105,10 +105,11 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class AutogradHooks(Protocol):
-    """What distributed autograd does for rpc. A context is the part of one forward and backward pass in one process."""
+    """The part of distributed autograd in calls. A context is the part of one forward and backward pass in one
+    process."""
 
     def started(self, agent: Any) -> None:
-        """Called when the agent can send."""
+        """Takes an agent, which can send."""
 
     def about_to_send(self, context: Any, tensors: list[Any], receiver: int) -> tuple[int, list[int]] | None:
         """Records tensors that go to `receiver`. Returns what arrived() needs there, or None if none requires
@@ -132,7 +133,7 @@ _AUTOGRAD = "onecopy.distributed.autograd"  # enters its hooks when it is import
 
 
 def set_autograd(hooks: AutogradHooks) -> None:
-    """Called by distributed autograd when it is imported."""
+    """Enters the hooks. Called by distributed autograd when it is imported."""
     global _hooks
     _hooks = hooks
     if _agent is not None and _agent.endpoint is not None:

@@ -34,8 +34,8 @@ class context:
 def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
     """Computes the gradients of all leaves that the roots, scalar tensors, depend on, in every worker.
 
-    Returns when all are there. Throws RuntimeError for an unknown context, a root that is no scalar or does not require
-    gradients, and "Error on Node N: ..." for a failure in a worker."""
+    Returns when all are there. Throws RuntimeError for an unknown context, a root that is not a scalar or does not
+    require gradients, and "Error on Node N: ..." for a failure in a worker."""
     _engine_of_this_process.backward(context_id, roots, retain_graph)
 
 

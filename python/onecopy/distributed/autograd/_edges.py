@@ -99,7 +99,7 @@ class ReceivedTensors:
     """Tensors of one message, as outputs of one node of this worker's graph, which keeps this object."""
 
     def __init__(self, context_id: int, message_id: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Makes the tensors outputs of the node, in place. REQUIRES: they are no views, and part of no graph."""
+        """Makes the tensors outputs of the node, in place. REQUIRES: they are neither views nor part of a graph."""
         self.context_id, self.message_id, self.peer = context_id, message_id, peer
         self.count = len(tensors)
         with torch.enable_grad():

@@ -22,7 +22,7 @@ Record = tuple[int, list[int]]  # (message id, which of the tensors require grad
 
 
 class Context:
-    """One worker's part of one context: tensors sent and received, and gradients of its leaves.
+    """A worker's part of one context: tensors sent and received, and gradients of its leaves.
     Thread safety: all members may be called concurrently."""
 
     def __init__(self, engine: Engine, context_id: int) -> None:
@@ -114,7 +114,7 @@ class Context:
             return self._passes.setdefault(key.id, made)
 
     def end_pass(self, pass_id: int) -> None:
-        """Called by the root of a pass that has ended in all workers."""
+        """Forgets a pass. Called by its root when it has ended in all workers."""
         with self._lock:
             self._passes.pop(pass_id, None)
 
@@ -141,7 +141,7 @@ class Engine:
 
     @property
     def transport(self) -> Transport:
-        """What start() was given. REQUIRES: a message came, or goes."""
+        """The transport of start(). REQUIRES: a message came, or goes."""
         assert self._transport is not None
         return self._transport
 
@@ -216,7 +216,7 @@ class Engine:
 
     @property
     def passes(self) -> int:
-        """How many began here and have not ended."""
+        """The number of passes that began here and have not ended."""
         return len(self._under_way)
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:

@@ -15,7 +15,7 @@ from ._pass import Answer
 
 
 class _Hooks:
-    """See registry.AutogradHooks."""
+    """The hooks of registry.AutogradHooks."""
 
     def started(self, agent: Any) -> None:
         engine.start(agent.info.id, _Transport(agent))
@@ -45,7 +45,7 @@ class _Hooks:
 
 
 class _Transport:
-    """See _pass.Transport."""
+    """A _pass.Transport by calls of verbs."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent

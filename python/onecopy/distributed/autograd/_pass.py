@@ -79,11 +79,11 @@ class Worker(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """How to reach others."""
+        """A transport to other workers."""
 
 
 class LocalPass:
-    """Thread safety: all members may be called concurrently."""
+    """A worker's part of a pass. Thread safety: all members may be called concurrently."""
 
     def __init__(
         self, worker: Worker, context: Any, key: PassKey, sent: list[SentTensors], roots: Sequence[GradientEdge]

@@ -238,7 +238,7 @@ _gather_to_leader = meeting.gather_to_leader
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
-    """Called in each follower by the leader of a gathering."""
+    """Takes what the leader of a gathering tells each follower."""
     meeting.broadcast_to_followers(sequence_id, objects_map, error)
 
 

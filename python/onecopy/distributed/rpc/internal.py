@@ -12,7 +12,7 @@ from ...rpc.rref import PyRRef
 
 
 class RPCExecMode(enum.Enum):
-    """How a function is called."""
+    """A way of calling a function."""
 
     SYNC = "sync"
     ASYNC = "async"

@@ -73,7 +73,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.device_maps[to] = known
 
     def set_devices(self, devices: Iterable[Device]) -> None:
-        """Sets the devices that calls may use. Raises ValueError for one that is no card."""
+        """Sets the devices that calls may use. Raises ValueError for a device that is not a card."""
         self.devices = _checked(devices)
 
 
