@@ -106,6 +106,37 @@ def spawn_with_torch(request, spawner, monkeypatch):
         monkeypatch.setattr("multiprocessing.util.spawnv_passfds", spawner.spawnv_passfds)
 
 
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile() without functions of earlier tests, and no gradients."""
+    import torch
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def device_processes():
+    """Ends the processes that use devices for a module's tests."""
+    from devices import end_peers
+
+    yield
+    end_peers()
+
+
+@pytest.fixture(params=["cpu", "cuda:0"])
+def on(request):
+    """A device for captured graphs: a graph_programs.Place."""
+    from graph_programs import Place, no_card
+
+    if request.param != "cpu" and no_card():
+        pytest.skip(no_card())
+    return Place(request.param)
+
+
 @pytest.fixture(scope="session")
 def terminal(request):
     """Where the run's standard error went before pytest captured it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib
 import os
 import shutil
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import onecopy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -194,8 +197,6 @@ def eventually(condition, seconds: float = 60.0) -> bool:
 
 def settled(numbers):
     """Its result once that has not changed for a while: drops end by the tick of a thread."""
-    import onecopy
-
     seen: list = []
 
     def is_unchanging() -> bool:
@@ -205,6 +206,41 @@ def settled(numbers):
 
     assert eventually(is_unchanging)
     return seen[-1]
+
+
+# --- what the other process does --------------------------------------------------------------------
+
+kept: dict[str, object] = {}
+
+
+def open_and_list(handle: bytes, **keywords):
+    return onecopy.open(handle, **keywords).tolist()
+
+
+def open_and_set(handle: bytes, index: int, value) -> str:
+    tensor = onecopy.open(handle)
+    tensor[index] = value
+    return tensor.device
+
+
+def open_and_keep(handle: bytes) -> None:
+    kept["tensor"] = onecopy.open(handle)
+
+
+def list_kept():
+    return kept["tensor"].tolist()
+
+
+def drop_kept() -> None:
+    kept.clear()
+    gc.collect()
+
+
+def onecopy_row(values: list) -> onecopy.Tensor:
+    row = onecopy.empty(len(values), "int32")
+    for index, value in enumerate(values):
+        row[index] = value
+    return row
 
 
 # --- the driver, as another library uses it ---------------------------------------------------------
@@ -324,7 +360,7 @@ def open_driver(vendor: Vendor):
     return AscendRuntime() if vendor == NPU else Driver()
 
 
-class _DLTensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -341,7 +377,7 @@ class _DLTensor(ctypes.Structure):
 
 class _DLManagedTensor(ctypes.Structure):
     _fields_ = (
-        ("dl_tensor", _DLTensor),
+        ("dl_tensor", DLTensor),
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", Callback),
     )
@@ -365,7 +401,7 @@ class ForeignArray:
     def __dlpack__(self, stream=None):
         self.streams.append(stream)
         shape = (ctypes.c_int64 * 1)(self.count)
-        tensor = _DLTensor(self.at, self.cuda.dlpack, self.ordinal, 1, 0, 32, 1, shape, None, 0)
+        tensor = DLTensor(self.at, self.cuda.dlpack, self.ordinal, 1, 0, 32, 1, shape, None, 0)
         managed = _DLManagedTensor(tensor, None, Callback(self._give_back))
         _given_out.append((self, shape, managed))
         new = ctypes.pythonapi.PyCapsule_New

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
 import os
 import struct
 import sys
@@ -16,13 +15,24 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing
-from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, settled
+from devices import (
+    CUDA,
+    Driver,
+    ForeignArray,
+    borrower,
+    drop_kept,
+    eventually,
+    kept,
+    list_kept,
+    needs_simulator,
+    on_device,
+    open_and_keep,
+    open_and_list,
+    open_and_set,
+    settled,
+)  # fmt: skip
 
-
-@pytest.fixture(autouse=True, scope="module")
-def processes():
-    yield
-    end_peers()
+pytestmark = pytest.mark.usefixtures("device_processes")
 
 
 def ints(data: bytes) -> list[int]:
@@ -31,37 +41,9 @@ def ints(data: bytes) -> list[int]:
 
 # --- what the other process does --------------------------------------------------------------------
 
-kept: dict[str, object] = {}
-
-
-def open_and_list(handle: bytes, **keywords):
-    return onecopy.open(handle, **keywords).tolist()
-
-
-def open_and_set(handle: bytes, index: int, value) -> str:
-    tensor = onecopy.open(handle)
-    tensor[index] = value
-    return tensor.device
-
-
-def open_and_keep(handle: bytes) -> None:
-    kept["tensor"] = onecopy.open(handle)
-
-
-def drop_kept() -> None:
-    kept.clear()
-    gc.collect()
-
 
 def live_blocks() -> int:
     return onecopy.stats()["live_blocks"]
-
-
-def onecopy_row(values: list) -> onecopy.Tensor:
-    row = onecopy.empty(len(values), "int32")
-    for index, value in enumerate(values):
-        row[index] = value
-    return row
 
 
 # --- torch ------------------------------------------------------------------------------------------
@@ -318,10 +300,6 @@ def get_and_keep(queue: onecopy.Queue) -> bool:
     message = queue.get(timeout=60)
     kept["tensor"] = message["x"] if isinstance(message, dict) else message
     return Driver().is_idle(0)
-
-
-def list_kept():
-    return kept["tensor"].tolist()
 
 
 @on_device

@@ -4,128 +4,26 @@
 from __future__ import annotations
 
 import gc
-import random
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from devices import driver, is_simulated
-
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
+from graph_programs import SHAPES, Place, compiled, no_card, poison
 from onecopy import InvalidArgument, graphs
 from onecopy.graphs._pool import segments_of
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),
-    pytest.mark.skipif(driver() is not None and is_simulated(), reason="wants a CUDA GPU and its own driver"),
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.skipif(bool(no_card()), reason=no_card()),
 ]
 
-WIDTH = 1024
-PART = 2 << 20  # of a page
-SHAPES = (3, 200, 17, 500, 128)
 DEVICE = "cuda:0"
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-    gc.collect()
-
-
-class Layers(torch.nn.Module):
-    def __init__(self, width=WIDTH):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width, device=DEVICE) for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = torch.nn.functional.gelu(layer(x))
-        return x
-
-
-def compiled(function, pool=None, dynamic=True, **options):
-    return torch.compile(function, backend=graphs.backend(pool, **options), dynamic=dynamic, fullgraph=True)
-
-
-class Bytes:
-    def __init__(self, window):
-        self._window = window
-        self.__cuda_array_interface__ = {
-            "shape": (window.nbytes,), "typestr": "|u1", "data": (window.base, False), "version": 3,
-        }  # fmt: skip
-
-
-def poison(pool):
-    """Whatever is read from the arena before it is written shows, in pages that windows show whole."""
-    size = pool.footprint.shared
-    if size:
-        memory = torch.as_tensor(Bytes(pool.open(size)), device=DEVICE)
-        with pool.lock.of(torch.cuda.current_stream()):
-            memory.fill_(0xFF)
-        torch.cuda.synchronize()
-        del memory  # and its window
-    if pool.footprint.own:
-        poison_parts(pool, size)
-
-
-def poison_parts(pool, size):
-    """The same for pages in parts: a window that has every other part for itself shows those between."""
-    for first in (0, 1):
-        capture = pool.open_pool()
-        with pool.lock, capture.use():
-            memory = torch.empty(size, dtype=torch.uint8, device=DEVICE)
-        torch.cuda.synchronize()
-        begin = memory.data_ptr()
-        capture.window.keep_alive([(begin + at, 1) for at in range(first * PART, size, 2 * PART)])
-        with pool.lock.of(torch.cuda.current_stream()):
-            memory.fill_(0xFF)
-        torch.cuda.synchronize()
-        del memory
-        capture.close()
-        torch.cuda.empty_cache()
-
-
-def rows(count, width=WIDTH):
-    return torch.randn(count, width, device=DEVICE)
-
-
-def same(a, b):
-    return torch.allclose(a, b, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("codegen", ["aot", "inductor"])
-@pytest.mark.parametrize("order", [sorted(SHAPES), sorted(SHAPES, reverse=True), SHAPES])
-def test_all_shapes_take_the_memory_of_the_largest(order, codegen):
-    model, alone, pool = Layers(), graphs.arena(DEVICE), graphs.arena(DEVICE)
-    compiled(model, alone, codegen=codegen)(rows(max(SHAPES)))
-    call = compiled(model, pool, codegen=codegen)
-    for count in (*order, *order):
-        x = rows(count)
-        assert same(call(x), model(x))
-    report = graphs.report(pool)
-    assert report.shared_bytes == graphs.report(alone).shared_bytes > 0
-    assert report.captures >= len(SHAPES) - 1 and report.replays and not report.eager, str(report)
-    assert report.saved_bytes > 0
-
-
-@pytest.mark.parametrize("outputs", ["copy", "view", "private"])
-def test_held_outputs_stay_right_whatever_is_replayed(outputs):
-    model, chance, held, pool = Layers(), random.Random(1), [], graphs.arena(DEVICE)
-    call = compiled(model, pool, outputs=outputs)
-    for _ in range(300):
-        x = rows(chance.choice(SHAPES))
-        held.append((call(x), model(x)))
-        if outputs != "view":
-            poison(pool)
-        if len(held) > 5:
-            held.pop(chance.randrange(5))
-        assert all(same(got, want) for got, want in held)
+CARD = Place(DEVICE)
+WIDTH, rows, same, Layers = CARD.width, CARD.rows, CARD.same, CARD.layers
 
 
 def test_without_an_exchange_of_memory_a_held_output_is_moved_and_a_view_of_it_is_refused(monkeypatch):
@@ -163,40 +61,9 @@ def test_an_output_in_place_outlives_its_graph():
     assert torch.equal(held, want)
 
 
-class Decoder(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(WIDTH, WIDTH, device=DEVICE)
-        self.register_buffer("count", torch.zeros(1, device=DEVICE))
-
-    def forward(self, x, cache, at):
-        cache.index_copy_(0, at, self.layer(x))
-        self.count.add_(1)
-        return cache.sum(0) + x.sum(), cache
-
-
-@pytest.mark.parametrize("codegen", ["aot", "inductor"])
-def test_caches_are_written_where_they_are_and_a_moved_one_is_noticed(codegen):
-    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
-    plain.load_state_dict(model.state_dict())
-    call = compiled(model, pool, dynamic=False, codegen=codegen)
-    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
-    for turn in range(8):
-        x, at = rows(2), torch.tensor([turn, turn + 9], device=DEVICE)
-        got, cache = call(x, mine[turn % 3], at)
-        want, _ = plain(x, theirs[turn % 3], at)
-        poison(pool)
-        assert same(got, want) and cache.data_ptr() == mine[turn % 3].data_ptr()
-        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)) and model.count == plain.count
-    report = graphs.report(pool)
-    assert report.moves == 7 and report.captures == 1 and not report.eager, str(report)
-
-
 def test_a_pending_call_keeps_the_cache_that_it_was_given():
-    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
-    plain.load_state_dict(model.state_dict())
-    call = compiled(model, pool, dynamic=False)
-    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
+    model, plain, mine, theirs = CARD.decoders()
+    call = compiled(model, graphs.arena(DEVICE), dynamic=False)
     inputs = [(rows(2), torch.tensor([turn, turn + 5], device=DEVICE)) for turn in range(9)]
     for which in range(3):
         call(*inputs[0][:1], mine[which], inputs[0][1])
@@ -235,36 +102,6 @@ def test_threads_with_caches_of_their_own_never_write_each_others():
         thread.join()
     for x, cache in zip(inputs, caches, strict=True):
         assert torch.equal(cache, torch.cat([(x * 2)[:1].expand(16, -1), (x * 2)[1:].expand(16, -1)]))
-
-
-def test_a_moved_cache_is_captured_anew_and_counted():
-    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
-    plain.load_state_dict(model.state_dict())
-    call = compiled(model, pool, dynamic=False)
-    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(2)] for _ in range(2)]
-    for turn in range(4):
-        x, at = rows(2), torch.tensor([turn, turn + 1], device=DEVICE)
-        assert same(call(x, mine[turn % 2], at)[0], plain(x, theirs[turn % 2], at)[0])
-    report = graphs.report(pool)
-    assert report.captures == 1 and report.moves == report.recaptured == 3
-    assert "3 moves (3 captured anew)" in str(report)
-
-
-def test_what_moves_at_every_call_runs_eagerly_until_it_rests():
-    pool, model = graphs.arena(DEVICE), Decoder()
-    plain = Decoder()
-    plain.load_state_dict(model.state_dict())
-    call = compiled(model, pool, dynamic=False)
-    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
-    for turn in range(40):
-        which = turn % 3 if turn < 30 else 1
-        x, at = rows(2), torch.tensor([turn % 20, turn % 20 + 1], device=DEVICE)
-        got, _ = call(x, mine[which], at)
-        assert same(got, plain(x, theirs[which], at)[0])
-    report = graphs.report(pool)
-    (reason,) = report.eager
-    assert "move at nearly every call" in reason and report.moves < 15
-    assert report.replays > 15
 
 
 class Tables(torch.nn.Module):
@@ -311,59 +148,6 @@ def test_what_a_capture_leaves_alive_is_never_overwritten():
     poison(pool)
     assert same(kept[0], x * 3) and same(out, x * 3 + 1)
     assert graph.private_bytes > 0
-
-
-def everything(x, n):
-    low, high = x.min(dim=1), x.max()
-    parts = torch.split(x, 2, dim=1)
-    mean, spread = torch.var_mean(x, dim=0)
-    empty = x[:0] * 2
-    y = x.t().contiguous() + n
-    return low.values, high, parts[1] * 2, mean, spread, low.indices, empty, y, y.view(-1), x, {"n": n, "b": x > 0}
-
-
-def test_results_of_all_kinds_are_those_of_eager_execution():
-    pool = graphs.arena(DEVICE)
-    call = compiled(everything, pool)
-    for count in (6, 9, 6, 9, 7):
-        x = rows(count, 8)
-        for _ in range(2):
-            got, want = call(x, 3), everything(x, 3)
-            poison(pool)
-            flat = zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True)
-            assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in flat)
-            assert got[7].untyped_storage()._cdata == got[8].untyped_storage()._cdata
-            assert got[9].data_ptr() == x.data_ptr()
-    assert not graphs.report(pool).eager, str(graphs.report(pool))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool])
-def test_dtypes(dtype):
-    def work(x):
-        return torch.cat([x, x.flip(0)]), x.to(torch.float32) if not dtype.is_complex else x.conj()
-
-    x = (rows(5, 3) * 3).to(dtype)
-    call = compiled(work, dynamic=False)
-    for _ in range(2):
-        for got, want in zip(call(x), work(x), strict=True):
-            assert torch.equal(got, want) and got.dtype == want.dtype
-
-
-def test_inputs_of_other_layouts():
-    call = compiled(lambda x: x * 2, dynamic=False)
-    base = rows(6, 8)
-    for x in (base.t(), base[1:, 2:], base[:, ::2], rows(1, 4).expand(3, 4), base[:0]):
-        for _ in range(2):
-            assert torch.equal(call(x), x * 2) and call(x).stride() == (x * 2).stride()
-
-
-def test_random_numbers_go_on_from_call_to_call():
-    call = compiled(lambda x: torch.nn.functional.dropout(x, 0.5, training=True), dynamic=False)
-    x = torch.ones(1000, device=DEVICE)
-    call(x)
-    first, second = call(x), call(x)
-    assert not torch.equal(first, second)
-    assert 300 < int((first == 0).sum()) < 700
 
 
 def test_numbers_in_tensors_of_the_cpu_are_not_baked_in():
@@ -552,44 +336,6 @@ def test_out_of_memory_in_the_middle_of_a_capture_leaves_no_trace():
     assert same(out, x + 1)
 
 
-def test_a_parked_arena_has_no_memory_and_goes_on_as_before():
-    pool, model, x = graphs.arena(DEVICE), Layers(), rows(500)
-    call = compiled(model, pool, dynamic=False)
-    call(x)
-    before = torch.cuda.mem_get_info()[0]
-    pool.park()
-    assert torch.cuda.mem_get_info()[0] > before and graphs.report(pool).shared_bytes == 0
-    with pytest.raises(InvalidArgument, match="resume"):
-        call(x)
-    pool.resume()
-    for _ in range(2):
-        assert same(call(x), model(x))
-    assert graphs.report(pool).captures == 1
-
-
-def test_a_shape_without_room_runs_eagerly_and_says_so():
-    pool, model = graphs.arena(DEVICE, limit=64 << 20), Layers()
-    call = compiled(model, pool, dynamic=False)
-    small, large = rows(3), rows(20_000)
-    for _ in range(2):
-        for x in (small, large):
-            assert same(call(x), model(x))
-    report = graphs.report(pool)
-    (reason,) = report.eager
-    assert "no room" in reason and report.eager[reason] == 2 and report.captures == 1
-
-
-def test_graphs_that_were_not_used_for_longest_go_first_and_give_their_memory_back():
-    pool = graphs.arena(DEVICE)
-    call = compiled(Layers(), pool, limit=2)
-    for count in (20_000, 20, 30, 40):
-        call(rows(count))
-    report = graphs.report(pool)
-    assert len(report.graphs) == 2 and report.evicted == 2
-    torch.cuda.empty_cache()
-    assert graphs.report(pool).shared_bytes < 80 << 20, str(graphs.report(pool))
-
-
 def test_calls_of_a_known_shape_need_no_python():
     pool, model = graphs.arena(DEVICE), Layers()
     call = compiled(model, pool)
@@ -747,93 +493,6 @@ def test_g14_caches_move_and_graphs_go_on_another_card():
         assert same(call(x, mine[which], at), step(x, theirs[which], at)), turn
     report = graphs.report(pool)
     assert report.captures == report.recaptured == 3 and not report.eager, str(report)
-
-
-def test_g03_as_strided_of_an_input_with_an_offset():
-    def strided(x):
-        return x.as_strided((2, 2), (2, 1), 6) * 2 + 1
-
-    call = compiled(strided, dynamic=False)  # inductor's own code takes the first call's offset for all
-    for turn in range(4):
-        x = torch.randn(24, device=DEVICE)[4 * (turn % 2) : 4 * (turn % 2) + 16]
-        assert same(call(x), strided(x)), turn
-
-
-def test_g05_conjugated_inputs_and_results():
-    def conjugated(x):
-        return (x * 2).conj(), x[1:], torch.view_as_real(x * 1.0)
-
-    call = compiled(conjugated, dynamic=False)
-    for turn in range(6):
-        x = torch.randn(3, 3, dtype=torch.complex64, device=DEVICE)
-        x = x.conj() if turn % 2 else x
-        for got, want in zip(call(x), conjugated(x), strict=True):
-            assert torch.allclose(got.resolve_conj(), want.resolve_conj(), atol=1e-5), turn
-
-
-def test_g07_a_call_within_a_first_run_runs_eagerly():
-    pool = graphs.arena(DEVICE)
-    inner = compiled(lambda x: torch.sin(torch.cos(x * 3) + 1) * 2, pool, dynamic=False)
-
-    @torch.library.custom_op("onecopy_cuda_test::inner", mutates_args=())
-    def operator(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return inner(x).clone()
-
-    operator.register_fake(torch.empty_like)
-
-    def outer(x):
-        a = x * 2
-        b = a + 1
-        return a * b + operator(b)
-
-    inner(torch.randn(64, device=DEVICE)), inner(torch.randn(64, device=DEVICE))
-    call = compiled(outer, pool, dynamic=False)
-    for _ in range(5):
-        x = torch.randn(64, device=DEVICE)
-        b = x * 2 + 1
-        assert same(call(x), x * 2 * b + torch.sin(torch.cos(b * 3) + 1) * 2)
-    assert any("called by an operator" in reason for reason in graphs.report(pool).eager)
-
-
-@pytest.mark.parametrize("outputs", ["view", "private"])
-def test_g12_results_of_one_graph_are_inputs_in_place_of_the_next(outputs):
-    def pieces(x):
-        y = torch.relu(x * 0.9 + 0.1) * 2
-        torch._dynamo.graph_break()
-        return y, (y * 1.5 + torch.exp(-y)).t()
-
-    call = torch.compile(pieces, backend=graphs.backend(inputs="place", outputs=outputs), dynamic=True)
-    for count in (8, 3, 8, 3, 5, 3, 2, 8, 3, 8, 8, 3, 3):
-        x = torch.randn(count, 8, device=DEVICE)
-        assert all(same(a, b) for a, b in zip(call(x), pieces(x), strict=True)), count
-
-
-def test_g13_caches_that_exchange_their_memory():
-    def add(x, cache):
-        cache.add_(x)
-        return cache.sum()
-
-    call = compiled(add, dynamic=False)
-    a, b, x = (torch.full((4,), float(value), device=DEVICE) for value in (0, 0, 1))
-    call(x, a), call(x, a)
-    a.data, b.data = b.data, a.data
-    call(x, b)
-    assert a.tolist() == [0] * 4 and b.tolist() == [3] * 4
-
-
-def test_g17_a_cache_is_written_in_place():
-    def step(cache, x, at):
-        cache.index_copy_(0, at, x)
-        return cache[:4].sum(0) + x
-
-    pool = graphs.arena(DEVICE)
-    call = compiled(step, pool, dynamic=False)
-    mine, theirs = [torch.zeros(65536, 256, device=DEVICE) for _ in range(2)]
-    for turn in range(4):
-        x, at = torch.randn(1, 256, device=DEVICE), torch.tensor([turn], device=DEVICE)
-        assert same(call(mine, x, at), step(theirs, x, at)) and torch.equal(mine, theirs)
-    assert graphs.report(pool).shared_bytes < mine.nbytes
 
 
 def test_g18_two_threads_with_an_arena_each_both_capture():

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from devices import borrower, driver, end_peers, eventually, is_simulated, on_device, settled
+from devices import borrower, driver, eventually, is_simulated, on_device, settled
 
 torch = pytest.importorskip("torch")
 
@@ -23,17 +23,12 @@ from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
 
 pytestmark = [
+    pytest.mark.usefixtures("device_processes"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),
     pytest.mark.skipif(driver() is not None and is_simulated(), reason="wants a CUDA GPU and its own driver"),
 ]
 
 LONG = 1_000_000_000  # cycles of a GPU: about half a second
-
-
-@pytest.fixture(autouse=True, scope="module")
-def processes():
-    yield
-    end_peers()
 
 
 # --- what the other process does --------------------------------------------------------------------

@@ -15,13 +15,18 @@ from devices import (
     NPU,
     ForeignArray,
     borrower,
-    end_peers,
+    drop_kept,
     eventually,
+    list_kept,
     needs_simulator,
     on_device,
+    onecopy_row,
+    open_and_keep,
+    open_and_list,
+    open_and_set,
     open_driver,
     settled,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(params=[CUDA, NPU], ids=lambda vendor: vendor.kind)
@@ -29,34 +34,10 @@ def vendor(request):
     return request.param
 
 
-@pytest.fixture(autouse=True, scope="module")
-def processes():
-    yield
-    end_peers()
+pytestmark = pytest.mark.usefixtures("device_processes")
 
 
 # --- what the other process does --------------------------------------------------------------------
-
-kept: dict[str, object] = {}
-
-
-def open_and_list(handle: bytes, **keywords):
-    return onecopy.open(handle, **keywords).tolist()
-
-
-def open_and_set(handle: bytes, index: int, value) -> str:
-    tensor = onecopy.open(handle)
-    tensor[index] = value
-    return tensor.device
-
-
-def open_and_keep(handle: bytes) -> None:
-    kept["tensor"] = onecopy.open(handle)
-
-
-def drop_kept() -> None:
-    kept.clear()
-    gc.collect()
 
 
 def open_bundle(handle: bytes):
@@ -68,13 +49,6 @@ def add_one(tensor: onecopy.Tensor) -> list:
     values = [value + 1 for value in tensor.tolist()]
     tensor[:] = onecopy_row(values)
     return values
-
-
-def onecopy_row(values: list) -> onecopy.Tensor:
-    row = onecopy.empty(len(values), "int32")
-    for index, value in enumerate(values):
-        row[index] = value
-    return row
 
 
 # --- tensors ----------------------------------------------------------------------------------------
@@ -343,10 +317,6 @@ def test_memory_outlives_its_last_owner_in_a_borrower(vendor):
     gc.collect()
     assert borrower(list_kept) == [4, 4, 4]
     borrower(drop_kept)
-
-
-def list_kept():
-    return kept["tensor"].tolist()
 
 
 @on_device

@@ -12,13 +12,7 @@ torch = pytest.importorskip("torch", reason="wants torch installed")
 from onecopy import InvalidArgument, OutOfMappings, OutOfMemory, Unsupported, graphs
 from onecopy.graphs import _compile, _context
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def compiled(function, pool, **options):

@@ -16,13 +16,7 @@ torch = pytest.importorskip("torch", reason="wants torch installed")
 from onecopy import graphs
 from onecopy.graphs import _pool
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def same(got, want):
@@ -80,9 +74,9 @@ def changed_and_viewed(c, v):
 
 
 @pytest.mark.parametrize("offsets", [(0, 0), (4, 4, 8), (0, 4, 0, 4)])
-def test_g03_as_strided_counts_from_the_beginning_of_the_storage(offsets):
-    parts = [lambda at=at: (torch.randn(24)[at : at + 16],) for at in offsets]
-    check(lambda x: x.as_strided((2, 2), (2, 1), 6) * 2 + 1, *parts)
+def test_g03_as_strided_counts_from_the_beginning_of_the_storage(on, offsets):
+    parts = [lambda at=at: (torch.randn(24, device=on.device)[at : at + 16],) for at in offsets]
+    check(lambda x: x.as_strided((2, 2), (2, 1), 6) * 2 + 1, *parts, pool=on.arena())
 
 
 def test_g03_as_strided_of_an_intermediate_and_of_a_changed_input():
@@ -123,10 +117,11 @@ def test_g05_conjugated_results_and_results_that_view_an_input_as_another_dtype(
     assert report.captures == 1, str(report)
 
 
-def test_g05_a_conjugated_input_of_a_shape_that_was_captured_with_a_plain_one():
-    plain = lambda: (torch.randn(3, 3, dtype=torch.complex64),)  # noqa: E731
-    conjugated = lambda: (torch.randn(3, 3, dtype=torch.complex64).conj(),)  # noqa: E731
-    check(lambda x: (x * 2, x[1:]), plain, plain, conjugated, conjugated, plain)
+def test_g05_a_conjugated_input_of_a_shape_that_was_captured_with_a_plain_one(on):
+    plain = lambda: (torch.randn(3, 3, dtype=torch.complex64, device=on.device),)  # noqa: E731
+    conjugated = lambda: (plain()[0].conj(),)  # noqa: E731
+    function = lambda x: ((x * 2).conj(), x[1:], torch.view_as_real(x * 1.0))  # noqa: E731
+    check(function, plain, plain, conjugated, conjugated, plain, pool=on.arena())
 
 
 forks = pytest.mark.skipif(torch.cuda.is_available(), reason="wants a machine without a CUDA GPU, to fork")
@@ -171,11 +166,11 @@ def test_g06_an_arena_is_parked_in_the_child_if_it_was_in_the_parent():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_g07_a_call_within_a_call_runs_eagerly_and_is_counted():
-    pool = graphs.arena()
+def test_g07_a_call_within_a_call_runs_eagerly_and_is_counted(on):
+    pool = on.arena()
     inner = torch.compile(lambda x: torch.sin(torch.cos(x * 3) + 1) * 2, backend=graphs.backend(pool))
 
-    @torch.library.custom_op("onecopy_test::inner", mutates_args=())
+    @torch.library.custom_op(f"onecopy_test::inner_{on.device[:3]}", mutates_args=())
     def operator(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return inner(x).clone()
@@ -187,14 +182,13 @@ def test_g07_a_call_within_a_call_runs_eagerly_and_is_counted():
         b = a + 1
         return a * b + operator(b)
 
-    inner(torch.randn(64)), inner(torch.randn(64))
+    inner(on.rows(1)), inner(on.rows(1))
     compiled = torch.compile(outer, backend=graphs.backend(pool))
     for _ in range(5):
-        x = torch.randn(64)
+        x = on.rows(1)
         b = x * 2 + 1
-        assert torch.allclose(compiled(x), x * 2 * b + torch.sin(torch.cos(b * 3) + 1) * 2, atol=1e-4)
-    (reason,) = graphs.report(pool).eager
-    assert "called by an operator" in reason
+        assert torch.allclose(compiled(x), x * 2 * b + torch.sin(torch.cos(b * 3) + 1) * 2, atol=2e-3)
+    assert any("called by an operator" in reason for reason in graphs.report(pool).eager)
 
 
 def test_g08_an_assertion_is_checked_in_every_call():
@@ -237,25 +231,26 @@ def test_g11_a_graph_keeps_no_results_of_its_first_run():
     assert kept and not any(isinstance(value, torch.Tensor) for value in kept)
 
 
-def test_g12_results_of_one_graph_are_inputs_in_place_of_the_next():
+@pytest.mark.parametrize("outputs", ["view", "private"])
+def test_g12_results_of_one_graph_are_inputs_in_place_of_the_next(on, outputs):
     def pieces(x):
         y = torch.relu(x * 0.9 + 0.1) * 2
         torch._dynamo.graph_break()
         return y, (y * 1.5 + torch.exp(-y)).t()
 
-    compiled = torch.compile(pieces, backend=graphs.backend(inputs="place", outputs="view"), dynamic=True)
+    compiled = torch.compile(pieces, backend=graphs.backend(inputs="place", outputs=outputs), dynamic=True)
     for rows in (8, 3, 8, 3, 5, 3, 2, 8, 3, 8, 8, 3, 3):
-        x = torch.randn(rows, 8)
+        x = on.rows(rows, 8)
         assert same(compiled(x), pieces(x)), rows
 
 
-def test_g13_caches_that_exchange_their_memory():
+def test_g13_caches_that_exchange_their_memory(on):
     def add(x, cache):
         cache.add_(x)
         return cache.sum()
 
     compiled = torch.compile(add, backend=graphs.backend())
-    a, b, x = torch.zeros(4), torch.zeros(4), torch.ones(4)
+    a, b, x = (torch.full((4,), float(value), device=on.device) for value in (0, 0, 1))
     compiled(x, a), compiled(x, a)
     a.data, b.data = b.data, a.data
     compiled(x, b)
@@ -296,14 +291,18 @@ def test_g16_integer_indices_depend_on_no_content_and_masks_do():
     assert report.replays == 1 and not report.eager
 
 
-def test_g17_a_cache_is_written_in_place():
+def test_g17_a_cache_is_written_in_place(on):
     def step(cache, x, at):
         cache.index_copy_(0, at, x)
         return cache[:4].sum(0) + x
 
-    rows = lambda: (torch.zeros(4096, 64), torch.randn(1, 64), torch.tensor([5]))  # noqa: E731
-    report = check(step, rows, rows)
-    assert report.graphs[0].planned < 4096 * 64
+    mine, theirs = [torch.zeros(65536, 256, device=on.device) for _ in range(2)]
+    at, pool = torch.tensor([5], device=on.device), on.arena()
+    compiled = torch.compile(step, backend=graphs.backend(pool))
+    for _ in range(3):
+        x = on.rows(1, 256)
+        assert on.same(compiled(mine, x, at), step(theirs, x, at)) and torch.equal(mine, theirs)
+    assert graphs.report(pool).shared_bytes < mine.nbytes
 
 
 def write_a_row(cache, x, at):

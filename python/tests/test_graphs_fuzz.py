@@ -31,12 +31,7 @@ DEVICES = [
 Step = tuple[str, tuple[int, ...]]
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def rows(x: Any, like: Any) -> Any:

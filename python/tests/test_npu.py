@@ -17,7 +17,7 @@ import threading
 import pytest
 
 import onecopy
-from devices import NPU, AscendRuntime, ForeignArray, borrower, driver, end_peers, needs_simulator, on_device
+from devices import NPU, AscendRuntime, DLTensor, ForeignArray, borrower, driver, needs_simulator, on_device
 
 
 @pytest.fixture(params=[NPU], ids=["npu"])
@@ -25,10 +25,7 @@ def vendor(request):
     return request.param
 
 
-@pytest.fixture(autouse=True, scope="module")
-def processes():
-    yield
-    end_peers()
+pytestmark = pytest.mark.usefixtures("device_processes")
 
 
 # --- the guide --------------------------------------------------------------------------------------
@@ -107,21 +104,6 @@ def test_a_handles_arguments_name_the_other_card_by_its_number(vendor):
 
 
 # --- DLPack, as torch_npu reads it ------------------------------------------------------------------
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
 
 
 @on_device

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import onecopy
-from devices import borrower, end_peers, eventually, is_simulated, on_device
+from devices import borrower, eventually, is_simulated, on_device
 from onecopy import _core
 from onecopy._to_device import _put, _take
 
@@ -27,10 +27,7 @@ def torch_has_cuda() -> bool:
     return torch.version.cuda is not None
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _peers():
-    yield
-    end_peers()
+pytestmark = pytest.mark.usefixtures("device_processes")
 
 
 def bytes_on(tensor) -> set[int]:

@@ -102,7 +102,7 @@ run_all() {
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
-    start tests-graphs 200 bash -c 'pytest_on test_cuda_graphs.py'
+    start tests-graphs 300 bash -c 'pytest_on test_cuda_graphs.py python/tests/test_graphs.py python/tests/test_graphs_faults.py'
     start tests-graphs-fuzz 400 env ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
       bash -c 'pytest_on test_graphs_fuzz.py'
     names+=(tests tests-devices tests-torch tests-graphs tests-graphs-fuzz)
