@@ -71,20 +71,17 @@ class ConsumerDevice : public ::testing::TestWithParam<SegmentKind> {
   using Borrow = std::function<void(const Handle&)>;
   /// The tensor of `borrow` in a process of its own is lent by another, which ends after it.
   void lend(const std::function<Handle(const Tensor&)>& make_handle, const Borrow& borrow) {
-    Child owner([&] { own(make_handle); });
-    Child borrower([&] {
+    JoinedChild owner([&] { own(make_handle); });
+    JoinedChild borrower([&] {
       borrow(Handle::from_text(note->read()));
       note->step = 2;
     });
-    EXPECT_EQ(borrower.join(), 0);
-    EXPECT_EQ(owner.join(), 0);
   }
   void lend(const Borrow& borrow) { lend(share_in_order, borrow); }
   static Handle share_in_order(const Tensor& tensor) { return share(tensor, {.stream = Stream{}}); }
   /// Until step 2.
   void own(const std::function<Handle(const Tensor&)>& make_handle) {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor tensor = make(cu);
     fill(cu, tensor, 3, nullptr);
     cu.cuCtxSynchronize();
@@ -135,7 +132,7 @@ TEST_P(ConsumerDevice, Sglang22662NorForATensorOfABundle) {
 TEST_P(ConsumerDevice, Sglang22662NorForWhatAnotherHasFromAnOwnerThatIsGone) {
   if (is_legacy()) GTEST_SKIP() << "such memory ends with its owner";
   Child owner([&] { own(share_in_order); });
-  Child holder([&] {
+  JoinedChild holder([&] {
     const Tensor tensor = open(Handle::from_text(note->read()), {.device = kCuda1, .stream = Stream{}});
     const Handle handle = share_in_order(tensor);
     note->write(handle.to_text(), 2);
@@ -148,7 +145,6 @@ TEST_P(ConsumerDevice, Sglang22662NorForWhatAnotherHasFromAnOwnerThatIsGone) {
     EXPECT_FALSE(has_context(0));
     note->step = 3;
   });
-  EXPECT_EQ(holder.join(), 0);
 }
 
 /// Its number may be any in the process that opens it.
@@ -198,8 +194,7 @@ TEST_P(ConsumerDevice, MayCopyToTheOwnersCardAndBackBeforeAnythingWasOpenedForIt
     const Tensor home = device_bytes(kCount, kCuda0);
     copy_into(there.view(), home.view());
     expect_all(home, 3);
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     fill(cu, home, 5, nullptr);
     EXPECT_EQ(cu.cuCtxSynchronize(), CUDA_SUCCESS);
     copy_into(home.view(), there.view());

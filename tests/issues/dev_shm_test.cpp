@@ -33,11 +33,10 @@ void share_and_open() {
   const Tensor tensor = empty(Layout(DType::u8, {128 * kMiB}));
   std::memset(tensor.data(), 7, static_cast<std::size_t>(128 * kMiB));
   const Handle handle = share(tensor);
-  Child borrower([text = handle.to_text()] {
+  JoinedChild borrower([text = handle.to_text()] {
     const Tensor mine = open(Handle::from_text(text));
     EXPECT_EQ(mine.as<unsigned char>()[128 * kMiB - 1], 7);
   });
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 /// Runs share_and_open() in a mount namespace that `arrange` has changed.
@@ -69,12 +68,11 @@ TEST(DevShm, MayBeFull) {
 
 TEST(DevShm, OfTheMachineIsNotFilledWhereNothingCanBeMounted) {
   const ScratchDirectory scratch;
-  Child user([&] {
+  JoinedChild user([&] {
     const Limit mistake_is_fatal(RLIMIT_FSIZE, 1 << 20);
     EXPECT_NE(try_mount_full_tmpfs(scratch.path(), "size=no number"), "");
     EXPECT_EQ(count_files(scratch.path().c_str()), 0u);
   });
-  EXPECT_EQ(user.join(), 0);
 }
 
 TEST(DevShm, MayBeAsSmallAsDockers) {

@@ -38,7 +38,7 @@ void allow_calls(const CudaCalls& cu, const char* call, int good) {
 
 /// 9/8 of the card for each import used up the addresses.
 TEST_F(DeviceHandles, Pytorch186213ReservesExactlyTheSegmentsAddresses) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const CudaCalls cu;
     const Tensor tensor = device_bytes(3 << 20);
     const Handle handle = share(tensor);
@@ -46,7 +46,7 @@ TEST_F(DeviceHandles, Pytorch186213ReservesExactlyTheSegmentsAddresses) {
     note->write(handle.to_text());
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const CudaCalls cu;
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle);
@@ -55,14 +55,12 @@ TEST_F(DeviceHandles, Pytorch186213ReservesExactlyTheSegmentsAddresses) {
     EXPECT_EQ(cu.sim_reserved(), handle.fields().segment_size);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The device's attributes said that it exports descriptors. The owner's memory stays usable, and the opener gets the
 /// reason.
 TEST_F(DeviceHandles, Pytorch179220AnExportThatFailsInSpiteOfTheAttributesIsAnErrorOfItsOpener) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const CudaCalls cu;
     allow_calls(cu, "cuMemExportToShareableHandle", 0);
     const Tensor tensor = device_bytes(1000);
@@ -74,7 +72,7 @@ TEST_F(DeviceHandles, Pytorch179220AnExportThatFailsInSpiteOfTheAttributesIsAnEr
     note->step = 3;
     note->reach(4);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Handle handle = Handle::from_text(note->read());
     EXPECT_THROW(open(handle), Error);
     note->step = 2;
@@ -82,15 +80,12 @@ TEST_F(DeviceHandles, Pytorch179220AnExportThatFailsInSpiteOfTheAttributesIsAnEr
     EXPECT_EQ(element<unsigned char>(open(handle), 0), 7);
     note->step = 4;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Opening is so slow with large pools that all-to-all took 112 s instead of 7.
 TEST_F(DeviceHandles, Rapidsmpf206OneOpenOfALegacyHandleServesAllTensorsOfItsAllocation) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto at = cu.memory(kTensors * 1000);
     std::vector<NamedTensor> tensors;
     for (int i = 0; i < kTensors; ++i) {
@@ -104,7 +99,7 @@ TEST_F(DeviceHandles, Rapidsmpf206OneOpenOfALegacyHandleServesAllTensorsOfItsAll
     note->write(all.to_text() + "\n" + share(tensors[7].second).to_text());
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     allow_calls(CudaCalls(), "cuIpcOpenMemHandle", 1);
     const std::string both = note->read();
     const auto line = both.find('\n');
@@ -116,13 +111,11 @@ TEST_F(DeviceHandles, Rapidsmpf206OneOpenOfALegacyHandleServesAllTensorsOfItsAll
     EXPECT_EQ(open(Handle::from_text(both.substr(line + 1))).data(), held[7].data());
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Weights of a model went to the engine as a handle, an export and an import for each tensor.
 TEST_F(DeviceHandles, Sglang8079AModelIsExportedOnceAndImportedOnce) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     allow_calls(CudaCalls(), "cuMemExportToShareableHandle", 1);
     std::vector<NamedTensor> tensors;
     for (int i = 0; i < kTensors; ++i) tensors.emplace_back(std::to_string(i), device_bytes(1000));
@@ -140,13 +133,12 @@ TEST_F(DeviceHandles, Sglang8079AModelIsExportedOnceAndImportedOnce) {
       EXPECT_EQ(element<unsigned char>(held.back(), 999), 7);
       note->step = step;
     });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// "cuda:0" of the sender was another card for the receiver: illegal accesses, or silently wrong numbers.
 TEST_F(DeviceHandles, Pytorch149196Sglang12664TheCardIsNamedByItsUuidWhateverItsNumber) {
   if (cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = device_bytes(1000);
     set_element<unsigned char>(tensor, 0, 7);
     note->write(share(tensor).to_text());
@@ -160,7 +152,6 @@ TEST_F(DeviceHandles, Pytorch149196Sglang12664TheCardIsNamedByItsUuidWhateverIts
     set_element<unsigned char>(tensor, 0, 8);
     note->step = 2;
   });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ TEST(OwnerExitsFirst, IsLegalAndBorrowersKeepAndPassOnWhatTheyHave) {
     note->write(share(tensor).to_text());
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     note->step = 2;
     note->reach(3);
@@ -48,7 +48,6 @@ TEST(OwnerExitsFirst, IsLegalAndBorrowersKeepAndPassOnWhatTheyHave) {
   note->step = 3;
   EXPECT_EQ(open(Handle::from_text(on->read())).as<std::int64_t>()[63], 5);
   on->step = 2;
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 /// Openers that release, fail, die, fork and pass on; after each of these the owner's books close at 0.
@@ -86,9 +85,9 @@ TEST(Counters, ReturnToZeroWhateverTheBorrowersDid) {
       EXPECT_EQ(stats().leases, leases) << "a failed open must not leave a claim";
       if (life % 3 == 1) ::kill(::getpid(), SIGKILL);
       if (life % 3 == 2) {
-        Child forked([&] { EXPECT_EQ(held[0].as<std::int64_t>()[0], held[0].as<std::int64_t>()[63]); });
+        JoinedChild forked(
+            [&] { EXPECT_EQ(held[0].as<std::int64_t>()[0], held[0].as<std::int64_t>()[63]); });
         held.clear();
-        EXPECT_EQ(forked.join(), 0);
       }
     });
     EXPECT_EQ(borrower.join(), life % 3 == 1 ? -SIGKILL : 0);
@@ -102,7 +101,7 @@ TEST(Counters, ReturnToZeroWhateverTheBorrowersDid) {
 TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
   constexpr int kBlocks = 10'000;
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     std::vector<NamedTensor> tensors;
     for (int i = 0; i < kBlocks; ++i) tensors.emplace_back("", numbered(i));
     Handle handle = share_bundle(tensors);
@@ -117,7 +116,7 @@ TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
     EXPECT_TRUE(eventually([] { return stats().limbo == 0 && stats().live_blocks == 0; }));
     note->step = 4;
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     std::vector<Tensor> held;
     {
       const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
@@ -131,8 +130,6 @@ TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
     held.clear();
     note->reach(4);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// A borrower that outlives many owners, as a trainer does its data loaders.

@@ -25,6 +25,7 @@ using testing::Child;
 using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::JoinedChild;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
@@ -50,7 +51,7 @@ class AscendGuide : public ::testing::Test {
 
 TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
   Shared<Note> note;
-  Child producer([&] {
+  JoinedChild producer([&] {
     // 1. A tensor on npu:0.
     const Tensor tensor = thousand_on(kFirst);
     // 2. Its handle, as text for any carrier.
@@ -59,7 +60,7 @@ TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
     note->reach(2);
     EXPECT_EQ(element(tensor, 7), 70);
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     // 4. Its memory in another process: no copy is made.
     const Tensor tensor = open(Handle::from_text(note->read()));
     EXPECT_EQ(tensor.device(), kFirst);
@@ -68,19 +69,17 @@ TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
     set_element<std::int64_t>(tensor, 7, 70);
     note->step = 2;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(AscendGuide, TheOtherCardReadsTheMemoryWhereItIs) {
   Shared<Note> note;
-  Child producer([&] {
+  JoinedChild producer([&] {
     const Tensor tensor = thousand_on(kFirst);
     note->write(share(tensor).to_text());
     note->reach(2);
     EXPECT_EQ(element(tensor, 7), 70);
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     const Tensor there = open(Handle::from_text(note->read()));
     const Tensor here = copy(there.view(), kSecond);  // from card to card, not by way of the host
     EXPECT_EQ(here.device(), kSecond);
@@ -89,20 +88,18 @@ TEST_F(AscendGuide, TheOtherCardReadsTheMemoryWhereItIs) {
     copy_into(here.view(), there.view());
     note->step = 2;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 /// The guide's change of the device in the handle's arguments.
 TEST_F(AscendGuide, TheHandleIsRebuiltForTheOtherCard) {
   Shared<Note> note;
-  Child producer([&] {
+  JoinedChild producer([&] {
     const Tensor tensor = thousand_on(kFirst);
     note->write(share(tensor).to_text());
     note->reach(2);
     EXPECT_EQ(element(tensor, 7), 70);
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.device = kSecond});
     EXPECT_EQ(tensor.device(), kSecond);
@@ -116,8 +113,6 @@ TEST_F(AscendGuide, TheHandleIsRebuiltForTheOtherCard) {
     expect_refusal(ErrorCode::read_only, {"read-only"}, [&] { copy_into(mine.view(), reader.view()); });
     note->step = 2;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 /// The data that crosses where no broker of ours is in between.
@@ -131,7 +126,7 @@ struct Crossing {
 
 void lend_to_the_second_card(SegmentKind kind) {
   Shared<Crossing> crossing;
-  Child producer([&] {
+  JoinedChild producer([&] {
     Backend& npu = backend(DeviceType::npu);
     const auto memory = npu.create(0, std::size_t{2} << 20, kind, "0123456789abcdef0123456789abcdef", 1);
     memory->commit(0, memory->size());
@@ -149,7 +144,7 @@ void lend_to_the_second_card(SegmentKind kind) {
     copy_bytes_and_wait({&value, kCpu, memory->data(), kFirst, sizeof value});
     EXPECT_EQ(value, 42);
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     Backend& npu = backend(DeviceType::npu);
     crossing->note.reach(1);
     const auto exported = [&] {
@@ -174,8 +169,6 @@ void lend_to_the_second_card(SegmentKind kind) {
     });
     crossing->note.step = 4;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(AscendGuide, TheOtherCardOpensPhysicalMemoryItself) {
@@ -198,7 +191,7 @@ class AscendBetweenProcesses : public AscendGuide {};
 
 TEST_F(AscendBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = thousand_on(kSecond);
     note->write(share(tensor).to_text());
     note->reach(3);
@@ -210,7 +203,7 @@ TEST_F(AscendBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
                    [&] { open(Handle::from_text(note->read())); });
     note->step = 2;
   });
-  Child renumbered([&] {
+  JoinedChild renumbered([&] {
     note->reach(2);
     ::setenv("ASCEND_RT_VISIBLE_DEVICES", "1", 1);
     const Tensor tensor = open(Handle::from_text(note->read()));
@@ -220,8 +213,6 @@ TEST_F(AscendBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
     note->step = 3;
   });
   EXPECT_EQ(hidden.join(), 0);
-  EXPECT_EQ(renumbered.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// In a container the driver knows processes by other numbers than getpid().
@@ -281,22 +272,20 @@ TEST_F(AscendBetweenProcesses, WithoutVirtualMemoryTheyShareByKey) {
 TEST_F(AscendBetweenProcesses, VirtualDevicesShareByKey) {
   if (!testing::is_simulated_ascend()) GTEST_SKIP() << "needs a virtual device";
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
     const Tensor tensor = thousand_on(kFirst);
     note->write(share(tensor).to_text());
     note->reach(2);
     EXPECT_EQ(element(tensor, 7), 70);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
     const Tensor tensor = open(Handle::from_text(note->read()));
     EXPECT_EQ(element(tensor, 999), 999);
     set_element<std::int64_t>(tensor, 7, 70);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(AscendBetweenProcesses, WhatIsOpenOutlivesItsOwnerAndIsNotLentOn) {
@@ -307,7 +296,7 @@ TEST_F(AscendBetweenProcesses, WhatIsOpenOutlivesItsOwnerAndIsNotLentOn) {
     note->write(share(tensor).to_text());
     ::pause();
   });
-  Child middle([&] {
+  JoinedChild middle([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     note->step = 2;
     note->reach(3);
@@ -319,13 +308,11 @@ TEST_F(AscendBetweenProcesses, WhatIsOpenOutlivesItsOwnerAndIsNotLentOn) {
   note->reach(2);
   owner.kill();
   note->step = 3;
-  Child last([&] {
+  JoinedChild last([&] {
     expect_refusal(ErrorCode::unsupported, {"Ascend", "is gone", "copy it"},
                    [&] { open(Handle::from_text(on->read())); });
     on->step = 2;
   });
-  EXPECT_EQ(last.join(), 0);
-  EXPECT_EQ(middle.join(), 0);
 }
 
 TEST_F(AscendBetweenProcesses, WhatAnEndedProducerLeftInAQueueIsSaidToBeLost) {
@@ -336,15 +323,14 @@ TEST_F(AscendBetweenProcesses, WhatAnEndedProducerLeftInAQueueIsSaidToBeLost) {
     out.put(thousand_on(kFirst));
   });
   EXPECT_EQ(producer.join(), 0);
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     Queue in = Queue::connect(handle);
     expect_refusal(ErrorCode::owner_died, {"lost", "has exited"}, [&] { in.get_tensor(); });
   });
-  EXPECT_EQ(consumer.join(), 0);
 }
 
 TEST_F(AscendBetweenProcesses, AForkedChildIsToldToUseSpawn) {
-  Child parent([] {
+  JoinedChild parent([] {
     Tensor tensor = thousand_on(kFirst);
     Child child([&] {
       expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [] { thousand_on(kFirst); });
@@ -355,7 +341,6 @@ TEST_F(AscendBetweenProcesses, AForkedChildIsToldToUseSpawn) {
     EXPECT_EQ(child.join(), 0);
     EXPECT_EQ(element(thousand_on(kFirst), 9), 9);
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 }  // namespace

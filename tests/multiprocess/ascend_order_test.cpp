@@ -51,8 +51,7 @@ class AscendOrder : public ::testing::Test {
 
 TEST_F(AscendOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHasComePast) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     std::atomic<bool> gate{false};
     Tensor tensor = record_stream(ascend_bytes(4096), Stream{stream});
@@ -70,8 +69,7 @@ TEST_F(AscendOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHas
 
 TEST_F(AscendOrder, AStreamThatIsBeingCapturedIsRefused) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     const Tensor tensor = ascend_bytes(4096);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(stream, kThreadLocal), ascend::ACL_SUCCESS);
@@ -112,8 +110,7 @@ TEST_F(AscendOrder, CopiesByWayOfOtherMemoryAreNotCaptured) {
 /// A lost device may still write.
 TEST_F(AscendOrder, OfADeviceThatIsLostKeepsWhatIsGivenBackInItFromBeingUsedAgain) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     Tensor tensor = record_stream(ascend_bytes(4096), Stream{stream});
     constexpr int kLostHeartbeat = 507010;

@@ -23,6 +23,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 
@@ -247,7 +248,7 @@ TEST_F(WrongHandle, AnotherUserIsRefusedByName) {
     finish();
     GTEST_SKIP() << "only root can become another user";
   }
-  Child stranger([this] {
+  JoinedChild stranger([this] {
     const Handle handle = Handle::from_text(note_->read());
     ASSERT_EQ(setgid(65534), 0);
     ASSERT_EQ(setuid(65534), 0);
@@ -256,7 +257,6 @@ TEST_F(WrongHandle, AnotherUserIsRefusedByName) {
       expect_refusal(ErrorCode::other_user, {"uid 0", "uid 65534", "one user"}, [&] { open(handle); });
     expect_soon(before);
   });
-  EXPECT_EQ(stranger.join(), 0);
 }
 
 }  // namespace

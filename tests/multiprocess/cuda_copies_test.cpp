@@ -13,12 +13,12 @@
 namespace onecopy {
 namespace {
 
-using testing::Child;
 using testing::CudaCalls;
 using testing::device_bytes;
 using testing::element;
 using testing::in_child;
 using testing::in_child_with;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::set_element;
@@ -66,12 +66,12 @@ TEST_F(CudaCopies, OurOwnMemoryIsReadByTheOtherCard) {
 }
 
 TEST_F(CudaCopies, MemoryOfAnotherProcessIsReadByTheOtherCard) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = filled(kCuda0, 3);
     note->write(share(tensor).to_text());
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const CudaCalls cu;
     const Tensor first = open(Handle::from_text(note->read()), {.access = Access::read_only});
     const Tensor second = device_bytes(kCount, kCuda1);
@@ -80,14 +80,11 @@ TEST_F(CudaCopies, MemoryOfAnotherProcessIsReadByTheOtherCard) {
     expect_copies(cu, 1, 0);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaCopies, MemoryOfCudaMallocIsReadByTheOtherCard) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto at = cu.memory(kCount);
     cu.write(at + kCount - 1, 7);
     const TensorView first{reinterpret_cast<void*>(at), Layout(DType::u8, {kCount}), kCuda0,

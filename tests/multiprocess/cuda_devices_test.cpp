@@ -18,7 +18,6 @@
 namespace onecopy {
 namespace {
 
-using testing::Child;
 using testing::close_with;
 using testing::CudaCalls;
 using testing::device_bytes;
@@ -26,6 +25,7 @@ using testing::element;
 using testing::expect_refusal;
 using testing::fill;
 using testing::Gate;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::set_element;
@@ -59,9 +59,8 @@ void use_on_second(const Tensor& tensor) {
 }
 
 TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const Tensor tensor = device_bytes(kCount);
     fill(cu, tensor, 3, nullptr);
     cu.cuCtxSynchronize();
@@ -69,7 +68,7 @@ TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
     note->reach(2);
     EXPECT_EQ(element<unsigned char>(tensor, 0), 4);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.device = kCuda1});
     use_on_second(tensor);
@@ -78,8 +77,6 @@ TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
     EXPECT_EQ(open(handle).data(), tensor.data()) << "the same mapping for both";
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Asking makes none.
@@ -92,9 +89,8 @@ bool has_context(const CudaCalls& cu, int ordinal) {
 
 /// So rpc sends: a card writes into memory of the receiver's card, in the order of its own stream.
 TEST_F(CudaOtherCard, IsWrittenFromHereAndFoundByItsGetterOnItsOwn) {
-  Child putter([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild putter([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -108,7 +104,7 @@ TEST_F(CudaOtherCard, IsWrittenFromHereAndFoundByItsGetterOnItsOwn) {
     EXPECT_FALSE(has_context(cu, 1)) << "memory alone needs none";
     note->reach(2);
   });
-  Child getter([&] {
+  JoinedChild getter([&] {
     const CudaCalls cu;
     cu.use(1);
     const auto stream = cu.stream();
@@ -126,13 +122,11 @@ TEST_F(CudaOtherCard, IsWrittenFromHereAndFoundByItsGetterOnItsOwn) {
     EXPECT_FALSE(has_context(cu, 0));
     note->step = 2;
   });
-  EXPECT_EQ(getter.join(), 0);
-  EXPECT_EQ(putter.join(), 0);
 }
 
 /// 0.15 s, and half a GiB of the other card, for each process.
 TEST_F(CudaOtherCard, IsOpenedWithoutAContextThere) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const CudaCalls cu;
     cu.use(1);
     const Tensor tensor = device_bytes(kCount, kCuda1);
@@ -141,16 +135,13 @@ TEST_F(CudaOtherCard, IsOpenedWithoutAContextThere) {
     note->write(share(tensor).to_text());
     note->reach(2);
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const Tensor tensor = open(Handle::from_text(note->read()), {.device = kCuda0});
     EXPECT_EQ(testing::read_by_kernel(cu, 0, tensor.as<std::byte>() + kCount - 1), 3);
     EXPECT_FALSE(has_context(cu, 1));
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 HandleFields open_and_share(const Handle& handle) { return share(open(handle)).fields(); }
@@ -158,9 +149,8 @@ HandleFields open_and_share(const Handle& handle) { return share(open(handle)).f
 /// Kernels of the second card do not find it where it was opened for the first, even with peer access: the handle is
 /// opened for each.
 TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const Tensor tensor = adopt(view_of(cu.memory(kCount), kCount), nullptr);
     fill(cu, tensor, 3, nullptr);
     cu.cuCtxSynchronize();
@@ -170,7 +160,7 @@ TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
     note->reach(2);
     EXPECT_EQ(element<unsigned char>(tensor, 0), 4);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.device = kCuda1});
     use_on_second(tensor);
@@ -182,8 +172,6 @@ TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
     EXPECT_EQ(stats().foreign_segments, 1u);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOtherCard, IsAllowedOnceForEachSegment) {
@@ -201,9 +189,8 @@ TEST_F(CudaOtherCard, IsAllowedOnceForEachSegment) {
 }
 
 TEST_F(CudaOtherCard, MayReadAndNotWriteWhatIsLentForReading) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const Tensor tensor = device_bytes(kCount);
     fill(cu, tensor, 3, nullptr);
     cu.cuCtxSynchronize();
@@ -211,7 +198,7 @@ TEST_F(CudaOtherCard, MayReadAndNotWriteWhatIsLentForReading) {
     note->reach(2);
     EXPECT_EQ(element<unsigned char>(tensor, 0), 3);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor tensor =
         open(Handle::from_text(note->read()), {.access = Access::read_only, .device = kCuda1});
     EXPECT_EQ(element<unsigned char>(tensor, 0), 3);
@@ -219,15 +206,12 @@ TEST_F(CudaOtherCard, MayReadAndNotWriteWhatIsLentForReading) {
                    [&] { set_element<unsigned char>(tensor, 0, 9); });
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOtherCard, IsRefusedInWordsWhereThereIsNoPath) {
   if (!testing::is_simulated()) GTEST_SKIP() << "takes the simulator's peers away";
   testing::in_child_with({{"ONECOPY_SIM_CUDA_PEERS", "none"}}, [] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor tensor = device_bytes(kCount);
     expect_refusal(ErrorCode::unsupported, {"cuda:1 cannot reach", "no peer access", "copy"},
                    [&] { use_on(tensor, kCuda1); });
@@ -262,8 +246,7 @@ class CudaExact : public ::testing::Test {
 
 TEST_F(CudaExact, APartOfAnAllocationIsRefusedWithTheNumbers) {
   testing::in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto at = cu.memory(1 << 20);
     const Tensor part = adopt(view_of(at + 4096, 1000), nullptr);
     expect_refusal(ErrorCode::unsupported, {"1000 bytes", "1048576", "allocation"},
@@ -287,8 +270,7 @@ TEST_F(CudaExact, OurOwnTensorIsSharedAndAViewOfItIsNot) {
 
 TEST_F(CudaExact, ACopyHasNothingElseInItAndLivesAsLongAsItsHandle) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const auto at = cu.memory(1 << 20);
     const Tensor part = adopt(view_of(at + 4096, 1000), nullptr);
@@ -307,9 +289,8 @@ TEST_F(CudaExact, ACopyHasNothingElseInItAndLivesAsLongAsItsHandle) {
 // ---- bundles
 
 TEST_F(CudaExact, ABundleIsWrittenBeforeItIsReadAndNoHostWaits) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     std::vector<NamedTensor> tensors{{"a", device_bytes(kCount)}, {"host", testing::numbers(3)}};
     tensors.emplace_back("b", device_bytes(kCount));
@@ -320,9 +301,8 @@ TEST_F(CudaExact, ABundleIsWrittenBeforeItIsReadAndNoHostWaits) {
     note->write(handle.to_text());
     note->reach(2);
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Bundle bundle = Bundle::open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     const Tensor tensor = bundle.tensor(2);
@@ -335,8 +315,6 @@ TEST_F(CudaExact, ABundleIsWrittenBeforeItIsReadAndNoHostWaits) {
     EXPECT_EQ(element<unsigned char>(mine, kCount - 1), 6);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOtherCard, ABundleOfTwoCardsIsInOrderOnBoth) {

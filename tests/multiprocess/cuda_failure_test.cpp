@@ -19,7 +19,6 @@
 namespace onecopy {
 namespace {
 
-using testing::Child;
 using testing::close_with;
 using testing::CopyByte;
 using testing::CudaCalls;
@@ -29,6 +28,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::fill;
 using testing::Gate;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::Shared;
@@ -83,11 +83,10 @@ class CudaFailure : public ::testing::Test {
 };
 
 TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoStreamWaitingAndIsSaid) {
-  Child owner([&] { share_and_fail(); });
-  Child borrower([&] {
+  JoinedChild owner([&] { share_and_fail(); });
+  JoinedChild borrower([&] {
     const StderrText log;
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.stream = Stream{stream}});
@@ -99,15 +98,13 @@ TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoStreamWaitingAndIsSaid) {
     EXPECT_TRUE(log.says("failed with CUDA error 700 before its streams had written")) << log.read();
     note->step = 3;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoHostWaiting) {
   if (!testing::is_simulated()) GTEST_SKIP() << "takes stream memory operations away";
   ::setenv("ONECOPY_SIM_CUDA_MISSING", "cuStreamWriteValue64,cuStreamWaitValue64", 1);
-  Child owner([&] { share_and_fail(); });
-  Child borrower([&] {
+  JoinedChild owner([&] { share_and_fail(); });
+  JoinedChild borrower([&] {
     std::thread opener([&] {
       EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
       gate->open = true;
@@ -118,14 +115,12 @@ TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoHostWaiting) {
     note->step = 3;
   });
   ::unsetenv("ONECOPY_SIM_CUDA_MISSING");
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaFailure, OfOneDeviceIsOneOfAllDevicesOfItsProcess) {
   if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
   Shared<GateWord> other_gate;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const CudaCalls cu;
     cu.use(1);
     const auto stream = cu.stream();
@@ -137,7 +132,7 @@ TEST_F(CudaFailure, OfOneDeviceIsOneOfAllDevicesOfItsProcess) {
     device.fail_behind(*gate);
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const CudaCalls cu;
     cu.use(1);
     const auto stream = cu.stream();
@@ -151,16 +146,13 @@ TEST_F(CudaFailure, OfOneDeviceIsOneOfAllDevicesOfItsProcess) {
     *other_gate = 1;
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaFailure, IsWhatLaterMarksOnTheDeviceSay) {
   if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device in many ways";
   for (const int code : {214, 226, 700, 719, 721, 810, 911})
     testing::in_child([code] {
-      const CudaCalls cu;
-      cu.use(0);
+      const CudaCalls cu(0);
       const auto stream = cu.stream();
       const Tensor tensor = device_bytes(4096);
       share(tensor, {.stream = Stream{stream}});

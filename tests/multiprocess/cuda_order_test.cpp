@@ -34,6 +34,7 @@ using testing::element;
 using testing::eventually;
 using testing::fill;
 using testing::Gate;
+using testing::JoinedChild;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
@@ -49,8 +50,7 @@ class CudaOrder : public ::testing::Test {
 
 TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
   testing::in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     for (int i = 0; i < 200; ++i) {
       record_stream(device_bytes(4096), Stream{stream}).release();
@@ -65,8 +65,7 @@ std::uint64_t marks(const Tensor& any) { return share(any, {.stream = Stream{}})
 
 TEST_F(CudaOrder, ManyTensorsThatAreDroppedInTheDefaultStreamTakeFewMarks) {
   testing::in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor kept = device_bytes(4096);
     marks(kept);  // from here on it is known that streams write words
     std::vector<Tensor> many;
@@ -80,8 +79,7 @@ TEST_F(CudaOrder, ManyTensorsThatAreDroppedInTheDefaultStreamTakeFewMarks) {
 
 TEST_F(CudaOrder, LargeTensorsThatAreDroppedInTheDefaultStreamDoNotWaitForManyMore) {
   testing::in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     marks(device_bytes(4096));
     for (int i = 0; i < 20; ++i) {
       record_stream(device_bytes(200 << 20), Stream{}).release();
@@ -93,8 +91,7 @@ TEST_F(CudaOrder, LargeTensorsThatAreDroppedInTheDefaultStreamDoNotWaitForManyMo
 
 TEST_F(CudaOrder, WhatIsDroppedInTheDefaultStreamIsKeptUntilThatHasComePast) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor kept = device_bytes(4096);
     marks(kept);
     Tensor tensor = record_stream(device_bytes(4096), Stream{});
@@ -108,9 +105,8 @@ TEST_F(CudaOrder, WhatIsDroppedInTheDefaultStreamIsKeptUntilThatHasComePast) {
 }
 
 TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(1 << 20);
     fill(cu, tensor, 1, nullptr);
@@ -121,9 +117,8 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     note->reach(3);
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor mine = device_bytes(1 << 20);
     {
@@ -137,12 +132,10 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     EXPECT_EQ(element<unsigned char>(mine, (1 << 20) - 1), 2);
     note->step = 3;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = device_bytes(1 << 20);
     note->write(share(tensor).to_text());
     note->reach(2);
@@ -153,9 +146,8 @@ TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
     note->step = 5;
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     Tensor other = record_stream(tensor, Stream{cu.stream()});
@@ -167,23 +159,19 @@ TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
     gate->open = true;
     note->reach(5);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
   Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
@@ -192,13 +180,11 @@ TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
   });
   note->reach(2);
   owner.kill();
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
@@ -208,9 +194,8 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
     note->reach(3);
     gate->open = true;
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     open(Handle::from_text(note->read()), {.stream = Stream{stream}}).release();
     note->step = 2;
@@ -219,14 +204,11 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
     note->step = 3;
     EXPECT_TRUE(eventually([] { return stats().leases == 0; }));
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto first = cu.stream();
     const auto second = cu.stream();
     const Tensor tensor = device_bytes(4096);
@@ -252,8 +234,7 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;
   testing::in_child_with({{"ONECOPY_SIM_CUDA_ROOM", "8"}}, [&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto full = cu.stream();
     const auto busy = cu.stream();
     const auto free = cu.stream();
@@ -314,19 +295,18 @@ TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
 }
 
 TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
     gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);  // before it ends
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Handle handle = Handle::from_text(note->read());
     point_hook = [](const char* name) noexcept {
@@ -345,15 +325,12 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
     may_register = true;
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore) {
   if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device, as only a simulator can";
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Timeline timeline;
     StreamReleases releases(timeline);
@@ -374,10 +351,9 @@ TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;
   Shared<Note> held;
-  Child owner([&] {
+  JoinedChild owner([&] {
     ::setenv("ONECOPY_SIM_CUDA_ROOM", "8", 1);
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto full = cu.stream();
     const Tensor tensor = device_bytes(4096);
     Tensor dropped = record_stream(device_bytes(4096), Stream{full});
@@ -398,17 +374,15 @@ TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
   EXPECT_EQ(taker.join(), 0);
   EXPECT_EQ(opener.join(), 0);
   note->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 // The watch thread marked them: this process answered no question until the stream went on.
 TEST_F(CudaOrder, WhatIsDroppedInADefaultStreamWithoutRoomKeepsNobodyFromOpening) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;
-  Child owner([&] {
+  JoinedChild owner([&] {
     ::setenv("ONECOPY_SIM_CUDA_ROOM", "8", 1);
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor tensor = device_bytes(4096);
     marks(tensor);
     Tensor dropped = record_stream(device_bytes(4096), Stream{});
@@ -425,14 +399,12 @@ TEST_F(CudaOrder, WhatIsDroppedInADefaultStreamWithoutRoomKeepsNobodyFromOpening
   Child opener([&] { EXPECT_TRUE(open(Handle::from_text(note->read()))); });
   EXPECT_EQ(opener.join(), 0);
   note->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WithoutRoomForTheWordsAMarkIsRefusedAndTheNextIsNot) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
   testing::in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Stream stream{cu.stream()};
     const Tensor tensor = device_bytes(4096);  // the driver's own memory is there
     Timeline timeline;
@@ -448,8 +420,7 @@ TEST_F(CudaOrder, WithoutRoomForTheWordsAMarkIsRefusedAndTheNextIsNot) {
 
 TEST_F(CudaOrder, ACopyThatIsDroppedIsWrittenBeforeItsMemoryIsUsedAgain) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor whole = device_bytes(1 << 20);
     close_with(cu, stream, *gate);
@@ -464,8 +435,7 @@ TEST_F(CudaOrder, ACopyThatIsDroppedIsWrittenBeforeItsMemoryIsUsedAgain) {
 TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants a small device";
   testing::in_child_with({{"ONECOPY_SIM_CUDA_MEMORY", "67108864"}}, [&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     constexpr std::int64_t kMostOfIt = 40 << 20;
     Tensor tensor = record_stream(device_bytes(kMostOfIt), Stream{stream});
@@ -494,8 +464,7 @@ TEST_F(CudaOrder, ALargeBlockThatWasDroppedInAnIdleStreamIsUsedAgainAtOnce) {
 
 TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto own = reinterpret_cast<testing::CUstream>(2);  // CU_STREAM_PER_THREAD
     const auto reader = cu.stream();
     const Tensor tensor = device_bytes(4096);
@@ -517,8 +486,7 @@ TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
 
 TEST_F(CudaOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHasComePast) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Tensor tensor = record_stream(device_bytes(4096), Stream{stream});
     close_with(cu, stream, *gate);
@@ -538,8 +506,7 @@ TEST_F(CudaOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHasCo
 
 TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -566,10 +533,9 @@ class CudaOrderWithoutWords : public CudaOrder {
 };
 
 TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     take_words_away();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     fill(cu, tensor, 1, nullptr);
@@ -581,7 +547,7 @@ TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
     EXPECT_EQ(stats().host_waits, 0u);
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     take_words_away();
     std::thread opener([&] {
       EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
@@ -592,24 +558,20 @@ TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
     EXPECT_EQ(element<unsigned char>(tensor, 4095), 9);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     take_words_away();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
@@ -618,12 +580,10 @@ TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = device_bytes(1 << 20);
     note->write(share(tensor).to_text());
     note->reach(2);
@@ -634,10 +594,9 @@ TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
     note->step = 4;
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     take_words_away();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     close_with(cu, stream, *gate);
@@ -648,22 +607,19 @@ TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits
     gate->open = true;
     note->reach(4);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
   Child owner([&] {
     take_words_away();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     take_words_away();
     std::thread watcher([&] {
       EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
@@ -675,7 +631,6 @@ TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
   });
   note->reach(2);
   owner.kill();
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::fill;
 using testing::Gate;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 
@@ -54,9 +55,8 @@ testing::CUstream default_stream(const CudaCalls&) { return nullptr; }
 
 void CudaQueueOrder::hand_over(testing::CUstream (*stream_of)(const CudaCalls&), const Put& put,
                                const Get& get) {
-  Child producer([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild producer([&] {
+    const CudaCalls cu(0);
     const auto stream = stream_of(cu);
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -69,9 +69,8 @@ void CudaQueueOrder::hand_over(testing::CUstream (*stream_of)(const CudaCalls&),
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY) << "putting has not waited";
     note->reach(2);
   });
-  Child consumer([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild consumer([&] {
+    const CudaCalls cu(0);
     const auto stream = stream_of(cu);
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     const Tensor mine = device_bytes(kBytes);
@@ -86,8 +85,6 @@ void CudaQueueOrder::hand_over(testing::CUstream (*stream_of)(const CudaCalls&),
     EXPECT_EQ(element<unsigned char>(mine, kBytes - 1), 2);
     note->step = 2;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, WhatIsPutIsWrittenBeforeItIsRead) {
@@ -122,9 +119,8 @@ TEST_F(CudaQueueOrder, SoItIsInAMessageOfManyWhichDoesNotFitIntoTheRing) {
 }
 
 TEST_F(CudaQueueOrder, SoItIsWhenTheOwnerGetsBackWhatABorrowerWrote) {
-  Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild owner([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue there = Queue::create();
     Queue back = Queue::create();
@@ -142,9 +138,8 @@ TEST_F(CudaQueueOrder, SoItIsWhenTheOwnerGetsBackWhatABorrowerWrote) {
     EXPECT_EQ(element<unsigned char>(seen, kBytes - 1), 2);
     note->step = 2;
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const std::string both = note->read();
     Queue there = Queue::connect(Handle::from_text(both.substr(0, both.find(' '))));
@@ -155,12 +150,10 @@ TEST_F(CudaQueueOrder, SoItIsWhenTheOwnerGetsBackWhatABorrowerWrote) {
     back.put(tensor, Stream{stream});
     note->reach(2);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, WhatWasTakenIsNotReusedBeforeTheTakersStreamHasReadIt) {
-  Child producer([&] {
+  JoinedChild producer([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
     queue.put(device_bytes(kBytes));
@@ -173,9 +166,8 @@ TEST_F(CudaQueueOrder, WhatWasTakenIsNotReusedBeforeTheTakersStreamHasReadIt) {
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
     note->step = 4;
   });
-  Child consumer([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild consumer([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     Tensor tensor = queue.get_tensor(Stream{stream});
@@ -187,8 +179,6 @@ TEST_F(CudaQueueOrder, WhatWasTakenIsNotReusedBeforeTheTakersStreamHasReadIt) {
     gate->open = true;
     note->reach(4);
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, AThousandTensorsThroughSlowStreamsAreNeverSeenEarly) {
@@ -196,10 +186,9 @@ TEST_F(CudaQueueOrder, AThousandTensorsThroughSlowStreamsAreNeverSeenEarly) {
   const auto slow = [] {
     if (testing::is_simulated()) ::setenv("ONECOPY_SIM_CUDA_DELAY_US", "200", 1);
   };
-  Child producer([&] {
+  JoinedChild producer([&] {
     slow();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::create({64});
     note->write(queue.handle().to_text());
@@ -211,10 +200,9 @@ TEST_F(CudaQueueOrder, AThousandTensorsThroughSlowStreamsAreNeverSeenEarly) {
     note->reach(2);
     EXPECT_TRUE(eventually([] { return stats().limbo == 0 && stats().live_blocks <= 1; }));
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     slow();
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     const Tensor seen = device_bytes(kTensors);
@@ -227,14 +215,11 @@ TEST_F(CudaQueueOrder, AThousandTensorsThroughSlowStreamsAreNeverSeenEarly) {
       ASSERT_EQ(element<unsigned char>(seen, i), static_cast<unsigned char>(i)) << i;
     note->step = 2;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, WhatAKilledPuttersStreamHadNotWrittenIsAnErrorAndTheQueueGoesOn) {
-  Child creator([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild creator([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -246,8 +231,7 @@ TEST_F(CudaQueueOrder, WhatAKilledPuttersStreamHadNotWrittenIsAnErrorAndTheQueue
     EXPECT_TRUE(queue.get_tensor(Stream{stream}));
   });
   Child putter([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     close_with(cu, stream, *gate);
@@ -260,13 +244,11 @@ TEST_F(CudaQueueOrder, WhatAKilledPuttersStreamHadNotWrittenIsAnErrorAndTheQueue
   note->reach(3);
   putter.kill();
   note->step = 4;
-  EXPECT_EQ(creator.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, EveryBorrowerOfTheKilledLearnsIt) {
   const auto borrow = [&](int step) {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.stream = Stream{cu.stream()}});
     note->step.fetch_add(1);
@@ -282,8 +264,7 @@ TEST_F(CudaQueueOrder, EveryBorrowerOfTheKilledLearnsIt) {
     note->step.fetch_add(1);
   };
   Child owner([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(kBytes);
     close_with(cu, stream, *gate);
@@ -291,16 +272,15 @@ TEST_F(CudaQueueOrder, EveryBorrowerOfTheKilledLearnsIt) {
     ::pause();
   });
   Child first([&] { borrow(10); });
-  Child second([&] { borrow(11); });
+  JoinedChild second([&] { borrow(11); });
   note->reach(3);
   owner.kill();
   note->step = 10;
   EXPECT_EQ(first.join(), 0);
-  EXPECT_EQ(second.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, WhatIsReadyIsDeliveredAlthoughItsPutterWasKilled) {
-  Child creator([&] {
+  JoinedChild creator([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
     note->reach(3);
@@ -308,8 +288,7 @@ TEST_F(CudaQueueOrder, WhatIsReadyIsDeliveredAlthoughItsPutterWasKilled) {
     EXPECT_EQ(element<unsigned char>(tensor, kBytes - 1), 5);
   });
   Child putter([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     const Tensor tensor = device_bytes(kBytes);
     fill(cu, tensor, 5, nullptr);
@@ -321,12 +300,11 @@ TEST_F(CudaQueueOrder, WhatIsReadyIsDeliveredAlthoughItsPutterWasKilled) {
   note->reach(2);
   putter.kill();
   note->step = 3;
-  EXPECT_EQ(creator.join(), 0);
 }
 
 /// The allocation is open already, so that the tensor's place in it is found without a question to another process.
 TEST_F(CudaQueueOrder, WhatEndedWithItsPutterIsAnErrorOnceAndTheQueueGoesOn) {
-  Child creator([&] {
+  JoinedChild creator([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
     const Tensor first = queue.get_tensor();
@@ -346,8 +324,7 @@ TEST_F(CudaQueueOrder, WhatEndedWithItsPutterIsAnErrorOnceAndTheQueueGoesOn) {
     EXPECT_TRUE(queue.get_tensor());
   });
   Child putter([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     const auto at = cu.memory(2 * kBytes);
     const auto part = [&](std::int64_t offset) {
@@ -366,11 +343,10 @@ TEST_F(CudaQueueOrder, WhatEndedWithItsPutterIsAnErrorOnceAndTheQueueGoesOn) {
   note->reach(3);
   putter.kill();
   note->step = 4;
-  EXPECT_EQ(creator.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, AProcessThatExitsFinishesFirstWhatItHasPut) {
-  Child creator([&] {
+  JoinedChild creator([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
     EXPECT_TRUE(queue.get_tensor()) << "from here on the putter's streams are known";
@@ -379,8 +355,7 @@ TEST_F(CudaQueueOrder, AProcessThatExitsFinishesFirstWhatItHasPut) {
     EXPECT_EQ(element<unsigned char>(queue.get_tensor(), kBytes - 1), 5);
   });
   Child putter([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     queue.put(device_bytes(kBytes), Stream{stream});
@@ -398,13 +373,11 @@ TEST_F(CudaQueueOrder, AProcessThatExitsFinishesFirstWhatItHasPut) {
   gate->open = true;
   EXPECT_EQ(putter.join(), 0);
   note->step = 4;
-  EXPECT_EQ(creator.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, ACapturedStreamLeavesTheItemWhereItIs) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const auto captured = cu.stream();
     Queue queue = Queue::create();
@@ -426,9 +399,8 @@ TEST_F(CudaQueueOrder, ACapturedStreamLeavesTheItemWhereItIs) {
 /// It is for callers with an interpreter's lock, which the work in the other stream may need.
 TEST_F(CudaQueueOrder, AQuickLookNeverWaitsForAStreamOnTheHost) {
   if (!testing::is_simulated()) GTEST_SKIP() << "takes stream memory operations away";
-  Child producer([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild producer([&] {
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -441,7 +413,7 @@ TEST_F(CudaQueueOrder, AQuickLookNeverWaitsForAStreamOnTheHost) {
     note->step = 3;
     note->reach(4);
   });
-  Child consumer([&] {
+  JoinedChild consumer([&] {
     ::setenv("ONECOPY_SIM_CUDA_MISSING", "cuStreamWriteValue64,cuStreamWaitValue64", 1);
     Queue queue = Queue::connect(Handle::from_text(note->read()));
     queue.get_tensor();  // whose memory and whose stream it is, is known from now on
@@ -453,14 +425,11 @@ TEST_F(CudaQueueOrder, AQuickLookNeverWaitsForAStreamOnTheHost) {
     EXPECT_EQ(element<unsigned char>(queue.get_tensor(), 0), 2);
     note->step = 4;
   });
-  EXPECT_EQ(consumer.join(), 0);
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST_F(CudaQueueOrder, APipeKeepsItToo) {
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto first = cu.stream();
     const auto second = cu.stream();
     auto [here, there] = Pipe::create();
@@ -476,8 +445,7 @@ TEST_F(CudaQueueOrder, APipeKeepsItToo) {
 TEST_F(CudaQueueOrder, AMessageOnTwoDevicesHasNoOneStream) {
   if (testing::cuda_devices() < 2) GTEST_SKIP() << "one device only";
   testing::in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     Queue queue = Queue::create();
     const Message message{0, {}, {device_bytes(16), device_bytes(16, {DeviceType::cuda, 1})}};
     expect_refusal(ErrorCode::invalid_argument, {"two messages"},

@@ -31,6 +31,7 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::kSanitized;
 using testing::Limit;
 using testing::Note;
@@ -93,7 +94,7 @@ TEST_F(FirstOpen, ByTwoThreadsAtOnceMakesOneConnection) {
 
 TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
   Shared<Note> other_note;
-  Child other([&] {
+  JoinedChild other([&] {
     const Tensor tensor = empty(Layout(DType::u8, {1000}));
     tensor.as<unsigned char>()[0] = 9;
     other_note->write(share(tensor).to_text());
@@ -106,13 +107,12 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
   });
   EXPECT_EQ(borrower.join(), 0);
   other_note->step = 2;
-  EXPECT_EQ(other.join(), 0);
 }
 
 /// Making its own tables may take a process longer than an owner waits for a stranger.
 TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = empty(Layout(DType::u8, {1000}));
     stranger_silence_ms = 200;
     note->write(share(tensor).to_text());
@@ -131,7 +131,6 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   });
   EXPECT_EQ(borrower.join(), 0);
   note->step = 4;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// It is known to the owner's other threads before it has been welcomed.
@@ -140,7 +139,7 @@ TEST(FirstShare, OfATensorIsNotDisturbedByASegmentThatGoesWhileItIsOpened) {
   static std::thread remover;
   static std::atomic<bool> removing{false};
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = numbers(1000);
     large = numbers(8 << 20);
     point_hook = [](const char* name) noexcept {
@@ -160,13 +159,12 @@ TEST(FirstShare, OfATensorIsNotDisturbedByASegmentThatGoesWhileItIsOpened) {
   });
   EXPECT_EQ(element(open(Handle::from_text(note->read())), 999), 999);
   note->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Otherwise those it tells would take it for gone.
 TEST(FirstShare, WithoutADescriptorLeftDoesNotForgetWhenTheProcessStarted) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
-  Child owner([] {
+  JoinedChild owner([] {
     const Tensor tensor = empty(Layout(DType::u8, {1000}));
     {
       const Limit limit(RLIMIT_NOFILE, descriptors_for(0));
@@ -176,7 +174,6 @@ TEST(FirstShare, WithoutADescriptorLeftDoesNotForgetWhenTheProcessStarted) {
     EXPECT_NE(Runtime::current().ledger().origin().start_time, 0u);
     EXPECT_FALSE(is_gone(Runtime::current().ledger().origin()));
   });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 }  // namespace

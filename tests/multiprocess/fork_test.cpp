@@ -36,6 +36,7 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::kSanitized;
 using testing::Limit;
 using testing::Note;
@@ -69,7 +70,7 @@ void overwrite_free_memory() {
 TEST(ForkAmongThreads, TwoAtOnce) {
   if (kSanitized) GTEST_SKIP() << kSanitizersAndForks;
   const Watchdog watchdog;
-  Child parent([] {
+  JoinedChild parent([] {
     const Tensor tensor = numbers(1000);
     const auto fork_often = [&] {
       for (int i = 0; i < 50; ++i)
@@ -78,7 +79,6 @@ TEST(ForkAmongThreads, TwoAtOnce) {
     std::jthread one(fork_often);
     std::jthread other(fork_often);
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 std::atomic<bool> is_asked{false};
@@ -146,7 +146,7 @@ TEST(Fork, WithoutThreadsToBeHadGoesOnOnceThereAre) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become a user who may have two threads";
   if (kSanitized) GTEST_SKIP() << "sanitizers have threads of their own";
   const Watchdog watchdog;
-  Child parent([] {
+  JoinedChild parent([] {
     ASSERT_EQ(setuid(static_cast<uid_t>(100'000 + getpid())), 0);
     Shared<Note> note;
     Tensor tensor = numbers(1000);
@@ -169,7 +169,6 @@ TEST(Fork, WithoutThreadsToBeHadGoesOnOnceThereAre) {
     numbers(10);
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 /// The owner hears nothing of the child, and its parent is no more: but their common connection is still open.
@@ -177,7 +176,7 @@ TEST(Fork, WithoutDescriptorsForAPageTheChildKeepsWhatItsKilledParentBorrowed) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   const Watchdog watchdog;
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
     note->reach(2);
@@ -205,7 +204,6 @@ TEST(Fork, WithoutDescriptorsForAPageTheChildKeepsWhatItsKilledParentBorrowed) {
   });
   EXPECT_EQ(parent.join(), -SIGKILL);
   note->step = 4;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The owner hangs up on a borrower whose message it could not take.
@@ -213,7 +211,7 @@ TEST(Fork, WhatAChildHasIsKeptThoughItsOwnerHadNoDescriptorsForItsPageAndItsPare
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   const Watchdog watchdog;
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
     note->reach(2);
@@ -240,7 +238,6 @@ TEST(Fork, WhatAChildHasIsKeptThoughItsOwnerHadNoDescriptorsForItsPageAndItsPare
     raise(SIGKILL);
   });
   EXPECT_EQ(parent.join(), -SIGKILL);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 std::atomic<int> looks{0}, looks_in_a_tick{0}, most_in_a_tick{0};
@@ -295,7 +292,7 @@ class MissedChildren : public ::testing::Test {
 };
 
 TEST_F(MissedChildren, ThatHaveEndedKeepNothingThoughABorrowerCameSince) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     other = numbers(10);
     lend(1);
     EXPECT_EQ(stats().limbo, 1u);
@@ -307,19 +304,17 @@ TEST_F(MissedChildren, ThatHaveEndedKeepNothingThoughABorrowerCameSince) {
   });
   Child borrower([&] { borrow_and_die([&](const Tensor&) { note->reach(12); }); });
   EXPECT_EQ(borrower.join(), -SIGKILL);
-  Child younger([&] {
+  JoinedChild younger([&] {
     note->reach(11);
     const Tensor tensor = open_other();
     note->step = 12;
     note->reach(13);
   });
-  EXPECT_EQ(younger.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// It is a borrower by itself then, and still has its inheritance.
 TEST_F(MissedChildren, ThatConnectKeepWhatTheyInherited) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     other = numbers(5 << 20);  // a segment that it has to ask for
     lend(1);
     note->step = 11;
@@ -343,7 +338,6 @@ TEST_F(MissedChildren, ThatConnectKeepWhatTheyInherited) {
     });
   });
   EXPECT_EQ(borrower.join(), -SIGKILL);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(MissedChildren, OfTwoBorrowersAreLookedForAtOnce) {
@@ -372,7 +366,7 @@ TEST(Fork, AtTheLimitOfAddressesAChildKeepsWhatItsParentBorrowed) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
   const Watchdog watchdog;
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
     note->reach(2);
@@ -386,7 +380,7 @@ TEST(Fork, AtTheLimitOfAddressesAChildKeepsWhatItsParentBorrowed) {
   Child parent([&] {
     Tensor tensor = open(Handle::from_text(note->read()));
     Limit limit(RLIMIT_AS, address_space_for(0));
-    Child child([&] {
+    JoinedChild child([&] {
       note->reach(3);
       EXPECT_EQ(element(tensor, 999), 999);
       limit.lift();
@@ -396,17 +390,15 @@ TEST(Fork, AtTheLimitOfAddressesAChildKeepsWhatItsParentBorrowed) {
     limit.lift();
     tensor.release();
     note->step = 2;
-    EXPECT_EQ(child.join(), 0);
   });
   EXPECT_EQ(parent.join(), 0);
   note->step = 4;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// It could not keep other processes from using them again.
 TEST(Fork, AtTheLimitOfAddressesAChildOfAnOwnerOfTensorsEndsWithoutASignal) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
-  Child parent([] {
+  JoinedChild parent([] {
     const Tensor tensor = numbers(1000);
     Limit limit(RLIMIT_AS, address_space_for(0));
     Child child([] {});
@@ -415,7 +407,6 @@ TEST(Fork, AtTheLimitOfAddressesAChildOfAnOwnerOfTensorsEndsWithoutASignal) {
     EXPECT_EQ(element(tensor, 999), 999);
     EXPECT_EQ(Child([&] { EXPECT_EQ(element(tensor, 999), 999); }).join(), 0);
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 /// The child's inheritance from its parent is not all that there is.
@@ -463,7 +454,7 @@ class PutBeforeAFork : public ::testing::Test {
 };
 
 TEST_F(PutBeforeAFork, AChildHoldsNothingOfWhatItsParentHasInAQueueThatItHasLeft) {
-  Child parent([this] {
+  JoinedChild parent([this] {
     put();
     EXPECT_NE(stats().in_transit, 0u);
     EXPECT_EQ(Child([] { EXPECT_TRUE(eventually([] { return stats().leases == 0; })); }).join(), 0);
@@ -473,16 +464,14 @@ TEST_F(PutBeforeAFork, AChildHoldsNothingOfWhatItsParentHasInAQueueThatItHasLeft
   });
   lend();
   EXPECT_EQ(element(queue->get_tensor(), 999), 999);
-  EXPECT_EQ(parent.join(), 0);
 }
 
 /// It has the queue open, and never uses it.
 TEST_F(PutBeforeAFork, WhatIsTakenIsFreeThoughAChildLivesOn) {
-  Child parent([this] {
+  JoinedChild parent([this] {
     const Queue mine = put();
-    Child child([this] { note->reach(3); });
+    JoinedChild child([this] { note->reach(3); });
     note->step = 2;
-    EXPECT_EQ(child.join(), 0);
   });
   lend();
   tensor.release();
@@ -490,12 +479,11 @@ TEST_F(PutBeforeAFork, WhatIsTakenIsFreeThoughAChildLivesOn) {
   EXPECT_EQ(element(queue->get_tensor(), 999), 999);
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   note->step = 3;
-  EXPECT_EQ(parent.join(), 0);
 }
 
 TEST(ProcessOrigin, WithoutDescriptorsItIsNotKnownWhetherAProcessIsGone) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
-  Child child([] {
+  JoinedChild child([] {
     const ProcessOrigin self = this_process_origin();
     for (const int more : {0, 1}) {  // one is needed for the process, one for its start time
       const Limit limit(RLIMIT_NOFILE, descriptors_for(more));
@@ -503,7 +491,6 @@ TEST(ProcessOrigin, WithoutDescriptorsItIsNotKnownWhetherAProcessIsGone) {
     }
     EXPECT_FALSE(is_gone(self));
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

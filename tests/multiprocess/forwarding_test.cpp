@@ -30,6 +30,7 @@ using namespace std::chrono_literals;
 using testing::Child;
 using testing::element;
 using testing::eventually;
+using testing::JoinedChild;
 using testing::last_of;
 using testing::Note;
 using testing::numbers;
@@ -148,7 +149,7 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   Shared<Note> note;
   Queue first = Queue::create();
   Queue second = Queue::create();
-  Child owner([&, from = first.handle()] {
+  JoinedChild owner([&, from = first.handle()] {
     Queue queue = Queue::connect(from);
     queue.put(numbers(10));
     EXPECT_TRUE(eventually([] { return stats().live_blocks == 0 && stats().limbo == 0; }));
@@ -161,7 +162,7 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   });
   EXPECT_EQ(last_of(first.get_tensor()), 9);  // from here on there is a connection to the owner
   note->reach(1);
-  Child forwarder([&, from = first.handle(), to = second.handle()] {
+  JoinedChild forwarder([&, from = first.handle(), to = second.handle()] {
     Queue in = Queue::connect(from);
     Queue out = Queue::connect(to);
     out.put(in.get_tensor());
@@ -175,8 +176,6 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   owner.signal(SIGCONT);
   EXPECT_EQ(last_of(second.get_tensor()), 999);
   note->step = 4;
-  EXPECT_EQ(forwarder.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Between the end of a killed process's sockets and the end of the process, a busy machine may take its time. Only
@@ -200,7 +199,7 @@ TEST(Forwarding, AnItemWaitsWhileItsOwnerIsDying) {
     ::_exit(0);
   });
   // The forwarder is forked before this process opens memory of a device.
-  Child forwarder([&, from = first.handle(), to = second.handle()] {
+  JoinedChild forwarder([&, from = first.handle(), to = second.handle()] {
     Queue in = Queue::connect(from);
     Queue out = Queue::connect(to);
     note->reach(1);
@@ -218,7 +217,6 @@ TEST(Forwarding, AnItemWaitsWhileItsOwnerIsDying) {
   EXPECT_EQ(owner.join(), 0);
   EXPECT_EQ(last_of(second.get_tensor()), 999);
   note->step = 5;
-  EXPECT_EQ(forwarder.join(), 0);
 }
 
 /// The last number of the item, which stays in its place while its owner takes too long.
@@ -281,7 +279,7 @@ TEST(Forwarding, WhatIsInAQueueThatTheOwnerDoesNotHaveIsKept) {
   Shared<Note> note;
   Queue first = Queue::create();
   Queue second = Queue::create();
-  Child producer([&, from = first.handle()] {
+  JoinedChild producer([&, from = first.handle()] {
     after_transit_ms = 0;
     Queue queue = Queue::connect(from);
     queue.put(numbers(1000));
@@ -302,7 +300,6 @@ TEST(Forwarding, WhatIsInAQueueThatTheOwnerDoesNotHaveIsKept) {
   note->reach(2);
   EXPECT_EQ(last_of(second.get_tensor()), 999);
   note->step = 3;
-  EXPECT_EQ(producer.join(), 0);
 }
 
 TEST(Forwarding, WhatHasArrivedIsNotInTransitAnyMore) {

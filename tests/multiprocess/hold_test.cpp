@@ -22,6 +22,7 @@ namespace {
 using testing::Child;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::JoinedChild;
 using testing::last_of;
 using testing::Note;
 using testing::numbers;
@@ -60,12 +61,11 @@ TEST(HoldBetweenProcesses, BytesSurviveTheirMakersLettingGoOfEverything) {
 }
 
 TEST(HoldBetweenProcesses, BytesThatNobodyOpensAreLookedAfterEverMoreSeldom) {
-  Child maker([] {
+  JoinedChild maker([] {
     held_numbers(7);
     EXPECT_TRUE(testing::comes_to_look_seldom());
     EXPECT_EQ(holds(), 1u);
   });
-  EXPECT_EQ(maker.join(), 0);
 }
 
 TEST(HoldBetweenProcesses, BytesThatAThirdProcessSendsOnEndTheHoldWhereTheyAreOpened) {
@@ -118,13 +118,12 @@ TEST(HoldBetweenProcesses, TheOwnerOpensWhatABorrowerHeldAndEndsIt) {
   Shared<Note> out;
   Shared<Note> back;
   const Tensor tensor = numbers(1000, 6);
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     back->write(hold(share(open(Handle::from_text(out->read())))).to_text());
     EXPECT_TRUE(eventually([] { return holds() == 0; }));
   });
   out->write(share(tensor).to_text());
   EXPECT_EQ(open(Handle::from_text(back->read())).data(), tensor.data());
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 TEST(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
@@ -136,7 +135,7 @@ TEST(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
     from_owner->write(handle.to_text());
     pause();
   });
-  Child middle([&] {
+  JoinedChild middle([&] {
     from_middle->write(hold(share(open(Handle::from_text(from_owner->read())))).to_text());
     EXPECT_TRUE(eventually([] { return holds() == 0; }));
     from_middle->reach(2);
@@ -145,7 +144,6 @@ TEST(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
   owner.kill();
   EXPECT_EQ(last_of(open(Handle::from_text(from_middle->read()))), 9 + 999);
   from_middle->step = 2;
-  EXPECT_EQ(middle.join(), 0);
 }
 
 TEST(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
@@ -153,7 +151,7 @@ TEST(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
   const Handle handle = share(numbers(1000, 4));
   const std::string text = hold(handle).to_text();
   Shared<Note> note;
-  Child child([&] {
+  JoinedChild child([&] {
     EXPECT_EQ(holds(), 0u) << "what the parent holds is the parent's";
     EXPECT_EQ(last_of(open(Handle::from_text(text))), 4 + 999);
     const std::string mine = hold(handle).to_text();
@@ -165,7 +163,6 @@ TEST(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
   EXPECT_TRUE(eventually([] { return holds() == 0; }));
   EXPECT_EQ(last_of(open(Handle::from_text(note->read()))), 4 + 999);
   note->step = 2;
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(HoldBetweenProcesses, EndHoldAlsoWorksForWhoeverGotTheBytes) {

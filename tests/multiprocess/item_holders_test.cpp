@@ -24,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 using testing::last_of;
 using testing::Note;
 using testing::number_in;
@@ -54,13 +55,12 @@ Child owner_of_numbers(Note& note, std::int64_t first) {
 
 /// A process that has never had the queue or the tensor's owner before.
 void expect_fresh_receiver_gets(const Handle& queue, std::int64_t first) {
-  Child receiver([&] {
+  JoinedChild receiver([&] {
     Queue mine = Queue::connect(queue);
     const auto message = mine.try_get(10s);
     ASSERT_TRUE(message);
     EXPECT_EQ(number_in(message->tensors.at(0)), first);
   });
-  EXPECT_EQ(receiver.join(), 0);
 }
 
 /// A tensor of an owner that is killed, a process that holds it and puts it into our queue when it is told to: with

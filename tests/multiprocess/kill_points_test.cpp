@@ -33,6 +33,7 @@ using testing::die_at;
 using testing::eventually;
 using testing::expect_soon;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 
@@ -82,7 +83,7 @@ TEST_P(BorrowerDies, TheOwnerAndOtherBorrowersGoOn) {
     copy_of_it.release();
     tensor.release();
   });
-  Child owner([&] {
+  JoinedChild owner([&] {
     {
       const Tensor tensor = pattern(11);
       note->write(share(tensor).to_text());
@@ -99,7 +100,6 @@ TEST_P(BorrowerDies, TheOwnerAndOtherBorrowersGoOn) {
   story->step = 1;
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
   story->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, BorrowerDies,
@@ -252,14 +252,13 @@ TEST(OwnerDies, WhileItAdoptsAForkedChild) {
     note->write(share(tensor).to_text());
     pause();
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     Child child([&] { EXPECT_TRUE(is_pattern(tensor, 41)); });
     EXPECT_EQ(child.join(), 0);
     EXPECT_TRUE(is_pattern(tensor, 41));
   });
   EXPECT_EQ(victim.join(), -SIGKILL);
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 /// Handles of many owners, replaced all the time: a storm's processes find each other by them.
@@ -334,8 +333,7 @@ std::size_t free_on_card() {
   if (!is_on_a_real_card()) return 0;
   Shared<std::atomic<std::size_t>> free;
   testing::in_child([&] {
-    const testing::CudaCalls cu;
-    cu.use(0);
+    const testing::CudaCalls cu(0);
     std::size_t bytes = 0, total = 0;
     EXPECT_EQ(cu.cuMemGetInfo(&bytes, &total), testing::CUDA_SUCCESS);
     *free = bytes;

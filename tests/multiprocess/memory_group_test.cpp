@@ -23,6 +23,7 @@ using testing::Child;
 using testing::cuda_devices;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::JoinedChild;
 using testing::Watchdog;
 
 /// A group of its own for this test's processes, in whichever hierarchy there is.
@@ -69,10 +70,9 @@ TEST(MemoryGroup, IsNotExceededByAllocatorsThatFillItAtTheSameTime) {
   };
   Child first(fill_often);
   Child second(fill_often);
-  Child third(fill_often);
+  JoinedChild third(fill_often);
   EXPECT_EQ(first.join(), 0);
   EXPECT_EQ(second.join(), 0);
-  EXPECT_EQ(third.join(), 0);
 }
 
 /// Pinned memory cannot be swapped out, so the rest of the group needs the other half.
@@ -80,7 +80,7 @@ TEST(MemoryGroup, HasHalfOfItPinnedAtMost) {
   if (cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
   const MemoryGroup group(std::uint64_t{400} << 20);
   if (!group) GTEST_SKIP() << "needs root and a control group with a memory controller";
-  Child child([&] {
+  JoinedChild child([&] {
     group.join();
     ::unsetenv("ONECOPY_PIN_LIMIT");
     const AllocateOptions pinned{.pinned = true};
@@ -91,7 +91,6 @@ TEST(MemoryGroup, HasHalfOfItPinnedAtMost) {
     tensors.front().as<char>()[0] = 1;  // those before stay as they are
     EXPECT_TRUE(is_pinned(tensors.front()));
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace {
 
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 using testing::Watchdog;
@@ -64,7 +65,7 @@ TEST(SharedObject, LivesAsLongAsAnotherProcessClaimsIt) {
   Shared<Note> note;
   auto object = std::make_shared<int>(5);
   const std::weak_ptr<int> watched = object;
-  Child user([&] {
+  JoinedChild user([&] {
     note->reach(1);
     Tensor claim = open(Handle::from_text(note->read()));
     EXPECT_EQ(shared_object(Handle::from_text(note->read())), nullptr) << "it is another process's";
@@ -87,7 +88,6 @@ TEST(SharedObject, LivesAsLongAsAnotherProcessClaimsIt) {
   EXPECT_TRUE(eventually([&] { return watched.expired(); }));
   note->reach(4);
   note->step = 5;
-  EXPECT_EQ(user.join(), 0);
 }
 
 TEST(SharedObject, GoesWhenTheProcessThatClaimedItIsKilled) {

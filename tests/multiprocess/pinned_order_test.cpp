@@ -26,6 +26,7 @@ using testing::CUstream;
 using testing::device_bytes;
 using testing::Gate;
 using testing::in_child;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::Shared;
@@ -67,9 +68,8 @@ class PinnedOrder : public ::testing::Test {
   }
   using Give = std::function<void(const Tensor&, Stream)>;
   void hand_over(const Give& give, const std::function<Tensor()>& take) {
-    Child giver([&] {
-      const CudaCalls cu;
-      cu.use(0);
+    JoinedChild giver([&] {
+      const CudaCalls cu(0);
       const CUstream stream = cu.stream();
       const Tensor nines = device_bytes(kBytes);
       fill(cu, nines, 9, stream);
@@ -78,12 +78,10 @@ class PinnedOrder : public ::testing::Test {
       EXPECT_EQ(host_waits, 0u) << "the giver does not wait";
       note->serve_until(3);
     });
-    Child taker([&] {
+    JoinedChild taker([&] {
       while_the_host_waits(take);
       note->step = 3;
     });
-    EXPECT_EQ(taker.join(), 0);
-    EXPECT_EQ(giver.join(), 0);
   }
   Shared<Note> note;
   Shared<Gate> gate;
@@ -119,9 +117,8 @@ TEST_F(PinnedOrder, AnItemIsGotOnceTheCopyIsDone) {
 }
 
 TEST_F(PinnedOrder, NothingWaitsForMemoryThatIsNotPinnedOrForIdleStreams) {
-  Child giver([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild giver([&] {
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor pinned = empty(Layout(DType::u8, {40 << 20}), {.pinned = true});
     const Handle idle = share(pinned, {.stream = Stream{stream}});
@@ -136,21 +133,19 @@ TEST_F(PinnedOrder, NothingWaitsForMemoryThatIsNotPinnedOrForIdleStreams) {
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
   });
-  EXPECT_EQ(giver.join(), 0);
 }
 
 /// The memory would never be filled.
 TEST_F(PinnedOrder, AGiverThatDiesBeforeTheCopyIsDoneIsReported) {
   Child giver([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor nines = device_bytes(kBytes);
     const Tensor here = to_be_filled(cu, stream, nines);
     note->write(share(here, {.stream = Stream{stream}}).to_text());
     note->serve_until(100);
   });
-  Child taker([&] {
+  JoinedChild taker([&] {
     const Handle handle = Handle::from_text(note->read());
     std::thread killer([&] {
       while (host_waits == 0) std::this_thread::yield();
@@ -166,7 +161,6 @@ TEST_F(PinnedOrder, AGiverThatDiesBeforeTheCopyIsDoneIsReported) {
   });
   note->reach(2);
   giver.kill();
-  EXPECT_EQ(taker.join(), 0);
 }
 
 }  // namespace

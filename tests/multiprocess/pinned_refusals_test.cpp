@@ -23,7 +23,6 @@
 namespace onecopy {
 namespace {
 
-using testing::Child;
 using testing::CudaCalls;
 using testing::CUstream;
 using testing::device_bytes;
@@ -32,6 +31,7 @@ using testing::expect_refusal;
 using testing::filled_bytes;
 using testing::in_child;
 using testing::in_child_with;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::Shared;
@@ -89,14 +89,13 @@ TEST_F(PinnedRefusals, AStreamOfAnotherCardIsRefusedOrUsedAndNothingIsLost) {
 /// As a loader beside a training step that is captured: batches are opened, pinned, copied and dropped.
 TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
   Shared<Note> note;
-  Child worker([&] {
+  JoinedChild worker([&] {
     const Tensor batch = filled_bytes(kBytes, 1);
     note->write(share(batch).to_text());
     note->serve_until(2);
   });
-  Child trainer([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild trainer([&] {
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     const Handle handle = Handle::from_text(note->read());
@@ -129,8 +128,6 @@ TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
     loader.join();
     note->step = 2;
   });
-  EXPECT_EQ(trainer.join(), 0);
-  EXPECT_EQ(worker.join(), 0);
 }
 
 TEST(PinnedOnAscend, MemoryIsPinnedCopiedSeenInPlaceAndUnpinned) {

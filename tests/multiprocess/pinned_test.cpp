@@ -36,6 +36,7 @@ using testing::filled_bytes;
 using testing::Gate;
 using testing::in_child;
 using testing::in_child_with;
+using testing::JoinedChild;
 using testing::kCuda0;
 using testing::Note;
 using testing::Shared;
@@ -96,7 +97,7 @@ TEST_F(Pinned, WhatIsPinnedIsKnownToTheDriverAndCountedAsPinned) {
 }
 
 TEST_F(Pinned, BorrowersPinWhatTheyHaveMappedAlsoForReading) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = filled_bytes(kBytes, 5);
     note->write(share(tensor).to_text());
     note->serve_until(3);
@@ -114,12 +115,11 @@ TEST_F(Pinned, BorrowersPinWhatTheyHaveMappedAlsoForReading) {
     EXPECT_EQ(borrower.join(), 0);
     ++note->step;
   }
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The owner would give back the pages of `freed`, which lies beside a tensor that a borrower has pinned.
 TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor kept = filled_bytes(kBytes, 1);
     Tensor freed = filled_bytes(16 * kBytes, 2);
     note->write(share(kept).to_text());
@@ -137,7 +137,7 @@ TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
     EXPECT_TRUE(eventually([&] { return trim() > 0; }));
     note->step = 5;
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor opened = open(Handle::from_text(note->read()), {.pinned = true});
     note->step = 2;
     note->reach(3);
@@ -146,8 +146,6 @@ TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
     note->step = 4;
     note->reach(5);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Somebody may be copying the neighbour, and a driver that unpins it meanwhile ends all of the process's work.
@@ -184,7 +182,7 @@ TEST_F(Pinned, CopiesBesideUnpinningAreRight) {
 }
 
 TEST_F(Pinned, F2ADeadBorrowersPinsAreGone) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor kept = filled_bytes(kBytes, 1);
     Tensor freed = filled_bytes(16 * kBytes, 2);
     note->write(share(kept).to_text());
@@ -201,12 +199,11 @@ TEST_F(Pinned, F2ADeadBorrowersPinsAreGone) {
   });
   note->reach(3);
   borrower.kill();
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The owner gives the whole segment back, and its borrower is to unmap it.
 TEST_F(Pinned, F3NothingIsUnmappedWhileItIsPinned) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor large = filled_bytes(kLarge, 1);
     note->write(share(large).to_text());
     note->reach(2);  // opened, pinned, released
@@ -215,7 +212,7 @@ TEST_F(Pinned, F3NothingIsUnmappedWhileItIsPinned) {
     note->step = 3;
     note->serve_until(4);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     Tensor opened = open(Handle::from_text(note->read()), {.pinned = true});
     const void* const at = opened.data();
     opened.release();
@@ -227,14 +224,11 @@ TEST_F(Pinned, F3NothingIsUnmappedWhileItIsPinned) {
     EXPECT_TRUE(eventually([] { return stats().pinned_bytes == 0; }));
     note->step = 4;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(Pinned, F4AnOwnTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
   in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     Tensor here = filled_bytes(kBytes, 4, true);
@@ -253,7 +247,7 @@ TEST_F(Pinned, F4AnOwnTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
 
 /// A loader whose workers refill at once: the batch is dropped long before the card reads it.
 TEST_F(Pinned, F4ABorrowedTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor batch = filled_bytes(kBytes, 6);
     const void* const at = batch.data();
     note->write(share(batch).to_text());
@@ -265,9 +259,8 @@ TEST_F(Pinned, F4ABorrowedTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
     EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes); }));
     note->step = 5;
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     Tensor opened = open(Handle::from_text(note->read()), {.pinned = true});
@@ -282,14 +275,11 @@ TEST_F(Pinned, F4ABorrowedTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
     note->step = 4;
     note->reach(5);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(Pinned, F4WorkThatComesAfterTheReleaseIsNotWaitedFor) {
   in_child([&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     Tensor here = filled_bytes(kBytes, 4, true);
     const void* const at = here.data();
@@ -303,8 +293,7 @@ TEST_F(Pinned, F4WorkThatComesAfterTheReleaseIsNotWaitedFor) {
 
 TEST_F(Pinned, F5ReleasesWaitWhileAStreamIsCapturedAndSpoilNoCapture) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     for (int i = 0; i < 20; ++i) {
@@ -329,8 +318,7 @@ TEST_F(Pinned, F5ReleasesWaitWhileAStreamIsCapturedAndSpoilNoCapture) {
 TEST_F(Pinned, ADriverWithoutEventsOfAContextIsWaitedForByAThread) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants the simulated driver: a real one has what it has";
   in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "cuCtxRecordEvent"}}, [&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     Tensor here = filled_bytes(kBytes, 4, true);
@@ -349,15 +337,14 @@ TEST_F(Pinned, ADriverWithoutEventsOfAContextIsWaitedForByAThread) {
 
 TEST_F(Pinned, P7AForkedChildHasPinnedNothingAndKeepsNothing) {
   in_child_with({{"ONECOPY_ASCEND_RUNTIME", "libnot-there.so.2"}}, [&] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor kept = filled_bytes(kBytes, 1, true);
     Tensor dropped = filled_bytes(kBytes, 2, true);
     const void* const at = dropped.data();
     close_with(cu, stream, *gate);
     dropped.release();
-    Child child([&] {
+    JoinedChild child([&] {
       EXPECT_FALSE(is_pinned(kept));
       EXPECT_EQ(stats().pinned_bytes, 0u);
       EXPECT_EQ(*kept.as<unsigned char>(), 1);
@@ -369,7 +356,6 @@ TEST_F(Pinned, P7AForkedChildHasPinnedNothingAndKeepsNothing) {
     gate->open = true;
     EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes); })) << "the child has let go of it";
     note->step = 2;
-    EXPECT_EQ(child.join(), 0);
   });
 }
 
@@ -432,8 +418,7 @@ TEST_F(Pinned, MemoryOfOthersIsRefused) {
 
 TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor here = filled_bytes(kBytes, 4);
     const Tensor view = view_on(here, kCuda0);
@@ -453,7 +438,7 @@ TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
 
 /// The block belongs to another process, which frees it while a card still works on it.
 TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor pages = filled_bytes(kBytes, 6);
     const void* const at = pages.data();
     note->write(share(pages).to_text());
@@ -468,9 +453,8 @@ TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
     EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes); }));
     note->step = 7;
   });
-  Child borrower([&] {
-    const CudaCalls cu;
-    cu.use(0);
+  JoinedChild borrower([&] {
+    const CudaCalls cu(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     Tensor opened = open(Handle::from_text(note->read()));
@@ -489,8 +473,6 @@ TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
     note->step = 6;
     note->reach(7);
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(Pinned, UnpinLeavesWhatACardHasAViewOf) {
@@ -526,7 +508,7 @@ TEST_F(Pinned, AViewIsRefusedWhereItCannotBeAndIsNotShared) {
 
 /// A pinner and an owner that gives pages back again and again: the counts end where they began.
 TEST_F(Pinned, PinsAndHolesPassEachOther) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor kept = filled_bytes(kBytes, 1);
     note->write(share(kept).to_text());
     while (note->step < 2) {
@@ -534,7 +516,7 @@ TEST_F(Pinned, PinsAndHolesPassEachOther) {
       trim();
     }
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor opened = open(Handle::from_text(note->read()));
     const Tensor there = device_bytes(kBytes);
     for (int i = 0; i < 50; ++i) {
@@ -548,8 +530,6 @@ TEST_F(Pinned, PinsAndHolesPassEachOther) {
     expect_bytes(there, 1);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ using testing::Child;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Form;
+using testing::JoinedChild;
 using testing::Note;
 using testing::number;
 using testing::number_in;
@@ -87,16 +88,15 @@ TEST(PipeEnd, ThatDiesWakesAWaitingReceiver) {
   auto [mine, yours] = Pipe::create();
   Child other([] { pause(); });
   yours.close();
-  Child killer([&] { other.signal(SIGKILL); });
+  JoinedChild killer([&] { other.signal(SIGKILL); });
   expect_refusal(ErrorCode::closed, {}, [&, &end = mine] { end.recv(); });
-  EXPECT_EQ(killer.join(), 0);
 }
 
 TEST(PipeEnd, InAForkedChildThatHasNotUsedItYetIsThere) {
   Watchdog watchdog;
   Shared<Note> note;
   auto [mine, yours] = Pipe::create();
-  Child other([&, &end = yours] {
+  JoinedChild other([&, &end = yours] {
     note->reach(1);
     end.send(number(1));
   });
@@ -104,7 +104,6 @@ TEST(PipeEnd, InAForkedChildThatHasNotUsedItYetIsThere) {
   EXPECT_FALSE(mine.poll(250ms));
   note->step = 1;
   EXPECT_EQ(number_in(mine.recv_tensor()), 1);
-  EXPECT_EQ(other.join(), 0);
 }
 
 TEST(PipeEnd, OutlivesTheProcessThatMadeThePipe) {

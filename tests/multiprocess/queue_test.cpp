@@ -44,6 +44,7 @@ using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
 using testing::Form;
+using testing::JoinedChild;
 using testing::Note;
 using testing::number;
 using testing::number_in;
@@ -181,11 +182,10 @@ TEST_P(PutThenGone, AThirdProcessGetsIt) {
     raise(SIGKILL);
   });
   EXPECT_EQ(putter.join(), -SIGKILL);
-  Child getter([&, handle = queue.handle()] {
+  JoinedChild getter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     expect_bytes(mine.get_tensor(), GetParam());
   });
-  EXPECT_EQ(getter.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone,
@@ -263,7 +263,7 @@ TEST(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
     for_putter->step = 2;
     ::pause();
   });
-  Child receiver([&] {
+  JoinedChild receiver([&] {
     for_receiver->reach(2);
     EXPECT_EQ(number_in(Queue::connect(Handle::from_text(for_receiver->text)).get_tensor()), 7);
   });
@@ -275,14 +275,13 @@ TEST(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
   for_putter->reach(2);
   putter.kill();
   for_receiver->step = 2;
-  EXPECT_EQ(receiver.join(), 0);
 }
 
 TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
   Watchdog watchdog;
   Shared<Note> note;
   Queue queue = Queue::create();
-  Child lender([&, handle = queue.handle()] {
+  JoinedChild lender([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     put_large_ones(mine);
     note->step = 1;
@@ -297,7 +296,6 @@ TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
   EXPECT_EQ(taker.join(), 0);
   EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
   note->step = 2;
-  EXPECT_EQ(lender.join(), 0);
 }
 
 TEST(QueueCreator, ThatGivesASegmentBackHasItKeptByNobody) {
@@ -332,7 +330,7 @@ TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
     note->step = 2;
     EXPECT_TRUE(collected([&] { return note->step == 3; }));
   });
-  Child lender([&] {
+  JoinedChild lender([&] {
     Queue first = Queue::connect(Handle::from_text(note->read()));
     put_large_ones(first);
     EXPECT_TRUE(collected([&] { return note->step == 3; }));
@@ -347,17 +345,16 @@ TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
   EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
   note->step = 3;
   EXPECT_EQ(forwarder.join(), 0);
-  EXPECT_EQ(lender.join(), 0);
 }
 
 TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
   Watchdog watchdog;
   Shared<Note> note;
   Queue queue = Queue::create();
-  Child parent([&, handle = queue.handle()] {
+  JoinedChild parent([&, handle = queue.handle()] {
     std::vector<Tensor> large;
     for (int i = 0; i < kSegments; ++i) large.push_back(numbers(5 << 20, i));
-    Child child([&] {
+    JoinedChild child([&] {
       Queue mine = Queue::connect(handle);
       for (const Tensor& tensor : large) mine.put(tensor);
       large.clear();
@@ -367,7 +364,6 @@ TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
     note->reach(2);
     large.clear();
     EXPECT_TRUE(collected([&] { return note->step == 3; }));
-    EXPECT_EQ(child.join(), 0);
   });
   note->reach(1);
   EXPECT_TRUE(eventually([] { return stats().deposits == kSegments; }));
@@ -379,14 +375,13 @@ TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
   note->step = 2;
   EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
   note->step = 3;
-  EXPECT_EQ(parent.join(), 0);
 }
 
 TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   Watchdog watchdog;
   Shared<Note> note;
   Queue queue = Queue::create();
-  Child putter([&, handle = queue.handle()] {
+  JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     mine.put(numbers(100, 7));
     mine.put(
@@ -405,7 +400,6 @@ TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
     EXPECT_EQ(number_in(queue.get().tensors.at(0)), left == 2 ? 7 : 8);
   }
   note->step = 2;
-  EXPECT_EQ(putter.join(), 0);
 }
 
 /// With a patience of ten seconds for an owner that does not answer, the watchdog comes if a call uses it up.
@@ -413,7 +407,7 @@ TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   Watchdog watchdog;
   Shared<Note> note;
   Queue queue = Queue::create();
-  Child putter([&, handle = queue.handle()] {
+  JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     mine.put(numbers(100, 7));
     note->step = 1;
@@ -427,7 +421,6 @@ TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   putter.signal(SIGCONT);
   EXPECT_EQ(number_in(queue.get_tensor()), 7);
   note->step = 2;
-  EXPECT_EQ(putter.join(), 0);
 }
 
 TEST(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) {
@@ -473,11 +466,10 @@ TEST(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
   Queue queue = Queue::connect(Handle::from_text(note->read()));
   creator.signal(SIGSTOP);
   for (int i = 0; i < 8; ++i) {  // with ten seconds for each the watchdog comes
-    Child child([&] {
+    JoinedChild child([&] {
       EXPECT_FALSE(queue.try_get_at_once());
       EXPECT_FALSE(queue.try_get(0ms));
     });
-    EXPECT_EQ(child.join(), 0);
   }
   creator.signal(SIGCONT);
   note->step = 2;
@@ -522,7 +514,7 @@ std::atomic<int> waits_in_vain{0};
 TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   Watchdog watchdog;
   Shared<Note> note;
-  Child creator([&] {
+  JoinedChild creator([&] {
     const Queue queue = Queue::create();
     note->write(queue.handle().to_text());
     note->reach(10);
@@ -575,7 +567,6 @@ TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   note->step = 9;
   EXPECT_EQ(receiver.join(), 0);
   note->step = 10;
-  EXPECT_EQ(creator.join(), 0);
 }
 
 /// Each has put an item, and waits for a getter.
@@ -585,7 +576,7 @@ TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   const auto put_and_leave = [](Queue queue, int item) { queue.put(numbers(100, item)); };
   const auto expect_nothing_kept = [] { EXPECT_TRUE(eventually([] { return blocks_sent() == 0; })); };
   std::optional<Queue> created(Queue::create());
-  Child other([&, handle = created->handle()] {
+  JoinedChild other([&, handle = created->handle()] {
     created.reset();  // which the fork has copied
     put_and_leave(Queue::connect(handle), 1);
     note->step = 1;
@@ -601,7 +592,6 @@ TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   expect_nothing_kept();
   note->reach(3);
   note->step = 4;
-  EXPECT_EQ(other.join(), 0);
 }
 
 /// A mapping keeps its open file, and so the locks for Queue objects: the child kept its parent's.
@@ -740,7 +730,7 @@ TEST(Queue, AnInheritedQueueWorksInAForkedChild) {
   Queue in = Queue::create();
   Queue out = Queue::create();
   in.put(number(1));
-  Child child([&] {
+  JoinedChild child([&] {
     EXPECT_EQ(blocks_sent(), 0u);
     const Tensor tensor = in.get_tensor();
     out.put(tensor);
@@ -748,7 +738,6 @@ TEST(Queue, AnInheritedQueueWorksInAForkedChild) {
   });
   EXPECT_EQ(number_in(out.get_tensor()), 1);
   EXPECT_EQ(number_in(out.get_tensor()), 2);
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Queue, WhatIsLostIsAClearErrorAndTheNextItemComes) {
@@ -900,7 +889,7 @@ TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
     die_at(GetParam());
     get_all(handle);
   });
-  Child lender([&] {
+  JoinedChild lender([&] {
     Queue queue = Queue::create();
     const auto put_all = [&] {
       for (std::int64_t i = 0; i < 4; ++i) queue.put(number(i));
@@ -934,7 +923,6 @@ TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
   EXPECT_EQ(polite.join(), 0);
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
   note->step = 3;
-  EXPECT_EQ(lender.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, GetterDies,
@@ -947,9 +935,8 @@ TEST(Queue, AGetterKeepsNothingOfPuttersThatHaveEnded) {
   constexpr int kPutters = 300;
   Queue queue = Queue::create();
   for (int i = 0; i < kPutters; ++i) {
-    Child putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100, i)); });
+    JoinedChild putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100, i)); });
     EXPECT_EQ(number_in(queue.get_tensor()), i);
-    EXPECT_EQ(putter.join(), 0);
   }
   EXPECT_TRUE(eventually([&] {
     Child putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100)); });

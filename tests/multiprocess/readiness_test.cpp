@@ -21,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 using testing::kPatience;
 using testing::Note;
 using testing::Shared;
@@ -38,7 +39,7 @@ TEST(ReadyFdBetweenProcesses, PutsOfOthersMakeItReadable) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
   Shared<Note> note;
-  Child putter([&, handle = queue.handle()] {
+  JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     for (int round = 1; round <= 20; ++round) {
       note->reach(round);
@@ -51,7 +52,6 @@ TEST(ReadyFdBetweenProcesses, PutsOfOthersMakeItReadable) {
     ASSERT_TRUE(is_readable(fd, kPatience));
     EXPECT_EQ(queue.get().tag, static_cast<std::uint32_t>(round));
   }
-  EXPECT_EQ(putter.join(), 0);
 }
 
 TEST(ReadyFdBetweenProcesses, MissesNothingThatOthersPut) {
@@ -64,13 +64,12 @@ TEST(ReadyFdBetweenProcesses, MissesNothingThatOthersPut) {
     for (std::uint32_t i = 0; i < kEach; ++i) mine.put(tagged(i));
   };
   Child first(put);
-  Child second(put);
+  JoinedChild second(put);
   for (std::uint32_t taken = 0; taken < 2 * kEach;) {
     ASSERT_TRUE(is_readable(fd, kPatience)) << "after " << taken;
     while (queue.try_get()) ++taken;
   }
   EXPECT_EQ(first.join(), 0);
-  EXPECT_EQ(second.join(), 0);
 }
 
 TEST(ReadyFdBetweenProcesses, AConsumerElsewhereMakesItUnreadable) {
@@ -119,13 +118,13 @@ TEST(ReadyFdBetweenProcesses, WatchersInTwoProcessesDoNotKeepAGetterInAThirdWait
   Queue back = Queue::create();
   there.ready_fd();
   Shared<Note> note;
-  Child watcher([&, handle = there.handle()] {
+  JoinedChild watcher([&, handle = there.handle()] {
     const Queue mine = Queue::connect(handle);
     mine.ready_fd();
     note->step = 1;
     note->reach(2);
   });
-  Child getter([from = there.handle(), to = back.handle()] {
+  JoinedChild getter([from = there.handle(), to = back.handle()] {
     Queue in = Queue::connect(from);
     Queue out = Queue::connect(to);
     for (std::uint32_t i = 0; i < kRounds; ++i) out.put(in.get());
@@ -136,8 +135,6 @@ TEST(ReadyFdBetweenProcesses, WatchersInTwoProcessesDoNotKeepAGetterInAThirdWait
     EXPECT_EQ(back.get().tag, i);
   }
   note->step = 2;
-  EXPECT_EQ(getter.join(), 0);
-  EXPECT_EQ(watcher.join(), 0);
 }
 
 // Forks.
@@ -187,30 +184,27 @@ TEST(ReadyFdBetweenProcesses, ForksWhileOthersPutMissNothing) {
   constexpr std::uint32_t kItems = 2000;
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
-  Child putter([handle = queue.handle()] {
+  JoinedChild putter([handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     for (std::uint32_t i = 0; i < kItems; ++i) mine.put(tagged(i));
   });
   for (std::uint32_t taken = 0; taken < kItems;) {
     ASSERT_TRUE(is_readable(fd, kPatience)) << "after " << taken;
     while (queue.try_get()) ++taken;
-    Child forked([] {});
-    EXPECT_EQ(forked.join(), 0);
+    JoinedChild forked([] {});
   }
-  EXPECT_EQ(putter.join(), 0);
 }
 
 TEST(ReadyFdBetweenProcesses, AProcessExitsInPeaceWithItsWatcherAsleepOrAwake) {
   Watchdog watchdog;
   for (const bool with_item : {false, true}) {
     Shared<Note> note;
-    Child child([&] {
+    JoinedChild child([&] {
       static Queue queue = Queue::create();  // outlives main
       queue.ready_fd();
       if (with_item) queue.put(tagged(1));
       std::exit(::testing::Test::HasFailure() ? 1 : 0);
     });
-    EXPECT_EQ(child.join(), 0);
   }
 }
 

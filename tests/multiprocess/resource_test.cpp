@@ -35,6 +35,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::kPatience;
 using testing::kSanitized;
 using testing::Limit;
@@ -89,7 +90,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
 /// A ring is as large as fits, and a queue has two mappings of it.
 TEST_F(Shortage, OfAddressesMakesASmallerQueue) {
   if (kSanitized) GTEST_SKIP() << "sanitizers reserve addresses";
-  Child child([] {
+  JoinedChild child([] {
     bytes_of_value(1000, 7);  // its own tables are there
     for (const int gib : {7, 3, 1}) {
       const Limit limit(RLIMIT_AS, address_space_for(std::size_t(gib) << 30));
@@ -98,7 +99,6 @@ TEST_F(Shortage, OfAddressesMakesASmallerQueue) {
       EXPECT_EQ(last_byte(queue.get_tensor()), 9);
     }
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 /// The borrower should not look at its own limit.
@@ -160,7 +160,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
 /// The owner loses the page of the borrower's child and hangs up; neither is dead.
 TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor small = bytes_of_value(1000, 7);
     Tensor large = bytes_of_value(40 * kMiB, 8);
     Handle first = share(small);
@@ -195,13 +195,12 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection)
   });
   EXPECT_EQ(borrower.join(), 0);
   note_->step = 6;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// fork cannot be refused, so it must neither crash nor hang nor endanger what the child inherits.
 TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor theirs = bytes_of_value(1000, 5);
     note_->write(share(theirs).to_text());
     note_->reach(9);
@@ -231,22 +230,20 @@ TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
   });
   EXPECT_EQ(parent.join(), 0);
   note_->step = 9;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The one in the middle keeps its inheritance, also if the youngest lets go of some.
 TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
-  Child grandparent([&] {
+  JoinedChild grandparent([&] {
     Tensor tensor = bytes_of_value(1000, 7);
     Child parent([&] {
       {
         Limit limit(RLIMIT_NOFILE, descriptors_for(0));
-        Child child([&] {
+        JoinedChild child([&] {
           EXPECT_EQ(last_byte(tensor), 7);
           tensor.release();
         });
-        EXPECT_EQ(child.join(), 0);
       }
       note_->step = 1;
       note_->reach(2);
@@ -259,7 +256,6 @@ TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
     EXPECT_EQ(parent.join(), 0);
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
-  EXPECT_EQ(grandparent.join(), 0);
 }
 
 /// During any call descriptors run out.
@@ -424,7 +420,7 @@ TEST_F(Shortage, OfMappingsNamesTheLimitAndThenItWorks) {
   std::size_t most = 0;
   std::ifstream("/proc/sys/vm/max_map_count") >> most;
   if (kSanitized || most == 0 || most > 300'000) GTEST_SKIP() << "vm.max_map_count is " << most;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor small = bytes_of_value(1000, 7);
     const Tensor large = bytes_of_value(40 * kMiB, 8);
     note_->write(share(small).to_text());
@@ -451,7 +447,6 @@ TEST_F(Shortage, OfMappingsNamesTheLimitAndThenItWorks) {
   });
   EXPECT_EQ(borrower.join(), 0);
   note_->step = 4;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// A memory control group of our own, below the one this process is in.

@@ -36,6 +36,7 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::Note;
 using testing::numbers;
 using testing::set_element;
@@ -58,8 +59,7 @@ TEST(BorrowerList, CanBeReadWhileBorrowersComeAndGo) {
   Child parent([&] {
     const Handle handle = Handle::from_text(note->read());
     for (int i = 0; i < 50; ++i) {
-      Child borrower([&] { open(handle); });
-      EXPECT_EQ(borrower.join(), 0);
+      JoinedChild borrower([&] { open(handle); });
     }
   });
   const Handle handle = share(numbers(100));
@@ -78,21 +78,19 @@ TEST(BorrowerList, CanBeReadWhileBorrowersComeAndGo) {
 
 TEST(ShareBetweenProcesses, ABorrowerReadsAndWritesTheOwnersMemory) {
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = numbers(1000);
     const Handle handle = share(tensor);
     note->write(handle.to_text());
     EXPECT_TRUE(eventually([&] { return note->step == 2; }));
     EXPECT_EQ(element(tensor, 7), 70);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     EXPECT_EQ(element(tensor, 999), 999);
     set_element<std::int64_t>(tensor, 7, 70);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
@@ -107,7 +105,7 @@ TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
     note->step = 3;
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     Tensor tensor = open(Handle::from_text(note->read()));
     note->step = 2;
     EXPECT_TRUE(eventually([&] { return note->step == 3; }));
@@ -117,7 +115,6 @@ TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
     EXPECT_TRUE(eventually([&] { return stats().owners == 0; }));
   });
   EXPECT_EQ(owner.join(), 0);
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 TEST(ShareBetweenProcesses, ClaimsOfAKilledBorrowerFall) {
@@ -206,7 +203,7 @@ TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
     note->write(handle.to_text());
     pause();
   });
-  Child middle([&] {
+  JoinedChild middle([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     note->step = 2;
     EXPECT_TRUE(eventually([&] { return note->step == 3; }));
@@ -217,13 +214,11 @@ TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
   EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   owner.kill();
   note->step = 3;
-  Child last([&] {
+  JoinedChild last([&] {
     const Tensor tensor = open(Handle::from_text(on->read()));
     EXPECT_EQ(element(tensor, 999), 999);
     note->step = 4;
   });
-  EXPECT_EQ(last.join(), 0);
-  EXPECT_EQ(middle.join(), 0);
 }
 
 TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
@@ -260,7 +255,7 @@ TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
 }
 
 TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
-  Child owner([] {  // a process of its own: holds stay for minutes
+  JoinedChild owner([] {  // a process of its own: holds stay for minutes
     Shared<Note> note;
     Tensor tensor = numbers(1000);
     const std::string text = share(tensor).to_text();
@@ -277,10 +272,8 @@ TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
     EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
     EXPECT_EQ(stats().limbo, 1u);
     EXPECT_EQ(stats().in_transit, 1u);
-    Child receiver([&] { EXPECT_EQ(element(open(Handle::from_text(text)), 999), 999); });
-    EXPECT_EQ(receiver.join(), 0);
+    JoinedChild receiver([&] { EXPECT_EQ(element(open(Handle::from_text(text)), 999), 999); });
   });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST(ShareBetweenProcesses, ADeadOwnersHandleIsAClearError) {
@@ -381,7 +374,7 @@ TEST(ShareBetweenProcesses, ReadOnlyMappingsCannotBeWritten) {
 TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
   Shared<Note> note;
   Tensor tensor = numbers(1000);
-  Child child([&] {
+  JoinedChild child([&] {
     note->step = 1;
     EXPECT_TRUE(eventually([&] { return note->step == 2; }));
     EXPECT_EQ(element(tensor, 999), 999);
@@ -397,7 +390,6 @@ TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
   EXPECT_TRUE(eventually([&] { return note->step == 3; }));
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   note->step = 4;
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Fork, AChildDoesNotHoldWhatItsParentKeepsForABorrower) {
@@ -432,7 +424,7 @@ TEST(Fork, AChildDoesNotHoldWhatItsParentKeepsForABorrower) {
 TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
   Shared<Note> note;
   Shared<Note> step;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
     EXPECT_TRUE(eventually([&] { return step->step >= 1; }));
@@ -442,9 +434,9 @@ TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
     step->step = 3;
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
-  Child middle([&] {
+  JoinedChild middle([&] {
     Tensor tensor = open(Handle::from_text(note->read()));
-    Child grandchild([&] {
+    JoinedChild grandchild([&] {
       EXPECT_TRUE(eventually([&] { return step->step == 3; }));
       EXPECT_EQ(element(tensor, 999), 999);
       tensor.release();
@@ -452,24 +444,20 @@ TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
     step->step = 1;
     tensor.release();
     step->step = 2;
-    EXPECT_EQ(grandchild.join(), 0);
   });
-  EXPECT_EQ(middle.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST(Fork, AGrandchildKeepsWhatItsGrandparentOwns) {
   Shared<Note> step;
   Tensor tensor = numbers(1000);
   Child child([&] {
-    Child grandchild([&] {
+    JoinedChild grandchild([&] {
       EXPECT_TRUE(eventually([&] { return step->step == 1; }));
       EXPECT_EQ(element(tensor, 999), 999);
       const Handle handle = share(tensor);
       EXPECT_EQ(element(open(handle), 1), 1);
     });
     tensor.release();
-    EXPECT_EQ(grandchild.join(), 0);
   });
   tensor.release();
   for (int i = 0; i < 100; ++i) numbers(1000);
@@ -487,7 +475,7 @@ TEST(Fork, AChildThatExecsLetsGo) {
 }
 
 TEST(Fork, WithoutDescriptorsForThePageTheChildsMemoryIsSafeAllTheSame) {
-  Child parent([] {
+  JoinedChild parent([] {
     Shared<Note> note;
     Tensor tensor = numbers(1000);
     rlimit limit{};
@@ -510,13 +498,12 @@ TEST(Fork, WithoutDescriptorsForThePageTheChildsMemoryIsSafeAllTheSame) {
     EXPECT_EQ(stats().live_blocks, 1u);
     EXPECT_EQ(child.join(), 0);
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 TEST(Fork, AChildSharesTensorsOfItsOwn) {
   Shared<Note> note;
   const Tensor parents = numbers(10);
-  Child child([&] {
+  JoinedChild child([&] {
     const Tensor tensor = numbers(1000);
     const Handle handle = share(tensor);
     note->write(handle.to_text());
@@ -524,7 +511,6 @@ TEST(Fork, AChildSharesTensorsOfItsOwn) {
   });
   EXPECT_EQ(element(open(Handle::from_text(note->read())), 999), 999);
   note->step = 2;
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

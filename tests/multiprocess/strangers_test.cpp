@@ -38,6 +38,7 @@ using testing::Child;
 using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::JoinedChild;
 using testing::kPatience;
 using testing::kSanitized;
 using testing::Limit;
@@ -230,7 +231,7 @@ class Flood : public ::testing::Test {
 };
 
 TEST_F(Flood, OfStrangersKeepsNoForkWaitingAndNoBorrower) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     const Tensor tensor = numbers(1000);
     const Handle handle = share(tensor);
     begin(handle.fields().owner);
@@ -240,7 +241,6 @@ TEST_F(Flood, OfStrangersKeepsNoForkWaitingAndNoBorrower) {
   });
   EXPECT_EQ(element(open(Handle::from_text(note_->read())), 999), 999);
   note_->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Its hello lies unread for longer than a stranger may be silent.
@@ -307,7 +307,7 @@ TEST(ForksBesideAStoppedOwner, LeaveTheUsersOtherProcessesTheirDescriptors) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
   const Watchdog watchdog;
-  Child user([] {
+  JoinedChild user([] {
     ASSERT_EQ(setuid(static_cast<uid_t>(200'000 + getpid())), 0);
     Shared<Note> notes[2];
     const Limit limit(RLIMIT_NOFILE, 100);
@@ -327,14 +327,13 @@ TEST(ForksBesideAStoppedOwner, LeaveTheUsersOtherProcessesTheirDescriptors) {
     EXPECT_EQ(stopped.join(), 0);
     EXPECT_EQ(other.join(), 0);
   });
-  EXPECT_EQ(user.join(), 0);
 }
 
 /// The owner was told of more children than it has met.
 TEST(ForksBesideAStoppedOwner, KeepWhatTheyBorrowedUntilAllHaveEndedAndNoLonger) {
   const Watchdog watchdog;
   Shared<Note> note;
-  Child owner([&] {
+  JoinedChild owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
     note->reach(4);
@@ -349,13 +348,12 @@ TEST(ForksBesideAStoppedOwner, KeepWhatTheyBorrowedUntilAllHaveEndedAndNoLonger)
     note->step = 2;
     note->reach(3);
     for (int i = 0; i < 40; ++i) ASSERT_EQ(Child([&] { EXPECT_EQ(element(tensor, 999), 999); }).join(), 0);
-    Child last([&] {
+    JoinedChild last([&] {
       note->reach(5);
       EXPECT_EQ(element(tensor, 999), 999);
     });
     tensor.release();
     note->step = 4;
-    EXPECT_EQ(last.join(), 0);
   });
   note->reach(2);
   owner.signal(SIGSTOP);
@@ -364,7 +362,6 @@ TEST(ForksBesideAStoppedOwner, KeepWhatTheyBorrowedUntilAllHaveEndedAndNoLonger)
   owner.signal(SIGCONT);
   EXPECT_EQ(borrower.join(), 0);
   note->step = 6;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
 using testing::Form;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Role;
 using testing::run_peers;
@@ -179,7 +180,7 @@ TEST_P(EveryStrategy, ABundleMayMixBoth) {
 }
 
 TEST_P(EveryStrategy, ExitingLeavesNoName) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Child user([&] {  // which exits as programs do
       {
         const Tensor small = bytes_with(1000, 1);
@@ -192,7 +193,6 @@ TEST_P(EveryStrategy, ExitingLeavesNoName) {
     EXPECT_EQ(user.join(), 0);
     EXPECT_EQ(files(), 0u);
   });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 const Body starting("strategy.starting", [](Role&) { stats(); });  // any first use
@@ -254,7 +254,7 @@ class RuntimeDirectory : public ::testing::Test {
 };
 
 TEST_F(RuntimeDirectory, HoldsTheSocketsWhileTheyAreUsed) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     Child user([&] {
       const Tensor tensor = bytes_with(1000, 7);
       note_->write(share(tensor).to_text());
@@ -267,11 +267,10 @@ TEST_F(RuntimeDirectory, HoldsTheSocketsWhileTheyAreUsed) {
   });
   EXPECT_EQ(last_byte(open(Handle::from_text(note_->read(1)))), 7);
   note_->step = 2;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(RuntimeDirectory, LosesWhatAKilledProcessLeftAtTheNextStart) {
-  Child live([&] {
+  JoinedChild live([&] {
     const Tensor tensor = bytes_with(1000, 7);
     const Handle handle = share(tensor);
     note_->step = 1;
@@ -294,7 +293,6 @@ TEST_F(RuntimeDirectory, LosesWhatAKilledProcessLeftAtTheNextStart) {
   run_peers(Form::spawned, {{"next", &starting}});
   EXPECT_EQ(count_files(directory_.path().c_str()), 1u) << "of the one that lives";
   note_->step = 3;
-  EXPECT_EQ(live.join(), 0);
 }
 
 class FileSystem : public WithDirectory {
@@ -333,7 +331,7 @@ TEST_F(FileSystem, WhenSomebodyUnlinksTheNamesUsersGoOnAndNewOnesAreToldWhy) {
 }
 
 TEST_F(FileSystem, AnAbsentDirectoryIsAnErrorAndThenItWorks) {
-  Child owner([&] {
+  JoinedChild owner([&] {
     ::setenv("ONECOPY_SHM_DIR", "/nonexistent/directory", 1);
     const Footprint before = Footprint::unchanging();
     expect_refusal(ErrorCode::system, {"/nonexistent/directory", "ONECOPY_SHM_DIR", "file_descriptor"},
@@ -345,7 +343,6 @@ TEST_F(FileSystem, AnAbsentDirectoryIsAnErrorAndThenItWorks) {
     ::setenv("ONECOPY_SHM_DIR", directory_.path().c_str(), 1);
     EXPECT_EQ(last_byte(open(share(bytes_with(1000, 2)))), 2);
   });
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(FileSystem, AFullDirectoryIsAnErrorWithTheNumbersAndThenItWorks) {

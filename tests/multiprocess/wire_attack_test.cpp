@@ -34,6 +34,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
+using testing::JoinedChild;
 using testing::kPatience;
 using testing::Note;
 using testing::Shared;
@@ -108,8 +109,7 @@ class Attack : public ::testing::Test {
 
   /// An honest borrower gets what it wants.
   void expect_served() {
-    Child borrower([&] { EXPECT_EQ(open(handle_).as<std::int64_t>()[999], 7); });
-    EXPECT_EQ(borrower.join(), 0);
+    JoinedChild borrower([&] { EXPECT_EQ(open(handle_).as<std::int64_t>()[999], 7); });
   }
 
   Watchdog watchdog_{2 * Watchdog::kLimit};
@@ -366,7 +366,7 @@ TEST(SlowBorrower, LearnsOfASegmentThatWentWhileThereWasNoRoomToTellIt) {
 
 TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
   Shared<Note> stop;
-  Child flooder([&] {
+  JoinedChild flooder([&] {
     Client client(owner());
     client.attach();  // no test waits for a stranger for so long
     const Bytes question = wire::pack(wire::Hello{});
@@ -379,7 +379,6 @@ TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
   EXPECT_TRUE(eventually([&] { return stop->text[0] == 1; }));
   for (int i = 0; i < 5; ++i) expect_served();
   stop->step = 1;
-  EXPECT_EQ(flooder.join(), 0);
 }
 
 TEST_F(Attack, SilentConnectionsKeepNobodyOut) {
@@ -405,12 +404,11 @@ TEST_F(Attack, GreetingsWithoutAProofCostAnOwnerLittle) {
 
 TEST_F(Attack, AnotherUserIsNotEvenAnswered) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  Child stranger([&] {
+  JoinedChild stranger([&] {
     ASSERT_EQ(setuid(65534), 0);
     Client client(owner());
     expect_refusal(ErrorCode::peer_died, {}, [&] { client.greet(); });
   });
-  EXPECT_EQ(stranger.join(), 0);
 }
 
 // The other way round: a listener in the place of an owner.

@@ -31,6 +31,9 @@ class AclCalls {
     sim_unordered = reinterpret_cast<decltype(sim_unordered)>(::dlsym(library_, "sim_unordered"));
   }
 
+  /// Makes the device current, too.
+  explicit AclCalls(int ordinal) : AclCalls() { use(ordinal); }
+
 #define MEMBER(CALL, PARAMETERS) ascend::aclError(*CALL) PARAMETERS = nullptr;
   // The names of acl/acl_rt.h are those of onecopy::ascend.
   using aclError = ascend::aclError;

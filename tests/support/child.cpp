@@ -93,4 +93,9 @@ void Child::signal(int number) noexcept {
   ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WNOWAIT);
 }
 
+JoinedChild::~JoinedChild() {
+  if (::testing::Test::HasFatalFailure() || std::uncaught_exceptions() > 0) return;
+  EXPECT_EQ(join(), 0) << "child " << pid();
+}
+
 }  // namespace onecopy::testing

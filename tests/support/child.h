@@ -14,8 +14,8 @@
 namespace onecopy::testing {
 
 /// A forked process that runs `body` and ends. EXPECT and ASSERT work inside: their failures are
-/// printed and counted in the exit status, so a test ends with EXPECT_EQ(child.join(), 0). It dies
-/// with the thread that forked it, so no test leaves processes behind.
+/// printed and counted in the exit status, which join() returns. It dies with the thread that forked
+/// it, so no test leaves processes behind.
 ///
 /// Thread safety: used by one thread. Destroying it kills a child that still runs.
 class Child {
@@ -43,6 +43,14 @@ class Child {
   int pid_;
   bool reaped_ = false;
   int status_ = 0;
+};
+
+/// A Child that must end without a failure: its destructor waits for the end and expects that. After a fatal failure of
+/// the test it kills the child.
+class JoinedChild : public Child {
+ public:
+  using Child::Child;
+  ~JoinedChild();
 };
 
 /// A T in memory that later children share with the test: flags, counters, RobustMutex.

@@ -32,6 +32,9 @@ class CudaCalls {
     bind(sim_first_unordered, "sim_first_unordered");
   }
 
+  /// Makes the device's primary context current, too.
+  explicit CudaCalls(int ordinal) : CudaCalls() { use(ordinal); }
+
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) CUresult(*CALL) PARAMETERS = nullptr;
   ONECOPY_CUDA_CALLS(MEMBER)
   ONECOPY_CUDA_EXTRA_CALLS(MEMBER)

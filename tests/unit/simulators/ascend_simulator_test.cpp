@@ -19,6 +19,7 @@ using namespace ascend;
 using testing::AclCalls;
 using testing::Child;
 using testing::in_npu_child;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 
@@ -83,8 +84,7 @@ TEST_F(AscendSimulator, VisibleDevicesAreAnAscendingListThatABadWordEnds) {
 
 TEST_F(AscendSimulator, CopiesMindTheSizeOfTheirTarget) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     void* at = acl.memory(kHuge);
     char byte = 1;
     EXPECT_EQ(acl.aclrtMemcpy(at, 0, &byte, 1, ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_INVALID_PARAM);
@@ -108,8 +108,7 @@ void close_with(const AclCalls& acl, AclCalls::aclrtStream stream, std::atomic<b
 
 TEST_F(AscendSimulator, StreamsWorkBehindTheHostsBack) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     std::atomic<bool> open{false};
     close_with(acl, stream, open);
@@ -133,9 +132,8 @@ struct Offered {
 
 TEST_F(AscendSimulator, AKeyOpensOnlyForWhomItsOwnerAdmits) {
   Shared<Offered> offered;
-  Child owner([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild owner([&] {
+    const AclCalls acl(0);
     void* at = acl.memory(kHuge);
     acl.write(at, 5);
     char key[kKeyBytes];
@@ -158,9 +156,8 @@ TEST_F(AscendSimulator, AKeyOpensOnlyForWhomItsOwnerAdmits) {
     EXPECT_EQ(acl.aclrtIpcMemClose(key), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtFree(at), ACL_SUCCESS);
   });
-  Child borrower([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild borrower([&] {
+    const AclCalls acl(0);
     const std::string key = offered->note.read();
     void* at = nullptr;
     EXPECT_EQ(acl.aclrtIpcMemImportByKey(&at, key.c_str(), 0), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
@@ -176,15 +173,12 @@ TEST_F(AscendSimulator, AKeyOpensOnlyForWhomItsOwnerAdmits) {
     EXPECT_EQ(acl.aclrtIpcMemClose(key.c_str()), ACL_SUCCESS);
     offered->note.step = 6;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(AscendSimulator, AnotherCardsMemoryTakesPeerAccessAndNoCopiesWithTheHost) {
   Shared<Note> note;
-  Child owner([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild owner([&] {
+    const AclCalls acl(0);
     void* at = acl.memory(kHuge);
     acl.write(at, 9);
     char key[kKeyBytes];
@@ -196,7 +190,7 @@ TEST_F(AscendSimulator, AnotherCardsMemoryTakesPeerAccessAndNoCopiesWithTheHost)
     note->write(key);
     note->reach(2);
   });
-  Child borrower([&] {
+  JoinedChild borrower([&] {
     const AclCalls acl;
     acl.use(1);
     const std::string key = note->read();
@@ -220,8 +214,6 @@ TEST_F(AscendSimulator, AnotherCardsMemoryTakesPeerAccessAndNoCopiesWithTheHost)
     EXPECT_EQ(acl.read(own), 9);
     note->step = 2;
   });
-  EXPECT_EQ(borrower.join(), 0);
-  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(AscendSimulator, KeysOfAKilledProcessStayInTheDriversTable) {
@@ -246,8 +238,7 @@ TEST_F(AscendSimulator, KeysOfAKilledProcessStayInTheDriversTable) {
 
 TEST_F(AscendSimulator, MapsWholeAllocationsOfOneKindOnly) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto prop = AclCalls::physical(0);
     aclrtDrvMemHandle none = nullptr;
     EXPECT_EQ(acl.aclrtMallocPhysical(&none, kHuge + 1, &prop, 0), ACL_ERROR_INVALID_PARAM);
@@ -303,8 +294,7 @@ TEST_F(AscendSimulator, UsesOfAPageThroughTwoAddressesWithoutOrderAreReported) {
 
 TEST_F(AscendSimulator, ReadOnlyMappingsRefuseToBeWritten) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     void* at = acl.map(acl.chunk(kHuge, 0), kHuge);
     aclrtMemAccessDesc wanted{ACL_RT_MEM_ACCESS_FLAGS_READ, {0, ACL_MEM_LOCATION_TYPE_DEVICE}, {}};
     EXPECT_EQ(acl.aclrtMemSetAccess(at, kHuge / 2, &wanted, 1), ACL_ERROR_RT_PARAM_INVALID) << "a part";
@@ -319,8 +309,7 @@ TEST_F(AscendSimulator, ANumberNamesMemoryInAdmittedProcesses) {
   Shared<Offered> offered;
   Shared<std::uint64_t> number;
   Child owner([&] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto chunk = acl.chunk(kHuge, 0);
     acl.write(acl.map(chunk, kHuge), 4);
     EXPECT_EQ(acl.aclrtMemExportToShareableHandle(chunk, 0, 0, &*number), ACL_SUCCESS);
@@ -337,9 +326,8 @@ TEST_F(AscendSimulator, ANumberNamesMemoryInAdmittedProcesses) {
     offered->note.step = 3;
     offered->note.reach(4);
   });
-  Child borrower([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild borrower([&] {
+    const AclCalls acl(0);
     offered->note.reach(1);
     aclrtDrvMemHandle chunk = nullptr;
     EXPECT_EQ(acl.aclrtMemImportFromShareableHandle(*number, 0, &chunk), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
@@ -353,13 +341,11 @@ TEST_F(AscendSimulator, ANumberNamesMemoryInAdmittedProcesses) {
     offered->note.step = 4;
   });
   EXPECT_EQ(owner.join(), 0);
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 TEST_F(AscendSimulator, AsManyProcessesAreAdmittedAsTheDriverAdmits) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     std::uint64_t number = 0;
     EXPECT_EQ(acl.aclrtMemExportToShareableHandle(acl.chunk(kHuge, 0), 0, 0, &number), ACL_SUCCESS);
     std::vector<std::int32_t> processes(32768);
@@ -374,17 +360,15 @@ TEST_F(AscendSimulator, MemoryOutlivesItsOwnerWhereItIsOpen) {
   Shared<Offered> offered;
   Shared<std::uint64_t> number;
   Child owner([&] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto chunk = acl.chunk(kHuge, 0);
     acl.write(acl.map(chunk, kHuge), 4);
     acl.aclrtMemExportToShareableHandle(chunk, 0, ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION, &*number);
     offered->note.step = 1;
     ::pause();
   });
-  Child borrower([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild borrower([&] {
+    const AclCalls acl(0);
     offered->note.reach(1);
     aclrtDrvMemHandle chunk = nullptr;
     EXPECT_EQ(acl.aclrtMemImportFromShareableHandle(*number, 0, &chunk), ACL_SUCCESS);
@@ -398,7 +382,6 @@ TEST_F(AscendSimulator, MemoryOutlivesItsOwnerWhereItIsOpen) {
   offered->note.reach(2);
   owner.kill();
   offered->note.step = 3;
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 // ---- events
@@ -406,9 +389,8 @@ TEST_F(AscendSimulator, MemoryOutlivesItsOwnerWhereItIsOpen) {
 TEST_F(AscendSimulator, EventsBetweenProcessesHaveTheirRules) {
   Shared<Note> note;
   Shared<aclrtIpcEventHandle> handle;
-  Child recorder([&] {
-    const AclCalls acl;
-    acl.use(0);
+  JoinedChild recorder([&] {
+    const AclCalls acl(0);
     aclrtEvent event = nullptr;
     EXPECT_EQ(acl.aclrtCreateEventExWithFlag(&event, ACL_EVENT_IPC | ACL_EVENT_SYNC),
               ACL_ERROR_INVALID_PARAM);
@@ -431,7 +413,7 @@ TEST_F(AscendSimulator, EventsBetweenProcessesHaveTheirRules) {
     EXPECT_EQ(acl.aclmdlRICaptureBegin(captured, 2), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtRecordEvent(event, captured), ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT);
   });
-  Child waiter([&] {
+  JoinedChild waiter([&] {
     const AclCalls acl;
     acl.use(1);
     note->reach(1);
@@ -447,14 +429,11 @@ TEST_F(AscendSimulator, EventsBetweenProcessesHaveTheirRules) {
     EXPECT_EQ(acl.aclrtDestroyEvent(event), ACL_SUCCESS);
     note->step = 3;
   });
-  EXPECT_EQ(waiter.join(), 0);
-  EXPECT_EQ(recorder.join(), 0);
 }
 
 TEST_F(AscendSimulator, DriversWithoutEventsBetweenProcessesSaySo) {
   in_npu_child({{"ONECOPY_SIM_ASCEND_IPC_EVENTS", "0"}}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     aclrtEvent event = nullptr;
     EXPECT_EQ(acl.aclrtCreateEventExWithFlag(&event, ACL_EVENT_IPC), ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
   });
@@ -462,8 +441,7 @@ TEST_F(AscendSimulator, DriversWithoutEventsBetweenProcessesSaySo) {
 
 TEST_F(AscendSimulator, WorkFailsOnMemoryThatWasFreedUnderIt) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     void* at = acl.memory(kHuge);
     std::atomic<bool> open{false};
@@ -480,8 +458,7 @@ TEST_F(AscendSimulator, WorkFailsOnMemoryThatWasFreedUnderIt) {
 
 TEST_F(AscendSimulator, CapturedWorkIsDoneWhenItIsExecuted) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const auto stream = acl.stream();
     void* at = acl.memory(kHuge);
     acl.write(at, 1);
@@ -502,8 +479,7 @@ TEST_F(AscendSimulator, CapturedWorkIsDoneWhenItIsExecuted) {
 
 TEST_F(AscendSimulator, FaultsComeWhereTheyWereAskedFor) {
   in_npu_child({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMalloc=207001@1"}}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     void* at = acl.memory(kHuge);
     EXPECT_EQ(acl.aclrtMalloc(&at, kHuge, 0), ACL_ERROR_RT_MEMORY_ALLOCATION);
     acl.sim_fail("aclrtMalloc", 0, 0, 0);
