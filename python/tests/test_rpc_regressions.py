@@ -199,6 +199,26 @@ def test_a_short_timeout_of_calls_does_not_limit_joining(tmp_path, lonely):
         member.result()
 
 
+def agents_left(folder):
+    """Joins a group and leaves it. Returns whether its agent, and so its lanes and descriptors, is still there."""
+    import weakref
+
+    from onecopy.rpc import registry
+
+    native.init("alone", rank=0, world_size=1, rendezvous=f"file://{folder}/alone", allow=["*.doubled"])
+    agent = weakref.ref(registry.current())
+    with dist_autograd.context() as context:
+        tensor = torch.ones(2, requires_grad=True)
+        dist_autograd.backward(context, [rpc.rpc_sync("alone", doubled, args=(tensor,)).sum()])
+        native.shutdown()
+    gc.collect()
+    return agent() is not None
+
+
+def test_a_group_that_was_left_leaves_no_agent_behind(tmp_path, lonely):
+    assert not lonely[0](agents_left, str(tmp_path))
+
+
 def dead_calls(how, count):
     for _ in range(count):
         with contextlib.suppress(RuntimeError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -45,10 +46,17 @@ class _Hooks:
 
 
 class _Transport:
-    """A _pass.Transport by calls of verbs."""
+    """A _pass.Transport by calls of verbs. Does not keep the agent, whose lanes end with it."""
 
     def __init__(self, agent: Any) -> None:
-        self._agent = agent
+        self._find = weakref.ref(agent)
+
+    @property
+    def _agent(self) -> Any:
+        agent = self._find()
+        if agent is None:
+            raise RuntimeError("RPC agent is shut down")
+        return agent
 
     def send_gradients(self, to: int, *arguments: Any) -> _GradientCall:
         return _GradientCall(self._agent, self._agent.endpoint.begin_gradients(to, arguments))
@@ -66,7 +74,9 @@ class _Transport:
         return self._agent.begin_verb(to, ".resolve", arguments, 0)
 
     def release_context(self, to: int, context_id: int) -> None:
-        self._agent.note(to, "release_context", context_id)
+        agent = self._find()
+        if agent is not None:
+            agent.note(to, "release_context", context_id)
 
 
 class _GradientCall:
