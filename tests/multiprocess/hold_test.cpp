@@ -13,6 +13,7 @@
 #include "support/metronome.h"
 #include "support/note.h"
 #include "support/numbers.h"
+#include "support/processes_test.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -26,6 +27,7 @@ using testing::JoinedChild;
 using testing::last_of;
 using testing::Note;
 using testing::numbers;
+using testing::ProcessesTest;
 using testing::Shared;
 using testing::Watchdog;
 
@@ -37,9 +39,9 @@ std::uint64_t holds() {
 
 std::string held_numbers(std::int64_t seed) { return hold(share(numbers(1000, seed))).to_text(); }
 
-TEST(HoldBetweenProcesses, BytesSurviveTheirMakersLettingGoOfEverything) {
-  Watchdog watchdog;
-  Shared<Note> note;
+class HoldBetweenProcesses : public ProcessesTest {};
+
+TEST_F(HoldBetweenProcesses, BytesSurviveTheirMakersLettingGoOfEverything) {
   Child maker([&] {
     note->write(held_numbers(7));
     for (int i = 0; i < 100; ++i) numbers(1000, 0);  // would reuse the memory
@@ -60,7 +62,7 @@ TEST(HoldBetweenProcesses, BytesSurviveTheirMakersLettingGoOfEverything) {
   EXPECT_EQ(maker.join(), 0);
 }
 
-TEST(HoldBetweenProcesses, BytesThatNobodyOpensAreLookedAfterEverMoreSeldom) {
+TEST_F(HoldBetweenProcesses, BytesThatNobodyOpensAreLookedAfterEverMoreSeldom) {
   JoinedChild maker([] {
     held_numbers(7);
     EXPECT_TRUE(testing::comes_to_look_seldom());
@@ -68,8 +70,7 @@ TEST(HoldBetweenProcesses, BytesThatNobodyOpensAreLookedAfterEverMoreSeldom) {
   });
 }
 
-TEST(HoldBetweenProcesses, BytesThatAThirdProcessSendsOnEndTheHoldWhereTheyAreOpened) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, BytesThatAThirdProcessSendsOnEndTheHoldWhereTheyAreOpened) {
   Shared<Note> first;
   Shared<Note> second;
   first->write(held_numbers(3));
@@ -81,8 +82,7 @@ TEST(HoldBetweenProcesses, BytesThatAThirdProcessSendsOnEndTheHoldWhereTheyAreOp
   EXPECT_TRUE(eventually([] { return holds() == 0; }));
 }
 
-TEST(HoldBetweenProcesses, ABorrowersHoldEndsWithItAndNotWithTheOwner) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, ABorrowersHoldEndsWithItAndNotWithTheOwner) {
   Shared<Note> from_owner;
   Shared<Note> from_middle;
   Child owner([&] {
@@ -113,8 +113,7 @@ TEST(HoldBetweenProcesses, ABorrowersHoldEndsWithItAndNotWithTheOwner) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-TEST(HoldBetweenProcesses, TheOwnerOpensWhatABorrowerHeldAndEndsIt) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, TheOwnerOpensWhatABorrowerHeldAndEndsIt) {
   Shared<Note> out;
   Shared<Note> back;
   const Tensor tensor = numbers(1000, 6);
@@ -126,8 +125,7 @@ TEST(HoldBetweenProcesses, TheOwnerOpensWhatABorrowerHeldAndEndsIt) {
   EXPECT_EQ(open(Handle::from_text(back->read())).data(), tensor.data());
 }
 
-TEST(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
   Shared<Note> from_owner;
   Shared<Note> from_middle;
   Child owner([&] {
@@ -146,11 +144,9 @@ TEST(HoldBetweenProcesses, ABorrowersHoldOutlivesTheOwner) {
   from_middle->step = 2;
 }
 
-TEST(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
   const Handle handle = share(numbers(1000, 4));
   const std::string text = hold(handle).to_text();
-  Shared<Note> note;
   JoinedChild child([&] {
     EXPECT_EQ(holds(), 0u) << "what the parent holds is the parent's";
     EXPECT_EQ(last_of(open(Handle::from_text(text))), 4 + 999);
@@ -165,8 +161,7 @@ TEST(HoldBetweenProcesses, AForkedChildEndsItsParentsHoldAndMakesItsOwn) {
   note->step = 2;
 }
 
-TEST(HoldBetweenProcesses, EndHoldAlsoWorksForWhoeverGotTheBytes) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, EndHoldAlsoWorksForWhoeverGotTheBytes) {
   const std::string text = held_numbers(1);
   Child other([&] { end_hold(Handle::from_text(text)); });
   EXPECT_EQ(other.join(), 0);
@@ -174,9 +169,7 @@ TEST(HoldBetweenProcesses, EndHoldAlsoWorksForWhoeverGotTheBytes) {
   expect_refusal(ErrorCode::stale_handle, {}, [&] { open(Handle::from_text(text)); });
 }
 
-TEST(HoldBetweenProcesses, OfAQueueKeepsItForTheOneThatConnects) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(HoldBetweenProcesses, OfAQueueKeepsItForTheOneThatConnects) {
   Child maker([&] {
     {
       Queue queue = Queue::create();
@@ -192,8 +185,7 @@ TEST(HoldBetweenProcesses, OfAQueueKeepsItForTheOneThatConnects) {
   EXPECT_EQ(maker.join(), 0);
 }
 
-TEST(HoldBetweenProcesses, AnOpenerThatDiesBeforeItHasClaimedLeavesTheHold) {
-  Watchdog watchdog;
+TEST_F(HoldBetweenProcesses, AnOpenerThatDiesBeforeItHasClaimedLeavesTheHold) {
   const std::string text = held_numbers(11);
   Child victim([&] {
     testing::die_at("claim.begin");
@@ -206,9 +198,7 @@ TEST(HoldBetweenProcesses, AnOpenerThatDiesBeforeItHasClaimedLeavesTheHold) {
   EXPECT_TRUE(eventually([] { return holds() == 0; }));
 }
 
-TEST(HoldBetweenProcesses, IsSeenByOthersWithItsAge) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(HoldBetweenProcesses, IsSeenByOthersWithItsAge) {
   Child maker([&] {
     note->write(held_numbers(1));
     note->reach(2);

@@ -16,6 +16,7 @@
 #include "support/limits.h"
 #include "support/note.h"
 #include "support/numbers.h"
+#include "support/processes_test.h"
 #include "support/watchdog.h"
 
 namespace onecopy {
@@ -29,6 +30,7 @@ using testing::last_of;
 using testing::Note;
 using testing::number_in;
 using testing::numbers;
+using testing::ProcessesTest;
 using testing::Shared;
 using testing::Watchdog;
 
@@ -176,10 +178,10 @@ TEST(HeldByAPutter, ThatHasClosedTheQueueItIsKeptByTheCreatorNoMore) {
   EXPECT_EQ(putter.join(), 0);
 }
 
+class HeldByAChild : public ProcessesTest {};
+
 /// A daemon: it has by fork what its dead parent allocated.
-TEST(HeldByAChild, WhatItsDeadParentAllocatedArrivesAtEveryNewReceiver) {
-  const Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(HeldByAChild, WhatItsDeadParentAllocatedArrivesAtEveryNewReceiver) {
   Queue queue = Queue::create();
   Child parent([&, handle = queue.handle()] {
     const Tensor tensor = numbers(1000, 7);
@@ -207,10 +209,8 @@ TEST(HeldByAChild, WhatItsDeadParentAllocatedArrivesAtEveryNewReceiver) {
 }
 
 /// It has inherited one segment, and opened another of the same owner.
-TEST(HeldByAChild, WhatItHasInheritedIsPassedOnThoughItHasOpenedMoreOfItsParent) {
+TEST_F(HeldByAChild, WhatItHasInheritedIsPassedOnThoughItHasOpenedMoreOfItsParent) {
   constexpr std::int64_t kMany = 8 << 20;
-  const Watchdog watchdog;
-  Shared<Note> note;
   Child parent([&] {
     const Tensor early = numbers(1000, 7);
     fork_orphan([&] {
@@ -235,9 +235,7 @@ TEST(HeldByAChild, WhatItHasInheritedIsPassedOnThoughItHasOpenedMoreOfItsParent)
 }
 
 /// It has a connection to its parent for a queue only.
-TEST(HeldByAChild, WhatItHasInheritedIsPassedOnThoughItUsesAQueueOfItsParent) {
-  const Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(HeldByAChild, WhatItHasInheritedIsPassedOnThoughItUsesAQueueOfItsParent) {
   Child parent([&] {
     const Tensor tensor = numbers(1000, 7);
     fork_orphan([&] {

@@ -11,6 +11,7 @@
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/peer_group.h"
+#include "support/processes_test.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -27,6 +28,7 @@ using testing::JoinedChild;
 using testing::Note;
 using testing::number;
 using testing::number_in;
+using testing::ProcessesTest;
 using testing::Role;
 using testing::Shared;
 using testing::Watchdog;
@@ -70,8 +72,9 @@ TEST_P(PipeIn, TwoEndsTalk) {
 INSTANTIATE_TEST_SUITE_P(Forms, PipeIn, ::testing::ValuesIn(testing::kForms),
                          [](const auto& form) { return testing::form_name(form.param); });
 
-TEST(PipeEnd, ThatIsKilledHasSentWhatItHadSent) {
-  Watchdog watchdog;
+class PipeEnd : public ProcessesTest {};
+
+TEST_F(PipeEnd, ThatIsKilledHasSentWhatItHadSent) {
   auto [mine, yours] = Pipe::create();
   Child other([&, &end = yours] {
     for (std::int64_t i = 0; i < 10; ++i) end.send(number(i));
@@ -83,8 +86,7 @@ TEST(PipeEnd, ThatIsKilledHasSentWhatItHadSent) {
   expect_refusal(ErrorCode::closed, {}, [&, &end = mine] { end.recv(); });
 }
 
-TEST(PipeEnd, ThatDiesWakesAWaitingReceiver) {
-  Watchdog watchdog;
+TEST_F(PipeEnd, ThatDiesWakesAWaitingReceiver) {
   auto [mine, yours] = Pipe::create();
   Child other([] { pause(); });
   yours.close();
@@ -92,9 +94,7 @@ TEST(PipeEnd, ThatDiesWakesAWaitingReceiver) {
   expect_refusal(ErrorCode::closed, {}, [&, &end = mine] { end.recv(); });
 }
 
-TEST(PipeEnd, InAForkedChildThatHasNotUsedItYetIsThere) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(PipeEnd, InAForkedChildThatHasNotUsedItYetIsThere) {
   auto [mine, yours] = Pipe::create();
   JoinedChild other([&, &end = yours] {
     note->reach(1);
@@ -106,8 +106,7 @@ TEST(PipeEnd, InAForkedChildThatHasNotUsedItYetIsThere) {
   EXPECT_EQ(number_in(mine.recv_tensor()), 1);
 }
 
-TEST(PipeEnd, OutlivesTheProcessThatMadeThePipe) {
-  Watchdog watchdog;
+TEST_F(PipeEnd, OutlivesTheProcessThatMadeThePipe) {
   Shared<Note> first, second;
   Child maker([&] {
     auto [a, b] = Pipe::create();
@@ -131,8 +130,7 @@ TEST(PipeEnd, OutlivesTheProcessThatMadeThePipe) {
   expect_refusal(ErrorCode::closed, {}, [&] { pipe.recv(); });
 }
 
-TEST(PipeEnd, SendersNoticeThatNobodyIsThere) {
-  Watchdog watchdog;
+TEST_F(PipeEnd, SendersNoticeThatNobodyIsThere) {
   auto [mine, yours] = Pipe::create();
   Child other([] { pause(); });
   yours.close();

@@ -28,6 +28,7 @@
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/peer_group.h"
+#include "support/processes_test.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -49,6 +50,7 @@ using testing::Note;
 using testing::number;
 using testing::number_in;
 using testing::numbers;
+using testing::ProcessesTest;
 using testing::Role;
 using testing::set_element;
 using testing::Shared;
@@ -193,9 +195,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone,
                                            testing::kSanitized ? 64 << 20 : 256 << 20),
                          size_name);
 
-TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
-  Watchdog watchdog;
-  Shared<Note> note;
+class QueueCreator : public ProcessesTest {};
+
+TEST_F(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   Child creator([&] {
     Queue queue = Queue::create();
     const Handle handle = queue.handle();
@@ -253,8 +255,7 @@ bool collected(const std::function<bool()>& done) {
 }
 
 /// As a program does that starts others with the queue and needs it no more itself.
-TEST(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
-  Watchdog watchdog;
+TEST_F(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
   Shared<Note> for_putter, for_receiver;
   Child putter([&] {
     Queue queue = Queue::connect(Handle::from_text(for_putter->read()));
@@ -277,9 +278,7 @@ TEST(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
   for_receiver->step = 2;
 }
 
-TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
   Queue queue = Queue::create();
   JoinedChild lender([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
@@ -298,9 +297,7 @@ TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
   note->step = 2;
 }
 
-TEST(QueueCreator, ThatGivesASegmentBackHasItKeptByNobody) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, ThatGivesASegmentBackHasItKeptByNobody) {
   Child creator([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -318,9 +315,9 @@ TEST(QueueCreator, ThatGivesASegmentBackHasItKeptByNobody) {
   EXPECT_EQ(creator.join(), 0);
 }
 
-TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
-  Watchdog watchdog;
-  Shared<Note> note;
+class QueueProducer : public ProcessesTest {};
+
+TEST_F(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
   Queue queue = Queue::create();
   Child forwarder([&, handle = queue.handle()] {
     Queue mine = Queue::create();
@@ -347,9 +344,7 @@ TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
   EXPECT_EQ(forwarder.join(), 0);
 }
 
-TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
   Queue queue = Queue::create();
   JoinedChild parent([&, handle = queue.handle()] {
     std::vector<Tensor> large;
@@ -377,9 +372,7 @@ TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
   note->step = 3;
 }
 
-TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   Queue queue = Queue::create();
   JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
@@ -403,9 +396,7 @@ TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
 }
 
 /// With a patience of ten seconds for an owner that does not answer, the watchdog comes if a call uses it up.
-TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   Queue queue = Queue::create();
   JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
@@ -423,9 +414,8 @@ TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   note->step = 2;
 }
 
-TEST(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) {
+TEST_F(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) {
   static Note* stopping = nullptr;
-  Shared<Note> note;
   Queue queue = Queue::create();
   Child putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
@@ -455,9 +445,7 @@ TEST(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) 
 }
 
 /// A forked child joins the queue at its first use, and its creator is to hear of that.
-TEST(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
   Child creator([&] {
     const Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -477,9 +465,7 @@ TEST(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
 }
 
 /// Only the creator's own memory is needed for a put; that it cannot keep the segment now is counted.
-TEST(QueueCreator, ThatIsStoppedKeepsNobodyFromPuttingANewSegment) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, ThatIsStoppedKeepsNobodyFromPuttingANewSegment) {
   Child creator([&] {
     Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -511,9 +497,7 @@ std::atomic<int> waits_in_vain{0};
 
 /// A creator is not asked again, before it goes on, about requests that it has not answered; then it keeps those
 /// segments.
-TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   JoinedChild creator([&] {
     const Queue queue = Queue::create();
     note->write(queue.handle().to_text());
@@ -569,10 +553,10 @@ TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   note->step = 10;
 }
 
+class QueueUsers : public ProcessesTest {};
+
 /// Each has put an item, and waits for a getter.
-TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   const auto put_and_leave = [](Queue queue, int item) { queue.put(numbers(100, item)); };
   const auto expect_nothing_kept = [] { EXPECT_TRUE(eventually([] { return blocks_sent() == 0; })); };
   std::optional<Queue> created(Queue::create());
@@ -595,9 +579,7 @@ TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
 }
 
 /// A mapping keeps its open file, and so the locks for Queue objects: the child kept its parent's.
-TEST(QueueUsers, ThatWereKilledAreNotTakenForUsersByTheirForkedChildren) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueUsers, ThatWereKilledAreNotTakenForUsersByTheirForkedChildren) {
   Child parent([&] {
     std::optional<Queue> queue(Queue::create());
     Child child([&] {
@@ -617,9 +599,7 @@ TEST(QueueUsers, ThatWereKilledAreNotTakenForUsersByTheirForkedChildren) {
   note->reach(3);
 }
 
-TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
   Child creator([&] {
     {
       const Queue queue = Queue::create();
@@ -648,9 +628,7 @@ TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
   EXPECT_EQ(creator.join(), 0);
 }
 
-TEST(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
-  Watchdog watchdog;
-  Shared<Note> note;
+TEST_F(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
   Queue slow = Queue::create();
   Queue quick = Queue::create();
   const auto put_one = [&](const Queue& queue, int number) {

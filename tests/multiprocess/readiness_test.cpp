@@ -13,7 +13,7 @@
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/note.h"
-#include "support/watchdog.h"
+#include "support/processes_test.h"
 
 namespace onecopy {
 namespace {
@@ -24,8 +24,8 @@ using testing::eventually;
 using testing::JoinedChild;
 using testing::kPatience;
 using testing::Note;
+using testing::ProcessesTest;
 using testing::Shared;
-using testing::Watchdog;
 
 bool is_readable(int fd, std::chrono::milliseconds wait = 0ms) {
   pollfd entry{fd, POLLIN, 0};
@@ -34,11 +34,11 @@ bool is_readable(int fd, std::chrono::milliseconds wait = 0ms) {
 
 Message tagged(std::uint32_t tag) { return {tag, {}, {}}; }
 
-TEST(ReadyFdBetweenProcesses, PutsOfOthersMakeItReadable) {
-  Watchdog watchdog;
+class ReadyFdBetweenProcesses : public ProcessesTest {};
+
+TEST_F(ReadyFdBetweenProcesses, PutsOfOthersMakeItReadable) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
-  Shared<Note> note;
   JoinedChild putter([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     for (int round = 1; round <= 20; ++round) {
@@ -54,8 +54,7 @@ TEST(ReadyFdBetweenProcesses, PutsOfOthersMakeItReadable) {
   }
 }
 
-TEST(ReadyFdBetweenProcesses, MissesNothingThatOthersPut) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, MissesNothingThatOthersPut) {
   constexpr std::uint32_t kEach = 3000;
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
@@ -72,8 +71,7 @@ TEST(ReadyFdBetweenProcesses, MissesNothingThatOthersPut) {
   EXPECT_EQ(first.join(), 0);
 }
 
-TEST(ReadyFdBetweenProcesses, AConsumerElsewhereMakesItUnreadable) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, AConsumerElsewhereMakesItUnreadable) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
   for (int i = 0; i < 10; ++i) queue.put(tagged(1));
@@ -88,8 +86,7 @@ TEST(ReadyFdBetweenProcesses, AConsumerElsewhereMakesItUnreadable) {
   EXPECT_TRUE(is_readable(fd));
 }
 
-TEST(ReadyFdBetweenProcesses, CloseElsewhereMakesItReadable) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, CloseElsewhereMakesItReadable) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
   Child closer([handle = queue.handle()] { Queue::connect(handle).close(); });
@@ -98,8 +95,7 @@ TEST(ReadyFdBetweenProcesses, CloseElsewhereMakesItReadable) {
   EXPECT_THROW(queue.try_get(), Error);
 }
 
-TEST(ReadyFdBetweenProcesses, APutterKilledBeforeItsWakeDelaysItOnly) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, APutterKilledBeforeItsWakeDelaysItOnly) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
   Child putter([handle = queue.handle()] {
@@ -111,13 +107,11 @@ TEST(ReadyFdBetweenProcesses, APutterKilledBeforeItsWakeDelaysItOnly) {
   EXPECT_TRUE(is_readable(fd, kPatience));
 }
 
-TEST(ReadyFdBetweenProcesses, WatchersInTwoProcessesDoNotKeepAGetterInAThirdWaiting) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, WatchersInTwoProcessesDoNotKeepAGetterInAThirdWaiting) {
   constexpr std::uint32_t kRounds = 1500;
   Queue there = Queue::create();
   Queue back = Queue::create();
   there.ready_fd();
-  Shared<Note> note;
   JoinedChild watcher([&, handle = there.handle()] {
     const Queue mine = Queue::connect(handle);
     mine.ready_fd();
@@ -139,11 +133,9 @@ TEST(ReadyFdBetweenProcesses, WatchersInTwoProcessesDoNotKeepAGetterInAThirdWait
 
 // Forks.
 
-TEST(ReadyFdBetweenProcesses, AForkedChildGetsItsOwnAndTheParentsGoesOn) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, AForkedChildGetsItsOwnAndTheParentsGoesOn) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
-  Shared<Note> note;
   Child child([&] {
     const int mine = queue.ready_fd();
     EXPECT_FALSE(is_readable(mine));
@@ -165,8 +157,7 @@ TEST(ReadyFdBetweenProcesses, AForkedChildGetsItsOwnAndTheParentsGoesOn) {
   EXPECT_TRUE(eventually([&] { return !is_readable(fd); }));
 }
 
-TEST(ReadyFdBetweenProcesses, AChildThatNeverAsksLeavesTheParentsAlone) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, AChildThatNeverAsksLeavesTheParentsAlone) {
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
   Child child([&] {
@@ -179,8 +170,7 @@ TEST(ReadyFdBetweenProcesses, AChildThatNeverAsksLeavesTheParentsAlone) {
   EXPECT_EQ(queue.get().tag, 1u);
 }
 
-TEST(ReadyFdBetweenProcesses, ForksWhileOthersPutMissNothing) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, ForksWhileOthersPutMissNothing) {
   constexpr std::uint32_t kItems = 2000;
   Queue queue = Queue::create();
   const int fd = queue.ready_fd();
@@ -195,10 +185,8 @@ TEST(ReadyFdBetweenProcesses, ForksWhileOthersPutMissNothing) {
   }
 }
 
-TEST(ReadyFdBetweenProcesses, AProcessExitsInPeaceWithItsWatcherAsleepOrAwake) {
-  Watchdog watchdog;
+TEST_F(ReadyFdBetweenProcesses, AProcessExitsInPeaceWithItsWatcherAsleepOrAwake) {
   for (const bool with_item : {false, true}) {
-    Shared<Note> note;
     JoinedChild child([&] {
       static Queue queue = Queue::create();  // outlives main
       queue.ready_fd();
@@ -209,7 +197,7 @@ TEST(ReadyFdBetweenProcesses, AProcessExitsInPeaceWithItsWatcherAsleepOrAwake) {
 }
 
 /// Ten wakes a second are nothing; a spinning thread would take all of the time.
-TEST(ReadyFdBetweenProcesses, UsesNextToNoProcessorTimeWhileNothingHappens) {
+TEST_F(ReadyFdBetweenProcesses, UsesNextToNoProcessorTimeWhileNothingHappens) {
   const auto used = [] {
     rusage usage{};
     ::getrusage(RUSAGE_SELF, &usage);
