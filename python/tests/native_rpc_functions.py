@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import time
 
@@ -13,6 +14,12 @@ import torch
 from onecopy import rpc
 
 seen = []  # what functions leave for tests to look at
+
+
+@dataclasses.dataclass
+class Batch:
+    images: torch.Tensor
+    labels: torch.Tensor
 
 
 @rpc.export

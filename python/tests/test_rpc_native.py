@@ -766,6 +766,19 @@ def calls_with_tensors():
     return after["state"], after["calls"] - before["calls"], after["answers"] - before["answers"], routes
 
 
+def routes_of_a_dataclass():
+    """The numbers of tensors by route in one call, which has a dataclass of two large tensors at three places."""
+    batch = theirs.Batch(torch.ones(5000), torch.ones(6000))
+    before = peer_in_listing("worker1")["routes"]
+    rpc.call("worker1", theirs.ignore, ([batch, {"again": batch}, batch.labels],))
+    after = peer_in_listing("worker1")["routes"]
+    return {route: count - before.get(route, 0) for route, count in after.items()}
+
+
+def test_a_call_with_a_dataclass_copies_each_tensor_once(pair):
+    assert {route: count for route, count in pair[0](routes_of_a_dataclass).items() if count} == {"copy": 2}
+
+
 def test_a_listing_counts_calls_and_tensors_by_route_for_each_peer(pair):
     state, calls, answers, routes = pair[0](calls_with_tensors)
     assert (state, calls, answers) == ("open", 3, 3)
