@@ -403,7 +403,7 @@ def read_in_cpp(data):
 
 
 def mutations(data):
-    """Bytes that differ in some places from those of a value."""
+    """Returns bytes that differ from `data` in some places."""
     changes = st.lists(st.tuples(st.integers(0, max(len(data) - 1, 0)), st.integers(0, 255)), max_size=3)
 
     def changed(changes):

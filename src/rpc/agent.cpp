@@ -85,11 +85,11 @@ struct Agent::State {
   }
   CallRef call(Member& to, std::string_view function, Message&& arguments, nanoseconds timeout) {
     to.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
-    return node.call(to, {std::move(arguments), function}, deadline(timeout), false);
+    return node.call(to, {std::move(arguments), function}, deadline(timeout));
   }
   Message result(Member& from, const CallRef& call) {
     try {
-      while (!node.wait(call, kForever)) workers.help();
+      while (!node.wait(call, kForever)) Workers::help(node);
     } catch (...) {  // out of memory: no thread waits for the answer any longer
       node.end_call(call, End::cancelled);
       throw;

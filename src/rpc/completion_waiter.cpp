@@ -46,11 +46,6 @@ bool CompletionWaiter::want(Call& call) noexcept {
   return true;
 }
 
-void CompletionWaiter::give_up(Call& call) noexcept {
-  const std::uint32_t before = call.word_.fetch_and(~Call::kIsWork);
-  if ((before & (Call::kIsWork | Call::kDone)) == Call::kIsWork) wanted_.fetch_sub(1);
-}
-
 bool CompletionWaiter::wait(const CallRef& call, Deadline until) {
   if (call->is_done()) return true;
   until = std::min(until, Deadline::after(kSleepSlice));

@@ -34,8 +34,6 @@ class CompletionWaiter {
 
   /// From here on the call's end is work for a worker, unless a thread waits for it then. False when it has ended.
   bool want(Call& call) noexcept;
-  /// For a wanted call that was not sent.
-  void give_up(Call& call) noexcept;
   /// True when the call is done; false at `until`, and after a slice: look at what else there is then.
   bool wait(const CallRef& call, Deadline until);
   /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.

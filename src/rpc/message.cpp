@@ -23,7 +23,7 @@ Form form_of(std::uint32_t tag) {
 }
 
 void append_context(Message& message, const CallContext& context) {
-  if (context == CallContext{}) return;
+  if (context.parts == 0) return;
   append_tail(message.data, context);
   message.tag |= kHasContext;
 }
@@ -32,6 +32,14 @@ CallContext take_context(Message& message) {
   if ((message.tag & kHasContext) == 0) return {};
   message.tag &= ~kHasContext;
   return take_tail<CallContext>(message.data);
+}
+
+Bytes take_marks(Bytes& data, const CallContext& context) {
+  if (context.mark_bytes > data.size()) refuse_message("is cut off in its marks");
+  const auto begin = data.end() - static_cast<std::ptrdiff_t>(context.mark_bytes);
+  Bytes marks(begin, data.end());
+  data.erase(begin, data.end());
+  return marks;
 }
 
 std::string take_name(Bytes& data, const CallTail& tail) {

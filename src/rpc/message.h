@@ -16,23 +16,39 @@ enum class Form : std::uint8_t { call = 4, answer = 5, note = 6 };
 
 /// Bits of a message's tag.
 inline constexpr std::uint32_t kFormBits = 0x7f;
-inline constexpr std::uint32_t kDataIsTensor = 0x80;  ///< as in python-message-v1.md
-inline constexpr int kBodyShift = 8;                  ///< eight bits: how the body is written; 0 in C++
+inline constexpr int kBodyShift = 8;  ///< eight bits: how the body is written; 0 in C++
 inline constexpr std::uint32_t kBodyBits = 0xff00;
 inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< handled before the next such message of its lane
 inline constexpr std::uint32_t kHasContext = 0x2'0000;  ///< a CallContext lies behind the body
 inline constexpr std::uint32_t kKnownTagBits = 0x3'ffff;
 
-/// The surroundings of a call, which travel along with it and with its answer. Messages outside of any carry none.
+/// A number that a member has given, unique in the group with the number of the member.
+struct GroupId {
+  std::uint64_t number = 0;
+  std::uint32_t member = 0;
+  std::uint32_t reserved = 0;
+
+  bool operator==(const GroupId&) const = default;
+};
+
+/// The surroundings of a call, which travel along with the call and with its answer. Other messages carry none.
 struct CallContext {
+  enum Part : std::uint32_t { kAutograd = 1, kRecord = 2, kTrace = 4, kResult = 8 };
+
+  std::uint32_t parts = 0;  ///< which of the following are there
+  std::uint32_t mark_bytes =
+      0;  ///< bytes in front of the context: a bit for each tensor says if it is in the record
   std::uint64_t autograd = 0;  ///< the id of a context of distributed autograd
   std::uint64_t record =
-      0;  ///< the number under which the sender has recorded the message's tensors in that context
-  std::uint64_t trace = 0;  ///< the trace of the call that the sender runs
+      0;  ///< the number under which the sender has recorded tensors of the message there
+  GroupId
+      trace{};  ///< the first of the calls that led to this one: (the caller's number of it, the caller)
+  GroupId result{};  ///< the reference that the call makes to its result
 
+  bool has(Part part) const noexcept { return (parts & part) != 0; }
   bool operator==(const CallContext&) const = default;
 };
-static_assert(sizeof(CallContext) == 24);
+static_assert(sizeof(CallContext) == 56);
 
 /// Of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
 struct CallTail {
@@ -67,7 +83,7 @@ inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBody
 
 /// The tag of a message whose body is written as `body` says; its other bits do not matter.
 inline std::uint32_t tag_of(Form form, std::uint32_t body, bool is_in_order) noexcept {
-  return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kDataIsTensor | kHasContext)) |
+  return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kHasContext)) |
          (is_in_order ? kInOrder : 0);
 }
 
@@ -85,10 +101,12 @@ Form form_of(std::uint32_t tag);
 /// Takes the tail off. Throws bad_handle if there is none.
 template <class Tail>
 Tail take_tail(Bytes& data);
-/// Appends the context behind the body, and sets its bit in the tag, unless the context is empty.
+/// Appends the context behind the body and its marks, and sets its bit in the tag, unless the context has no parts.
 void append_context(Message& message, const CallContext& context);
 /// Takes the context off, where the tag says that there is one. Throws bad_handle.
 CallContext take_context(Message& message);
+/// Takes the marks off that a context says are there. Throws bad_handle.
+Bytes take_marks(Bytes& data, const CallContext& context);
 /// Takes the name off that a call's tail says is there. Throws bad_handle.
 std::string take_name(Bytes& data, const CallTail& tail);
 

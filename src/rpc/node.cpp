@@ -149,7 +149,7 @@ void Node::wait_for_room(Member& to, Deadline deadline) {
     }
 }
 
-CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool is_wanted) {
+CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   wait_for_room(to, deadline);
@@ -160,7 +160,6 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
   call->mean_ns = &entry.mean_ns;
   call->spin_ns = spin_.for_call(nanoseconds(entry.mean_ns.load(std::memory_order_relaxed))).count();
   const std::uint64_t number = calls_.add(call);
-  if (is_wanted) waiter_.want(*call);
   try {
     const LaneGuard guard(to);
     Connection& out = lane_of(guard, to);
@@ -169,7 +168,6 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
-    waiter_.give_up(*call);
     call->owner = nullptr;  // the caller keeps it
     throw;
   }
@@ -178,14 +176,6 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
     if (const CallRef left = calls_.take(number))
       complete(left, is_stopped() ? End::stopped : End::member_ended);
   return call;
-}
-
-void Node::post(Member& to, CallRequest&& outgoing) {
-  check_can_send(to);
-  if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
-  wait_for_room(to, kForever);
-  const LaneGuard guard(to);
-  put(to, lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {}, kForever);
 }
 
 void Node::note(Member& to, Message&& message, Stream stream) {

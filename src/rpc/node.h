@@ -72,8 +72,8 @@ class Node final : private TransportHost {
     CallContext context{};
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
-  /// it by its deadline, and what putting throws: the call was not sent then. `is_wanted`: as by want().
-  CallRef call(Member& to, CallRequest&& call, Deadline deadline, bool is_wanted);
+  /// it by its deadline, and what putting throws: the call was not sent then.
+  CallRef call(Member& to, CallRequest&& call, Deadline deadline);
   /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when the call has ended.
   /// Before want() an answer stays in its lane, and costs no other thread anything.
   bool want(const CallRef& call) noexcept { return waiter_.want(*call); }
@@ -81,8 +81,6 @@ class Node final : private TransportHost {
   bool has_ended(const CallRef& call);
   /// Handles the messages that are in the lanes.
   void look_once();
-  /// A call whose answer is not wanted.
-  void post(Member& to, CallRequest&& call);
   void note(Member& to, Message&& message, Stream stream = {});
   /// Answers a call. Without effect when the caller has ended, no thread waits, or another host has not taken the answer
   /// by the call's deadline.

@@ -19,7 +19,11 @@ void Workers::add() {
   if (is_closed_ || threads_.size() >= max_threads_) return;
   const BlockedSignals blocked;
   try {
-    threads_.emplace_back([this] { work(); });
+    threads_.emplace_back([this] {
+      ::pthread_setname_np(::pthread_self(), "onecopy-rpc");
+      work();
+      retire();
+    });
   } catch (const std::system_error& error) {  // those that run something go on when they are done
     log_warning(fmt::format("cannot start a worker of rpc; the call stays queued: {}", error.what()));
   }
@@ -30,24 +34,24 @@ thread_local const Workers* t_workers = nullptr;
 thread_local int t_depth = 0;
 constexpr int kMaxWithin = 16;  // a stack has room for more
 
-void Workers::help() noexcept {
+void Workers::help(const Node& node) noexcept {
   Work work;
-  if (t_workers != this || t_depth == kMaxWithin || !node_.try_help(work)) return;
+  if (!t_workers || &t_workers->node_ != &node || t_depth == kMaxWithin || !t_workers->node_.try_help(work))
+    return;
   ++t_depth;
-  run_(work);
+  t_workers->run_(work);
   --t_depth;
 }
 
 void Workers::work() noexcept {
   t_workers = this;
-  ::pthread_setname_np(::pthread_self(), "onecopy-rpc");
   Work work;
   while (node_.next(work)) {
-    if (node_.wants_worker()) add();
+    if (node_.wants_worker()) start_();
     run_(work);
     work = {};
   }
-  retire();
+  t_workers = nullptr;
 }
 
 /// The next add() joins this thread, unless join() does.

@@ -193,6 +193,7 @@ class Reader {
     if (depth == kMaxDepth) refuse("it is nested too deeply");
   }
   std::size_t begin_numbered() {
+    if (numbered_.capacity() == 0) numbered_.reserve(kUsualObjects);
     numbered_.emplace_back();
     return numbered_.size() - 1;
   }
@@ -203,6 +204,8 @@ class Reader {
     return object;
   }
   Object numbered(Object object) { return finish(begin_numbered(), std::move(object)); }
+
+  static constexpr std::size_t kUsualObjects = 8;
 
   ByteSpan rest_;
   const std::size_t tensors_;

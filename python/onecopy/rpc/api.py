@@ -117,7 +117,7 @@ def call(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout:
     class with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the
     call that this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that
     cannot cross."""
-    agent = registry.current()
+    agent = registry.this_agent or registry.current()
     if not telemetry.is_profiled():
         try:
             result = agent.endpoint.call_native(to, function, args, kwargs, timeout)
@@ -140,9 +140,7 @@ def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, ti
 
     def start() -> None:
         if member.info.id != agent.info.id:
-            agent.endpoint.begin_native(
-                member.info.id, made.function, args, kwargs, made.parents_trace, made.seconds, made
-            )
+            agent.endpoint.begin_native(member.info.id, made.function, args, kwargs, made.seconds, made)
             return
         given = devices.unmarked(args), devices.unmarked(kwargs or {})
         made.send_here(lambda running: _run_here(agent, running, *given))

@@ -125,7 +125,7 @@ def _shared_parts(giving: Any, shared: torch.Tensor, given: torch.Tensor, route:
     found: Any = _core._share_tensor(shared)
     if found is None:
         return None
-    giving.count(route, rows=1)
+    giving.count(route)
     shared_tensor, flags = found
     return ("tensor", shared_tensor, flags, goes_to)
 

@@ -33,14 +33,15 @@ class Call(CallFuture):
         seconds, self.deadline = agent.endpoint.native_deadline(timeout)
         super().__init__(agent, seconds)
         self.agent, self.member, self.function = agent, member, function
-        self.parents_trace: str | None = parent.trace if parent is not None else None
+        self.root: tuple[int, int] | None = parent.root if parent is not None else None
         self.number = 0  # that of the endpoint; 0 before it is sent
         self.times = {"made": time.monotonic()}  # when the call came to each stage
 
     @property
     def trace(self) -> str:
         """The name of the call in the logs of both sides, and of calls that its function makes."""
-        return self.parents_trace or self.agent.trace_of(self.agent.info.id, self.number)
+        trace: str = self.agent.trace_of(*(self.root or (self.agent.info.id, self.number)))
+        return trace
 
     @property
     def to(self) -> WorkerInfo:
@@ -93,7 +94,7 @@ class Call(CallFuture):
     def _serve_here(self, context: Any, run: Callable[[Any], Any]) -> None:
         agent = self.agent
         with registry.within(context):
-            result = serve(agent, agent.info.id, self.number, self.function, self.seconds, self.parents_trace, run)
+            result = serve(agent, agent.info.id, self.number, self.function, self.seconds, self.root, run)
         if isinstance(result, Deferred):
             result.future.add_done_callback(lambda f: self._complete_here(lambda: result.then(f.value())))
         else:
@@ -137,13 +138,19 @@ def under_way() -> list[Call]:
 
 
 def serve(
-    agent: Any, caller: int, number: int, name: str, seconds: float, trace: str | None, run: Callable[[Any], Any]
+    agent: Any,
+    caller: int,
+    number: int,
+    name: str,
+    seconds: float,
+    root: tuple[int, int] | None,
+    run: Callable[[Any], Any],
 ) -> Any:
     """Returns run(call) with that call as the current one. Its failure is a RemoteFailure."""
     start, failed = time.monotonic(), False
     try:
         with telemetry.range_of_served(name, agent.get_worker_info(caller)):
-            return agent.endpoint.run_as(agent, caller, number, name, seconds, trace, run)
+            return agent.endpoint.run_as(agent, caller, number, name, seconds, root, run)
     except Exception as error:
         failed = True
         return RemoteFailure.of(error, agent.info)

@@ -24,7 +24,7 @@ FORKED = (
 )
 ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that return a Future of their result
 
-_agent: Any = None
+this_agent: Any = None  # or the agent of this process; calls read it without the frame of find()
 _is_forked = False
 
 # Verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None).
@@ -66,24 +66,24 @@ def note(name: str) -> Callable[[F], F]:
 def current() -> Any:
     """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked
     since."""
-    if _agent is None:
+    if this_agent is None:
         raise RuntimeError(
             FORKED
             if _is_forked
             else "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
         )
-    return _agent
+    return this_agent
 
 
 def find() -> Any:
     """Returns this process's agent, or None."""
-    return _agent
+    return this_agent
 
 
 def set_current(agent: Any) -> None:
     """Makes `agent`, or None, the agent of this process."""
-    global _agent, _is_forked
-    _agent, _is_forked = agent, False
+    global this_agent, _is_forked
+    this_agent, _is_forked = agent, False
 
 
 def is_forked() -> bool:
@@ -92,10 +92,10 @@ def is_forked() -> bool:
 
 
 def _leave_in_child() -> None:
-    global _agent, _is_forked
-    if _agent is not None:
-        _agent.is_running, _agent.why_stopped = False, FORKED
-        _agent, _is_forked = None, True
+    global this_agent, _is_forked
+    if this_agent is not None:
+        this_agent.is_running, this_agent.why_stopped = False, FORKED
+        this_agent, _is_forked = None, True
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
@@ -136,8 +136,8 @@ def set_autograd(hooks: AutogradHooks) -> None:
     """Enters the hooks. Called by distributed autograd when it is imported."""
     global _hooks
     _hooks = hooks
-    if _agent is not None and _agent.endpoint is not None:
-        hooks.started(_agent)
+    if this_agent is not None and this_agent.endpoint is not None:
+        hooks.started(this_agent)
 
 
 def autograd() -> AutogradHooks:

@@ -182,7 +182,7 @@ def stream(
             given = devices.unmarked(args), devices.unmarked(kwargs)
             call.send_here(lambda running: _run(agent, running, number, credit, *given))
             return
-        value = (number, credit, call.parents_trace, call.function, call.seconds, args, kwargs)
+        value = (number, credit, call.root, call.function, call.seconds, args, kwargs)
         agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call)
 
     try:
@@ -224,7 +224,7 @@ def _run_stream(
     caller: int,
     number: int,
     credit: int,
-    trace: str | None,
+    root: tuple[int, int] | None,
     name: str,
     seconds: float,
     args: Any,
@@ -233,7 +233,7 @@ def _run_stream(
     def run(running: Any) -> Outcome:
         return _run(agent, running, number, credit, args, kwargs)
 
-    return native_calls.serve(agent, caller, number, name, seconds, trace, run)
+    return native_calls.serve(agent, caller, number, name, seconds, root, run)
 
 
 def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Outcome:

@@ -99,6 +99,15 @@ auto without_gil(Work&& work) {
   }
 }
 
+/// Runs work() with the GIL, in a thread of Python that let go of it or has it. REQUIRES: work() throws nothing.
+template <class Work>
+void with_gil(Work&& work) noexcept {
+  if (is_finalizing() && ::getpid() != ::gettid()) park();
+  const PyGILState_STATE state = call_python([] { return PyGILState_Ensure(); });
+  work();
+  PyGILState_Release(state);
+}
+
 /// Runs drop() without the GIL: releasing memory may have to wait for streams of devices or for other processes. If
 /// the interpreter goes away, the GIL is kept: no other thread may have it then. REQUIRES: the GIL is held; drop()
 /// uses nothing of Python.

@@ -21,7 +21,6 @@ namespace onecopy::python {
 /// How the body of a message is written, in its tag. Programs in C++ read and write the first form alone.
 enum class BodyForm : std::uint32_t {
   value = rpc::kPlainBody,  ///< a value
-  extended = 5,             ///< a value; its extension; u32 size of that
   failure = 6,              ///< (class, text) of an exception
 };
 
@@ -30,38 +29,33 @@ struct Hooks {
   nb::object reduce, rebuild;  ///< see EncodeOptions and DecodeOptions
 };
 
-/// What goes with a value where it is needed: (context id, record, reference), each of them or None.
-struct Extension {
-  nb::object context = nb::none();    ///< of autograd; its id crosses
-  nb::object record = nb::none();     ///< of the tensors that were sent in the context
-  nb::object reference = nb::none();  ///< to the result of the call
-  bool is_empty() const { return context.is_none() && reference.is_none(); }
-};
-
-/// Writes `value`. Within a context of autograd records the tensors as sent there. Throws TypeError for a value that cannot
-/// cross.
+/// Writes `value`. Within `autograd`, a context of distributed autograd or None, records the tensors as sent there, and adds
+/// the context and the record to `context`. Throws TypeError for a value that cannot cross.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
-                    Extension extension = {});
+                    nb::handle autograd, rpc::CallContext& context);
+/// Writes a value outside of any context.
+Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving);
 /// Writes a value to a program in C++, which takes plain values and tensors of the CPU. False for any other value.
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts);
 
 /// A value that came.
 struct Body {
   nb::object value;
-  Extension extension;  ///< read first: it is there if reading the value throws
+  nb::object autograd = nb::none();  ///< the context of distributed autograd
+  nb::object result = nb::
+      none();  ///< the reference that the call makes: (member, number). There if reading the value throws
   bool is_failure = false;
-  std::vector<nb::object> on_cards;  ///< its tensors that are not on the host
+  std::vector<nb::object> on_cards{};  ///< its tensors that are not on the host
 };
 /// Reads a body, in the order of the current streams. Its tensors become part of the graph of the context that they came
 /// in. `makes_context`: makes a context that is not there. Throws bad_handle for a body that no member writes.
-void decode_body(Message&& message, const Hooks& hooks, nb::handle agent, std::uint32_t sender,
-                 bool makes_context, Body& body);
+void decode_body(Message&& message, const rpc::CallContext& context, const Hooks& hooks, nb::handle agent,
+                 std::uint32_t sender, bool makes_context, Body& body);
 
 /// The arguments of a call.
 struct CallValues {
   nb::object args;    ///< a tuple
   nb::object kwargs;  ///< a dict, or None
-  nb::object trace;   ///< a str in a native call that another call made, whose trace it has; else None
 };
 /// Throws bad_handle for another value, since the interpreter relies on these types.
 CallValues arguments_of(nb::handle value);

@@ -16,6 +16,7 @@
 #include "rpc/rpc_call.h"
 #include "rpc/running_call.h"
 #include "rpc/served_calls.h"
+#include "rpc/workers.h"
 
 namespace onecopy::python {
 
@@ -23,7 +24,7 @@ namespace onecopy::python {
 /// function and back. The Python class Agent owns one, and decides what is rare: names, members, errors.
 ///
 /// A call names its function: "module:name" for a function of torch's interface, "native module:name" for one of the native
-/// interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments), and a trace.
+/// interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments).
 ///
 /// Thread safety: the GIL, which is released while a thread waits.
 class Endpoint {
@@ -82,14 +83,14 @@ class Endpoint {
   nb::object call_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                          nb::handle timeout);
   void begin_native(std::uint32_t to, const std::string& name, nb::handle args, nb::handle kwargs,
-                    nb::handle trace, double seconds, nb::handle future);
+                    double seconds, nb::handle future);
   /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
   nb::list calls_made() const;
 
   // serving.cpp
-  /// What a worker does, until stop().
-  void run();
+  /// Does the work of a thread of Python, until the node has no use for it. Called without the GIL.
+  void run() noexcept { workers_.work(); }
   void answer_member(std::uint32_t to, std::uint64_t call, nb::handle result) {
     answer(member(to), call, result, kForever);
   }
@@ -134,7 +135,8 @@ class Endpoint {
     Deadline deadline;
     bool is_result = false;
     bool is_in_order = false;
-    nb::object reference = nb::none();  ///< to the result, which stays in the member
+    nb::object reference =
+        nb::none();  ///< (member, number) of the one to the result, which stays in the member
     nb::handle future{};
   };
   struct Receivers {
@@ -152,6 +154,7 @@ class Endpoint {
   const Callee& callee(nb::handle function, const char* resolve, Callees& known);
   Request request(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                   Deadline deadline);
+  static rpc::CallContext surroundings_of(const Request& request);
   rpc::CallRef send(const Request& request);
   rpc::CallRef send_or_raise(const Request& request, double seconds);
   void send_for(const Request& request, double seconds);
@@ -160,13 +163,14 @@ class Endpoint {
   nb::object result(const rpc::CallRef& call, double seconds);
 
   // serving.cpp
+  void add_worker() noexcept;
   void handle(rpc::Work& work) noexcept;
   void refuse(const rpc::Work& work, nb::handle error) noexcept;
   void do_work(rpc::Work& work);
   void take_in_order(rpc::Work& work);
   void take_answer(rpc::Work& work);
   void serve(rpc::Work& work);
-  Target target(rpc::Name& name);
+  const Target& target(rpc::Name& name);
   void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
   void run_target(const Target& target, rpc::Work& work, const CallValues& values);
   nb::object serve_native(const Target& target, rpc::Work& work, const CallValues& values);
@@ -174,11 +178,13 @@ class Endpoint {
   nb::object agent_;
   Hooks hooks_;
   std::shared_ptr<rpc::Node> node_;  ///< calls that are under way have it as well
+  rpc::Workers workers_;             ///< threads that Python starts
   nb::dict numbers_;                 ///< of members, by name
   std::unordered_map<std::uint32_t, nb::object> programs_;
   std::unordered_map<std::uint32_t, Receivers> receivers_;
   Callees callees_, native_callees_;  ///< their keys are kept
-  std::vector<std::unique_ptr<Target>> targets_;
+  std::vector<std::unique_ptr<Target>>
+      targets_;                          ///< all that ever were: a call may run one that has been replaced
   class UnderWay* under_way_ = nullptr;  ///< the native calls that threads wait for
 };
 
@@ -188,6 +194,6 @@ inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
 }
 
 /// None stands for the empty tuple. Throws TypeError for what is no tuple, list or dict.
-nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace);
+nb::object values_of_call(nb::handle args, nb::handle kwargs);
 
 }  // namespace onecopy::python

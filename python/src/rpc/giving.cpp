@@ -71,11 +71,8 @@ void init_giving(nb::module_& m) {
       .def("give", &Giving::give, nb::arg("reference"), nb::arg("fork"))
       .def("move", &Giving::move, nb::arg("marked"))
       .def(
-          "count",
-          [](Giving& g, const std::string& route, std::size_t rows) {
-            g.count(route_named(route), 1, rows);
-          },
-          nb::arg("route"), nb::arg("rows") = 0);
+          "count", [](Giving& g, const std::string& route) { g.count(route_named(route), 1); },
+          nb::arg("route"));
   m.def("_rpc_giving", &Giving::current, nb::rv_policy::reference);
   m.def("_rpc_taking", &Taking::current,
         "(agent, number of the sender) of the message that is being read.");

@@ -37,14 +37,9 @@ class Giving {
   void record(nb::object context, nb::object record) {
     recorded_ = {std::move(context), std::move(record)};
   }
-  /// Counts tensors that go by a route. `rows` of the message are among them, and are no copies.
-  void count(rpc::Route route, std::size_t tensors, std::size_t rows = 0) noexcept {
+  /// Counts tensors that go by a route.
+  void count(rpc::Route route, std::size_t tensors) noexcept {
     routes_[static_cast<std::size_t>(route)] += tensors;
-    counted_rows_ += rows;
-  }
-  /// Counts the other rows of the message.
-  void count_copies(std::size_t rows) noexcept {
-    count(rpc::Route::copy, rows - std::min(rows, counted_rows_));
   }
 
   /// Whether the message has to be read in the order of its lane.
@@ -65,7 +60,6 @@ class Giving {
   std::vector<nb::object> moved_;
   std::pair<nb::object, nb::object> recorded_;
   std::array<std::size_t, rpc::kRouteNames.size()> routes_{};
-  std::size_t counted_rows_ = 0;
 };
 
 /// Whose message is being read, for the Python functions that rebuild its values.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -86,7 +87,7 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
       .def("call_native", &Endpoint::call_native, nb::arg("to").none(), nb::arg("function").none(),
            nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
       .def("begin_native", &Endpoint::begin_native, nb::arg("to"), nb::arg("name"), nb::arg("args").none(),
-           nb::arg("kwargs").none(), nb::arg("trace").none(), nb::arg("seconds"), nb::arg("future"))
+           nb::arg("kwargs").none(), nb::arg("seconds"), nb::arg("future"))
       .def(
           "native_deadline",
           [](const Endpoint& e, nb::handle timeout) {
@@ -107,7 +108,7 @@ void def_members(nb::class_<Endpoint>& endpoint) {
       .def("set_devices", &Endpoint::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
            nb::arg("numbers_agree"), nb::arg("is_automatic"))
       .def("look", [](Endpoint& e) { without_gil([&] { e.node().look_once(); }); })
-      .def("run", &Endpoint::run)
+      .def("run", [](Endpoint& e) { without_gil([&] { e.run(); }); })
       .def("stop", &Endpoint::stop)
       .def_prop_ro("calls_under_way", [](Endpoint& e) { return e.node().calls_under_way(); })
       .def_prop_ro("idle_workers", [](Endpoint& e) { return e.node().idle_workers(); })
@@ -150,14 +151,16 @@ void def_reports(nb::class_<Endpoint>& endpoint) {
       .def(
           "run_as",
           [](Endpoint& e, nb::object agent, std::uint32_t caller, std::uint64_t number,
-             const std::string& function, double seconds, nb::object trace, nb::handle run) {
+             const std::string& function, double seconds,
+             std::optional<std::pair<std::uint32_t, std::uint64_t>> root, nb::handle run) {
+            const auto [member, first] = root.value_or(std::pair{caller, number});
             const nb::object call = nb::cast(RunningCall(std::move(agent), caller, number, function,
-                                                         deadline_after(seconds), std::move(trace)));
+                                                         deadline_after(seconds), {first, member}));
             const CallScope scope(e.running, call);
             return call_python([&] { return nb::object(run(call)); });
           },
           nb::arg("agent"), nb::arg("caller"), nb::arg("number"), nb::arg("function"), nb::arg("seconds"),
-          nb::arg("trace").none(), nb::arg("run"),
+          nb::arg("root").none(), nb::arg("run"),
           "Returns run(call) with that call as the current one of this thread.");
 }
 

@@ -11,9 +11,14 @@
 namespace onecopy::python {
 
 Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number)
-    : agent_(std::move(agent)), hooks_(std::move(hooks)), node_(without_gil([&] {
+    : agent_(std::move(agent)),
+      hooks_(std::move(hooks)),
+      node_(without_gil([&] {
         return std::make_shared<rpc::Node>(rpc::NodeOptions{name, number});
-      })) {}
+      })),
+      workers_(
+          *node_, [this](rpc::Work& work) { with_gil([&] { handle(work); }); },
+          [this] { with_gil([this] { add_worker(); }); }) {}
 
 Endpoint::~Endpoint() {
   clear();

@@ -122,7 +122,7 @@ nb::object Endpoint::call_native(nb::handle to, nb::handle function, nb::handle 
   const std::string_view name = std::string_view(known.wire_name).substr(kPrefix.size());
   Histogram& times = *known.times;
   RunningCall* const parent = RunningCall::current();
-  const nb::object trace = parent ? parent->trace() : nb::none();
+  const nb::object trace = parent ? parent->trace() : nb::none();  // of the log alone
   rpc::CallRef call;
   bool failed = true;
   const UnderWay entry_guard(*this, member, name, deadline);
@@ -130,7 +130,7 @@ nb::object Endpoint::call_native(nb::handle to, nb::handle function, nb::handle 
   const auto observe = [&] { times.add(entry.ns(), failed); };
   try {
     const Room room(limit, agent_, member, deadline);
-    const Request request{member, known.wire_name, values_of_call(args, kwargs, trace), deadline};
+    const Request request{member, known.wire_name, values_of_call(args, kwargs), deadline};
     call = send_or_raise(request, seconds);
     entry.sent(call->number, trace);
     const bool is_logged = nb::cast<bool>(nb::object(agent_.attr("is_logged")()));
@@ -153,11 +153,10 @@ nb::object Endpoint::call_native(nb::handle to, nb::handle function, nb::handle 
 }
 
 void Endpoint::begin_native(std::uint32_t to, const std::string& name, nb::handle args, nb::handle kwargs,
-                            nb::handle trace, double seconds, nb::handle future) {
+                            double seconds, nb::handle future) {
   check_arguments(args);
   const std::string wire_name = is_program(to) ? name : std::string(kPrefix) + name;
-  Request request{member(to), wire_name, values_of_call(args, kwargs, is_program(to) ? nb::none() : trace),
-                  deadline_after(seconds)};
+  Request request{member(to), wire_name, values_of_call(args, kwargs), deadline_after(seconds)};
   request.future = future;
   send_for(request, seconds);
 }
@@ -172,8 +171,10 @@ nb::list Endpoint::calls_made() const {
 nb::object Endpoint::serve_native(const Target& target, rpc::Work& work, const CallValues& values) {
   const std::uint32_t from = work.from->number();
   const std::string& wire_name = work.function->text;
-  const nb::object running_call = nb::cast(
-      RunningCall(agent_, from, work.call, wire_name.substr(kPrefix.size()), work.deadline, values.trace));
+  const rpc::GroupId own{work.call, from};
+  const nb::object running_call =
+      nb::cast(RunningCall(agent_, from, work.call, wire_name.substr(kPrefix.size()), work.deadline,
+                           work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
   const RunningCall& call = *nb::inst_ptr<RunningCall>(running_call);
   const CallScope scope(running, running_call);
   const bool is_logged = nb::cast<bool>(nb::object(agent_.attr("is_logged")()));

@@ -3,35 +3,16 @@
 
 #include "binding/gil.h"
 #include "binding/kept.h"
+#include "rpc/workers.h"
 
 namespace onecopy::python {
-
-thread_local Helper* Helper::current_ = nullptr;
-
-Helper::Helper(rpc::Node& node, std::function<void(rpc::Work&)> handle)
-    : node_(node), handle_(std::move(handle)) {
-  current_ = this;
-}
-
-Helper::~Helper() { current_ = nullptr; }
-
-/// Runs one queued item if every worker is blocked in a nested call.
-void Helper::help(rpc::Node& node) {
-  constexpr int kMaxDepth = 16;
-  Helper* const helper = current_;
-  rpc::Work work;
-  if (!helper || &helper->node_ != &node || helper->depth_ == kMaxDepth || !node.try_help(work)) return;
-  ++helper->depth_;
-  helper->handle_(work);
-  --helper->depth_;
-}
 
 void wait_for(rpc::Node& node, const rpc::CallRef& call) {
   if (call->is_done()) return;
   while (!without_gil([&] { return node.wait(call, kForever); })) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     drop_unneeded();
-    Helper::help(node);
+    rpc::Workers::help(node);
   }
 }
 

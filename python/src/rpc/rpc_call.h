@@ -38,26 +38,6 @@ class RpcCall {
 /// Waits until the call has ended, as RpcCall::wait().
 void wait_for(rpc::Node& node, const rpc::CallRef& call);
 
-/// A thread that runs functions for others: it runs them also while one of its own functions waits, if no other thread is left.
-class Helper {
- public:
-  /// `handle` does one piece of work and throws nothing.
-  Helper(rpc::Node& node, std::function<void(rpc::Work&)> handle);
-  Helper(const Helper&) = delete;
-  Helper& operator=(const Helper&) = delete;
-  ~Helper();
-
- private:
-  friend void wait_for(rpc::Node& node, const rpc::CallRef& call);
-  static void help(rpc::Node& node);
-
-  static thread_local Helper* current_;
-
-  rpc::Node& node_;
-  const std::function<void(rpc::Work&)> handle_;
-  int depth_ = 0;  ///< functions that it runs within each other
-};
-
 void init_rpc_call(nb::module_& m);
 
 }  // namespace onecopy::python

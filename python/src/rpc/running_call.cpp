@@ -15,21 +15,18 @@ namespace onecopy::python {
 thread_local RunningCall* RunningCall::current_ = nullptr;
 
 RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
-                         Deadline deadline, nb::object trace)
+                         Deadline deadline, rpc::GroupId root)
     : agent_(std::move(agent)),
-      trace_(std::move(trace)),
       caller_(caller),
       number_(number),
       function_(std::move(function)),
       deadline_(deadline),
+      root_(root),
       taken_ns_(now_ns()) {}
 
 nb::object RunningCall::caller() const { return agent_.attr("get_worker_info")(caller_); }
 
-nb::object RunningCall::trace() {
-  if (trace_.is_none()) trace_ = agent_.attr("trace_of")(caller_, number_);
-  return trace_;
-}
+nb::object RunningCall::trace() const { return agent_.attr("trace_of")(root_.member, root_.number); }
 
 nb::object RunningCall::remaining() const {
   if (deadline_ == kForever) return nb::none();
@@ -54,7 +51,7 @@ void RunningCall::on_cancel(nb::object hook) {
   else hooks_.push_back(std::move(hook));
 }
 
-nb::dict RunningCall::describe() {
+nb::dict RunningCall::describe() const {
   const std::int64_t now = now_ns();
   const auto age = [&](std::int64_t then) { return static_cast<double>(now - then) / 1e9; };
   nb::dict ages, found;
@@ -72,14 +69,12 @@ nb::dict RunningCall::describe() {
 
 int RunningCall::traverse(visitproc visit, void* arg) {
   Py_VISIT(agent_.ptr());
-  Py_VISIT(trace_.ptr());
   for (const nb::object& hook : hooks_) Py_VISIT(hook.ptr());
   return 0;
 }
 
 void RunningCall::clear() {
   agent_.reset();
-  trace_.reset();
   hooks_.clear();
 }
 
@@ -182,6 +177,9 @@ void init_running_call(nb::module_& m) {
       .def_prop_ro("function", &RunningCall::function, "The name of the function, as module:name.")
       .def_prop_ro("trace", &RunningCall::trace,
                    "The name of the call in the logs of both sides, and of the calls that it makes.")
+      .def_prop_ro(
+          "root", [](const RunningCall& c) { return nb::make_tuple(c.root().member, c.root().number); },
+          "(caller's id, number) of the first of the calls that led to this one.")
       .def_prop_ro(
           "deadline", [](const RunningCall& c) { return to_seconds(c.deadline()); },
           "The deadline as time.monotonic() has it, or None.")

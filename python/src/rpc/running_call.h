@@ -10,6 +10,7 @@
 
 #include "binding/module.h"
 #include "os/deadline.h"
+#include "rpc/message.h"
 
 namespace onecopy::python {
 
@@ -20,7 +21,7 @@ class RunningCalls;
 class RunningCall {
  public:
   RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
-              Deadline deadline, nb::object trace);
+              Deadline deadline, rpc::GroupId root);
 
   /// The call that this thread runs; null outside of a call.
   static RunningCall* current() noexcept { return current_; }
@@ -32,8 +33,10 @@ class RunningCall {
   bool is_cancelled() const noexcept { return is_cancelled_; }
   std::int64_t taken_ns() const noexcept { return taken_ns_; }
   nb::object caller() const;
+  /// The first of the calls that led to this one: its trace is theirs.
+  rpc::GroupId root() const noexcept { return root_; }
   /// The name of the call in the logs of both sides, and of calls that it makes.
-  nb::object trace();
+  nb::object trace() const;
   /// Seconds until the deadline; None without a deadline.
   nb::object remaining() const;
   /// Throws Cancelled when the caller does not want the result, Timeout behind the deadline.
@@ -41,7 +44,7 @@ class RunningCall {
   void cancel();
   /// Calls the hook when the call is cancelled; at once if it is.
   void on_cancel(nb::object hook);
-  nb::dict describe();
+  nb::dict describe() const;
 
   int traverse(visitproc visit, void* arg);
   void clear();
@@ -52,11 +55,12 @@ class RunningCall {
 
   static thread_local RunningCall* current_;
 
-  nb::object agent_, trace_;
+  nb::object agent_;
   const std::uint32_t caller_;
   const std::uint64_t number_;
   const std::string function_;
   const Deadline deadline_;
+  const rpc::GroupId root_;
   const std::int64_t taken_ns_;
   std::int64_t running_ns_ = 0;  ///< 0 before it runs
   bool is_cancelled_ = false;

@@ -43,18 +43,17 @@ nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) 
 
 }  // namespace
 
-nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace) {
+nb::object values_of_call(nb::handle args, nb::handle kwargs) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
-    return values_of_call(nb::steal(PySequence_Tuple(args.ptr())), kwargs, trace);
+    return values_of_call(nb::steal(PySequence_Tuple(args.ptr())), kwargs);
   if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) {
     nb::dict copy;
     copy.update(nb::borrow<nb::dict>(kwargs));
-    return values_of_call(args, copy, trace);
+    return values_of_call(args, copy);
   }
   nb::object given = has_args ? nb::borrow(args) : nb::object(nb::tuple());
-  if (trace.is_none()) return nb::make_tuple(std::move(given), kwargs);
-  return nb::make_tuple(std::move(given), kwargs, trace);
+  return nb::make_tuple(std::move(given), kwargs);
 }
 
 /// Looks a function up; `resolve` is the agent's method that finds (module's names, name there, wire name, check) the first
@@ -80,7 +79,7 @@ Endpoint::Request Endpoint::request(nb::handle to, nb::handle function, nb::hand
                                     Deadline deadline) {
   rpc::Member& callee = member_for(to);
   const Callee& known = this->callee(function, "resolve", callees_);
-  nb::object values = values_of_call(args, kwargs, nb::none());
+  nb::object values = values_of_call(args, kwargs);
   if (known.wire_name.empty())
     return {callee, kApply,
             nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
@@ -89,30 +88,44 @@ Endpoint::Request Endpoint::request(nb::handle to, nb::handle function, nb::hand
   return {callee, known.wire_name, std::move(values), deadline};
 }
 
+/// Returns the context of a call but for autograd: the trace of the call that this thread runs, and the reference to the result.
+rpc::CallContext Endpoint::surroundings_of(const Request& request) {
+  rpc::CallContext context;
+  if (const RunningCall* const parent = RunningCall::current()) {
+    context.parts |= rpc::CallContext::kTrace;
+    context.trace = parent->root();
+  }
+  if (request.reference.is_none()) return context;
+  context.parts |= rpc::CallContext::kResult;
+  context.result = {nb::cast<std::uint64_t>(nb::object(request.reference[1])),
+                    nb::cast<std::uint32_t>(nb::object(request.reference[0]))};
+  return context;
+}
+
 /// Throws Error when the call was not sent, and the exceptions of writing its values.
 rpc::CallRef Endpoint::send(const Request& request) {
   rpc::Member& to = request.to;
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
   Giving giving(agent_, to, request.is_result);
   Message message;
+  rpc::CallContext context = surroundings_of(request);
   rpc::CallRef call;
   try {
     if (is_program(to.number())) {
       TensorCounts counts;
       if (!encode_for_program(request.values, message, counts))
         throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
-      giving.count_copies(message.tensors.size());
+      giving.count(rpc::Route::copy, counts.copied);
     } else {
-      Extension extension{.context = current_context(), .reference = request.reference};
       message = encode_body(request.values, hooks_, receiver(to.number(), request.is_result), giving,
-                            std::move(extension));
+                            current_context(), context);
     }
     // The order keeps notes behind the calls before, where a note may end what a call needs.
     const bool is_in_order = request.is_in_order || giving.has_references() || has_rpc_context();
     put_in_order(to, message, [&](Stream stream) {
       rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order, stream, nullptr,
-                                      &drop_python};
-      call = node_->call(to, std::move(outgoing), request.deadline, false);
+                                      &drop_python,       context};
+      call = node_->call(to, std::move(outgoing), request.deadline);
     });
   } catch (...) {
     giving.take_back();
@@ -159,7 +172,8 @@ nb::object Endpoint::read_answer(rpc::Call& call) {
   Body body;
   try {
     if (call.status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
-    decode_body(std::move(answer), hooks_, agent_, call.member(), false, body);
+    const rpc::CallContext context = rpc::take_context(answer);
+    decode_body(std::move(answer), context, hooks_, agent_, call.member(), false, body);
   } catch (const Error& error) {
     return nb::make_tuple(nb::none(), agent_.attr("error_named")(name(error.code()), error.what()),
                           nb::tuple());
@@ -183,7 +197,8 @@ nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
                         rpc::body_form(call->answer.tag) == static_cast<std::uint32_t>(BodyForm::value);
   if (is_value) {
     Body body;
-    decode_body(std::move(call->answer), hooks_, agent_, call->member(), false, body);
+    const rpc::CallContext context = rpc::take_context(call->answer);
+    decode_body(std::move(call->answer), context, hooks_, agent_, call->member(), false, body);
     return std::move(body.value);
   }
   const nb::object found = outcome(call, seconds);

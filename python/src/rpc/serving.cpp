@@ -61,19 +61,17 @@ nb::object run_function(const nb::object& function, const CallValues& values) {
 
 }  // namespace
 
-void Endpoint::run() {
-  const Helper helper(*node_, [this](rpc::Work& work) { handle(work); });
-  rpc::Work work;
-  while (without_gil([&] { return node_->next(work); })) {
-    if (node_->wants_worker()) call_python([&] { agent_.attr("_add_worker")(); });
-    handle(work);
-    work = {};
-    drop_unneeded();
+void Endpoint::add_worker() noexcept {
+  try {
+    call_python([&] { agent_.attr("_add_worker")(); });
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("a worker of rpc");
   }
 }
 
 void Endpoint::handle(rpc::Work& work) noexcept {
   try {
+    drop_unneeded();
     do_work(work);
   } catch (nb::python_error& error) {
     refuse(work, error.value());
@@ -112,7 +110,7 @@ void Endpoint::take_in_order(rpc::Work& work) {
     take_answer(work);
   } else if (work.kind == rpc::Work::Kind::note) {
     Body body;
-    decode_body(std::move(work.message), hooks_, agent_, from, false, body);
+    decode_body(std::move(work.message), work.context, hooks_, agent_, from, false, body);
     call_python([&] { agent_.attr("take_note")(from, body.value); });
   }
 }
@@ -134,7 +132,7 @@ void Endpoint::take_answer(rpc::Work& work) {
 }
 
 /// Looks the function up again if its name stands for something else by now.
-Endpoint::Target Endpoint::target(rpc::Name& name) {
+const Endpoint::Target& Endpoint::target(rpc::Name& name) {
   const auto* known = static_cast<const Target*>(name.function.load());
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
     return *known;
@@ -162,27 +160,26 @@ void Endpoint::serve(rpc::Work& work) {
   if (work.from->has_ended || (is_late && !work.is_in_order)) return;
   const ServedCall now(served);
   const std::uint32_t from = work.from->number();
-  Target target;
+  const Target* target = nullptr;
   Body body;
   CallValues values;
   try {
-    if (!is_late) target = this->target(*work.function);
-    decode_body(std::move(work.message), hooks_, agent_, from, !is_late, body);
+    if (!is_late) target = &this->target(*work.function);
+    decode_body(std::move(work.message), work.context, hooks_, agent_, from, !is_late, body);
     if (is_late) return;
     values = arguments_of(body.value);
     body.value.reset();
-    if (!target.prepare.is_none())
-      values.args = call_python(
-          [&] { return nb::object(target.prepare(from, values.args, body.extension.reference)); });
+    if (!target->prepare.is_none())
+      values.args =
+          call_python([&] { return nb::object(target->prepare(from, values.args, body.result)); });
   } catch (nb::python_error& error) {
     const nb::object reason = nb::borrow(error.value());
-    const nb::object& reference = body.extension.reference;
-    if (!reference.is_none()) call_python([&] { agent_.attr("fail_made")(from, reference, reason); });
+    if (!body.result.is_none()) call_python([&] { agent_.attr("fail_made")(from, body.result, reason); });
     return refuse(work, reason);
   }
   turn.end();
-  const ContextScope context(body.extension.context);
-  run_target(target, work, values);
+  const ContextScope context(body.autograd);
+  run_target(*target, work, values);
 }
 
 void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
@@ -215,6 +212,7 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
 void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
   Giving giving(agent_, to, true);
   Message message;
+  rpc::CallContext context;
   try {
     if (is_program(to.number())) {
       TensorCounts counts;
@@ -223,15 +221,16 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
         throw nb::type_error(
             ("a " + type + " cannot cross to a program in C++: only plain values and tensors can").c_str());
       }
-      giving.count_copies(message.tensors.size());
+      giving.count(rpc::Route::copy, counts.copied);
     } else {
       message =
-          encode_body(result, hooks_, receiver(to.number(), true), giving, {.context = current_context()});
+          encode_body(result, hooks_, receiver(to.number(), true), giving, current_context(), context);
     }
     const bool is_in_order = giving.has_references();
     open_lane_to(*node_, to, deadline);
     put_in_order(to, message, [&](Stream stream) {
-      node_->answer(to, call, rpc::Status::value, std::move(message), is_in_order, stream, deadline);
+      node_->answer(to, call, rpc::Status::value, std::move(message), is_in_order, stream, deadline,
+                    context);
     });
   } catch (const Error&) {  // the caller has ended, or this process leaves
     return giving.take_back();

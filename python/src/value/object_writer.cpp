@@ -24,6 +24,7 @@ using value::kMaxDepth;
 using value::max_key_parts;
 
 constexpr int kHost = -1;
+constexpr std::size_t kUsualObjects = 8;  ///< of a call that have a number
 constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
 
 /// kHost also for a card that has no target.
@@ -73,20 +74,23 @@ class ObjectWriter {
   bool write_array(PyObject* value, int depth);
   bool write_copy(PyObject* tensor, int depth);
   bool write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth);
-  bool write_marked(PyObject* value, int depth);
   bool write_shared(PyObject* tensor, int depth);
   bool write_row(const Tensor& tensor, std::uint32_t flags);
   bool write_other(PyObject* object, int depth);
   bool write_parts(PyObject* object, nb::handle reduced, int depth);
   bool write_key(PyObject* key, int depth);
-  HashCost cost_of(std::uint32_t number) const;
+  std::size_t add_numbered() {
+    if (numbered_.capacity() == 0) numbered_.reserve(kUsualObjects);
+    numbered_.emplace_back();
+    return numbered_.size() - 1;
+  }
   std::size_t size() const noexcept { return message_.data.size() - begin_; }
 
   /// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
   bool is_again(PyObject* object);
-  /// Around the items of a container. Nothing in a call is within itself; elsewhere a list or dict may be.
-  void open(std::uint32_t number) { open_.push_back(number); }
-  void close() { open_.pop_back(); }
+  /// Called before and behind the items of a container. Nothing in a call is within itself; elsewhere a list or dict may be.
+  void open(std::size_t number) { numbered_[number].is_open = true; }
+  void close(std::size_t number) { numbered_[number].is_open = false; }
   bool may_contain_itself() const noexcept { return options_.tensors == Tensors::are_shared; }
   void note_sent(PyObject* tensor) {
     if (options_.sent) options_.sent->push_back(nb::borrow(tensor));
@@ -94,12 +98,12 @@ class ObjectWriter {
   bool cannot(const char* why) const;
   void add_late_copy(PyObject* tensor, const torch::Copyable& from, Device home);
   void make_copies();
-  Tensor made_copy(const LateCopy& copy) const;
+  Tensor made_copy(const LateCopy& copy);
 
-  /// The cost of a tuple, or of an object made of parts.
-  struct NumberedCost {
-    std::uint32_t number;
-    HashCost cost;
+  /// An object that has a number.
+  struct Numbered {
+    HashCost cost;         ///< of a complete tuple, or of an object made of parts
+    bool is_open = false;  ///< its items are being written, and must not refer to it
   };
 
   Message& message_;
@@ -109,15 +113,13 @@ class ObjectWriter {
   std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< by their rows; copied at the end
   std::vector<LateCopy> copies_;
   SeenObjects seen_;
-  std::uint32_t numbered_ = 0;
+  std::vector<Numbered> numbered_;  ///< by their numbers
   TensorCounts counts_;
-  std::vector<std::uint32_t> open_;      ///< numbers of containers whose items must not refer to them
   std::vector<PyObject*> open_objects_;  ///< whose parts are being written
   bool is_cyclic_ = false;
-  std::vector<NumberedCost> costs_;  ///< in the order of their numbers
-  HashCost cost_;                    ///< of the value that was written last
-  std::uint64_t key_parts_ = 0;      ///< of all keys
-  bool is_deep_ = false;             ///< tuples are nested above kMaxDepth, through references
+  HashCost cost_;                ///< of the value that was written last
+  std::uint64_t key_parts_ = 0;  ///< of all keys
+  bool is_deep_ = false;         ///< tuples are nested above kMaxDepth, through references
 };
 
 /// Keeps an object that a container may lose while another thread runs.
@@ -203,26 +205,24 @@ bool ObjectWriter::write_bytes(PyObject* value) {
 }
 
 bool ObjectWriter::write_tuple(PyObject* value, int depth) {
-  const std::uint32_t number = numbered_;
+  const std::size_t number = numbered_.size();
   if (is_again(value)) return true;
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
   out_.tuple(static_cast<std::size_t>(count));
   open(number);
-  const std::size_t at = costs_.size();
-  costs_.push_back({number, {}});
   HashCost cost = HashCost::of_container();
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (!write(NB_TUPLE_GET_ITEM(value, i), depth + 1)) return false;
     cost.add(cost_);
   }
-  close();
-  cost_ = costs_[at].cost = cost;
+  close(number);
+  cost_ = numbered_[number].cost = cost;
   is_deep_ = is_deep_ || cost.height > kMaxDepth;
   return true;
 }
 
 bool ObjectWriter::write_list(PyObject* value, int depth) {
-  const std::uint32_t number = numbered_;
+  const std::size_t number = numbered_.size();
   if (is_again(value)) return true;
   if (!may_contain_itself()) open(number);
   const Py_ssize_t count = NB_LIST_GET_SIZE(value);
@@ -233,12 +233,12 @@ bool ObjectWriter::write_list(PyObject* value, int depth) {
     if (!write(item, depth + 1)) return false;
   }
   cost_ = {};
-  if (!may_contain_itself()) close();
+  if (!may_contain_itself()) close(number);
   return NB_LIST_GET_SIZE(value) == count || cannot("a list has changed meanwhile");
 }
 
 bool ObjectWriter::write_dict(PyObject* value, int depth) {
-  const std::uint32_t number = numbered_;
+  const std::size_t number = numbered_.size();
   if (is_again(value)) return true;
   if (!may_contain_itself()) open(number);
   const Py_ssize_t count = NB_DICT_GET_SIZE(value);
@@ -250,7 +250,7 @@ bool ObjectWriter::write_dict(PyObject* value, int depth) {
     if (!write_key(key, depth + 1) || !write(item, depth + 1)) return false;
   }
   cost_ = {};
-  if (!may_contain_itself()) close();
+  if (!may_contain_itself()) close(number);
   return (written == count && NB_DICT_GET_SIZE(value) == count) || cannot("a dict has changed meanwhile");
 }
 
@@ -267,14 +267,6 @@ bool ObjectWriter::write_key(PyObject* key, int depth) {
   return true;
 }
 
-/// Returns the cost of an object that is complete, or else that of a plain value.
-HashCost ObjectWriter::cost_of(std::uint32_t number) const {
-  const auto at = std::lower_bound(
-      costs_.begin(), costs_.end(), number,
-      [](const NumberedCost& known, std::uint32_t wanted) { return known.number < wanted; });
-  return at != costs_.end() && at->number == number ? at->cost : HashCost();
-}
-
 bool ObjectWriter::write_tensor(PyObject* value, int depth) {
   const bool is_torch = torch::is_tensor(value);
   if (is_torch && options_.tensors == Tensors::are_copied) return write_copy(value, depth);
@@ -285,7 +277,7 @@ bool ObjectWriter::write_tensor(PyObject* value, int depth) {
     return write_row(*ours, 0);
   }
   if (options_.tensors == Tensors::are_shared) return write_array(value, depth);
-  return write_marked(value, depth);
+  return write_other(value, depth);
 }
 
 bool ObjectWriter::write_row(const Tensor& tensor, std::uint32_t flags) {
@@ -342,20 +334,6 @@ bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from
   return true;
 }
 
-/// A row-major tensor of the CPU that is lent, and no part of a graph of autograd, has the form of a shared tensor.
-bool ObjectWriter::write_marked(PyObject* value, int depth) {
-  const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(value);
-  if (!is_marked || options_.reduce.is_valid()) return write_other(value, depth);
-  const nb::handle marked(value);
-  if (PyUnicode_CompareWithASCIIString(nb::object(marked.attr("mode")).ptr(), "borrow") != 0) return false;
-  const nb::object tensor = marked.attr("tensor");
-  const auto plain = torch::copyable(tensor.ptr());
-  if (!plain || plain->device != kCpu || nb::cast<bool>(tensor.attr("requires_grad"))) return false;
-  if (is_again(value)) return true;
-  ++counts_.lent;
-  return write_shared(tensor.ptr(), depth);
-}
-
 /// Objects without a form of their own have their numbers behind their parts. They are kept as long as this, so that no
 /// other object gets the address of one.
 bool ObjectWriter::write_other(PyObject* object, int depth) {
@@ -363,7 +341,7 @@ bool ObjectWriter::write_other(PyObject* object, int depth) {
   if (std::find(open_objects_.begin(), open_objects_.end(), object) != open_objects_.end())
     return cannot("it contains itself");
   if (const std::uint32_t before = seen_.find(object); before != SeenObjects::kNew) {
-    cost_ = cost_of(before);
+    cost_ = numbered_[before].cost;
     return out_.again(before), true;
   }
   open_objects_.push_back(object);
@@ -371,8 +349,9 @@ bool ObjectWriter::write_other(PyObject* object, int depth) {
   if (!write_parts(object, reduced, depth)) return false;
   open_objects_.pop_back();
   is_deep_ = is_deep_ || cost_.height > kMaxDepth;
-  costs_.push_back({numbered_, cost_});
-  seen_.find_or_add(object, numbered_++);
+  const std::size_t number = add_numbered();
+  numbered_[number].cost = cost_;
+  seen_.find_or_add(object, static_cast<std::uint32_t>(number));
   const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(object);
   if (is_marked) note_sent(nb::object(nb::handle(object).attr("tensor")).ptr());
   else if (torch::is_any_tensor(object)) note_sent(object);
@@ -401,13 +380,13 @@ bool ObjectWriter::write_parts(PyObject* object, nb::handle reduced, int depth) 
 }
 
 bool ObjectWriter::is_again(PyObject* object) {
-  const std::uint32_t number = numbered_++;
+  const std::size_t number = add_numbered();
   if (Py_REFCNT(object) == 1) return false;  // no other place has it
-  const std::uint32_t before = seen_.find_or_add(object, number);
+  const std::uint32_t before = seen_.find_or_add(object, static_cast<std::uint32_t>(number));
   if (before == SeenObjects::kNew) return false;
-  --numbered_;
-  cost_ = cost_of(before);
-  is_cyclic_ = is_cyclic_ || std::find(open_.begin(), open_.end(), before) != open_.end();
+  numbered_.pop_back();
+  cost_ = numbered_[before].cost;
+  is_cyclic_ = is_cyclic_ || numbered_[before].is_open;
   out_.again(before);
   return true;
 }
@@ -423,14 +402,16 @@ void ObjectWriter::make_copies() {
 }
 
 /// Looks at the tensor again: Python code may have resized it since.
-Tensor ObjectWriter::made_copy(const LateCopy& late) const {
+Tensor ObjectWriter::made_copy(const LateCopy& late) {
   const auto from = torch::copyable(late.tensor.ptr());
   if (!from || from->layout != late.layout)
     throw nb::type_error("a value cannot cross: a tensor of it has changed meanwhile");
   if (late.home != kCpu) {
-    if (auto copy = torch::copy_on_card(late.tensor.ptr(), *from, late.home)) return *std::move(copy);
+    if (auto copy = torch::copy_on_card(late.tensor.ptr(), *from, late.home))
+      return ++counts_.copied, *std::move(copy);
     throw Error(ErrorCode::unsupported, "a tensor of a card has no memory that other processes can have");
   }
+  ++counts_.copied;
   Tensor copy = empty(from->layout);
   const auto fill = [&] { return std::memcpy(copy.data(), from->data, copy.nbytes()); };
   copy.nbytes() >= kLargeCopy ? without_gil(fill) : fill();

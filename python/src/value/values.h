@@ -38,10 +38,11 @@ struct Receiver {
   PyTypeObject* marked = nullptr;
 };
 
-/// Tensors of a value that have rows in no message, and tensors of which no byte was copied.
+/// Tensors of a value by what became of them.
 struct TensorCounts {
-  std::size_t inlined = 0;
-  std::size_t lent = 0;
+  std::size_t inlined = 0;  ///< copied into the bytes
+  std::size_t copied = 0;   ///< copied into memory of their own
+  std::size_t lent = 0;     ///< of which no byte was copied
 };
 
 struct EncodeOptions {

@@ -138,7 +138,7 @@ def rpc_sync(
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
     when the member has ended; TypeError before anything is sent when a value cannot cross."""
-    agent = registry.find()
+    agent = registry.this_agent
     if agent is None:
         _refuse_uninitialized()
     if _is_profiled():
@@ -155,7 +155,7 @@ def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> CallFuture:
     """Returns a torch.futures.Future of what rpc_sync() returns or throws."""
-    agent = registry.find()
+    agent = registry.this_agent
     if agent is None:
         _refuse_uninitialized()
     if _is_profiled():
