@@ -283,8 +283,7 @@ TEST_F(Ascend, PeerAccessThatCannotBeEnabledIsSaidWithItsCode) {
 
 TEST_F(Ascend, MemoryOfOthersIsRefusedInWords) {
   in_npu_child({}, [] {
-    const AclCalls acl;
-    acl.use(0);
+    const AclCalls acl(0);
     const TensorView view{acl.memory(4096), Layout(DType::i64, {10}), kNpu0, Access::read_write};
     expect_refusal(ErrorCode::unsupported, {"something else allocated", "copy it"},
                    [&] { adopt(view, nullptr); });

@@ -160,8 +160,7 @@ TEST_F(Cuda, CopiesGoBetweenHostAndDevicesWithAnyStrides) {
 
 TEST_F(Cuda, CopiesInAStreamWaitForItAndNotForTheHost) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor from = small();
     const Tensor to = small();
@@ -187,8 +186,7 @@ TEST_F(Cuda, CopiesInAStreamWaitForItAndNotForTheHost) {
 
 TEST_F(Cuda, ForeignMemoryIsFoundFromAThreadThatNeverUsedTheDevice) {  // as a queue's feeder
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto* memory = reinterpret_cast<const void*>(cu.memory(4096));
     ForeignMemory found;
     std::thread([&] { found = backend(DeviceType::cuda).find_foreign(memory, 4096); }).join();
@@ -199,8 +197,7 @@ TEST_F(Cuda, ForeignMemoryIsFoundFromAThreadThatNeverUsedTheDevice) {  // as a q
 
 TEST_F(Cuda, AllocatingDuringACaptureDoesNotSpoilIt) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
               testing::CUDA_SUCCESS);
@@ -220,8 +217,7 @@ std::unique_ptr<DeviceMemory> committed_segment() {
 
 /// `work` runs in this thread while another thread's capture goes on, and must leave the capture good.
 void expect_capture_survives(const std::function<void()>& work) {
-  const CudaCalls cu;
-  cu.use(0);
+  const CudaCalls cu(0);
   const auto stream = cu.stream();
   std::atomic<bool> begun{false};
   std::atomic<bool> done{false};
@@ -287,8 +283,7 @@ const CallInCapture kCallsInCapture[] = {
 
 TEST_F(Cuda, SomeCallsOfAnotherThreadEndACaptureAndOthersDoNot) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto captured = cu.stream();
     const auto other = cu.stream();
     for (const auto& [name, ends_it, call] : kCallsInCapture) {
@@ -309,8 +304,7 @@ TEST_F(Cuda, SomeCallsOfAnotherThreadEndACaptureAndOthersDoNot) {
 // The watch thread marks it, or the next call: a word in the default stream would end the capture of a blocking one.
 TEST_F(Cuda, WhatIsDroppedInTheDefaultStreamDuringACaptureDoesNotSpoilIt) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto in_default_stream = [] {
       return record_stream(empty(Layout(DType::u8, {4096}), kCuda0), Stream{});
     };

@@ -34,8 +34,7 @@ Transfer between(const Tensor& to, const Tensor& from, std::size_t bytes) {
 
 TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     testing::Shared<testing::Gate> gate;
     const Tensor from = device_bytes(kRoom);
@@ -56,8 +55,7 @@ TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
 
 TEST_F(CudaDetours, EachStreamHasItsOwn) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     testing::Shared<testing::Gate> gate;
     const auto held = cu.stream();
     const auto other = cu.stream();
@@ -87,8 +85,7 @@ TEST_F(CudaDetours, ALongCopyTakesNone) {
 /// Pinned buffers stay until the process ends: a program that makes stream after stream keeps no more than these.
 TEST_F(CudaDetours, ThereAreNoMoreThanAFewStreams) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor from = device_bytes(kRoom);
     const Tensor to = device_bytes(kRoom);
     std::size_t taken = 0;
@@ -101,8 +98,7 @@ TEST_F(CudaDetours, ThereAreNoMoreThanAFewStreams) {
 
 TEST_F(CudaDetours, ACapturedStreamTakesNone) {
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Tensor from = device_bytes(kRoom);
     const Tensor to = device_bytes(kRoom);
@@ -117,8 +113,7 @@ TEST_F(CudaDetours, ACapturedStreamTakesNone) {
 TEST_F(CudaDetours, WithoutMemoryToPinTheyAreMadeTheOtherWay) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants the simulated driver, which fails on demand";
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const Tensor from = device_bytes(kRoom);
     const Tensor to = device_bytes(kRoom);
     testing::fill(cu, from, 5, nullptr);

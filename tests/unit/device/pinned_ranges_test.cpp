@@ -94,8 +94,7 @@ TEST_F(PinnedPages, F1OneCopyOverTwoRegistrationsIsCutAtTheirEdges) {
 TEST_F(PinnedPages, ReadOnlyPagesAreRegisteredAsSuch) {
   in_child([] {
     const File file(Access::read_only);
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     EXPECT_NE(cu.cuMemHostRegister(file.part(0), kPart, 1), testing::CUDA_SUCCESS) << "seen on an H100";
     PinnedRanges::get().pin(kFirst, file.part(0), 4 * kPart, Access::read_only);
     const Tensor there = on_card(4 * kPart);
@@ -155,8 +154,7 @@ TEST_F(PinnedPages, WhatIsPinnedIsKnown) {
 TEST_F(PinnedPages, PagesThatSomebodyElseHasPinnedAreRefused) {
   in_child([] {
     const File file;
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     ASSERT_EQ(cu.cuMemHostRegister(file.part(0), kPart, 1), testing::CUDA_SUCCESS);
     expect_refusal(ErrorCode::invalid_argument, {"cudaHostRegister"},
                    [&] { PinnedRanges::get().pin(kFirst, file.part(0), 4 * kPart, Access::read_write); });
@@ -206,8 +204,7 @@ TEST_F(PinnedPages, F3AnotherMappingInTheirPlaceLeavesTheCardTheOldPages) {
 TEST_F(PinnedPages, F6UnpinningWaitsForTheDevice) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants the simulated driver: a real one may unpin at once";
   in_child([] {
-    const CudaCalls cu;
-    cu.use(0);
+    const CudaCalls cu(0);
     const File file;
     PinnedRanges& pinned = PinnedRanges::get();
     pinned.pin(kFirst, file.part(0), kPart, Access::read_write);

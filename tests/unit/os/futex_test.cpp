@@ -12,7 +12,7 @@ namespace onecopy {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::Child;
+using testing::JoinedChild;
 using testing::Shared;
 using Word = std::atomic<std::uint32_t>;
 
@@ -33,12 +33,11 @@ TEST(Futex, DoesNotSleepWhenTheWordIsAnother) {
 TEST(Futex, WakesAnotherProcess) {
   const testing::Watchdog watchdog;
   const Shared<Word> word;
-  Child child([&] {
+  JoinedChild child([&] {
     while (word->load() == 0) futex_wait(*word, 0, 100s);
   });
   word->store(1);
   futex_wake(*word, 1);
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Futex, WakesThroughAnotherMappingEvenAReadOnlyOne) {
@@ -46,12 +45,11 @@ TEST(Futex, WakesThroughAnotherMappingEvenAReadOnlyOne) {
   const Fd fd = create_memfd("test", 4096);
   const Mapping writer = Mapping::of(fd, 4096, Access::read_write);
   const Mapping reader = Mapping::of(fd, 4096, Access::read_only);
-  Child child([&] {
+  JoinedChild child([&] {
     while (reader.as<Word>()->load() == 0) futex_wait(*reader.as<Word>(), 0, 100s);
   });
   writer.as<Word>()->store(1);
   futex_wake(*writer.as<Word>(), 1);
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

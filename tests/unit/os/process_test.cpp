@@ -18,6 +18,7 @@ namespace {
 
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 
 /// A process that lives until it is killed.
 Child sleeper() {
@@ -44,7 +45,7 @@ TEST(Process, PidfdSeesTheExitBeforeTheParentHasWaited) {
 TEST(Process, InAPidNamespaceWithoutAProcOfItsOwnItsStartIsKnown) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, who can make a PID namespace";
   const std::uint64_t start = process_start_time(current_pid());
-  Child child([&] {
+  JoinedChild child([&] {
     ASSERT_EQ(::unshare(CLONE_NEWPID), 0);
     const pid_t first = ::fork();
     if (first == 0) {
@@ -60,7 +61,6 @@ TEST(Process, InAPidNamespaceWithoutAProcOfItsOwnItsStartIsKnown) {
     ASSERT_EQ(::waitpid(first, &status, 0), first);
     EXPECT_EQ(status, 0);
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Process, AProcessThatIsGoneCannotBeWatched) {
@@ -103,13 +103,12 @@ TEST(Process, StartTimeStaysTheSameAndLaterProcessesStartLater) {
 }
 
 TEST(Process, StartTimeIsFoundBehindNamesWithSpacesAndBrackets) {
-  Child child([] {
+  JoinedChild child([] {
     const std::uint64_t before = process_start_time(current_pid());
     ::prctl(PR_SET_NAME, "a) R 1 (2 ) 3");
     EXPECT_EQ(process_start_time(current_pid()), before);
     EXPECT_EQ(process_name(current_pid()), "a) R 1 (2 ) 3");
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Process, BootIdIsTheKernels) {
@@ -122,14 +121,13 @@ TEST(Process, BootIdIsTheKernels) {
 TEST(Process, UsableCpusFollowTheAffinityMask) {
   EXPECT_GE(usable_cpus(), 1);
   EXPECT_LE(usable_cpus(), ::sysconf(_SC_NPROCESSORS_CONF));
-  Child child([] {
+  JoinedChild child([] {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
     ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
     EXPECT_EQ(usable_cpus(), 1);
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

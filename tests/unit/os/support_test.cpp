@@ -55,6 +55,11 @@ TEST(Child, DoesNotOutliveItsObject) {
   EXPECT_EQ(::kill(pid, 0), -1);
 }
 
+TEST(JoinedChild, ThatFailsFailsTheTestAtItsEnd) {
+  EXPECT_NONFATAL_FAILURE({ const JoinedChild child([] { ::_exit(33); }); }, "33");
+  const JoinedChild good([] {});
+}
+
 TEST(Shared, IsSeenByChildren) {
   const Shared<std::atomic<int>> number;
   Child child([&] { number->store(5); });

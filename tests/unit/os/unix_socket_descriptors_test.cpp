@@ -18,6 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::Child;
+using testing::JoinedChild;
 
 ByteSpan hello() { return std::as_bytes(std::span(std::string_view("hello"))); }
 
@@ -75,7 +76,7 @@ TEST(SentDescriptors, ClosedOnesAreRefused) {
 
 TEST(SentDescriptors, ThatDidNotAllArriveAreAnErrorAndTheOthersAreClosed) {
   auto [a, b] = UnixSocket::pair();
-  Child child([&a = a, &b = b] {
+  JoinedChild child([&a = a, &b = b] {
     const std::vector<int> fds(20, a.fd());
     ASSERT_TRUE(a.try_send(hello(), fds));
     const std::size_t before = count_open_descriptors();
@@ -87,11 +88,10 @@ TEST(SentDescriptors, ThatDidNotAllArriveAreAnErrorAndTheOthersAreClosed) {
     ASSERT_TRUE(a.try_send(hello()));
     EXPECT_EQ(b.receive(20s).bytes.size(), hello().size());
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(SentDescriptors, AcceptSaysWhenDescriptorsRunOutAndTheConnectionWaits) {
-  Child child([] {
+  JoinedChild child([] {
     const SocketName name{"onecopy-test-accept-" + std::to_string(::getpid()), true};
     UnixSocket listener = UnixSocket::listen(name);
     const UnixSocket client = UnixSocket::connect(name, 20s);
@@ -103,7 +103,6 @@ TEST(SentDescriptors, AcceptSaysWhenDescriptorsRunOutAndTheConnectionWaits) {
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
     EXPECT_TRUE(listener.try_accept());
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace

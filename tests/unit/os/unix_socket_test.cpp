@@ -30,6 +30,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 
 ByteSpan bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -80,12 +81,11 @@ TEST(UnixSocket, ALockOfTheirDirectoryThatOthersKeepHoldsUpNobodyForEver) {
   const TemporaryDirectory directory;
   const Fd held = open_file(directory.path(), O_RDONLY | O_DIRECTORY);
   ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
-  Child child([&] {
+  JoinedChild child([&] {
     const SocketName name{directory.path() + "/socket", false};
     const UnixSocket listener = UnixSocket::listen(name);
     EXPECT_NO_THROW(UnixSocket::connect(name, 20s));
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(UnixSocket, TriesAgainForAsLongAsItIsTold) {
@@ -173,11 +173,10 @@ TEST(UnixSocket, APeerThatLeftPacketsUnreadStillDeliversItsOwn) {
 TEST(UnixSocket, SendingToAClosedPeerIsAnExceptionNotASignal) {
   auto [a, b] = UnixSocket::pair();
   b = UnixSocket();
-  Child child([&a = a] {
+  JoinedChild child([&a = a] {
     std::signal(SIGPIPE, SIG_DFL);
     expect_error(ErrorCode::peer_died, [&a] { a.try_send(bytes_of("hello")); });
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(UnixSocket, WaitingGoesOnAfterSignals) {
@@ -189,7 +188,7 @@ TEST(UnixSocket, WaitingGoesOnAfterSignals) {
   testing::Shared<std::atomic<int>> signals;
   static std::atomic<int>* counter;
   counter = &*signals;
-  Child child([&b = b, &a = a] {
+  JoinedChild child([&b = b, &a = a] {
     a = UnixSocket();
     struct sigaction action {};
     action.sa_handler = [](int) { counter->fetch_add(1); };
@@ -203,7 +202,6 @@ TEST(UnixSocket, WaitingGoesOnAfterSignals) {
   }
   ASSERT_TRUE(eventually([&] { return signals->load() > 20; }));
   a.try_send(bytes_of("after the signals"));
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(UnixSocket, ConnectsToAnAbstractName) {

@@ -143,8 +143,7 @@ struct Lent {
 
 /// Memory of cudaMalloc, which ends with its owner. Until step 2.
 void lend_weak_segment(Lent& lent) {
-  const testing::CudaCalls cu;
-  cu.use(0);
+  const testing::CudaCalls cu(0);
   Backend& cuda = backend(DeviceType::cuda);
   const void* const at = reinterpret_cast<void*>(cu.memory(kBytes));
   const ExportedMemory memory =

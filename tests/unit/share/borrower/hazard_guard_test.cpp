@@ -16,7 +16,7 @@
 namespace onecopy {
 namespace {
 
-using testing::Child;
+using testing::JoinedChild;
 using Readers = HazardGuard::Readers;
 
 const int kPlace = 0;
@@ -67,21 +67,19 @@ TEST(HazardGuard, IsRegisteredBeforeAProcessStartsItsFirstThread) {
   const auto ask_kernel = [](int command) { return ::syscall(SYS_membarrier, command, 0, 0); };
   if ((ask_kernel(MEMBARRIER_CMD_QUERY) & MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
     GTEST_SKIP() << "wants a kernel with membarrier(2), private expedited";
-  Child process([&] {
+  JoinedChild process([&] {
     Session::current();
     EXPECT_EQ(ask_kernel(MEMBARRIER_CMD_PRIVATE_EXPEDITED), 0);
   });
-  EXPECT_EQ(process.join(), 0);
 }
 
 TEST_F(HazardGuardTest, OfAThreadThatAForkLeftBehindIsForgottenInTheChild) {
   Visitor visitor;
-  Child child([] {
+  JoinedChild child([] {
     EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::some);
     HazardGuard::forget_others();
     EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST_F(HazardGuardTest, OfManyThreadsOneAfterAnother) {

@@ -27,6 +27,7 @@ namespace {
 using testing::allocations_left;
 using testing::Child;
 using testing::eventually;
+using testing::JoinedChild;
 using testing::Note;
 using testing::Shared;
 
@@ -44,7 +45,7 @@ void with_allocations(int count, F&& f) {
 
 TEST(MemoryShortage, TensorsAreLetGoOf) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
-  Child child([] {
+  JoinedChild child([] {
     const std::size_t before = Runtime::current().ledger().live();
     for (const std::int64_t size : {std::int64_t{100}, std::int64_t{1} << 20, kOwnSegment}) {
       std::vector<Tensor> one_by_one, shared;
@@ -57,12 +58,11 @@ TEST(MemoryShortage, TensorsAreLetGoOf) {
     }
     EXPECT_EQ(Runtime::current().ledger().live(), before);
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(MemoryShortage, TensorsInTheOrderOfAStreamAreLetGoOf) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
-  Child child([] {
+  JoinedChild child([] {
     testing::use_simulated_devices();
     const Device card{DeviceType::cuda, 0};
     const Tensor kept = empty(Layout(DType::u8, {100}), card);
@@ -77,13 +77,12 @@ TEST(MemoryShortage, TensorsInTheOrderOfAStreamAreLetGoOf) {
     }
     EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 /// A piece that cannot be unpinned yet, since another block lies in it, is put back.
 TEST(MemoryShortage, PinnedMemoryStaysKnown) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
-  Child child([] {
+  JoinedChild child([] {
     testing::use_simulated_devices();
     const Tensor first = bytes(1 << 20), beside = bytes(1 << 20);
     for (int allocations = 0; allocations < 40; ++allocations) {
@@ -99,7 +98,6 @@ TEST(MemoryShortage, PinnedMemoryStaysKnown) {
     }
     EXPECT_EQ(stats().pinned_bytes, kPinUnit);
   });
-  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
@@ -115,7 +113,7 @@ TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
       EXPECT_TRUE(eventually([] { return stats().foreign_segments == 0; })) << "round " << round;
     }
   });
-  Child owner([&] {
+  JoinedChild owner([&] {
     for (int round = 0; round < kRounds; ++round) {
       Tensor tensor = bytes(kOwnSegment);
       note->write(share(tensor).to_text(), 2 * round + 1);
@@ -134,7 +132,6 @@ TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
   });
   EXPECT_EQ(borrower.join(), 0);
   note->step = kRounds * 2 + 1;
-  EXPECT_EQ(owner.join(), 0);
 }
 
 /// The number of failures in a child that is forked with so many allocations; minus a signal.
@@ -158,7 +155,7 @@ int fork_with(int allocations, const Tensor& inherited) {
 
 TEST(MemoryShortage, AForkedChildIsNotAborted) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
-  Child parent([] {
+  JoinedChild parent([] {
     const Tensor tensor = bytes(100);
     tensor.as<char>()[0] = 7;
     share(tensor);
@@ -166,7 +163,6 @@ TEST(MemoryShortage, AForkedChildIsNotAborted) {
       EXPECT_GE(fork_with(allocations, tensor), 0) << "with " << allocations << " allocations";
     bytes(100);
   });
-  EXPECT_EQ(parent.join(), 0);
 }
 
 }  // namespace
