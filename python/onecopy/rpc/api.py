@@ -188,14 +188,17 @@ def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:
     for each in calls:
         each.add_done_callback(ended.put)
     end = None if timeout is None else time.monotonic() + timeout
-    for count in range(len(calls)):
-        try:
-            each = ended.get(timeout=None if end is None else max(end - time.monotonic(), 0))
-        except queue.Empty:
-            text = f"{len(calls) - count} of {len(calls)} calls have not ended within {timeout:g} s"
-            raise Timeout(text) from None
-        each.wait()
-    return [each.wait() for each in calls]
+    try:
+        for count in range(len(calls)):
+            try:
+                first = ended.get(timeout=None if end is None else max(end - time.monotonic(), 0))
+            except queue.Empty:
+                text = f"{len(calls) - count} of {len(calls)} calls have not ended within {timeout:g} s"
+                raise Timeout(text) from None
+            first.wait()
+        return [each.wait() for each in calls]
+    finally:
+        calls = ended = each = first = None  # type: ignore[assignment]  # they have the failure, whose frames include this one
 
 
 def current_call() -> Any:
