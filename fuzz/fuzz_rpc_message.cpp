@@ -4,7 +4,6 @@
 
 #include "fuzz_input.h"
 #include "rpc/address.h"
-#include "rpc/failure.h"
 #include "rpc/message.h"
 
 namespace onecopy::fuzz {

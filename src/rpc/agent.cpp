@@ -3,14 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <functional>
+#include <map>
 #include <utility>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
+#include "os/mutex.h"
 #include "os/process.h"
-#include "rpc/failure.h"
-#include "rpc/functions.h"
 #include "rpc/node.h"
 #include "rpc/value_codec.h"
 #include "rpc/workers.h"
@@ -62,6 +63,30 @@ Value value_of(const Message& answer) {
     throw Error(ErrorCode::unsupported, "the function was called, and its result is no plain value");
   return decode_value(answer.data, answer.tensors);
 }
+
+/// A function of a message's body. The caller gets its exceptions.
+using BodyFunction = std::function<Message(Message&&)>;
+
+/// The functions that members may call, by name.
+/// Thread safety: all members may be called concurrently.
+class Functions {
+ public:
+  void define(std::string name, BodyFunction function) {
+    auto made = std::make_shared<const BodyFunction>(std::move(function));
+    const LockGuard lock(mutex_);
+    functions_[std::move(name)] = std::move(made);
+  }
+  /// Returns null for an unknown name. The function may be defined anew while a call runs it.
+  std::shared_ptr<const BodyFunction> find(std::string_view name) const {
+    const LockGuard lock(mutex_);
+    const auto at = functions_.find(name);
+    return at == functions_.end() ? nullptr : at->second;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<const BodyFunction>, std::less<>> functions_ GUARDED_BY(mutex_);
+};
 
 }  // namespace
 

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <string>
 #include <string_view>
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
 
 /// The messages of rpc as items of a lane, described byte by byte in docs/design/formats/rpc-message-v1.md. A tail behind
 /// the body says which call it is about, so that neither side moves the body.
@@ -111,6 +112,11 @@ Bytes take_marks(Bytes& data, const CallContext& context);
 std::string take_name(Bytes& data, const CallTail& tail);
 
 [[noreturn]] void refuse_message(const char* problem);
+
+/// Makes the body of an answer of a failure of a function in C++: the code of an error, and the text.
+Message encode_failure(ErrorCode code, const std::string& text);
+/// Throws the failure again.
+[[noreturn]] void throw_failure(const Message& answer);
 
 template <class Tail>
 Tail take_tail(Bytes& data) {

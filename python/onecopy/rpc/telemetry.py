@@ -7,6 +7,7 @@ Thread safety: all functions may be called concurrently.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +15,7 @@ from typing import Any
 import torch
 
 log = logging.getLogger("onecopy.rpc")
-
-
-def is_logged() -> bool:
-    """Returns whether calls are lines of the log."""
-    return log.isEnabledFor(logging.DEBUG)
-
-
+is_logged: Callable[[], bool] = functools.partial(log.isEnabledFor, logging.DEBUG)  # whether calls are lines of the log
 is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # whether this thread has a profiler
 
 

@@ -6,7 +6,6 @@
 
 #include "binding/bytes.h"
 #include "binding/gil.h"
-#include "rpc/context.h"
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
 #include "torch/torch.h"
@@ -167,7 +166,6 @@ void def_reports(nb::class_<Endpoint>& endpoint) {
 }  // namespace
 
 void init_rpc(nb::module_& m) {
-  init_rpc_context(m);
   init_giving(m);
   init_running_call(m);
   init_rpc_call(m);

@@ -143,6 +143,25 @@ CallScope::~CallScope() {
   calls_.remove(*nb::inst_ptr<RunningCall>(call_));
 }
 
+// --- the context of distributed autograd
+
+namespace {
+
+/// Kept while it is the thread's; a thread leaves its contexts before it ends.
+thread_local PyObject* context = nullptr;
+
+}  // namespace
+
+bool has_rpc_context() noexcept { return context != nullptr; }
+
+nb::object current_context() { return context ? nb::borrow(context) : nb::none(); }
+
+nb::object swap_context(nb::object now) {
+  nb::object before = context ? nb::steal(context) : nb::none();
+  context = now.is_none() ? nullptr : now.release().ptr();
+  return before;
+}
+
 // --- the binding
 
 namespace {
@@ -191,6 +210,10 @@ void init_running_call(nb::module_& m) {
       .def("cancel", &RunningCall::cancel, "Marks the call as cancelled.")
       .def("on_cancel", &RunningCall::on_cancel, nb::arg("hook"),
            "Calls the hook when the call is cancelled; at once if it is. The hook must not wait.");
+  m.def("_rpc_context", &current_context,
+        "Returns this thread's context of distributed autograd, or None.");
+  m.def("_swap_rpc_context", &swap_context, nb::arg("context").none(),
+        "Makes a context, or None, the context of this thread. Returns the one before.");
   m.def("_current_call", &current_call,
         "Returns the call that this thread runs for another member; None outside of a call.");
 }

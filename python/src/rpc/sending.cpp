@@ -6,9 +6,7 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
-#include "rpc/context.h"
 #include "rpc/endpoint.h"
-#include "rpc/failure.h"
 #include "rpc/times.h"
 
 /// The caller's side of a call: from the arguments to the lane, and from the answer to the result.

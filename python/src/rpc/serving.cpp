@@ -7,9 +7,7 @@
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "rpc/context.h"
 #include "rpc/endpoint.h"
-#include "rpc/failure.h"
 #include "rpc/times.h"
 
 /// The callee's side of a call: workers take messages, run functions and answer.
