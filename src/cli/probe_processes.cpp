@@ -54,10 +54,11 @@ Finding probe_descriptor_passing() {
 Finding probe_pidfd() {
   const Fd watched(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!watched)
-    return missing(fmt::format("pidfd_open: {}", std::strerror(errno)),
-                   "Ends of other processes cannot be seen: memory that a process put into a queue of "
-                   "another one ends "
-                   "with it. Needs Linux 5.3, and a sandbox (seccomp profile) that allows the call.");
+    return missing(
+        fmt::format("pidfd_open: {}", std::strerror(errno)),
+        "Ends of other processes cannot be seen: device memory that a process put into a queue of "
+        "another one ends with it, and what a forked child borrows stays reserved. Needs Linux 5.3, and a "
+        "sandbox (seccomp profile) that allows the call.");
   std::array<int, 2> pair{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)
     throw_errno("socketpair", errno);

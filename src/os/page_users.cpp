@@ -50,12 +50,6 @@ bool is_of(const std::string& line, const MappedFile& file) {
   return inode_in(line, file.name) == file.inode;
 }
 
-/// The access comes after the addresses: "rw-s".
-bool is_for_writing(const std::string& line) {
-  const auto access = line.find(' ');
-  return access != std::string::npos && line.compare(access, 3, " rw") == 0;
-}
-
 /// Also true of a process that forbids others to look at it.
 bool is_of_our_user(int pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
@@ -96,17 +90,6 @@ bool maps_file(int pid, const MappedFile& file) {
   const Sighting seen =
       look(number, [&](const std::string& line) { is_mapped = is_mapped || is_of(line, file); });
   return is_mapped || seen != Sighting::memory;
-}
-
-/// The seal of a table keeps other processes from mapping it for writing. Tables that a new program of the process
-/// borrows are mapped for reading.
-bool may_own_table(int pid, std::uint64_t inode) {
-  const MappedFile table{"onecopy-blocks", inode};
-  bool is_owned = false;
-  const Sighting seen = look(pid, [&](const std::string& line) {
-    is_owned = is_owned || (is_of(line, table) && is_for_writing(line));
-  });
-  return is_owned || seen != Sighting::memory;
 }
 
 /// The table is ours, so its users are younger than we are.

@@ -18,11 +18,6 @@ struct MappedFile {
 /// May the process still map it? True when it cannot be seen.
 bool maps_file(int pid, const MappedFile& file);
 
-/// May the process still be the owner whose block table has this inode? Its program maps its table for writing from
-/// first to last, and exec unmaps everything. Also true of a process that is ending: its pidfd tells of that. Takes
-/// long.
-bool may_own_table(int pid, std::uint64_t inode);
-
 /// The files of ours that a borrower's process maps: for each connection that it has had, the table and a page of its
 /// own.
 struct BorrowerFiles {

@@ -14,6 +14,7 @@
 #include "os/deadline_scope.h"
 #include "support/child.h"
 #include "support/limits.h"
+#include "support/no_pidfd.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/processes_test.h"
@@ -437,6 +438,28 @@ TEST(Unkept, FallsWithTheLastReferenceToItsQueue) {
     EXPECT_NE(stats().unkept, 0u);
   }
   EXPECT_TRUE(eventually([] { return stats().unkept == 0; }));
+}
+
+/// As in old sandboxes, and on Linux before 5.3. The creator sees the putter's end by the mark on its table.
+TEST(ItemHolders, ACreatorThatCannotOpenAPidfdKeepsItemsForTheTimeAfterTheirPuttersEnd) {
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    if (!testing::refuse_pidfd_open()) return note->write("no filter");
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    note->reach(2);
+    const auto tensor = queue.try_get_tensor(10s);
+    ASSERT_TRUE(tensor);
+    EXPECT_EQ(last_of(*tensor), 999);
+    EXPECT_TRUE(eventually([] { return stats().deposits == 0; }));
+  });
+  const std::string text = note->read();
+  if (text == "no filter") GTEST_SKIP() << "wants a kernel with seccomp filters";
+  Child putter([&] { Queue::connect(Handle::from_text(text)).put(numbers(1000)); });
+  EXPECT_EQ(putter.join(), 0);
+  note->step = 2;
+  EXPECT_EQ(creator.join(), 0);
 }
 
 }  // namespace

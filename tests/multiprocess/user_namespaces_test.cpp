@@ -7,8 +7,10 @@
 
 #include <functional>
 
+#include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/process.h"
 #include "os/unix_socket.h"
 #include "share/borrower/dial.h"
 #include "share/format/process_name.h"
@@ -24,6 +26,7 @@ namespace {
 
 using testing::Child;
 using testing::element;
+using testing::eventually;
 using testing::expect_refusal;
 using testing::kNobody;
 using testing::Note;
@@ -102,6 +105,36 @@ TEST_F(UserNamespaces, OneUserSharesWithItselfUnderTheOverflowUid) {
   EXPECT_EQ(elsewhere.join(), 0);
   note_->step = 9;
   EXPECT_EQ(process.join(), 0);
+}
+
+/// A process may not look into /proc for the program of a process in another user namespace.
+TEST_F(UserNamespaces, WhatAnOwnerLeftThatHasExecedIsOpenedFromItsHolder) {
+  Shared<Note> held;
+  Child process = nobody(kOneUser, [this] {
+    const Queue queue = Queue::create();
+    note_->write(queue.handle().to_text());
+    note_->serve_until(2);
+    execlp("sleep", "sleep", "600", nullptr);
+  });
+  Child holder = nobody(kOneUser, [&] {
+    Queue queue = Queue::connect(Handle::from_text(note_->read()));
+    held->write(queue.handle().to_text());
+    queue.put(numbers(1000, 7));
+    held->serve_until(9);
+  });
+  held->reach(1);
+  note_->step = 2;
+  EXPECT_TRUE(eventually([&] { return process_name(process.pid()) == "sleep"; }));
+  Child another = nobody(kOneUser, [&] {
+    Queue queue = Queue::connect(Handle::from_text(held->read()));
+    const auto tensor = queue.try_get_tensor(10s);
+    ASSERT_TRUE(tensor);
+    EXPECT_EQ(element(*tensor, 999), 1006);
+  });
+  EXPECT_EQ(another.join(), 0);
+  held->step = 9;
+  EXPECT_EQ(holder.join(), 0);
+  EXPECT_FALSE(process.has_ended()) << "it was to live as another program";
 }
 
 }  // namespace

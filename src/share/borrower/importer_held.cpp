@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Serves other owners' memory, as far as this process holds it, to processes that ask in the owner's place.
 #include "onecopy/core/error.h"
-#include "os/page_users.h"
 #include "share/borrower/importer.h"
 #include "share/format/process_name.h"
 
@@ -14,9 +13,8 @@ bool is_frozen(const Peer& peer, const ExportedMemory& memory) {
 }
 
 bool is_frozen(const Ledger& ledger, const ExportedMemory& memory) {
-  const ProcessOrigin origin = ledger.origin();
-  return is_gone(origin) ||
-         (device_type(memory.kind) == DeviceType::cpu && !may_own_table(origin.pid, ledger.table_inode()));
+  return device_type(memory.kind) == DeviceType::cpu ? ledger.has_program_ended()
+                                                     : is_gone(ledger.origin());
 }
 
 /// Empty if this group has not got the segment, or cannot pass it on: then `why` is set.

@@ -10,8 +10,8 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "os/page_users.h"
 #include "os/process.h"
+#include "os/program_mark.h"
 #include "share/format/process_name.h"
 #include "share/owner/late_releases.h"
 #include "share/owner/segment_pins.h"
@@ -202,14 +202,11 @@ bool Peer::has_ended() const noexcept {
   return !pidfd_ || has_exited(pidfd_);
 }
 
-/// A process that cannot be looked at counts as there until its pidfd says otherwise.
 bool Peer::has_left() const noexcept {
   if (gone_ || has_ended()) return true;
-  try {
-    return is_disconnected() && !may_own_table(pid_, table_inode_);
-  } catch (const std::exception&) {
-    return false;
-  }
+  if (!is_disconnected()) return false;
+  const LockGuard lock(ending_mutex_);
+  return table_file_ && !may_be_marked(table_file_, table_inode_);
 }
 
 Fd Peer::export_table() const {
@@ -239,13 +236,14 @@ std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
   return segment ? segment + r.offset : nullptr;
 }
 
-/// An exec unmaps everything before it closes the sockets, so one look sees it. A process that hung up and lives on
-/// is looked at again when the importer looks for another reason, once a second at most.
+/// An exec closes the sockets and unmaps everything at almost the same time, so a few looks see it. A process that
+/// hung up and lives on is looked at again when the importer looks for another reason, once a second at most.
 bool Peer::poll_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
   if (gone_ || !is_disconnected() || now < next_look_) return false;
   if (!uses_devices() && has_left()) return !end();
+  if (first_looks_ != 0) return first_looks_-- != 0;
   next_look_ = now + kPause;
   return false;
 }

@@ -160,7 +160,6 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   /// Has its process ended? Asks the kernel and not the watch thread.
   bool has_ended() const noexcept;
   /// Has its program ended? It also ends when the process becomes another by exec. Its device may still be at work.
-  /// Reads /proc once the conversation is over.
   bool has_left() const noexcept;
   /// Once the conversation is over: looks whether the owner is gone. Returns true while it has to be called again
   /// soon. Watch thread.
@@ -227,6 +226,7 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
 
   BrokerClient client_;
   std::optional<SegmentRequest> wanted_;  ///< with the welcome
+  int first_looks_ = 3;                   ///< that are left, once the conversation is over
   std::chrono::steady_clock::time_point next_look_{};
   EventLoop* loop_ = nullptr;
   Timer* looks_ = nullptr;

@@ -5,34 +5,50 @@
 #include <utility>
 
 #include "os/log.h"
-#include "os/page_users.h"
 #include "share/owner/claim_memory.h"
 
 namespace onecopy {
 namespace {
 
+constexpr int kLooks = 3;
+
 bool is_of_host(const ExportedMemory& memory) noexcept {
   return device_type(memory.kind) == DeviceType::cpu;
 }
 
+/// Watches an owner of the host's memory by the mark on its table alone where the system refuses a descriptor of its
+/// process.
+Fd open_pidfd_if_possible(const ProcessOrigin& origin, bool is_device_memory) {
+  try {
+    return open_pidfd(origin);
+  } catch (const Error& e) {
+    if (is_device_memory || e.code() != ErrorCode::unsupported) throw;
+    return {};
+  }
+}
+
 }  // namespace
 
-bool RetainedSegments::add(const SegmentKey& key, const ProcessOrigin& origin, Fd table,
-                           ExportedMemory memory, std::uint64_t queue,
-                           std::optional<RetainRequest> request) {
+bool RetainedSegments::Entry::is_frozen() const noexcept {
+  return is_of_host(memory) ? owner->has_program_ended() : owner->has_process_ended();
+}
+
+RetainedSegments::Added RetainedSegments::add(const SegmentKey& key, const ProcessOrigin& origin, Fd table,
+                                              ExportedMemory memory, std::uint64_t queue,
+                                              std::optional<RetainRequest> request) {
   const LockGuard lock(mutex_);
-  if (!queues_.contains(queue)) return false;
+  if (!queues_.contains(queue)) return Added::queue_is_closed;
   auto at = entries_.find(key);
   if (at == entries_.end() && !has_room_for(memory)) {
     report_refusal(origin);
-    return false;
+    return Added::no_room;
   }
   if (at == entries_.end())  // whole or not at all: the next attempt must not find half of one
     at = entries_.emplace(key, make_entry(key, origin, std::move(table), std::move(memory))).first;
   Use& use = at->second.queues[queue];
   use.end.reset();
   if (request) use.requests[request->putter] = request->number;
-  return true;
+  return Added::yes;
 }
 
 void RetainedSegments::report_refusal(const ProcessOrigin& origin) {
@@ -48,9 +64,11 @@ void RetainedSegments::report_refusal(const ProcessOrigin& origin) {
 RetainedSegments::Entry RetainedSegments::make_entry(const SegmentKey& key, const ProcessOrigin& origin,
                                                      Fd table, ExportedMemory memory) {
   const Entry* other = another_of(key.first);
-  std::shared_ptr<Owner> owner = other ? other->owner : watched(origin, table);
-  auto shared_table = other ? other->table : std::make_shared<const Fd>(std::move(table));
-  Entry entry{std::move(owner), std::move(shared_table), std::move(memory), {}};
+  const bool is_device_memory = !is_of_host(memory);
+  const bool is_watched = other && (other->owner->pidfd || !is_device_memory);
+  std::shared_ptr<Owner> owner =
+      is_watched ? other->owner : watched(origin, std::move(table), is_device_memory);
+  Entry entry{std::move(owner), std::move(memory), {}};
   if (entry.memory.kind == SegmentKind::named_file) {
     Backend& host = backend(DeviceType::cpu);
     entry.user = host.open(0, host.duplicate(entry.memory, Access::read_write), Access::read_write);
@@ -63,28 +81,21 @@ const RetainedSegments::Entry* RetainedSegments::another_of(const std::string& o
   return at != entries_.end() && at->first.first == owner ? &at->second : nullptr;
 }
 
-std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const ProcessOrigin& origin,
-                                                                   const Fd& table) {
-  std::shared_ptr<Owner> owner(new Owner{open_pidfd(origin), origin.pid, inode_of(table), nullptr});
+std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const ProcessOrigin& origin, Fd table,
+                                                                   bool is_device_memory) {
+  const std::uint64_t inode = inode_of(table);
+  Fd pidfd = open_pidfd_if_possible(origin, is_device_memory);
+  std::shared_ptr<Owner> owner(new Owner{std::move(pidfd), std::move(table), inode, nullptr});
   if (!loop_ || !owner->pidfd) return owner;
   loop_->add(owner->pidfd.get(), [this, watched = std::weak_ptr(owner)] {
     const LockGuard lock(mutex_);
     const auto ended = watched.lock();
-    if (!ended || !ended->is_gone()) return;
+    if (!ended || !ended->has_process_ended()) return;
     loop_->remove(ended->pidfd.get());
     look_soon();
   });
   owner->loop = loop_;
   return owner;
-}
-
-/// An owner that cannot be looked at counts as alive.
-bool RetainedSegments::Owner::look() noexcept {
-  try {
-    has_left = has_left || !may_own_table(pid, table_inode);
-  } catch (const std::exception&) {  // no memory to read with
-  }
-  return has_left;
 }
 
 bool RetainedSegments::has_room_for(const ExportedMemory& memory) const noexcept {
@@ -100,9 +111,9 @@ std::optional<HeldSegment> RetainedSegments::open(const SegmentKey& key, Access 
   const auto at = entries_.find(key);
   if (at == entries_.end()) return {};
   const Entry& entry = at->second;
-  return HeldSegment{entry.table->duplicate(),
+  return HeldSegment{entry.owner->table.duplicate(),
                      backend(device_type(entry.memory.kind)).duplicate(entry.memory, access),
-                     entry.owner->is_gone() || (is_of_host(entry.memory) && entry.owner->look())};
+                     entry.is_frozen()};
 }
 
 void RetainedSegments::release(const SegmentKey& key, const RetainRequest& last) noexcept {
@@ -151,9 +162,8 @@ void RetainedSegments::forget_queue(std::uint64_t queue) noexcept {
   }
 }
 
-/// At all live owners, too.
 void RetainedSegments::look_soon() noexcept {
-  next_look_ = {};
+  looks_ = kLooks;
   if (due_) due_();
 }
 
@@ -170,26 +180,14 @@ bool RetainedSegments::drop_passed(Entry& entry) {
                              [](Use& use) { return use.requests.empty() ? &use.end : nullptr; });
 }
 
-/// A live owner is looked at when a request has ended, and then from time to time, whenever sweep() runs.
 bool RetainedSegments::sweep() noexcept {
-  constexpr std::chrono::seconds kPause{1};
   const LockGuard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  const bool may_look = now >= next_look_;
+  const bool looks_again = looks_ > 0 && --looks_ > 0;
   bool waiting = false;
-  bool gone = false;
-  const Owner* asked = nullptr;
-  const Owner* looked_at = nullptr;
   for (auto at = entries_.begin(); at != entries_.end();) {
     Entry& entry = at->second;
-    Owner& owner = *entry.owner;
-    if (&owner != asked) gone = (asked = &owner)->is_gone();
-    if (!gone && may_look && looked_at != &owner && is_of_host(entry.memory) && !is_requested(entry)) {
-      looked_at = &owner;
-      owner.look();
-      next_look_ = now + kPause;
-    }
-    if (gone || (owner.has_left && is_of_host(entry.memory))) waiting = drop_passed(entry) || waiting;
+    if (entry.is_frozen()) waiting = drop_passed(entry) || waiting;
+    else waiting = waiting || (looks_again && !is_requested(entry));
     at = entry.queues.empty() ? entries_.erase(at) : std::next(at);
   }
   return waiting;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -15,6 +14,7 @@
 #include "os/mutex.h"
 #include "os/process.h"
 #include "os/process_origin.h"
+#include "os/program_mark.h"
 #include "share/borrower/held_segment.h"
 #include "share/borrower/local_queues.h"
 #include "share/borrower/segment_key.h"
@@ -54,10 +54,15 @@ class RetainedSegments {
     due_ = std::move(due);
   }
 
-  /// Retains a segment for `queue`. Without a request it comes from its owner. Returns false if it is not retained: the
-  /// queue is not open here, or the descriptors are too many.
-  bool add(const SegmentKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
-           std::uint64_t queue, std::optional<RetainRequest> request = {});
+  enum class Added : std::uint8_t {
+    yes,
+    queue_is_closed,  ///< here
+    no_room,          ///< for the descriptors of a device's memory
+  };
+  /// Retains a segment for `queue`. Without a request it comes from its owner. Throws unsupported if the system does not
+  /// let this process watch the owner of a device's memory.
+  Added add(const SegmentKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
+            std::uint64_t queue, std::optional<RetainRequest> request = {});
   std::optional<HeldSegment> open(const SegmentKey& key, Access access) const;
   /// Ends the putter's requests up to this one.
   void release(const SegmentKey& key, const RetainRequest& last) noexcept;
@@ -71,7 +76,7 @@ class RetainedSegments {
   /// REQUIRES: the queue has been removed from the LocalQueues.
   void forget_queue(std::uint64_t queue) noexcept;
 
-  /// Drops segments that are not needed any more. Returns true while more looks are due: an item is waited for.
+  /// Drops segments that nobody needs. Returns true while more looks are due: an item is waited for.
   bool sweep() noexcept;
   std::size_t size() const;
 
@@ -86,29 +91,30 @@ class RetainedSegments {
     std::map<Putter, std::uint64_t> requests;  ///< with the number of each putter's last
     QueueMark end;  ///< of the queue, when the owner was first seen gone with no request left
   };
-  /// One for all segments of an owner.
+  /// The process that owns segments: one for all of them.
   struct Owner {
-    Fd pidfd;
-    int pid;
+    Fd pidfd;  ///< empty for a process that has ended, or that cannot be watched
+    Fd table;
     std::uint64_t table_inode;
-    EventLoop* loop;        ///< that watches the pidfd; null if none does
-    bool has_left = false;  ///< its program has ended, although its process lives
+    EventLoop* loop;  ///< that watches the pidfd; null if none does
 
     ~Owner() {
       if (loop && pidfd) loop->remove(pidfd.get());
     }
 
-    bool is_gone() const noexcept { return !pidfd || has_exited(pidfd); }
-    /// Reads /proc.
-    bool look() noexcept;
+    bool has_process_ended() const noexcept { return !pidfd || has_exited(pidfd); }
+    bool has_program_ended() const noexcept { return !may_be_marked(table, table_inode); }
   };
   struct Entry {
-    std::shared_ptr<Owner> owner;     ///< shared by all segments of the owner
-    std::shared_ptr<const Fd> table;  ///< shared likewise
+    std::shared_ptr<Owner> owner;  ///< shared by all segments of the owner
     ExportedMemory memory;
     std::map<std::uint64_t, Use> queues;
     /// Of a named file: removes the name with its last user. Without this user the name would go.
     std::unique_ptr<DeviceMemory> user = {};
+
+    /// Has its owner stopped writing to it, and to its table? A device may be at work for a program that has
+    /// ended until its process ends.
+    bool is_frozen() const noexcept;
   };
 
   bool has_room_for(const ExportedMemory& memory) const noexcept REQUIRES(mutex_);
@@ -116,7 +122,8 @@ class RetainedSegments {
   Entry make_entry(const SegmentKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory)
       REQUIRES(mutex_);
   const Entry* another_of(const std::string& owner) const REQUIRES(mutex_);
-  std::shared_ptr<Owner> watched(const ProcessOrigin& origin, const Fd& table) REQUIRES(mutex_);
+  std::shared_ptr<Owner> watched(const ProcessOrigin& origin, Fd table, bool is_device_memory)
+      REQUIRES(mutex_);
   void look_soon() noexcept REQUIRES(mutex_);
   bool drop_passed(Entry& entry) REQUIRES(mutex_);
   static bool is_requested(const Entry& entry) noexcept;
@@ -127,8 +134,8 @@ class RetainedSegments {
   mutable Mutex mutex_;  ///< taken before that of queues_
   std::map<SegmentKey, Entry> entries_ GUARDED_BY(mutex_);
   bool has_refused_ GUARDED_BY(mutex_) = false;
-  /// When live owners are looked at again: a process may have become another program.
-  std::chrono::steady_clock::time_point next_look_ GUARDED_BY(mutex_){};
+  /// Sweeps that are left to see the end of a program. Its sockets close a moment before its mark goes.
+  int looks_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace onecopy

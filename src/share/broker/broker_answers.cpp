@@ -239,11 +239,13 @@ void Broker::retain(Connection& c, Packet packet) {
   if (packet.fds.empty())
     throw Error(ErrorCode::protocol, "a segment to be retained came without descriptors");
   Fd table = std::move(packet.fds[0]);
-  if (!retention_.segments.add(
-          {wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start}, std::move(table),
-          wire::memory_in<wire::Retain>(std::move(packet), 1), body.queue, RetainRequest{&c, body.number}))
-    throw Error(ErrorCode::closed,
-                "the queue's creator has closed it, or keeps no more descriptors of device memory");
+  const auto added = retention_.segments.add(
+      {wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start}, std::move(table),
+      wire::memory_in<wire::Retain>(std::move(packet), 1), body.queue, RetainRequest{&c, body.number});
+  if (added == RetainedSegments::Added::queue_is_closed)
+    throw Error(ErrorCode::closed, "the queue's creator has closed it");
+  if (added == RetainedSegments::Added::no_room)
+    throw Error(ErrorCode::unsupported, "the queue's creator keeps no more descriptors of device memory");
   point("segment.retained");
   reply(c, wire::pack(wire::Retained{}));
 }

@@ -21,7 +21,7 @@
 /// are written and read on one host only, so bodies travel as they lie in memory.
 namespace onecopy::wire {
 
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 
 enum class Type : std::uint32_t {
   hello = 1,     ///< borrower: here I am

@@ -21,6 +21,8 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limb
       segments_(segments),
       limbo_(std::move(limbo)),
       file_(create_memfd("onecopy-blocks", kTableBytes)),
+      table_inode_(inode_of(file_)),
+      mark_(file_),
       records_(Mapping::of(file_, kTableBytes, Access::read_write)),
       local_memory_(Mapping::anonymous(kMaxBlocks * sizeof(Local))),
       local_(local_memory_.as<Local>()),
@@ -281,9 +283,9 @@ Fd Ledger::export_table() const {
   return file_.duplicate();
 }
 
-std::uint64_t Ledger::table_inode() const {
+bool Ledger::has_program_ended() const noexcept {
   const LockGuard lock(mutex_);
-  return inode_of(file_);
+  return !may_be_marked(file_, table_inode_);
 }
 
 Ledger::PageRef Ledger::attach(const Claims& page) {

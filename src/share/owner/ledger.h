@@ -11,6 +11,7 @@
 #include "os/mapping.h"
 #include "os/mutex.h"
 #include "os/process_origin.h"
+#include "os/program_mark.h"
 #include "share/owner/block_table.h"
 #include "share/owner/claim_memory.h"
 #include "share/owner/segment_pins.h"
@@ -57,7 +58,10 @@ class Ledger final : public SharedBlocks, public PageGuard {
     return segments_.export_rest(segment, first);
   }
   Fd export_table() const override;
-  std::uint64_t table_inode() const;
+  std::uint64_t table_inode() const noexcept { return table_inode_; }
+  /// Has the program that owns the blocks ended? Another program may run in its process since. Returns false if that
+  /// cannot be told.
+  bool has_program_ended() const noexcept;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
@@ -151,7 +155,9 @@ class Ledger final : public SharedBlocks, public PageGuard {
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   const SegmentTable& segments_;
   const Wakeup limbo_;
-  mutable Fd file_ GUARDED_BY(mutex_);                         ///< of the table
+  mutable Fd file_ GUARDED_BY(mutex_);  ///< of the table
+  const std::uint64_t table_inode_;
+  const ProgramMark mark_;                                     ///< on the table
   mutable bool file_is_read_only_ GUARDED_BY(mutex_) = false;  ///< by its descriptor
   Mapping records_;
   Mapping local_memory_;

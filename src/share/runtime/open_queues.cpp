@@ -96,7 +96,7 @@ void OpenQueues::report_refusal(const Error& error) noexcept {
   if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
   log_warning(
       "the creator of a queue cannot keep memory that this process puts into it ({}): items that have not "
-      "been taken when this process ends are lost; `onecopy doctor` says what is missing",
+      "been taken when this process ends are lost",
       error.what());
 }
 
@@ -121,8 +121,9 @@ void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, 
                                        importer_.pass_on(group, segment), queue, number);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Memory of the host that is open here can be served without being retained.
-    if (!retention_.segments.add(key, group.origin(), group.export_table(),
-                                 importer_.pass_on(group, segment), queue, RetainRequest{}))
+    if (retention_.segments.add(key, group.origin(), group.export_table(),
+                                importer_.pass_on(group, segment), queue,
+                                RetainRequest{}) == RetainedSegments::Added::no_room)
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
   }
 }

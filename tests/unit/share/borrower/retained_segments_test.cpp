@@ -8,9 +8,10 @@
 #include <string>
 
 #include "onecopy/core/error.h"
-#include "os/mapping.h"
 #include "os/memfd.h"
 #include "os/process.h"
+#include "os/program_mark.h"
+#include "share/owner/claim_memory.h"
 #include "support/child.h"
 #include "support/eventually.h"
 #include "support/limits.h"
@@ -19,6 +20,7 @@ namespace onecopy {
 namespace {
 
 using testing::Child;
+using Added = RetainedSegments::Added;
 
 constexpr std::uint64_t kQueue = 77;
 
@@ -40,22 +42,30 @@ class RetainedSegmentsTest : public ::testing::Test {
     memory.fds.push_back(create_memfd("segment", 4096));
     return memory;
   }
-  bool add(const SegmentKey& key, const ProcessOrigin& origin, std::uint64_t queue = kQueue,
-           std::optional<RetainRequest> request = {}) {
-    return segments_.add(key, origin, table_.duplicate(), segment(), queue, request);
+  /// From this process, or from one that gone() has returned.
+  RetainedSegments::Added add(const SegmentKey& key, const ProcessOrigin& origin,
+                              std::uint64_t queue = kQueue, std::optional<RetainRequest> request = {}) {
+    const Fd& table = origin.pid == ::getpid() ? table_ : table_of_gone_;
+    return segments_.add(key, origin, table.duplicate(), segment(), queue, request);
   }
   /// A process that has ended, and lived when `during` was called.
   ProcessOrigin gone(const std::function<void(const ProcessOrigin&)>& during = {}) {
-    Child child([] { ::pause(); });
+    Child child([this] {
+      const ProgramMark mark(table_of_gone_);
+      ::pause();
+    });
     const ProcessOrigin origin{child.pid(), process_start_time(child.pid())};
+    const std::uint64_t inode = inode_of(table_of_gone_);
+    const auto runs = [&] { return may_be_marked(table_of_gone_, inode); };
+    EXPECT_TRUE(testing::eventually(runs));
     if (during) during(origin);
     child.kill();
     return origin;
   }
 
-  /// Mapped here, as the table of an owner is, and in children.
   const Fd table_ = create_memfd("onecopy-blocks", 4096);
-  Mapping mapped_ = Mapping::of(table_, 4096, Access::read_write);
+  const Fd table_of_gone_ = create_memfd("onecopy-blocks", 4096);
+  std::optional<ProgramMark> mark_{std::in_place, table_};
   SegmentRetention retention_;
   RetainedSegments& segments_ = retention_.segments;
   Progress queue_;
@@ -63,12 +73,12 @@ class RetainedSegmentsTest : public ::testing::Test {
 };
 
 TEST_F(RetainedSegmentsTest, AreRetainedForQueuesThatAreOpenHereOnly) {
-  EXPECT_FALSE(add(key_, this_process_origin()));
+  EXPECT_EQ(add(key_, this_process_origin()), Added::queue_is_closed);
   EXPECT_EQ(segments_.size(), 0u);
   retention_.queues.add(kQueue, queue_.hooks());
-  EXPECT_TRUE(add(key_, this_process_origin()));
+  EXPECT_EQ(add(key_, this_process_origin()), Added::yes);
   EXPECT_EQ(segments_.size(), 1u);
-  EXPECT_FALSE(add(key_, this_process_origin(), kQueue + 1));
+  EXPECT_EQ(add(key_, this_process_origin(), kQueue + 1), Added::queue_is_closed);
   EXPECT_EQ(segments_.size(), 1u);
 }
 
@@ -79,7 +89,7 @@ TEST_F(RetainedSegmentsTest, OfAnOwnerThatEndsAreLookedAt) {
   segments_.watch(loop, [&] { ++asked; });
   retention_.queues.add(kQueue, queue_.hooks());
   gone([&](const ProcessOrigin& owner) {
-    EXPECT_TRUE(add(key_, owner));
+    EXPECT_EQ(add(key_, owner), Added::yes);
     EXPECT_FALSE(segments_.sweep());
     EXPECT_EQ(asked, 0);
   });
@@ -93,13 +103,13 @@ TEST_F(RetainedSegmentsTest, OfDevicesAreKeptUpToANumberOfDescriptorsAndOthersAr
   const auto add_chunks = [&](std::uint32_t segment, std::size_t chunks) {
     ExportedMemory memory{SegmentKind::cuda_vmm, chunks * 4096, {}, {}};
     for (std::size_t i = 0; i < chunks; ++i) memory.fds.push_back(create_memfd("chunk", 4096));
-    segments_.add({key_.first, segment}, this_process_origin(), create_memfd("table", 4096),
-                  std::move(memory), kQueue);
+    return segments_.add({key_.first, segment}, this_process_origin(), create_memfd("table", 4096),
+                         std::move(memory), kQueue);
   };
-  add_chunks(1, RetainedSegments::kMostOfDevices - 1);
-  add_chunks(2, 2);
-  EXPECT_EQ(segments_.size(), 1u) << "two more are too many";
-  add_chunks(3, 1);
+  EXPECT_EQ(add_chunks(1, RetainedSegments::kMostOfDevices - 1), Added::yes);
+  EXPECT_EQ(add_chunks(2, 2), Added::no_room);
+  EXPECT_EQ(segments_.size(), 1u);
+  EXPECT_EQ(add_chunks(3, 1), Added::yes);
   EXPECT_EQ(segments_.size(), 2u);
   add({key_.first, 4}, this_process_origin());
   add({key_.first, 5}, this_process_origin());
@@ -122,15 +132,16 @@ TEST_F(RetainedSegmentsTest, OpenAsTheSegmentAndItsTableWithOrWithoutTheRightToW
   EXPECT_FALSE(segments_.open({"another", 3}, Access::read_only));
 }
 
-/// As after exec, when the new program has borrowed what the old one lent.
-TEST_F(RetainedSegmentsTest, OfAnOwnerThatLivesAndCannotWriteItsTableGoAsADeadOnesUnlessTheyAreOfADevice) {
+/// As after exec.
+TEST_F(RetainedSegmentsTest, OfAProcessWhoseProgramHasEndedGoAsADeadOnesUnlessTheyAreOfADevice) {
   retention_.queues.add(kQueue, queue_.hooks());
   const SegmentKey device{key_.first, 9};
   ExportedMemory chunk{SegmentKind::cuda_vmm, 4096, {}, {}};
   chunk.fds.push_back(create_memfd("chunk", 4096));
-  ASSERT_TRUE(add(key_, this_process_origin()));
-  ASSERT_TRUE(segments_.add(device, this_process_origin(), table_.duplicate(), std::move(chunk), kQueue));
-  mapped_ = Mapping::of(table_, 4096, Access::read_only);
+  ASSERT_EQ(add(key_, this_process_origin()), Added::yes);
+  ASSERT_EQ(segments_.add(device, this_process_origin(), table_.duplicate(), std::move(chunk), kQueue),
+            Added::yes);
+  mark_.reset();
   EXPECT_TRUE(segments_.open(key_, Access::read_write)->owner_gone);
   EXPECT_FALSE(segments_.sweep());
   EXPECT_FALSE(segments_.open(key_, Access::read_write));
