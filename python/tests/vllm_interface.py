@@ -19,7 +19,7 @@ def install(version="0.33"):
     """Puts the modules of that version of vLLM into sys.modules."""
     for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.config", "vllm.config.parallel",
                  "vllm.config.weight_transfer", "vllm.logger", "vllm.model_executor", "vllm.model_executor.model_loader",
-                 "vllm.model_executor.model_loader.reload", "vllm.model_executor.model_loader.default_loader"):  # fmt: skip
+                 "vllm.model_executor.model_loader.reload", "vllm.model_executor.model_loader.reload.layerwise", "vllm.model_executor.model_loader.default_loader"):  # fmt: skip
         module(name)
     sys.modules["vllm"].__version__ = f"{version}.0"
     sys.modules["vllm.config.parallel"].ParallelConfig = object
@@ -27,6 +27,7 @@ def install(version="0.33"):
     sys.modules["vllm.logger"].init_logger = __import__("logging").getLogger
     reload = sys.modules["vllm.model_executor.model_loader.reload"]
     reload.initialize_layerwise_reload, reload.finalize_layerwise_reload = initialize, finalize
+    sys.modules["vllm.model_executor.model_loader.reload.layerwise"].get_layerwise_info = lambda layer: layer.info
     loader_stubs(sys.modules["vllm.model_executor.model_loader"])
     for name, stub in (("base", BASES[version]), ("factory", factory_stub)):
         full = f"vllm.distributed.weight_transfer.{name}"
@@ -36,15 +37,44 @@ def install(version="0.33"):
             stub(module(full))
 
 
+class LayerInfo:
+    """What vLLM's reload knows of a layer."""
+
+    def __init__(self):
+        self.load_numel, self.load_numel_total, self.loaded_weights, self.kernel_tensors = 0, None, [], None
+
+    def can_load(self):
+        return self.load_numel_total is not None
+
+
+class Layer:
+    """A layer of two weights, which replace the old ones once both have come."""
+
+    def __init__(self):
+        self.weights, self.info = {}, LayerInfo()
+
+    def take(self, name, tensor):
+        self.info.loaded_weights.append((name, tensor.clone()))
+        self.info.load_numel += 1
+        if self.info.load_numel == self.info.load_numel_total:
+            self.weights, self.info = dict(self.info.loaded_weights), LayerInfo()
+
+
 def initialize(model):
-    """As vLLM's: from here on the model has no weights to serve with."""
+    """As vLLM's: from here on the layers have no weights to serve with."""
     model.calls.append("initialize")
-    model.serves = False
+    for layer in getattr(model, "modules", list)():
+        layer.info.load_numel_total = 2
+        layer.weights, layer.info.kernel_tensors = None, layer.weights
 
 
 def finalize(model, config):
+    """As vLLM's: a layer that has got only a part of its weights keeps what lies in its memory for the others."""
     model.calls.append(f"finalize {config}")
-    model.serves = True
+    for layer in getattr(model, "modules", list)():
+        if layer.info.can_load():
+            layer.weights = layer.info.kernel_tensors if layer.info.load_numel <= 0 else dict(layer.info.loaded_weights)
+        layer.info = LayerInfo()
 
 
 def loader_stubs(loaders):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -58,7 +59,10 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
         """Does nothing: the model serves its old weights until new ones can be read."""
 
     def receive_weights(self, update_info: OnecopyUpdateInfo) -> None:
-        """Loads all weights. The model is as it was when they cannot be opened.
+        """Loads all weights.
+
+        The model keeps its old weights when the new ones cannot be opened. When it refuses a weight, the layers that
+        have got all of theirs before keep the new ones, all others keep their old ones, and the model can serve.
 
         Raises:
             OwnerDied: the trainer has ended, and its memory with it.
@@ -67,9 +71,14 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
         bundle = _open(_nearest(update_info.handles, self.device), framework="torch")
         reload = _reload()
         reload.initialize_layerwise_reload(self.model)
-        with _without_completeness_check():
-            self.model.load_weights(list(bundle.items()))
-        reload.finalize_layerwise_reload(self.model, self.model_config)
+        try:
+            with _without_completeness_check():
+                self.model.load_weights(list(bundle.items()))
+        except BaseException:
+            _drop_partial_layers(self.model)
+            raise
+        finally:
+            reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
         """Does nothing: the model serves its new weights already."""
@@ -182,6 +191,21 @@ def _name_of(device: Any) -> str:
 def _nearest(handles: dict[str, str], device: Any) -> str:
     """The weights on the worker's own card; else the first rank's, which are read from where they are."""
     return handles.get(_name_of(device)) or next(iter(handles.values()))
+
+
+def _drop_partial_layers(model: Any) -> None:
+    """Lets ``finalize_layerwise_reload()`` put the old weights back into each layer that lacks some of its new ones."""
+    of = need("vllm.model_executor.model_loader.reload.layerwise", PACKAGE, WHAT, "get_layerwise_info")
+    layers = [of.get_layerwise_info(layer) for layer in model.modules()]
+    for info in layers:
+        info.load_numel = 0
+        info.loaded_weights.clear()
+    new = sum(not info.can_load() for info in layers)
+    if new:
+        logging.getLogger("onecopy").warning(
+            "a weight update failed when %d of %d layers had their new weights; the others keep their old ones until "
+            "the next update", new, len(layers),
+        )  # fmt: skip
 
 
 def _reload() -> Any:
