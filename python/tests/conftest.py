@@ -97,6 +97,7 @@ def spawner():
     yield found
     if found:
         found.close()
+    assert not Peer.alive, "the interpreter would wait for these processes at its end, and they for commands"
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from onecopy import _captures, _core, graphs
 from onecopy.graphs import _pool
 from onecopy.graphs._captures import _Collector
 
+pytestmark = pytest.mark.usefixtures("device_processes")
+
 
 def test_of_two_captures_at_a_time_the_last_one_to_end_lets_the_collector_go_on():
     collector = _Collector()
