@@ -203,5 +203,26 @@ TEST_F(CudaFailure, KeepsWhatIsGivenBackInItsStreamsFromBeingUsedAgain) {
   });
 }
 
+/// As at the exit of a process: its driver ends before static objects give back the last tensors.
+TEST_F(CudaFailure, ADriverThatHasEndedTakesTensorsBackWithoutAWord) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "ends the simulated driver";
+  JoinedChild owner([&] {
+    const Tensor tensor = device_bytes(4096);
+    note->write(share(tensor).to_text());
+    note->reach(3);
+  });
+  JoinedChild borrower([&] {
+    const StderrText log;
+    const CudaCalls cu;
+    cu.use(0);
+    Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{cu.stream()}});
+    cu.sim_shut_down();
+    EXPECT_EQ(cu.cuCtxPushCurrent(nullptr), testing::CUDA_ERROR_DEINITIALIZED);
+    tensor.release();
+    EXPECT_EQ(log.read(), "");
+    note->step = 3;
+  });
+}
+
 }  // namespace
 }  // namespace onecopy

@@ -26,6 +26,7 @@ class CudaCalls {
     bind(cuGetProcAddress_v2, "cuGetProcAddress_v2");
     bind(sim_fail, "sim_fail");
     bind(sim_break, "sim_break");
+    bind(sim_shut_down, "sim_shut_down");
     bind(sim_reserved, "sim_reserved");
     bind(sim_staged, "sim_staged");
     bind(sim_unordered, "sim_unordered");
@@ -42,6 +43,7 @@ class CudaCalls {
   GetProcAddress* cuGetProcAddress_v2 = nullptr;
   void (*sim_fail)(const char*, int, int, int) = nullptr;
   void (*sim_break)(int, int) = nullptr;
+  void (*sim_shut_down)() = nullptr;
   std::size_t (*sim_reserved)() = nullptr;
   std::size_t (*sim_staged)() = nullptr;
   std::size_t (*sim_unordered)() = nullptr;

@@ -24,6 +24,7 @@ ErrorCode code_of(CUresult result) noexcept {
     case CUDA_ERROR_OUT_OF_MEMORY: return ErrorCode::out_of_memory;
     case CUDA_ERROR_MAP_FAILED: return ErrorCode::out_of_mappings;
     case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_DEINITIALIZED:  // this process is ending, and its driver has ended
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_STUB_LIBRARY:

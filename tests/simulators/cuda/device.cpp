@@ -241,3 +241,6 @@ extern "C" __attribute__((visibility("default"))) void sim_break(int number, int
   const std::lock_guard lock(state().mutex);
   of(state().primary.at(physical(number)))->failed = code;
 }
+
+/// From now on all calls fail as at the end of a process whose driver has ended first.
+extern "C" __attribute__((visibility("default"))) void sim_shut_down() { state().has_ended = true; }

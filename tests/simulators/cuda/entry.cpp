@@ -95,6 +95,7 @@ State& state() {
 CUresult enter(const char* symbol) {
   if (const int fault = injected_fault(symbol); fault != 0) return fault;
   State& all = state();
+  if (all.has_ended) return CUDA_ERROR_DEINITIALIZED;
   return all.forked || !all.initialized ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 

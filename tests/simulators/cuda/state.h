@@ -79,7 +79,8 @@ struct Context {
 struct State {
   std::mutex mutex;
   std::atomic<bool> initialized{false};
-  std::atomic<bool> forked{false};  ///< this is a child of a process that had called cuInit
+  std::atomic<bool> forked{false};     ///< this is a child of a process that had called cuInit
+  std::atomic<bool> has_ended{false};  ///< as once the driver's own handlers of the process's exit have run
   std::map<int, CUcontext> primary;
   std::map<int, int> primary_uses;
   std::map<CUdeviceptr, Range> ranges;
