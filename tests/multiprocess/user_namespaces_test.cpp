@@ -34,7 +34,9 @@ using testing::numbers;
 using testing::Shared;
 using namespace std::chrono_literals;
 
-constexpr unsigned kOneUser = 165534, kOtherUser = 54400;  // of the host
+/// Users of the host that no other test has, which may run at the same time. Made by the test's own process.
+const unsigned kOneUser = 0x10000000U + static_cast<unsigned>(::getpid());
+const unsigned kOtherUser = 0x10000000U + kOneUser;
 
 class UserNamespaces : public ::testing::Test {
  protected:
