@@ -81,7 +81,7 @@ def rpc_torch(session: nox.Session) -> None:
 
 @nox.session(name="rpc-far", venv_backend="none")
 def rpc_far(session: nox.Session) -> None:
-    """The rpc tests between members that reach each other over TCP, as members of other hosts do."""
+    """The rpc tests between members that reach each other over TLS, as members of other hosts do."""
     lend_or_count = [  # these lend memory, name its routes, or count the time of the processor
         "test_rpc.py::test_members_on_one_processor_do_not_spin_in_each_others_way",
         "test_rpc_native.py::test_arguments_are_copied_unless_they_are_lent_or_given_away",
@@ -93,7 +93,11 @@ def rpc_far(session: nox.Session) -> None:
     ]
     files = ("rpc", "rpc_references", "rpc_native", "rpc_bad_input", "rpc_dynamic", "rpc_faults", "dist_autograd")
     chosen = [f"{TESTS}/test_{name}.py" for name in files] + [f"--deselect={TESTS}/{name}" for name in lend_or_count]
-    link = {"ONECOPY_RPC_LINK": "tcp", "ONECOPY_RPC_KEY": "of a test", "ONECOPY_RPC_LISTEN": "127.0.0.1:0"}
+    link = {
+        "ONECOPY_RPC_LINK": "tcp",
+        "ONECOPY_RPC_KEY": "a secret of these tests, of 40 characters",
+        "ONECOPY_RPC_LISTEN": "127.0.0.1:0",
+    }
     pytest(session, *chosen, python=HERE, **link)
 
 

@@ -21,8 +21,8 @@ const std::map<std::string, void (*)(Parent&)> kRoles = {
     {"follow_exchanges", follow_exchanges}, {"wait_for_items", wait_for_items},
     {"open_handles", open_handles},         {"open_one_handle", open_one_handle},
     {"own_a_million", own_a_million},       {"open_a_million", open_a_million},
-    {"answer_calls", answer_calls},         {"answer_far_calls", answer_far_calls},
-    {"make_far_calls", make_far_calls},
+    {"answer_calls", answer_calls},         {"answer_calls_of_a_host", answer_calls_of_a_host},
+    {"call_a_host", call_a_host},
 };
 
 int be_a_peer(const std::string& role) {
@@ -58,7 +58,7 @@ std::vector<NamedRow> all_rows(const Effort& effort, Iceoryx& iceoryx) {
       {"load", [&] { return load_file(effort); }},
       {"rpc", [&] { return call_spinning(effort); }},
       {"rpc-asleep", [&] { return call_asleep(effort); }},
-      {"rpc-far", [&] { return call_far(effort); }},
+      {"rpc-hosts", [&] { return call_hosts(effort); }},
   };
 }
 

@@ -28,7 +28,7 @@ Row load_file(const Effort& effort);
 // Of the issue "RPC".
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
-Row call_far(const Effort& effort);
+Row call_hosts(const Effort& effort);
 
 // The work of the other processes.
 void follow_exchanges(Parent& parent);
@@ -38,7 +38,7 @@ void open_one_handle(Parent& parent);
 void own_a_million(Parent& parent);
 void open_a_million(Parent& parent);
 void answer_calls(Parent& parent);
-void answer_far_calls(Parent& parent);
-void make_far_calls(Parent& parent);
+void answer_calls_of_a_host(Parent& parent);
+void call_a_host(Parent& parent);
 
 }  // namespace onecopy::bench

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+KEY = "a secret of these tests, of 40 characters"
 CABLES, ADDRESSES = ("ocpy2", "ocpy3"), ("10.213.58.1", "10.213.58.2")
 
 MEMBER = r"""
@@ -139,12 +141,33 @@ def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path):
     program = tmp_path / "member.py"
     program.write_text(MEMBER)
     members = [
-        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY="a secret of this test")
+        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY)
         for rank, holder in enumerate(networks)
     ]
     outcomes = [member.communicate(timeout=240) for member in members]
     assert [member.returncode for member in members] == [0, 0], outcomes
     assert outcomes[0][0] == "trained\n"
+
+
+def test_the_example_of_two_hosts_runs_on_two_hosts(networks):
+    example = pathlib.Path(__file__).resolve().parents[2] / "examples/python/rpc_hosts.py"
+    members = [
+        start(
+            holder,
+            example,
+            rank,
+            "",
+            ONECOPY_RPC_KEY=KEY,
+            RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR=ADDRESSES[0],
+            MASTER_PORT="29500",
+        )
+        for rank, holder in enumerate(networks)
+    ]
+    outcomes = [member.communicate(timeout=240) for member in members]
+    assert [member.returncode for member in members] == [0, 0], outcomes
+    assert outcomes[0][0] == example.with_suffix(".expected").read_text()
 
 
 def test_members_without_a_key_say_what_to_do(networks, tmp_path):

@@ -120,8 +120,22 @@ Finding probe_ascend() {
   }
 }
 
+Finding probe_openssl() {
+  constexpr const char* kAdvice =
+      "Calls to other hosts need it: install libssl3 (Debian, Ubuntu) or openssl-libs (Fedora). All else "
+      "works without it.";
+  std::string why;
+  const auto library = SharedLibrary::open({"libssl.so.3"}, &why);
+  if (!library) return missing("tried " + why, kAdvice);
+  auto* const version = symbol<const char*(int)>(*library, "OpenSSL_version");
+  if (!version) return missing(library->name() + " has no OpenSSL_version", kAdvice);
+  return works(fmt::format("{}: {}, for calls to other hosts", library->name(), version(0)));
+}
+
 }  // namespace
 
-std::vector<Probe> vendor_probes() { return {{"CUDA", probe_cuda}, {"Ascend", probe_ascend}}; }
+std::vector<Probe> vendor_probes() {
+  return {{"CUDA", probe_cuda}, {"Ascend", probe_ascend}, {"OpenSSL", probe_openssl}};
+}
 
 }  // namespace onecopy::cli

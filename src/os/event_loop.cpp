@@ -56,14 +56,14 @@ EventLoop::EventLoop() : poller_(std::in_place), wake_(std::in_place) {
 
 EventLoop::~EventLoop() { stop(); }
 
-void EventLoop::add(int fd, Task handler, bool edge) {
+void EventLoop::add(int fd, Task handler, bool edge, bool writable) {
   const LockGuard lock(mutex_);
   ensure_thread();  // first: if anything fails, nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
   auto called = std::make_shared<Task>(std::move(handler));
   std::map<int, std::uint64_t> number{{fd, token}};  // from here on only the system can fail
-  std::map<std::uint64_t, Entry> entry{{token, Entry{fd, edge, std::move(called)}}};
-  poller_->add(fd, token, edge);
+  std::map<std::uint64_t, Entry> entry{{token, Entry{fd, edge, writable, std::move(called)}}};
+  poller_->add(fd, token, edge, writable);
   entries_.merge(entry);
   token_of_.erase(fd);
   token_of_.merge(number);
@@ -73,7 +73,9 @@ void EventLoop::rearm(int fd) {
   if (!poller_) return;
   const LockGuard lock(mutex_);
   const auto at = token_of_.find(fd);
-  if (at != token_of_.end()) poller_->rearm(fd, at->second, entries_[at->second].edge);
+  if (at == token_of_.end()) return;
+  const Entry& entry = entries_[at->second];
+  poller_->rearm(fd, at->second, entry.edge, entry.writable);
 }
 
 void EventLoop::remove(int fd) noexcept {

@@ -36,8 +36,8 @@ class EventLoop {
   ~EventLoop();
 
   /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change. A pidfd is readable from the end
-  /// of its process on.
-  void add(int fd, Task handler, bool edge = false);
+  /// of its process on. With `writable`, also when there is room to send.
+  void add(int fd, Task handler, bool edge = false, bool writable = false);
   /// Reports the present state of an edge-triggered `fd` again.
   void rearm(int fd);
   /// No handler of `fd` starts after this. One may be running, on the loop's thread, unless the caller is that thread.
@@ -67,7 +67,7 @@ class EventLoop {
 
   struct Entry {
     int fd;
-    bool edge;
+    bool edge, writable;
     std::shared_ptr<Task> handler;  // the registry and, while it runs, the thread
   };
 

@@ -12,7 +12,7 @@
 
 /// How two processes prove to each other that they know a secret, without sending it. Each makes a nonce, and answers
 /// the other's with a digest of the secret, its role and both nonces. The role keeps the answers of the two sides
-/// apart. Brokers and borrowers, listeners and their clients, and members of an rpc group on other hosts use it.
+/// apart. Brokers and borrowers, and listeners and their clients use it.
 namespace onecopy {
 
 /// Random bytes that are used once.

@@ -33,8 +33,8 @@ Poller::Poller() : fd_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!fd_) throw_errno("cannot create an epoll instance", errno);
 }
 
-void Poller::add(int fd, std::uint64_t token, bool edge) {
-  control(fd_.get(), EPOLL_CTL_ADD, fd, token, interest(edge, false));
+void Poller::add(int fd, std::uint64_t token, bool edge, bool writable) {
+  control(fd_.get(), EPOLL_CTL_ADD, fd, token, interest(edge, writable));
 }
 
 void Poller::rearm(int fd, std::uint64_t token, bool edge, bool writable) {

@@ -18,10 +18,9 @@ class Poller {
   Poller();
 
   /// Reports `token` while `fd` is readable, closed by the peer or broken; with `edge`, once for each
-  /// change to that.
-  void add(int fd, std::uint64_t token, bool edge = false);
-  /// Changes what add() said; reports the present state again. With `writable`, also while there is
-  /// room to send.
+  /// change to that. With `writable`, also while there is room to send.
+  void add(int fd, std::uint64_t token, bool edge = false, bool writable = false);
+  /// Changes what add() said; reports the present state again.
   void rearm(int fd, std::uint64_t token, bool edge = false, bool writable = false);
   /// Has no effect if `fd` was not added.
   void remove(int fd) noexcept;

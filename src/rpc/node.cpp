@@ -14,8 +14,8 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "rpc/far/far_transport.h"
 #include "rpc/ring_transport.h"
+#include "rpc/transport/tls/tls_transport.h"
 #include "share/session.h"
 
 namespace onecopy::rpc {
@@ -75,7 +75,7 @@ void Node::make_transports() {
   TransportHost& host = *this;
   auto ring = std::make_unique<RingTransport>(host, session_);
   ring_ = ring.get();
-  transports_.push_back(std::make_unique<FarTransport>(host, session_.loop()));
+  transports_.push_back(std::make_unique<TlsTransport>(host));
   transports_.push_back(std::move(ring));
 }
 
@@ -120,7 +120,8 @@ void Node::put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& e
   call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
   out.send(call.message, call.stream, deadline);
   point("rpc.call.committed");
-  if (!is_told) entry.is_told.store(true, std::memory_order_release);
+  // Between hosts, small messages overtake large ones, and each has the name.
+  if (!is_told && to.shares_memory) entry.is_told.store(true, std::memory_order_release);
   if (out.is_full()) [[unlikely]]
     to.is_full = true;
   out.ring_for_call();

@@ -47,7 +47,7 @@ struct TransportState {
   virtual ~TransportState() = default;
 };
 
-/// A way to reach members: shared memory within a host (RingTransport), a network between hosts (FarTransport). It opens
+/// A way to reach members: shared memory within a host (RingTransport), TLS between hosts (TlsTransport). It opens
 /// connections to members, puts what they send into their `inbound` lanes, and notes their ends.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.

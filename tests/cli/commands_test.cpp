@@ -41,8 +41,8 @@ nlohmann::json owner_of(const nlohmann::json& listing, int pid) {
 }
 
 TEST(Commands, EveryHelpShowsAnExample) {
-  for (const char* command :
-       {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "bench", "help", "version"}) {
+  for (const char* command : {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key",
+                              "bench", "help", "version"}) {
     const Outcome help = run_command({command, "--help"});
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
@@ -90,6 +90,13 @@ TEST(Commands, HelpAndVersionAreCommandsToo) {
   EXPECT_EQ(run_command({"help"}).out, run_command({"--help"}).out);
   EXPECT_EQ(run_command({"help", "share"}).out, run_command({"share", "--help"}).out);
   EXPECT_EQ(run_command({"version"}).out, run_command({"--version"}).out);
+}
+
+TEST(Commands, KeyPrintsAnotherSecretOf32BytesEachTime) {
+  const Outcome first = run_command({"key"}), second = run_command({"key"});
+  EXPECT_EQ(first.status, 0);
+  EXPECT_TRUE(std::regex_match(first.out, std::regex("[0-9a-f]{64}\n"))) << first.out;
+  EXPECT_NE(first.out, second.out);
 }
 
 TEST(Commands, ALevelThatIsNoneIsSaidOnceAndNotByChildrenToo) {
@@ -206,7 +213,7 @@ TEST(Doctor, TriesEverythingAndSaysSoInJson) {
     EXPECT_TRUE(probe.at("verdict") != "slower" || probe.at("advice") != "") << probe;
   }
   for (const char* name : {"memfd and seals", "huge pages", "descriptors", "mappings", "/dev/shm",
-                           "memory limit", "passing descriptors", "CUDA", "Ascend"})
+                           "memory limit", "passing descriptors", "CUDA", "Ascend", "OpenSSL"})
     EXPECT_TRUE(names.contains(name)) << name;
 }
 

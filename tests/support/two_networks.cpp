@@ -43,6 +43,8 @@ TwoNetworks::TwoNetworks(int first_pid, int second_pid) : pids_{first_pid, secon
 
 void TwoNetworks::cut() { must(fmt::format("nsenter -t {} -n ip link set {} down", pids_[0], kCables[0])); }
 
+void TwoNetworks::mend() { must(fmt::format("nsenter -t {} -n ip link set {} up", pids_[0], kCables[0])); }
+
 bool TwoNetworks::disturb(const std::string& how) {
   return works(
       fmt::format("nsenter -t {} -n tc qdisc add dev {} root netem {}", pids_[0], kCables[0], how));

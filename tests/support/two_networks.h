@@ -19,6 +19,8 @@ class TwoNetworks {
   TwoNetworks(int first_pid, int second_pid);
 
   void cut();
+  /// Mends the cable that was cut.
+  void mend();
   /// Of what the first sends: "delay 20ms loss 2%". False when the machine has no tc, or no netem.
   bool disturb(const std::string& how);
 

@@ -13,8 +13,8 @@
 #include "support/die_at.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
-#include "unit/rpc/far_environment.h"
 #include "unit/rpc/meeting.h"
+#include "unit/rpc/tls_environment.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -31,7 +31,7 @@ class ATransport : public ::testing::TestWithParam<std::string> {
  protected:
   ATransport() {
     if (GetParam() == "ring") return;
-    key_.emplace("ONECOPY_RPC_KEY", "a secret of this test");
+    key_.emplace("ONECOPY_RPC_KEY", kTestKey);
     link_.emplace("ONECOPY_RPC_LINK", GetParam());
     listen_.emplace("ONECOPY_RPC_LISTEN", "127.0.0.1:0");
   }
@@ -44,6 +44,17 @@ class ATransport : public ::testing::TestWithParam<std::string> {
   std::optional<Environment> key_, link_, listen_;
   Shared<Meeting> meeting_;
 };
+
+/// Calls until that fails.
+ErrorCode failure_of(const std::function<void()>& call) {
+  for (;;) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.code();
+    }
+  }
+}
 
 TEST_P(ATransport, CarriesCallsOfAllSizesInBothDirections) {
   Child callee = serve(meeting_, [](Agent& agent) {
@@ -115,6 +126,88 @@ TEST_P(ATransport, IsLateWithAMemberThatIsStopped) {
   expect_refusal(ErrorCode::timeout, {}, [&] { agent.call("callee", "add one", number(1), 50ms); });
   callee.signal(SIGCONT);
   EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
+  end(callee);
+}
+
+TEST_P(ATransport, KeepsTheOrderOfAThreadsMessages) {
+  Shared<std::atomic<std::int64_t>> last, out_of_order;
+  Child callee = serve(meeting_, [&](Agent& agent) {
+    agent.define("next", [&](Values&& values) {
+      const std::int64_t n = number_of(values);
+      if (last->exchange(n) > n) out_of_order->fetch_add(1);
+      return Values{};
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  for (std::int64_t n = 1; n <= 500; ++n) agent.call("callee", "next", number(n));
+  EXPECT_EQ(*last, 500);
+  EXPECT_EQ(*out_of_order, 0);
+  end(callee);
+}
+
+TEST_P(ATransport, CarriesTenThousandCallsThatAreUnderWayAtOnce) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  std::vector<Future> futures;
+  for (std::int64_t n = 0; n < 10'000; ++n)
+    futures.push_back(agent.call_async("callee", "add one", number(n)));
+  for (std::int64_t n = 0; n < 10'000; ++n)
+    ASSERT_EQ(number_of(futures[static_cast<std::size_t>(n)].get()), n + 1);
+  EXPECT_EQ(agent.calls_under_way(), 0U);
+  end(callee);
+}
+
+TEST_P(ATransport, TakesALargeTensorOrSaysThatItWasLate) {
+  constexpr std::int64_t kNumbers = 8 << 20;
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  callee.signal(SIGSTOP);
+  expect_refusal(ErrorCode::timeout, {}, [&] {
+    agent.call("callee", "echo", {{}, {testing::numbers(kNumbers, 1)}}, 200ms);
+  });
+  callee.signal(SIGCONT);
+  const Values back = agent.call("callee", "echo", {{}, {testing::numbers(kNumbers, 5)}});
+  EXPECT_EQ(testing::last_of(back.tensors.at(0)), testing::last_of(testing::numbers(kNumbers, 5)));
+  end(callee);
+}
+
+TEST_P(ATransport, TakesNoMoreCallsThanItHasRoomFor) {
+  constexpr int kTooMany = 100'000;
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  callee.signal(SIGSTOP);
+  const std::string filling(4096, 'x');
+  std::vector<Future> futures;
+  expect_refusal(ErrorCode::timeout, {}, [&] {
+    for (int i = 0; i < kTooMany; ++i)
+      futures.push_back(agent.call_async("callee", "echo", text(filling), 500ms));
+  });
+  callee.signal(SIGCONT);
+  futures.clear();
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
+  end(callee);
+}
+
+TEST_P(ATransport, ClosesWhileOthersSend) {
+  Child callee = serve(meeting_);
+  std::optional<Agent> agent(std::in_place, AgentOptions{.name = "caller"});
+  meeting_->join(*agent, 1);
+  EXPECT_EQ(number_of(agent->call("callee", "add one", number(1))), 2);
+  std::vector<std::jthread> threads;
+  for (std::int64_t i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      const auto call = [&] { agent->call("callee", "echo", {{}, {testing::numbers(100'000, 1)}}); };
+      EXPECT_EQ(failure_of(call), ErrorCode::closed);
+    });
+  std::this_thread::yield();
+  agent->shutdown();
+  threads.clear();
   end(callee);
 }
 

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "channel/ring/ring_wait.h"
+#include "rpc/transport/tls/tls_link.h"
+
+namespace onecopy::rpc {
+
+void Outbox::push(Queue& queue, Item&& item) {
+  waiting_.fetch_add(1);
+  if (&queue == &large_) large_waiting_.fetch_add(1);
+  queue.items.push_back(std::move(item));
+}
+
+void Outbox::put_hello(Bytes&& hello) {
+  const LockGuard lock(mutex_);
+  push(small_, {std::move(hello), {}, small_.put});
+}
+
+Outbox::Place Outbox::put(Message&& message, bool is_in_order) {
+  Parcel parcel(std::move(message));
+  const std::uint64_t bytes = parcel.bytes();
+  const LockGuard lock(mutex_);
+  const bool is_small = parcel.is_whole() && !(is_in_order && large_waiting_.load() != 0);
+  Queue& queue = is_small ? small_ : large_;
+  const Place place{is_small, queue.put += bytes};
+  push(queue, {{}, std::move(parcel), place.end});
+  return place;
+}
+
+bool Outbox::has_room(Place place) const noexcept {
+  return queue(place).sent.load() + kMaxWaiting >= place.end || is_over_.load();
+}
+
+bool Outbox::wait_for_room(Place place, Deadline until) {
+  if (has_room(place)) return true;
+  const LockGuard lock(room_mutex_);
+  waiters_.fetch_add(1);
+  while (!has_room(place) && !until.has_passed())
+    has_changed_.wait_until(room_mutex_, std::chrono::steady_clock::now() + until.left(kSleepSlice));
+  waiters_.fetch_sub(1);
+  return has_room(place);
+}
+
+void Outbox::tell_waiters() noexcept {
+  if (waiters_.load() == 0) return;
+  const LockGuard lock(room_mutex_);
+  has_changed_.notify_all();
+}
+
+void Outbox::give_up() noexcept {
+  is_over_ = true;
+  tell_waiters();
+}
+
+Outbox::Item* Outbox::find(Place place) {
+  Queue& queue = place.is_small ? small_ : large_;
+  if (queue.item && queue.item->parcel && queue.item->end == place.end) return &*queue.item;
+  const auto at = std::ranges::find_if(
+      queue.items, [&](const Item& item) { return item.parcel && item.end == place.end; });
+  return at == queue.items.end() ? nullptr : &*at;
+}
+
+void Outbox::keep(Place place) {
+  const LockGuard lock(mutex_);
+  if (Item* const item = find(place)) item->parcel->keep();
+}
+
+bool Outbox::withdraw(Place place) {
+  const LockGuard lock(mutex_);
+  Item* const item = find(place);
+  if (!item || item->parcel->is_given_out()) return false;
+  item->parcel->withdraw();
+  return true;
+}
+
+/// Returns false when the queue is empty. The bytes of an item that was withdrawn count as sent.
+bool Outbox::next_item(Queue& queue) {
+  const LockGuard lock(mutex_);
+  if (queue.item) {
+    queue.sent = queue.item->end;
+    queue.item.reset();
+    waiting_.fetch_sub(1);
+    if (&queue == &large_) large_waiting_.fetch_sub(1);
+  }
+  if (queue.items.empty()) return false;
+  queue.item = std::move(queue.items.front());
+  queue.items.pop_front();
+  return true;
+}
+
+void Outbox::append(FrameKind kind, ByteSpan bytes) {
+  const FrameHead head{static_cast<std::uint32_t>(bytes.size()), kind};
+  store(record_.data() + record_bytes_, head);
+  record_bytes_ += sizeof head;
+  rest_ = bytes;
+}
+
+/// Returns false when no further frame waits.
+bool Outbox::append_frame() { return append_frame_of(small_) || append_frame_of(large_); }
+
+bool Outbox::append_frame_of(Queue& queue) {
+  const std::size_t room = record_.size() - record_bytes_ - sizeof(FrameHead);
+  for (;;) {
+    sending_ = &queue;
+    if (queue.item && !queue.item->hello.empty()) {
+      hello_ = std::exchange(queue.item->hello, {});
+      sending_ = nullptr;
+      append(FrameKind::hello, hello_);
+      return true;
+    }
+    if (auto part = queue.item && queue.item->parcel ? queue.item->parcel->next(room) : std::nullopt) {
+      append(part->kind, part->bytes);
+      return true;
+    }
+    if (!next_item(queue)) return false;
+  }
+}
+
+ByteSpan Outbox::next_record(bool is_beat) {
+  constexpr std::size_t kMinRoom = 512;  // else the next frame begins the next record
+  record_bytes_ = 0;
+  for (;;) {
+    const std::size_t part = std::min(rest_.size(), record_.size() - record_bytes_);
+    if (part != 0) {
+      std::memcpy(record_.data() + record_bytes_, rest_.data(), part);
+      record_bytes_ += part;
+      rest_ = rest_.subspan(part);
+      if (sending_) sending_->sent.fetch_add(part);
+    }
+    if (!rest_.empty() || record_.size() - record_bytes_ < kMinRoom || !append_frame()) break;
+  }
+  if (record_bytes_ == 0 && is_beat) append(FrameKind::heartbeat, {});
+  return {record_.data(), record_bytes_};
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/tls/parcel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+#include "rpc/message.h"
+#include "share/session.h"
+
+namespace onecopy::rpc {
+namespace {
+
+constexpr std::size_t kMaxTensors = 1024;
+constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
+/// A message up to this size is one frame.
+constexpr std::size_t kMaxInFirst = 32 << 10;
+/// A tensor from this size on has memory of its own, which is not used again for the next one.
+constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
+constexpr std::size_t kReservedAtOnce = std::size_t{16} << 20;
+
+struct ParcelHead {
+  std::uint32_t tag = 0;
+  std::uint32_t tensors = 0;
+  std::uint64_t data_bytes = 0;
+};
+static_assert(sizeof(ParcelHead) == 16);
+
+/// `dims` sizes and as many strides follow, of 8 bytes each.
+struct RowHead {
+  std::uint8_t dtype = 0;
+  std::uint8_t dims = 0;
+  std::uint8_t reserved[6] = {};
+};
+static_assert(sizeof(RowHead) == 8);
+
+void append_bytes(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+
+void append_row(Bytes& out, const Layout& layout) {
+  RowHead row;
+  row.dtype = static_cast<std::uint8_t>(layout.dtype());
+  row.dims = static_cast<std::uint8_t>(layout.ndim());
+  append_bytes(out, std::as_bytes(std::span(&row, 1)));
+  append_bytes(out, std::as_bytes(layout.shape()));
+  append_bytes(out, std::as_bytes(layout.strides()));
+}
+
+std::int64_t clock_ns() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+/// Changes the deadline in the tail of a call.
+template <class Change>
+void change_deadline(Message& message, Change&& change) {
+  const bool is_call = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::call);
+  if (!is_call || message.data.size() < sizeof(CallTail)) return;
+  std::byte* const at = message.data.data() + message.data.size() - sizeof(CallTail);
+  auto tail = load<CallTail>(at);
+  if (tail.deadline == 0) return;
+  tail.deadline = change(tail.deadline);
+  store(at, tail);
+}
+
+ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes) {
+  if (bytes > rest.size()) refuse_frame("is cut off");
+  const ByteSpan part = rest.first(bytes);
+  rest = rest.subspan(bytes);
+  return part;
+}
+
+std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
+  std::vector<std::int64_t> numbers(count);
+  const ByteSpan bytes = cut_bytes(rest, count * sizeof(std::int64_t));
+  if (count != 0) std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return numbers;
+}
+
+Layout cut_layout(ByteSpan& rest) {
+  const auto row = load<RowHead>(cut_bytes(rest, sizeof(RowHead)).data());
+  const auto dtype = static_cast<DType>(row.dtype);
+  if (!is_valid(dtype) || row.dims > kMaxDims) refuse_frame("has a tensor that cannot be");
+  const auto shape = cut_numbers(rest, row.dims), strides = cut_numbers(rest, row.dims);
+  try {
+    return {dtype, shape, strides};
+  } catch (const Error& error) {
+    refuse_frame(error.what());
+  }
+}
+
+}  // namespace
+
+void refuse_frame(std::string_view problem) {
+  throw Error(ErrorCode::protocol, fmt::format("a frame from another host {}", problem));
+}
+
+void check_head(const FrameHead& head) {
+  if (head.kind < FrameKind::hello || head.kind > FrameKind::whole) refuse_frame("is of no known kind");
+  if (head.bytes > kMaxFrameBytes) refuse_frame("is too long");
+  const bool is_plain = head.kind == FrameKind::heartbeat || head.kind == FrameKind::withdrawn;
+  if (is_plain != (head.bytes == 0)) refuse_frame("has another length than its kind");
+}
+
+// --- Parcel
+
+Parcel::Parcel(Message&& message) : message_(std::move(message)) {
+  const auto& tensors = message_.tensors;
+  if (tensors.size() > kMaxTensors || message_.data.size() > kMaxDataBytes)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a message with {} tensors and {} other bytes does not go to another host: {} and "
+                    "{} at most",
+                    tensors.size(), message_.data.size(), kMaxTensors, kMaxDataBytes));
+  const std::int64_t now = clock_ns();
+  change_deadline(message_, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
+  const ParcelHead head{message_.tag, static_cast<std::uint32_t>(tensors.size()), message_.data.size()};
+  append_bytes(first_, std::as_bytes(std::span(&head, 1)));
+  parts_.emplace_back(message_.data);
+  for (const Tensor& tensor : tensors) {
+    append_row(first_, tensor.layout());
+    parts_.emplace_back(tensor.as<const std::byte>(), tensor.layout().extent_bytes());
+  }
+  if (first_.size() > kMaxFrameBytes)
+    throw Error(ErrorCode::invalid_argument,
+                "the shapes of a message's tensors do not go to another host: they take too many bytes");
+  bytes_ = first_.size();
+  for (const ByteSpan part : parts_) bytes_ += part.size();
+  if (bytes_ > kMaxInFirst) return;
+  for (const ByteSpan part : parts_) append_bytes(first_, part);
+  parts_.clear();
+  message_ = {};
+}
+
+std::optional<Parcel::Part> Parcel::next(std::size_t max_bytes) {
+  if (is_withdrawn_) {
+    if (!is_begun_ || std::exchange(has_ended_, true)) return {};
+    return Part{FrameKind::withdrawn, {}};
+  }
+  if (!is_begun_) {
+    is_begun_ = true;
+    given_ = first_.size();
+    return Part{is_whole() ? FrameKind::whole : FrameKind::message, first_};
+  }
+  while (part_ < parts_.size() && at_ == parts_[part_].size()) {
+    ++part_;
+    at_ = 0;
+  }
+  if (part_ == parts_.size()) return {};
+  const ByteSpan bytes = parts_[part_].subspan(at_, std::min(parts_[part_].size() - at_, max_bytes));
+  at_ += bytes.size();
+  given_ += bytes.size();
+  return Part{FrameKind::more, bytes};
+}
+
+void Parcel::keep() {
+  for (std::size_t i = std::max<std::size_t>(part_, 1); i < parts_.size(); ++i) {
+    const ByteSpan rest = parts_[i].subspan(i == part_ ? at_ : 0);
+    auto copy = std::make_unique_for_overwrite<std::byte[]>(rest.size());
+    std::copy(rest.begin(), rest.end(), copy.get());
+    parts_[i] = {copy.get(), rest.size()};
+    kept_.push_back(std::move(copy));
+    if (i == part_) at_ = 0;
+  }
+  message_.tensors.clear();
+}
+
+void Parcel::withdraw() {
+  is_withdrawn_ = true;
+  parts_.clear();
+  kept_.clear();
+  message_ = {};
+}
+
+// --- Assembly
+
+void Assembly::begin(ByteSpan payload) {
+  if (is_begun_) refuse_frame("begins a message within another");
+  const auto head = load<ParcelHead>(cut_bytes(payload, sizeof(ParcelHead)).data());
+  if (head.tensors > kMaxTensors || head.data_bytes > std::min(kMaxDataBytes, max_bytes_))
+    refuse_frame("is of too large a message");
+  rows_.clear();
+  data_bytes_ = head.data_bytes;
+  std::uint64_t tensor_bytes = 0;
+  for (std::uint32_t i = 0; i < head.tensors; ++i) {
+    Layout layout = cut_layout(payload);
+    const std::size_t bytes = layout.extent_bytes();
+    if (bytes > max_bytes_ - std::min(tensor_bytes, max_bytes_)) refuse_frame("is of too large a tensor");
+    tensor_bytes += bytes;
+    rows_.push_back({.layout = std::move(layout), .bytes = bytes});
+  }
+  left_ = data_bytes_ + tensor_bytes;
+  if (!payload.empty() && payload.size() != left_) refuse_frame("has another length than its message");
+  is_begun_ = true;
+  message_ = Message{head.tag, {}, {}};
+  part_ = at_ = 0;
+  allocate();
+  while (!payload.empty()) {
+    skip_full_parts();
+    const auto into = is_lost_ ? room(payload.size()) : part(part_).subspan(at_);
+    const ByteSpan bytes = cut_bytes(payload, std::min(into.size(), payload.size()));
+    std::memcpy(into.data(), bytes.data(), bytes.size());
+    fill(bytes.size());
+  }
+}
+
+/// The memory of a tensor is a row of bytes first: its layout may have gaps.
+void Assembly::allocate() {
+  is_lost_ = false;
+  try {
+    message_.data.resize(data_bytes_);
+    for (Row& row : rows_) message_.tensors.push_back(allocate(row));
+  } catch (const std::exception& error) {
+    lose(error.what());
+  }
+}
+
+Tensor Assembly::allocate(Row& row) {
+  const Layout bytes(DType::u8, {static_cast<std::int64_t>(row.bytes)});
+  if (row.bytes < kReservedInParts)
+    return row.layout.is_contiguous() ? empty(row.layout) : empty(bytes).with_layout(row.layout);
+  Backend& host = backend(DeviceType::cpu);
+  const std::size_t unit = host.granularity();
+  auto memory = host.create(0, (row.bytes + unit - 1) / unit * unit, SegmentKind::memfd, "arriving", 0);
+  row.memory = memory.get();
+  return Session::current().adopt(std::move(memory), row.bytes).with_layout(row.layout);
+}
+
+/// Memory for the row's first bytes.
+void Assembly::reserve(Row& row, std::size_t bytes) {
+  if (!row.memory || bytes <= row.reserved) return;
+  const std::size_t more = std::min(kReservedAtOnce, row.memory->size() - row.reserved);
+  row.memory->populate(row.reserved, more);
+  row.reserved += more;
+}
+
+/// The rest of it is read, and dropped.
+void Assembly::lose(const char* why) {
+  log_warning(fmt::format("a message from another host was lost: {}", why));
+  message_ = {};
+  is_lost_ = true;
+  scrap_.resize(kMaxFrameBytes);
+}
+
+std::span<std::byte> Assembly::part(std::size_t i) noexcept {
+  if (i == 0) return message_.data;
+  return {message_.tensors[i - 1].as<std::byte>(), rows_[i - 1].bytes};
+}
+
+void Assembly::skip_full_parts() noexcept {
+  while (!is_lost_ && part_ <= rows_.size() && at_ == part(part_).size()) {
+    ++part_;
+    at_ = 0;
+  }
+}
+
+std::span<std::byte> Assembly::room(std::size_t bytes) {
+  if (!is_begun_ || bytes > left_ || bytes == 0) refuse_frame("has bytes of no message");
+  if (is_lost_) return std::span(scrap_).first(bytes);
+  skip_full_parts();
+  const auto rest = part(part_).subspan(at_);
+  if (bytes > rest.size()) refuse_frame("reaches from one tensor into another");
+  try {
+    if (part_ != 0) reserve(rows_[part_ - 1], at_ + bytes);
+  } catch (const Error& error) {
+    lose(error.what());
+    return std::span(scrap_).first(bytes);
+  }
+  return rest.first(bytes);
+}
+
+void Assembly::fill(std::size_t bytes) noexcept {
+  at_ += bytes;
+  left_ -= bytes;
+}
+
+void Assembly::withdraw() {
+  if (!is_begun_) refuse_frame("withdraws no message");
+  is_begun_ = false;
+  message_ = {};
+  left_ = 0;
+}
+
+std::optional<Message> Assembly::take() {
+  is_begun_ = false;
+  if (is_lost_) return {};
+  const std::int64_t now = clock_ns();
+  constexpr std::int64_t kLongest = std::int64_t{1} << 61;  // 73 years
+  change_deadline(message_,
+                  [&](std::int64_t left) { return now + std::clamp<std::int64_t>(left, 1, kLongest); });
+  return std::move(message_);
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/channel/queue.h"
+
+namespace onecopy {
+class DeviceMemory;
+}
+
+/// Messages of rpc as the frames of a TLS connection: docs/design/formats/rpc-stream-v1.md describes them byte by byte.
+namespace onecopy::rpc {
+
+inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 40;
+inline constexpr std::uint32_t kMaxFrameBytes = 256 << 10;
+
+enum class FrameKind : std::uint8_t {
+  hello = 1,      ///< the first one of a client: the process that it wants, and its own address
+  message = 2,    ///< a message begins
+  more = 3,       ///< the next bytes of the message
+  heartbeat = 4,  ///< empty
+  withdrawn = 5,  ///< the message that has begun does not come to its end; empty
+  whole = 6,      ///< a whole message, which may come between the frames of another one
+};
+
+struct FrameHead {
+  std::uint32_t bytes = 0;  ///< behind the head
+  FrameKind kind = FrameKind::heartbeat;
+  std::uint8_t reserved[3] = {};
+};
+static_assert(sizeof(FrameHead) == 8);
+
+/// Throws protocol.
+[[noreturn]] void refuse_frame(std::string_view problem);
+/// Throws protocol for a head that no member writes.
+void check_head(const FrameHead& head);
+
+/// A message on its way out, cut into frames. Its tensors are of the CPU.
+/// Thread safety: none of its own.
+class Parcel {
+ public:
+  /// Deadlines cross as the time that is left. Throws invalid_argument for a message with too many tensors, or too
+  /// many plain bytes.
+  explicit Parcel(Message&& message);
+
+  struct Part {
+    FrameKind kind;
+    ByteSpan bytes;  ///< of kind message: valid as long as the parcel; else until keep() or withdraw()
+  };
+  /// Returns the next frame; none at the end. Frames that are not a message's first have up to `max_bytes` bytes.
+  std::optional<Part> next(std::size_t max_bytes);
+  /// Returns whether all of it is in one frame, of a copy of its bytes.
+  bool is_whole() const noexcept { return parts_.empty(); }
+  /// Returns the number of bytes in all frames together.
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  /// Copies the bytes of tensors that next() has not returned, so that the tensors may be written and released.
+  void keep();
+  /// Drops what next() has not returned. One more frame follows, which says so.
+  void withdraw();
+  bool is_given_out() const noexcept { return given_ == bytes_; }
+
+ private:
+  Message message_;
+  Bytes first_;
+  std::vector<ByteSpan>
+      parts_;  ///< the data, and then each tensor; none when all of it is in the first frame
+  std::vector<std::unique_ptr<std::byte[]>> kept_;
+  std::uint64_t bytes_ = 0, given_ = 0;
+  bool is_begun_ = false, is_withdrawn_ = false, has_ended_ = false;
+  std::size_t part_ = 0, at_ = 0;
+};
+
+/// A message on its way in.
+/// Thread safety: none of its own.
+class Assembly {
+ public:
+  /// A message of more bytes is refused.
+  explicit Assembly(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  /// Takes a frame of kind message. Throws protocol.
+  void begin(ByteSpan payload);
+  /// Returns where the bytes of the next frame of kind more go. Throws protocol if the message has no room for them. The memory
+  /// of a large tensor is reserved here, part by part: all of it at once takes a second a GiB, and other connections wait.
+  std::span<std::byte> room(std::size_t bytes);
+  /// Notes that so many bytes of the room were filled.
+  void fill(std::size_t bytes) noexcept;
+  /// Drops the message that has begun. Throws protocol if there is none.
+  void withdraw();
+
+  bool is_whole() const noexcept { return is_begun_ && left_ == 0; }
+  /// Returns the message; none if there was no memory for it, which is logged. REQUIRES: is_whole().
+  std::optional<Message> take();
+
+ private:
+  std::span<std::byte> part(std::size_t i) noexcept;
+  void skip_full_parts() noexcept;
+  void allocate();
+  struct Row {
+    Layout layout;
+    std::size_t bytes;
+    DeviceMemory* memory = nullptr;  ///< the tensor's, where it is reserved as the bytes come
+    std::size_t reserved = 0;
+  };
+  Tensor allocate(Row& row);
+  void reserve(Row& row, std::size_t bytes);
+  void lose(const char* why);
+
+  const std::uint64_t max_bytes_;
+  Message message_;
+  std::vector<Row> rows_;
+  Bytes scrap_;  ///< for a message without memory
+  std::size_t data_bytes_ = 0;
+  std::size_t left_ = 0;
+  std::size_t part_ = 0, at_ = 0;
+  bool is_begun_ = false, is_lost_ = false;
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/tls/tls_link.h"
+
+#include <fmt/format.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+#include "rpc/message.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using std::chrono::steady_clock;
+
+std::int64_t now_ns() noexcept { return steady_clock::now().time_since_epoch().count(); }
+
+/// The kernel sends again until then. What waits is at least a heartbeat, so a cut is noticed while nothing else is sent.
+void set_timeout(int fd, std::chrono::milliseconds timeout) {
+  const auto value = static_cast<unsigned>(timeout.count());
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &value, sizeof value);
+}
+
+/// Small messages go in front of what the socket has not taken yet.
+void limit_unsent(int fd) {
+  constexpr int kBytes = 256 << 10;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kBytes, sizeof kBytes);
+}
+
+/// Returns the tensor in memory of the CPU. Waits for the work that the stream has.
+Tensor on_host(const Tensor& tensor, Stream stream) {
+  if (tensor.device() == kCpu) return tensor;
+  Tensor made = empty(Layout(tensor.dtype(), tensor.shape()));
+  backend(tensor.device().type).synchronize(tensor.device().index, stream);
+  copy_into(tensor.view(), made.view());
+  return made;
+}
+
+}  // namespace
+
+TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
+                 std::function<void(int)> look_again)
+    : stream_(std::move(stream)),
+      inbox_(side == Side::client),
+      fd_(stream_->fd()),
+      look_again_(std::move(look_again)),
+      heard_ns_(now_ns()) {
+  set_timeout(fd_, peer_timeout);
+  limit_unsent(fd_);
+}
+
+void TlsLink::put(const Message& message, Stream stream, Deadline until) {
+  Message lent{message.tag, message.data, {}};
+  for (const Tensor& tensor : message.tensors) lent.tensors.push_back(on_host(tensor, stream));
+  if (is_closed()) return;
+  const bool has_tensors = !lent.tensors.empty();
+  const bool is_in_order =
+      (message.tag & kInOrder) != 0 || (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
+  const Outbox::Place place = outbox_.put(std::move(lent), is_in_order);
+  pump();
+  if (outbox_.has_sent(place)) return;
+  const auto with_stream = [&](auto&& change) {
+    const LockGuard lock(streaming_);
+    return change();
+  };
+  if (!outbox_.wait_for_room(place, until) && with_stream([&] { return outbox_.withdraw(place); })) {
+    pump();
+    throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
+  }
+  if (!has_tensors || is_closed()) return;
+  with_stream([&] { outbox_.keep(place); });
+  pump();  // another thread may have found the stream taken
+}
+
+void TlsLink::put_hello(Bytes&& hello) {
+  outbox_.put_hello(std::move(hello));
+  pump();
+}
+
+void TlsLink::look_again() const noexcept {
+  try {
+    look_again_(fd_);
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a connection to another host is not looked at: {}", error.what()));
+  }
+}
+
+/// A thread that has put something, and finds the stream taken, leaves it to the one that has the stream. Where the socket has
+/// no room, the poller tells the loop when there is some.
+void TlsLink::pump() noexcept {
+  while (streaming_.try_lock()) {
+    auto progress = Progress::done;
+    {
+      const LockGuard lock(streaming_, std::adopt_lock);
+      progress = send_some(false);
+    }
+    outbox_.tell_waiters();
+    if (progress == Progress::interrupted) look_again();
+    if (progress != Progress::done || outbox_.is_empty()) return;
+  }
+}
+
+TlsLink::Progress TlsLink::send_some(bool is_beat) noexcept {
+  if (is_broken_) return Progress::blocked;
+  try {
+    return send_records(is_beat);
+  } catch (const std::exception&) {  // what has come before is received first
+    is_broken_ = true;
+    outbox_.give_up();
+    return Progress::interrupted;
+  }
+}
+
+TlsLink::Progress TlsLink::send_records(bool is_beat) {
+  constexpr int kRecordsInATurn = 64;
+  has_unsent_ = true;
+  for (int i = 0; i < kRecordsInATurn; ++i) {
+    if (!stream_->has_room() && !stream_->flush()) return Progress::blocked;
+    const ByteSpan record = outbox_.next_record(is_beat);
+    if (record.empty()) {
+      has_unsent_ = !stream_->flush();
+      return has_unsent_ ? Progress::blocked : Progress::done;
+    }
+    is_beat = false;
+    stream_->write(record);
+  }
+  return Progress::interrupted;
+}
+
+void TlsLink::receive(Inbox::Arrived& arrived) {
+  stream_->begin_turn();
+  while (const std::size_t got = stream_->read(inbox_.room())) {
+    heard_ns_.store(now_ns(), std::memory_order_relaxed);
+    inbox_.take(got, arrived);
+  }
+  if (is_broken_ && !stream_->may_have_more())
+    throw Error(ErrorCode::peer_died, "the connection to another host has ended");
+}
+
+Inbox::Arrived TlsLink::turn() noexcept {
+  Inbox::Arrived arrived;
+  auto progress = Progress::done;
+  {
+    const LockGuard lock(streaming_);
+    try {
+      if (is_closed()) throw Error(ErrorCode::closed, "it was closed");
+      receive(arrived);
+      if (stream_->may_have_more()) progress = Progress::interrupted;
+    } catch (const std::exception&) {
+      arrived.end = std::current_exception();
+    }
+    if (const Progress sent = send_some(false); progress == Progress::done) progress = sent;
+  }
+  outbox_.tell_waiters();
+  if (progress == Progress::interrupted) look_again();
+  else if (progress == Progress::done && !outbox_.is_empty()) pump();
+  return arrived;
+}
+
+void TlsLink::beat() noexcept {
+  auto progress = Progress::done;
+  {
+    const LockGuard lock(streaming_);
+    progress = send_some(true);
+  }
+  if (progress == Progress::interrupted) look_again();
+  else if (progress == Progress::done && !outbox_.is_empty()) pump();
+}
+
+void TlsLink::close() noexcept {
+  if (!is_closed_.exchange(true)) look_again();
+}
+
+bool TlsLink::has_arrived() const noexcept {
+  int unacknowledged = 0;
+  return has_sent_all() && (::ioctl(fd_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0);
+}
+
+void TlsLink::end() noexcept {
+  is_closed_ = true;
+  ::shutdown(fd_, SHUT_RDWR);
+  outbox_.give_up();
+}
+
+std::chrono::seconds TlsLink::silence() const noexcept {
+  return std::chrono::floor<std::chrono::seconds>(std::chrono::nanoseconds(now_ns() - heard_ns_.load()));
+}
+
+}  // namespace onecopy::rpc

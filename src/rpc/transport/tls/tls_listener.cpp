@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/tls/tls_listener.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+
+namespace onecopy::rpc {
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr std::chrono::seconds kPatience{5};
+/// Who speaks at all does so at once. Where strangers are too many, silent ones go after this.
+constexpr std::chrono::milliseconds kGrace{100};
+
+std::uint32_t host_of(int fd) noexcept {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohl(address.sin_addr.s_addr);
+}
+
+StreamSocket listen_at(const HostPort& at) {
+  StreamSocket socket = StreamSocket::listen(at, kBacklog);
+  const int seconds = kPatience.count();
+  ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
+  return socket;
+}
+
+}  // namespace
+
+TlsListener::TlsListener(EventLoop& loop, Options options)
+    : loop_(loop), options_(std::move(options)), socket_(listen_at(options_.at)), unshared_(socket_.fd()) {
+  loop_.add(
+      socket_.fd(), [this] { accept(); }, true);
+}
+
+TlsListener::~TlsListener() {
+  loop_.remove(socket_.fd());
+  for (const Stranger& stranger : strangers_) loop_.remove(stranger.stream->fd());
+}
+
+std::string TlsListener::endpoint() const {
+  return socket_.address().substr(std::string_view("tcp:").size());
+}
+
+/// Of many that come at once, some wait for the loop's next turn.
+void TlsListener::accept() noexcept {
+  constexpr int kInATurn = 64;
+  try {
+    for (int i = 0; i < kInATurn; ++i) {
+      auto socket = socket_.try_accept();
+      if (!socket) return;
+      greet(*std::move(socket));
+    }
+    loop_.rearm(socket_.fd());
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a connection from another host could not be accepted: {}", error.what()));
+  }
+}
+
+void TlsListener::greet(StreamSocket socket) {
+  const std::uint32_t host = host_of(socket.fd());
+  std::byte first;
+  const ssize_t peeked = ::recv(socket.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (peeked == 0 || !make_room_for(host, peeked == 1)) return;
+  const int fd = socket.fd();
+  auto stream = std::make_unique<TlsStream>(options_.context, std::move(socket), Side::listener);
+  strangers_.push_back(
+      {std::move(stream), host, peeked == 1, Deadline::after(kGrace), Deadline::after(kPatience)});
+  const At stranger = std::prev(strangers_.end());
+  try {
+    loop_.add(
+        fd, [this, stranger] { hear(stranger); }, true);
+  } catch (const std::exception&) {
+    strangers_.erase(stranger);
+    throw;
+  }
+  options_.watch();
+}
+
+/// Where there are too many, a silent one of the same address makes room, at once for one that has spoken. Else the newest, which
+/// is the one that comes, is refused: it may try again.
+bool TlsListener::make_room_for(std::uint32_t host, bool has_spoken) {
+  const auto is_neighbour = [&](const Stranger& other) { return other.host == host; };
+  const auto neighbours = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_neighbour));
+  if (neighbours < kMaxOfAnAddress && strangers_.size() < kMaxStrangers) return true;
+  const auto can_go = [&](const Stranger& other) {
+    return !other.has_spoken && (neighbours < kMaxOfAnAddress || is_neighbour(other)) &&
+           (has_spoken || other.grace.has_passed());
+  };
+  const At oldest = std::ranges::find_if(strangers_, can_go);
+  if (oldest == strangers_.end()) return false;
+  drop(oldest);
+  return true;
+}
+
+void TlsListener::hear(At stranger) noexcept {
+  bool is_proved = false;
+  try {
+    stranger->has_spoken = true;
+    is_proved = stranger->stream->handshake();
+    if (!is_proved) return;
+  } catch (const std::exception& error) {
+    if (refused_++ == 0)
+      log_warning(fmt::format("a connection was refused: {}; further ones are only counted", error.what()));
+  }
+  auto stream = drop(stranger);
+  if (is_proved) give(std::move(stream));
+}
+
+/// This process may be about to leave.
+void TlsListener::give(std::unique_ptr<TlsStream> stream) const noexcept {
+  try {
+    options_.proved(std::move(stream));
+  } catch (const std::exception& error) {
+    log_debug(fmt::format("a connection from another host is not used: {}", error.what()));
+  }
+}
+
+std::unique_ptr<TlsStream> TlsListener::drop(At stranger) noexcept {
+  auto stream = std::move(stranger->stream);
+  loop_.remove(stream->fd());
+  strangers_.erase(stranger);
+  return stream;
+}
+
+void TlsListener::look_again() noexcept {
+  for (auto at = strangers_.begin(); at != strangers_.end();) {
+    const auto next = std::next(at);
+    if (at->deadline.has_passed()) drop(at);
+    at = next;
+  }
+  accept();
+}
+
+}  // namespace onecopy::rpc

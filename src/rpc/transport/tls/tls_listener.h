@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "os/deadline.h"
+#include "os/event_loop.h"
+#include "os/host_port.h"
+#include "rpc/transport/tls/tls_stream.h"
+
+namespace onecopy::rpc {
+
+/// Where processes of other hosts connect. Those that have not proved that they know the group's key are limited in number, in
+/// total and from one address, and each has five seconds. The kernel keeps those that say nothing until they do.
+///
+/// Thread safety: none of its own: the event loop's thread, but for the constructor, and the destructor once the loop has
+/// stopped.
+class TlsListener {
+ public:
+  static constexpr std::size_t kMaxStrangers = 256, kMaxOfAnAddress = 64;
+
+  struct Options {
+    HostPort at;
+    std::shared_ptr<const TlsContext> context;
+    /// Is called when a stranger has come: look_again() is to be called within seconds.
+    std::function<void()> watch;
+    /// Gets each connection whose two ends have proved the key.
+    std::function<void(std::unique_ptr<TlsStream>)> proved;
+  };
+  /// Throws system when the address is taken.
+  TlsListener(EventLoop& loop, Options options);
+  ~TlsListener();
+
+  /// Where it listens, as "10.0.0.1:4711".
+  std::string endpoint() const;
+  /// Drops those whose time is over, and accepts those that a lack of descriptors has kept out.
+  void look_again() noexcept;
+  bool has_strangers() const noexcept { return !strangers_.empty(); }
+
+ private:
+  struct Stranger {
+    std::unique_ptr<TlsStream> stream;
+    std::uint32_t host;
+    bool has_spoken;
+    Deadline grace, deadline;
+  };
+  using At = std::list<Stranger>::iterator;
+
+  void accept() noexcept;
+  void greet(StreamSocket socket);
+  bool make_room_for(std::uint32_t host, bool has_spoken);
+  void hear(At stranger) noexcept;
+  void give(std::unique_ptr<TlsStream> stream) const noexcept;
+  std::unique_ptr<TlsStream> drop(At stranger) noexcept;
+
+  EventLoop& loop_;
+  const Options options_;
+  StreamSocket socket_;
+  const UnsharedDescriptor unshared_;
+  std::list<Stranger> strangers_;
+  std::uint64_t refused_ = 0;
+};
+
+}  // namespace onecopy::rpc

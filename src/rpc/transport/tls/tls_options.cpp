@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/tls/tls_options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <span>
+
+#include "onecopy/core/error.h"
+#include "os/host_port.h"
+#include "rpc/transport/tls/tls_context.h"
+
+namespace onecopy::rpc {
+namespace {
+
+std::string environment(const char* name) {
+  const char* const text = std::getenv(name);
+  return text ? text : "";
+}
+
+/// Without ONECOPY_RPC_LISTEN: where others reach a process that has a key, and on loopback one that is told to.
+std::string usual_listen(bool has_key, bool is_forced) {
+  if (!has_key && !is_forced) return "";
+  const auto host = has_key ? first_host_address() : std::nullopt;
+  return HostPort{host.value_or(0x7f00'0001), 0}.str();
+}
+
+Bytes key_of(const std::string& text) {
+  if (!text.empty() && text.size() < TlsContext::kMinSecretBytes)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("ONECOPY_RPC_KEY has {} bytes, and needs at least {}: `onecopy key` prints a new one",
+                    text.size(), TlsContext::kMinSecretBytes));
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+bool is_forced_by(const std::string& link) {
+  if (!link.empty() && link != "auto" && link != "tcp")
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("ONECOPY_RPC_LINK must be auto or tcp, not \"{}\"", link));
+  return link == "tcp";
+}
+
+void check_loopback(const TlsOptions& options) {
+  if (!options.key.empty() || options.listen.empty()) return;
+  const HostPort at = HostPort::parse(options.listen);
+  if (at.is_loopback()) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("without a key rpc listens on 127.0.0.1 alone, and not on {}: set "
+                          "ONECOPY_RPC_KEY to one secret of "
+                          "the group in all members (`onecopy key` prints a new one)",
+                          at.str()));
+}
+
+std::chrono::milliseconds peer_timeout_of(const std::string& text) {
+  constexpr double kMinSeconds = 1, kMaxSeconds = 86'400;
+  if (text.empty()) return TlsOptions{}.peer_timeout;
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc{} || end != text.data() + text.size() ||
+      !(seconds >= kMinSeconds && seconds <= kMaxSeconds))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("ONECOPY_RPC_PEER_TIMEOUT must be a number of seconds from {} to {}, not \"{}\"",
+                    kMinSeconds, kMaxSeconds, text));
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+}  // namespace
+
+TlsOptions TlsOptions::of_environment() {
+  TlsOptions options;
+  options.key = key_of(environment("ONECOPY_RPC_KEY"));
+  options.is_forced = is_forced_by(environment("ONECOPY_RPC_LINK"));
+  options.listen = environment("ONECOPY_RPC_LISTEN");
+  if (options.listen.empty()) options.listen = usual_listen(!options.key.empty(), options.is_forced);
+  options.peer_timeout = peer_timeout_of(environment("ONECOPY_RPC_PEER_TIMEOUT"));
+  check_loopback(options);
+  return options;
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "onecopy/core/bytes.h"
+
+namespace onecopy::rpc {
+
+/// How this process reaches members on other hosts, and is reached.
+struct TlsOptions {
+  Bytes key;               ///< the group's secret; without one a member listens on loopback alone
+  std::string listen;      ///< "10.0.0.1:0"; empty: nowhere
+  bool is_forced = false;  ///< also members of this host are called this way
+  /// How long the network may be cut, or a member take nothing, before the connection ends.
+  std::chrono::milliseconds peer_timeout{30'000};
+
+  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK and ONECOPY_RPC_PEER_TIMEOUT say. Throws
+  /// invalid_argument.
+  static TlsOptions of_environment();
+};
+
+}  // namespace onecopy::rpc

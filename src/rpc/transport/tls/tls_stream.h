@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "onecopy/core/bytes.h"
+#include "os/deadline.h"
+#include "os/stream_socket.h"
+#include "os/unshared_descriptor.h"
+#include "rpc/transport/tls/tls_context.h"
+
+namespace onecopy::rpc {
+
+/// One TLS connection over a socket, which waits for nothing. What it sends after write() is in its own memory.
+///
+/// Thread safety: none of its own: one thread at a time.
+class TlsStream {
+ public:
+  /// Plain bytes of one record.
+  static constexpr std::size_t kMaxRecordBytes = 16 << 10;
+
+  TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket socket, Side side);
+  ~TlsStream();
+  TlsStream(const TlsStream&) = delete;
+  TlsStream& operator=(const TlsStream&) = delete;
+
+  /// Goes on with the handshake. Returns true once both sides have proved the key; false when the other side has to speak
+  /// first. Throws bad_secret for another key, protocol for a stranger, peer_died.
+  bool handshake();
+  /// Waits for the handshake. Throws as it does, and timeout.
+  void handshake(Deadline deadline);
+
+  /// Fills a part of `into`, and returns how much; 0 when nothing has come, or the turn is over. Throws peer_died at the end
+  /// of the connection, protocol for bytes that were altered.
+  std::size_t read(std::span<std::byte> into);
+  /// Begins a turn: read() takes about a MiB from the socket until the next one.
+  void begin_turn() noexcept { turns_left_ = kReceivesInATurn; }
+  /// Returns whether a turn has ended before the socket was empty.
+  bool may_have_more() const noexcept { return turns_left_ == 0; }
+
+  /// Returns whether write() may be called.
+  bool has_room() const noexcept { return out_.size() - out_begin_ < kBufferBytes; }
+  /// Takes a record of up to kMaxRecordBytes. REQUIRES: has_room(). Throws peer_died.
+  void write(ByteSpan record);
+  /// Sends what write() has taken. Returns false when the socket has no room: a poller tells when. Throws peer_died.
+  bool flush();
+
+  int fd() const noexcept { return socket_.fd(); }
+
+ private:
+  static constexpr std::size_t kBufferBytes = 128 << 10;
+  static constexpr int kReceivesInATurn = 8;
+  /// Records under one key: RFC 8446, 5.5, allows 2^24.5.
+  static constexpr std::uint64_t kRecordsOfAKey = std::uint64_t{1} << 22;
+  struct Callbacks;
+
+  int take(char* into, int size) noexcept;
+  int put(const char* bytes, int size) noexcept;
+  [[noreturn]] void throw_failed(int result);
+  void send_alert() noexcept;
+
+  const std::shared_ptr<const TlsContext> context_;
+  const openssl::Library& library_;
+  StreamSocket socket_;
+  const UnsharedDescriptor unshared_{socket_.fd()};  ///< a child of this process is not this member
+  openssl::SSL* ssl_ = nullptr;
+  openssl::BIO* bio_ = nullptr;  ///< the connection's
+  Bytes in_, out_;
+  std::size_t in_begin_ = 0, in_end_ = 0, out_begin_ = 0;
+  int turns_left_ = kReceivesInATurn;
+  int error_ = 0;  ///< of the socket
+  std::uint64_t records_ = 0;
+  bool has_ended_ = false, is_open_ = false;
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/tls/tls_transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "rpc/lane.h"
+#include "rpc/message.h"
+#include "rpc/transport/tls/tls_hello.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kBeat{1000};
+/// A living process answers sooner.
+constexpr std::chrono::seconds kConnectPatience{10}, kHelloPatience{5};
+
+/// Messages over one link. The other process's own thread wakes the member.
+class TlsConnection final : public Connection {
+ public:
+  explicit TlsConnection(TlsLinkRef link) : link_(std::move(link)) {}
+  void send(const Message& message, Stream stream, Deadline deadline) override {
+    link_->put(message, stream, deadline);
+  }
+
+ private:
+  const TlsLinkRef link_;
+};
+
+}  // namespace
+
+TlsTransport::TlsTransport(TransportHost& host)
+    : host_(host), options_(TlsOptions::of_environment()), pid_(current_pid()) {
+  beats_.emplace(*loop_, [this] { return beat(); });
+  if (!options_.listen.empty()) listen();
+}
+
+void TlsTransport::listen() {
+  if (options_.key.empty())
+    log_warning(
+        "rpc has no key, and listens on 127.0.0.1 alone, where any user of this host may call: set "
+        "ONECOPY_RPC_KEY to one secret of the group in all members (`onecopy key` prints a new one)");
+  const auto proved = [this](std::unique_ptr<TlsStream> stream) {
+    auto peer = std::make_shared<Peer>();
+    peer->link = make_link(std::move(stream), Side::listener);
+    peer->hello = Deadline::after(kHelloPatience);
+    add(peer);
+    look_at(peer);
+  };
+  listener_.emplace(*loop_, TlsListener::Options{HostPort::parse(options_.listen), context(),
+                                                 [this] { beats_->request(); }, proved});
+  endpoint_ = listener_->endpoint();
+}
+
+std::shared_ptr<const TlsContext> TlsTransport::context() {
+  const LockGuard lock(mutex_);
+  if (!context_) context_ = std::make_shared<const TlsContext>(options_.key);
+  return context_;
+}
+
+TlsLinkRef TlsTransport::make_link(std::unique_ptr<TlsStream> stream, Side side) const {
+  return std::make_shared<TlsLink>(std::move(stream), side, options_.peer_timeout,
+                                   [&loop = *loop_](int fd) { loop.rearm(fd); });
+}
+
+void TlsTransport::open(Member& to, Deadline deadline) {
+  {
+    const LockGuard lock(to.opening);
+    if (!to.state || to.has_ended || std::exchange(state_of(to).is_connecting, true)) return;
+  }
+  try {
+    auto peer = std::make_shared<Peer>();
+    peer->link = connect(to, deadline);
+    take_link(to, *peer);
+    add(peer);
+  } catch (...) {
+    const LockGuard lock(to.opening);
+    if (to.state) state_of(to).is_connecting = false;
+    throw;
+  }
+}
+
+TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
+  const Address& address = to.address;
+  if (address.endpoint.empty())
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "{} is on another host, and listens for no other hosts: set ONECOPY_RPC_KEY to one secret of "
+            "the group in all members (`onecopy key` prints a new one)",
+            address.name));
+  const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
+  TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
+  link->put_hello(encode_hello(address, host_.address()));
+  return link;
+}
+
+/// A listener that has too many strangers refuses some of them: those try again.
+std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline deadline) {
+  constexpr std::chrono::milliseconds kPause{20};
+  for (;;) {
+    StreamSocket socket = StreamSocket::connect(at, deadline.whole_ms_left(1h));
+    auto stream = std::make_unique<TlsStream>(context(), std::move(socket), Side::client);
+    try {
+      stream->handshake(deadline);
+      return stream;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::peer_died || deadline.left(kPause) < kPause || host_.is_stopped())
+        throw;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on.
+void TlsTransport::take_link(Member& member, Peer& peer) {
+  if (member.transport != this)
+    throw Error(ErrorCode::protocol, "another process says that it is one of this host");
+  std::shared_ptr<RingConnection> lane;
+  {
+    const LockGuard lock(member.opening);
+    if (member.has_ended || !member.state)
+      throw Error(ErrorCode::peer_died, fmt::format("{} has ended", member.name()));
+    if (!member.inbound) member.inbound = std::make_unique<Inbound>();
+    lane = std::make_shared<RingConnection>(member.inbound->sender_to_itself(), host_.bell());
+    state_of(member).links.push_back(peer.link);
+    if (!member.outbound) member.outbound = std::make_unique<TlsConnection>(peer.link);
+    member.in = member.inbound.get();
+    member.out = member.outbound.get();
+  }
+  peer.ended = host_.end_of(member);
+  peer.deliver = [lane](Message&& message) {
+    const bool is_answer = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::answer);
+    lane->send(message, {}, kForever);
+    if (is_answer && (message.tag & kInOrder) == 0) lane->ring_for_answer();
+    else lane->ring_for_call();
+  };
+  point("rpc.lane.opened");
+  host_.note_opened(member);
+}
+
+/// From here on the loop sends and receives.
+void TlsTransport::add(const PeerRef& peer) {
+  {
+    const LockGuard lock(mutex_);
+    if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
+    peers_.push_back(peer);
+  }
+  loop_->add(
+      peer->link->fd(), [this, peer] { look_at(peer); }, true, true);
+  if (is_over_) loop_->remove(peer->link->fd());  // stop() has ended it
+  beats_->request();
+}
+
+void TlsTransport::look_at(const PeerRef& peer) noexcept {
+  try {
+    deliver(*peer, peer->link->turn());
+  } catch (const std::exception& error) {
+    end(peer, error.what());
+  }
+}
+
+void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
+  if (arrived.hello) {
+    const Address from = decode_hello(*arrived.hello, host_.address());
+    peer.hello = kForever;
+    take_link(host_.enter(from), peer);
+  }
+  for (Message& message : arrived.messages) peer.deliver(std::move(message));
+  if (arrived.end) std::rethrow_exception(arrived.end);
+}
+
+void TlsTransport::end(const PeerRef& peer, const char* why) noexcept {
+  {
+    const LockGuard lock(mutex_);
+    if (std::erase(peers_, peer) == 0) return;
+  }
+  log_debug(fmt::format("a connection to a member on another host has ended: {}", why));
+  loop_->remove(peer->link->fd());
+  peer->link->end();
+  if (peer->ended) peer->ended();
+}
+
+std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
+  const LockGuard lock(mutex_);
+  return peers_;
+}
+
+/// On the loop's thread, each second while there is someone.
+Timer::Pause TlsTransport::beat() {
+  const auto all = peers();
+  for (const PeerRef& peer : all) {
+    if (peer->hello.has_passed()) end(peer, "it has not said which member it is");
+    else peer->link->beat();
+  }
+  if (listener_) listener_->look_again();
+  if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
+  return kBeat;
+}
+
+void TlsTransport::close(Member& member) noexcept {
+  const LockGuard lock(member.opening);
+  if (!member.state) return;
+  for (const TlsLinkRef& link : state_of(member).links) link->close();
+}
+
+std::chrono::seconds TlsTransport::silence_of(Member& member) const {
+  constexpr std::chrono::seconds kSilent{3};  // a member on another host says something each second
+  const LockGuard lock(member.opening);
+  std::chrono::seconds shortest{0};
+  if (!member.state) return shortest;
+  for (const TlsLinkRef& link : state_of(member).links)
+    if (shortest == std::chrono::seconds{0} || link->silence() < shortest) shortest = link->silence();
+  return shortest < kSilent ? std::chrono::seconds{0} : shortest;
+}
+
+void TlsTransport::flush() noexcept {
+  const Deadline end = Deadline::after(1s);
+  const auto have_arrived = [&] {
+    return std::ranges::all_of(
+        peers(), [](const PeerRef& peer) { return peer->link->is_closed() || peer->link->has_arrived(); });
+  };
+  while (!have_arrived() && !end.has_passed()) std::this_thread::sleep_for(1ms);
+}
+
+/// In a forked child the connections are the parent's, and the loop has no thread and perhaps a lock that stays locked.
+void TlsTransport::stop() noexcept {
+  if (current_pid() != pid_) {
+    if (loop_) loop_->abandon();
+    static_cast<void>(loop_.release());
+    return;
+  }
+  if (is_over_.exchange(true)) return;
+  loop_->stop();
+  listener_.reset();
+  for (const PeerRef& peer : peers()) end(peer, "this process leaves");
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "os/event_loop.h"
+#include "os/mutex.h"
+#include "rpc/member.h"
+#include "rpc/transport.h"
+#include "rpc/transport/tls/tls_link.h"
+#include "rpc/transport/tls/tls_listener.h"
+#include "rpc/transport/tls/tls_options.h"
+
+namespace onecopy::rpc {
+
+/// Reaches members on other hosts over TLS 1.3. The thread of an event loop of its own puts their messages into lanes of this
+/// process, so a thread reads them as it reads those of others. The process's event loop does not do it: it must not wait for
+/// locks that are held across a fork, nor do others' encryption while borrowers wait.
+///
+/// Thread safety: as Transport.
+/// Invariants: a link is delivered to only after its hello. The loop waits for no single peer.
+class TlsTransport final : public Transport {
+ public:
+  /// Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken, unsupported
+  /// without OpenSSL.
+  explicit TlsTransport(TransportHost& host);
+  ~TlsTransport() override { stop(); }
+
+  bool shares_memory() const noexcept override { return false; }
+  bool reaches(const Address& address) const override {
+    return address.host != this_host() || (options_.is_forced && !address.endpoint.empty());
+  }
+  void complete(Address& own) override { own.endpoint = endpoint_; }
+  void watch(Member& member) override { member.state = std::make_unique<State>(); }
+  void open(Member& member, Deadline deadline) override;
+  void close(Member& member) noexcept override;
+  std::chrono::seconds silence_of(Member& member) const override;
+  void flush() noexcept override;
+  void stop() noexcept override;
+
+ private:
+  struct State : TransportState {
+    bool is_connecting = false;     ///< by one thread; others wait for the member to be opened
+    std::vector<TlsLinkRef> links;  ///< the one that the member opened, and the one that this process did
+  };
+  /// A link, and where its messages go. The functions are empty before its hello.
+  struct Peer {
+    TlsLinkRef link;
+    std::function<void(Message&&)> deliver;
+    std::function<void()> ended;
+    Deadline hello = kForever;
+  };
+  using PeerRef = std::shared_ptr<Peer>;
+
+  static State& state_of(Member& member) { return static_cast<State&>(*member.state); }
+
+  void listen();
+  std::shared_ptr<const TlsContext> context();
+  TlsLinkRef connect(const Member& to, Deadline deadline);
+  std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
+  TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
+  void take_link(Member& member, Peer& peer);
+  void add(const PeerRef& peer);
+  void look_at(const PeerRef& peer) noexcept;
+  void deliver(Peer& peer, Inbox::Arrived&& arrived);
+  void end(const PeerRef& peer, const char* why) noexcept;
+  std::vector<PeerRef> peers() const;
+  Timer::Pause beat();
+
+  TransportHost& host_;
+  const TlsOptions options_;
+  const int pid_;
+  std::string endpoint_;
+  std::atomic<bool> is_over_{false};
+  mutable Mutex mutex_;
+  std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
+  std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
+  std::unique_ptr<EventLoop> loop_ =
+      std::make_unique<EventLoop>();     ///< starts with the listener or the first link
+  std::optional<TlsListener> listener_;  ///< the loop's thread's own
+  std::optional<Timer> beats_;
+};
+
+}  // namespace onecopy::rpc
