@@ -150,7 +150,7 @@ class TlsLink {
   void put(const Message& message, Stream stream, Deadline until = kForever);
   void put_hello(Bytes&& hello);
 
-  /// Receives and sends for a while, and returns what has come. Of the event loop's thread.
+  /// Receives and sends for a while, and returns what has come. The event loop's thread calls it.
   Inbox::Arrived turn() noexcept;
   /// Sends something, so that the other side knows that this process is there.
   void beat() noexcept;

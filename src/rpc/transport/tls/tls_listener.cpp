@@ -53,7 +53,7 @@ std::string TlsListener::endpoint() const {
   return socket_.address().substr(std::string_view("tcp:").size());
 }
 
-/// Of many that come at once, some wait for the loop's next turn.
+/// Leaves some of many that come at once to the loop's next turn.
 void TlsListener::accept() noexcept {
   constexpr int kInATurn = 64;
   try {

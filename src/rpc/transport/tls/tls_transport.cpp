@@ -195,7 +195,7 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
   return peers_;
 }
 
-/// On the loop's thread, each second while there is someone.
+/// Runs on the loop's thread, each second while there is someone.
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
   for (const PeerRef& peer : all) {
