@@ -39,7 +39,7 @@ class Endpoint {
   // members.cpp
   nb::bytes address();
   /// Enters another member, or this process. Returns (name, number, pid).
-  nb::object join(nb::bytes address, bool is_program);
+  nb::object join(const nb::bytes& address, bool is_program);
   bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
   bool has_left(std::uint32_t number);
   /// As Node::connect(), within so many seconds.

@@ -41,7 +41,7 @@ nb::object share_tensor(nb::handle tensor) {
 }
 
 /// The arguments of a call, as its callee reads them.
-nb::object decode_call(nb::bytes data) {
+nb::object decode_call(const nb::bytes& data) {
   const nb::object value = decode_value(span_of(data), {}, open_tensor, {Tensors::are_copied});
   const CallValues values = arguments_of(value);
   return nb::make_tuple(values.args, values.kwargs);

@@ -54,7 +54,7 @@ void Endpoint::clear() {
 
 nb::bytes Endpoint::address() { return to_python(node_->address().to_bytes()); }
 
-nb::object Endpoint::join(nb::bytes address, bool is_program) {
+nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
   without_gil([&] { node_->join(where); });
   numbers_[where.name.c_str()] = where.number;

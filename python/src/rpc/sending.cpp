@@ -63,9 +63,9 @@ const Endpoint::Callee& Endpoint::callee(nb::handle function, const char* resolv
     if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == function.ptr())
       return found;
   }
-  static const Callee kNameless;
+  static const Callee nameless;
   const nb::object told = call_python([&] { return nb::object(agent_.attr(resolve)(function)); });
-  if (told.is_none()) return kNameless;
+  if (told.is_none()) return nameless;
   if (at == known.end()) Py_INCREF(function.ptr());
   Callee& made = known[function.ptr()];
   made = {tuple_item(told, 0), tuple_item(told, 1), tuple_item(told, 3),
@@ -164,7 +164,7 @@ nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
 
 /// (value, error, points), or what a worker has made of the answer in its order.
 nb::object Endpoint::read_answer(rpc::Call& call) {
-  const nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
+  nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
   if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return owner;
   Message answer = std::move(call.answer);
   Body body;

@@ -35,15 +35,18 @@ const Library& Library::get() {
   return *made;
 }
 
+// NOLINTNEXTLINE(readability-function-size): two statements for each call
 Library::Library(const std::vector<std::string>& names) {
   std::string why;
   const auto library = SharedLibrary::open(names, &why);
   if (!library) throw_unusable(why);
+// NOLINTBEGIN(bugprone-macro-parentheses): the names of members
 #define BIND(CALL, RESULT, PARAMETERS) \
   CALL.bind(library->symbol(#CALL));   \
   if (!CALL) throw_unusable(fmt::format("{} has no {}", library->name(), #CALL));
   ONECOPY_OPENSSL_CALLS(BIND)
 #undef BIND
+  // NOLINTEND(bugprone-macro-parentheses)
   if (OpenSSL_version_num() < kOldest) throw_unusable(fmt::format("{} is {}", library->name(), version()));
   // Threads of onecopy may still be at work when exit handlers run.
   if (OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1) throw_unusable(take_error());

@@ -33,7 +33,8 @@ class Library {
   using Call = VendorCall<Rules, Signature>;
 
  public:
-#define MEMBER(CALL, RESULT, PARAMETERS) Call<RESULT PARAMETERS> CALL{#CALL};
+#define MEMBER(CALL, RESULT, PARAMETERS) \
+  Call<RESULT PARAMETERS> CALL{#CALL};  // NOLINT(bugprone-macro-parentheses)
   ONECOPY_OPENSSL_CALLS(MEMBER)
 #undef MEMBER
 

@@ -7,6 +7,7 @@
 /// The part of OpenSSL 3's C interface that is used here, with the names of its headers, so that building needs no
 /// libssl-dev. Where the real headers are there, tests/unit/rpc/openssl_abi_test.cpp compares these declarations with them.
 /// Nothing of it is linked: openssl.h finds the calls at run time.
+// NOLINTBEGIN(readability-identifier-naming): the names of OpenSSL
 namespace onecopy::openssl {
 
 using OSSL_LIB_CTX = struct LibraryContextTag;
@@ -53,6 +54,7 @@ inline constexpr int BIO_FLAGS_READ = 1, BIO_FLAGS_RWS = 7, BIO_FLAGS_SHOULD_RET
 inline constexpr int BIO_CTRL_FLUSH = 11;
 
 }  // namespace onecopy::openssl
+// NOLINTEND(readability-identifier-naming)
 
 /// Each call: CALL(name, result, (parameters)).
 #define ONECOPY_OPENSSL_CALLS(CALL)                                                         \
