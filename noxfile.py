@@ -79,8 +79,8 @@ def rpc_torch(session: nox.Session) -> None:
     session.run(HERE, *suite, external=True)
 
 
-@nox.session(name="rpc-far", venv_backend="none")
-def rpc_far(session: nox.Session) -> None:
+@nox.session(name="rpc-hosts", venv_backend="none")
+def rpc_hosts(session: nox.Session) -> None:
     """The rpc tests between members that reach each other over TLS, as members of other hosts do."""
     lend_or_count = [  # these lend memory, name its routes, or count the time of the processor
         "test_rpc.py::test_members_on_one_processor_do_not_spin_in_each_others_way",

@@ -194,7 +194,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
 }
 
 CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs)
-NIGHTLY_STEPS=(old-torch rpc-torch rpc-far ray plugs soak tidy)
+NIGHTLY_STEPS=(old-torch rpc-torch rpc-hosts ray plugs soak tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
@@ -204,7 +204,7 @@ run_step() {  # run_step <word of ./dev test>
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
     *) wait ;;&  # others use the same .venv
     programs | soak) "$1_steps" ;;
-    old-torch | rpc-torch | rpc-far | ray | plugs | vllm) nox_step "$1" ;;
+    old-torch | rpc-torch | rpc-hosts | ray | plugs | vllm) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
   esac

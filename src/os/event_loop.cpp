@@ -50,7 +50,8 @@ bool run_logged(const F& f) noexcept {
 
 }  // namespace
 
-EventLoop::EventLoop() : poller_(std::in_place), wake_(std::in_place) {
+EventLoop::EventLoop(const char* thread_name)
+    : thread_name_(thread_name), poller_(std::in_place), wake_(std::in_place) {
   poller_->add(wake_->fd(), kWakeToken);
 }
 
@@ -143,7 +144,7 @@ void EventLoop::abandon() noexcept {
 }
 
 void EventLoop::run() noexcept {
-  pthread_setname_np(pthread_self(), "onecopy-watch");
+  pthread_setname_np(pthread_self(), thread_name_);
   running_ = this;
   if (rested_at_ == Clock::time_point::min()) rested_at_ = Clock::now();
   while (!stopping_) {

@@ -32,7 +32,8 @@ class EventLoop {
   using Clock = std::chrono::steady_clock;
   using Task = std::function<void()>;
 
-  EventLoop();
+  /// `thread_name` has at most 15 characters.
+  explicit EventLoop(const char* thread_name = "onecopy-watch");
   ~EventLoop();
 
   /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change. A pidfd is readable from the end
@@ -86,6 +87,7 @@ class EventLoop {
   void pass() noexcept;
   void run(Timer& timer) noexcept REQUIRES(mutex_);
 
+  const char* const thread_name_;
   std::optional<Poller> poller_;  ///< none after abandon()
   std::optional<Event> wake_;
   Mutex mutex_;

@@ -81,8 +81,8 @@ class TlsTransport final : public Transport {
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
   std::unique_ptr<EventLoop> loop_ =
-      std::make_unique<EventLoop>();     ///< starts with the listener or the first link
-  std::optional<TlsListener> listener_;  ///< the loop's thread's own
+      std::make_unique<EventLoop>("onecopy-tls");  ///< starts with the listener or the first link
+  std::optional<TlsListener> listener_;            ///< the loop's thread's own
   std::optional<Timer> beats_;
 };
 
