@@ -119,8 +119,10 @@ void run(ByteSpan rest) {
   Stranger stranger(node);
   Member& member = *node.find(0);
   std::vector<CallRef> calls;
-  for (const bool is_settled_by_worker : {false, true})
-    calls.push_back(node.call(member, {{}, "f"}, kForever, is_settled_by_worker));
+  for (const bool is_settled_by_worker : {false, true}) {
+    calls.push_back(node.call(member, {{}, "f"}, kForever));
+    if (is_settled_by_worker) node.want(calls.back());
+  }
   constexpr int kMostMessages = 64;  // that a ring has room for
   for (int i = 0; i < kMostMessages; ++i)
     if (const auto next = next_message(rest)) stranger.put(next->first, next->second);
