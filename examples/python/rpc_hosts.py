@@ -12,11 +12,11 @@ import onecopy.rpc as rpc
 
 
 @rpc.export
-def scale(tensor, by):
+def scale(tensor: torch.Tensor, by: float) -> torch.Tensor:
     return tensor * by
 
 
-def member():
+def member() -> None:
     rank = int(os.environ["RANK"])
     rpc.init(f"host{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))  # meets at MASTER_ADDR
     if rank == 0:
@@ -30,7 +30,7 @@ def member():
     rpc.shutdown()  # waits for the other
 
 
-def both_on_this_host():
+def both_on_this_host() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     group = {
