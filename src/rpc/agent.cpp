@@ -120,7 +120,7 @@ struct Agent::State {
       throw;
     }
     if (call->end != End::answered) throw_end(node, from, call->end);
-    if (call->status == Status::failure) throw_failure(call->answer);
+    if (call->status == Status::failure) throw_failure(std::move(call->answer));
     return std::move(call->answer);
   }
 

@@ -39,9 +39,25 @@ Message encode_failure(ErrorCode code, const std::string& text) {
   return message;
 }
 
-void throw_failure(const Message& answer) {
-  if (answer.data.empty() || body_form(answer.tag) != 0)
-    throw Error(ErrorCode::remote_error, "a function of another language has thrown");
+void append_class(Message& failure, ByteSpan bytes) {
+  failure.data.insert(failure.data.end(), bytes.begin(), bytes.end());
+  append_tail(failure.data, static_cast<std::uint32_t>(bytes.size()));
+  failure.tag = kFailureWithClass << kBodyShift;
+}
+
+Bytes take_class(Message& failure) {
+  const auto size = take_tail<std::uint32_t>(failure.data);
+  if (size >= failure.data.size()) refuse_message("has a failure that is cut off");
+  const auto begin = failure.data.end() - static_cast<std::ptrdiff_t>(size);
+  Bytes bytes(begin, failure.data.end());
+  failure.data.erase(begin, failure.data.end());
+  return bytes;
+}
+
+void throw_failure(Message answer) {
+  if (body_form(answer.tag) == kFailureWithClass) take_class(answer);
+  else if (body_form(answer.tag) != 0) refuse_message("has a failure of an unknown form");
+  if (answer.data.empty()) refuse_message("has a failure without a code");
   auto code = static_cast<ErrorCode>(answer.data.front());
   if (code > ErrorCode::system) code = ErrorCode::remote_error;
   throw Error(code,

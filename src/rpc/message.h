@@ -21,7 +21,7 @@ inline constexpr int kBodyShift = 8;  ///< eight bits: how the body is written; 
 inline constexpr std::uint32_t kBodyBits = 0xff00;
 inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< handled before the next such message of its lane
 inline constexpr std::uint32_t kHasContext = 0x2'0000;  ///< a CallContext lies behind the body
-inline constexpr std::uint32_t kKnownTagBits = 0x3'ffff;
+inline constexpr std::uint32_t kKnownTagBits = kFormBits | kBodyBits | kInOrder | kHasContext;
 
 /// A number that a member has given, unique in the group with the number of the member.
 struct GroupId {
@@ -113,10 +113,16 @@ std::string take_name(Bytes& data, const CallTail& tail);
 
 [[noreturn]] void refuse_message(const char* problem);
 
-/// Makes the body of an answer of a failure of a function in C++: the code of an error, and the text.
+/// The form of the body of a failure that has a class of Python.
+inline constexpr std::uint32_t kFailureWithClass = 6;
+/// Makes the body of an answer of a failure: the code of an error, and the text.
 Message encode_failure(ErrorCode code, const std::string& text);
-/// Throws the failure again.
-[[noreturn]] void throw_failure(const Message& answer);
+/// Appends the bytes of a class, which programs in C++ pass over.
+void append_class(Message& failure, ByteSpan bytes);
+/// Takes the bytes of the class off. Throws bad_handle.
+Bytes take_class(Message& failure);
+/// Throws the failure again, as an Error.
+[[noreturn]] void throw_failure(Message answer);
 
 template <class Tail>
 Tail take_tail(Bytes& data) {

@@ -70,6 +70,17 @@ std::vector<nb::object> tensors_on_cards(const std::vector<nb::object>& tensors)
   return found;
 }
 
+/// Returns (class, text).
+nb::object read_failure(Message&& failure, const Hooks& hooks) {
+  const Bytes kind = rpc::take_class(failure);
+  const DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = hooks.rebuild};
+  const auto* const text = reinterpret_cast<const char*>(failure.data.data());
+  return call_python([&] {
+    return nb::object(nb::make_tuple(decode_value(kind, {}, open_tensor, options),
+                                     nb::str(text + 1, failure.data.size() - 1)));
+  });
+}
+
 }  // namespace
 
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
@@ -110,6 +121,10 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
   if (form != BodyForm::value && form != BodyForm::failure)
     rpc::refuse_message("has a body of a form that Python programs do not read");
   body.is_failure = form == BodyForm::failure;
+  if (body.is_failure) {
+    body.value = read_failure(std::move(message), hooks);
+    return;
+  }
   const Bytes marks = rpc::take_marks(message.data, context);
   if (context.has(rpc::CallContext::kResult))
     body.result = nb::make_tuple(context.result.member, context.result.number);

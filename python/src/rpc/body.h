@@ -20,8 +20,8 @@ namespace onecopy::python {
 
 /// How the body of a message is written, in its tag. Programs in C++ read and write the first form alone.
 enum class BodyForm : std::uint32_t {
-  value = rpc::kPlainBody,  ///< a value
-  failure = 6,              ///< (class, text) of an exception
+  value = rpc::kPlainBody,           ///< a value
+  failure = rpc::kFailureWithClass,  ///< the text of an exception, and its class
 };
 
 /// The Python functions that make the parts of a message that C++ does not know.

@@ -169,7 +169,8 @@ nb::object Endpoint::read_answer(rpc::Call& call) {
   Message answer = std::move(call.answer);
   Body body;
   try {
-    if (call.status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
+    if (call.status == rpc::Status::failure && rpc::body_form(answer.tag) == 0)
+      rpc::throw_failure(std::move(answer));  // of a program in C++
     const rpc::CallContext context = rpc::take_context(answer);
     decode_body(std::move(answer), context, hooks_, agent_, call.member(), false, body);
   } catch (const Error& error) {

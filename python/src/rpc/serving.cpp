@@ -242,24 +242,18 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
 void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
                     const std::string& code) {
   rpc::Member& caller = member(to);
-  if (is_program(to)) {
-    Message message = rpc::encode_failure(code_named(code), text);
-    open_lane_to(*node_, caller, kForever);
-    return without_gil([&] { node_->answer(caller, call, rpc::Status::failure, std::move(message)); });
-  }
   Giving giving(agent_, caller, true);
-  Message message;
+  Message message = rpc::encode_failure(code_named(code), text);
   try {
-    message = encode_body(nb::make_tuple(kind, text), hooks_, receiver(to, true), giving);
+    rpc::append_class(message, encode_body(kind, hooks_, receiver(to, true), giving).data);
   } catch (nb::python_error& error) {  // a class without a name
     if (kind.is(PyExc_RuntimeError)) throw;
     return fail(to, call, PyExc_RuntimeError, text, code);
   }
-  message.tag = static_cast<std::uint32_t>(BodyForm::failure) << rpc::kBodyShift;
   try {
     open_lane_to(*node_, caller, kForever);
     put_in_order(caller, message, [&](Stream stream) {
-      node_->answer(caller, call, rpc::Status::value, std::move(message), false, stream);
+      node_->answer(caller, call, rpc::Status::failure, std::move(message), false, stream);
     });
   } catch (const Error&) {  // the caller has ended, or this process leaves
   }
