@@ -39,7 +39,6 @@ def echo_for_ever():
 
 options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file}")
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-rpc.rpc_sync(f"worker{1 - rank}", echo)
 if rank == 1:
     try:
         while True:
@@ -47,6 +46,7 @@ if rank == 1:
     except RuntimeError as error:
         print(type(error).__name__, error, flush=True)
         os._exit(0)  # its workers sleep
+rpc.rpc_sync("worker1", echo)
 calls = [rpc.rpc_async("worker1", function, args=args) for function, args in 10 * [(slow, (1,)), (slow_in_worker0, ())]]
 for call in calls[:10]:
     call.add_done_callback(lambda call: None)
