@@ -186,7 +186,7 @@ def _make_compressed(
     layout: Any, outer: torch.Tensor, inner: torch.Tensor, values: torch.Tensor, shape: Any
 ) -> torch.Tensor:
     if layout not in _COMPRESSED:
-        raise TypeError(f"{layout} is no layout of a compressed sparse tensor")
+        raise TypeError(f"{layout} is not a layout of a compressed sparse tensor")
     return torch.sparse_compressed_tensor(outer, inner, values, shape, layout=layout, check_invariants=True)
 
 

@@ -100,7 +100,7 @@ class CallFuture(torch.futures.Future):
         return future_in_loop(self.add_done_callback, self.wait).__await__()
 
     def want(self) -> None:
-        """From here on it completes by itself, also when no thread waits: for code in C++ that gets torch's part of
+        """Lets the future complete by itself, even when no thread waits: for code in C++ that gets torch's part of
         it."""
         call = self._call
         if call is not None and not self._is_settled and not call.want(self):

@@ -78,7 +78,7 @@ class Agent(Serving):
             elastic.join(self)
 
     def open(self, found: list[Member]) -> None:
-        """Enters members, this process among them. From here on this process can send."""
+        """Enters members, this process among them, so that this process can send."""
         for member in found:
             self.add_member(member)
         hooks = registry.autograd_if_loaded()

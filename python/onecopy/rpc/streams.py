@@ -108,7 +108,7 @@ class Stream:
         return self._is_closed or self._next in self._items or self._is_over()
 
     def _is_over(self) -> bool:
-        """Whether no item comes any more: how many there are is known, but not after the call itself has failed."""
+        """Returns whether no further item comes: all were taken, or their number is unknown and the call has failed."""
         return self._next >= self._total if self._total is not None else self._error is not None
 
     def _take(self) -> Any:

@@ -125,7 +125,7 @@ def _record_form(kind: type) -> Callable[[Any], Parts]:
 def _make_record(name: Any, fields: dict[str, Any]) -> Any:
     kind = _type(name, object)
     if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"{kind!r} is no dataclass in this process")
+        raise TypeError(f"{kind!r} is not a dataclass in this process")
     made: Any = object.__new__(kind)  # type: ignore[arg-type]
     for key, value in fields.items():
         object.__setattr__(made, key, value)
@@ -189,7 +189,7 @@ def _tensor(value: torch.Tensor) -> Parts:
 def _make_torch(name: str) -> Any:
     found = getattr(torch, name, None)
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise TypeError(f"torch.{name} is no dtype, layout or memory format")
+        raise TypeError(f"torch.{name} is not a dtype, layout or memory format")
     return found
 
 

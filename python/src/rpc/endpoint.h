@@ -193,7 +193,7 @@ inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
   return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
 }
 
-/// None stands for the empty tuple. Throws TypeError for what is no tuple, list or dict.
+/// None stands for the empty tuple. Throws TypeError for anything but a tuple, list or dict.
 nb::object values_of_call(nb::handle args, nb::handle kwargs);
 
 }  // namespace onecopy::python

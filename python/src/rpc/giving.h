@@ -27,7 +27,7 @@ class Giving {
 
   nb::object agent() const { return nb::borrow(agent_); }
   std::uint32_t receiver() const noexcept { return receiver_.number(); }
-  /// Whether the message answers one of the receiver: its tensors go to the devices that results go to.
+  /// Returns whether the message answers a call of the receiver: its tensors go to the devices of results.
   bool is_result() const noexcept { return is_result_; }
 
   void give(nb::object reference, nb::object fork) {
@@ -42,7 +42,7 @@ class Giving {
     routes_[static_cast<std::size_t>(route)] += tensors;
   }
 
-  /// Whether the message has to be read in the order of its lane.
+  /// Returns whether the message has to be read in the order of its lane.
   bool has_references() const noexcept { return !references_.empty(); }
   /// The message is in the lane.
   void sent();

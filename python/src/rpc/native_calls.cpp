@@ -87,7 +87,7 @@ void check_arguments(nb::handle args) {
                            .c_str());
 }
 
-/// Whether it is surely neither a coroutine nor a generator.
+/// Returns whether the result is known to be neither a coroutine nor a generator.
 bool is_ordinary(PyObject* result) {
   PyTypeObject* const type = Py_TYPE(result);
   return result == Py_None || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||

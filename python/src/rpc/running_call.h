@@ -103,7 +103,7 @@ class CallScope {
 
 // --- the context of distributed autograd that this thread runs in
 
-/// Whether this thread is in a context of distributed autograd: tensors that cross then are recorded.
+/// Returns whether this thread is in a context of distributed autograd, which records the tensors that cross.
 /// Thread safety: the GIL.
 bool has_rpc_context() noexcept;
 /// The context, or None.

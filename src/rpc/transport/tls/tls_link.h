@@ -49,7 +49,7 @@ class Outbox {
   /// Returns the number of threads in wait_for_room().
   int waiters() const noexcept { return waiters_.load(); }
   void tell_waiters() noexcept;
-  /// Notes that the connection is over: no thread waits for room any more.
+  /// Notes that the connection is over, and wakes all threads that wait for room.
   void give_up() noexcept;
 
   // For the thread that has the stream.
@@ -146,7 +146,7 @@ class TlsLink {
 
   /// The tensors may be written as soon as it returns. Waits for room (see Outbox), so the loop's thread must not call it.
   /// Throws timeout after `until`, and the message is withdrawn then; invalid_argument, and what copying from a card throws.
-  /// The end of a link is no error here.
+  /// Does nothing on a link that has ended.
   void put(const Message& message, Stream stream, Deadline until = kForever);
   void put_hello(Bytes&& hello);
 

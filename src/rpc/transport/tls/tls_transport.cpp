@@ -148,7 +148,7 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
   host_.note_opened(member);
 }
 
-/// From here on the loop sends and receives.
+/// Hands the connection to the loop, which sends and receives.
 void TlsTransport::add(const PeerRef& peer) {
   {
     const LockGuard lock(mutex_);
