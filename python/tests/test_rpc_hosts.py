@@ -130,6 +130,7 @@ def networks():
 def start(holder, program, rank, rendezvous, **environment):
     return subprocess.Popen(
         ["nsenter", "-t", str(holder.pid), "-n", sys.executable, str(program), str(rank), str(rendezvous)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -147,6 +148,88 @@ def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path):
     outcomes = [member.communicate(timeout=240) for member in members]
     assert [member.returncode for member in members] == [0, 0], outcomes
     assert outcomes[0][0] == "trained\n"
+
+
+CUT = r"""
+import pathlib
+import sys
+import time
+import torch
+import onecopy.distributed.rpc as rpc
+from onecopy.errors import PeerDied
+
+rank, rendezvous = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}", rpc_timeout=50)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+counts = []
+
+
+def count():
+    counts.append(1)
+    return len(counts)
+
+
+def wait():
+    time.sleep(1000)
+
+
+def use(reference):
+    return reference.to_here()
+
+
+def own_counts():
+    from onecopy.rpc import registry
+
+    return registry.current().references.owned.counts()
+
+
+def raises_peer_died(run):
+    try:
+        run()
+    except PeerDied:
+        return True
+    return False
+
+
+if rank == 0:
+    kept = rpc.remote("worker1", torch.ones, args=((3,),))
+    assert kept.to_here().tolist() == [1.0, 1.0, 1.0]
+    under_way = rpc.rpc_async("worker1", wait)
+    assert rpc.rpc_sync("worker1", count) == 1
+    print("cut", flush=True)
+    assert sys.stdin.readline() == "cut\n"
+    assert raises_peer_died(under_way.wait)
+    assert raises_peer_died(lambda: rpc.rpc_sync("worker1", count))
+    print("mend", flush=True)
+    assert sys.stdin.readline() == "mended\n"
+    assert rpc.rpc_sync("worker1", count) == 2
+    assert raises_peer_died(kept.to_here)
+    assert raises_peer_died(lambda: rpc.rpc_sync("worker1", use, args=(kept,)))
+    assert rpc.rpc_sync("worker1", own_counts) == (0, 0)
+    again = rpc.remote("worker1", torch.ones, args=((2,),))
+    assert again.to_here().tolist() == [1.0, 1.0]
+    del again
+    print("went on", flush=True)
+rpc.shutdown()
+"""
+
+
+def test_members_that_were_cut_off_go_on_without_the_references_from_before(networks, tmp_path):
+    program = tmp_path / "member.py"
+    program.write_text(CUT)
+    members = [
+        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_PEER_TIMEOUT="1")
+        for rank, holder in enumerate(networks)
+    ]
+    caller = members[0]
+    for said, state, answer in (("cut", "down", "cut"), ("mend", "up", "mended")):
+        assert caller.stdout.readline() == f"{said}\n", caller.communicate(timeout=60)
+        run_in(networks[0], "ip", "link", "set", CABLES[0], state)
+        caller.stdin.write(f"{answer}\n")
+        caller.stdin.flush()
+    outcomes = [member.communicate(timeout=120) for member in members]
+    assert [member.returncode for member in members] == [0, 0], outcomes
+    assert outcomes[0][0] == "went on\n"
 
 
 def test_the_example_of_two_hosts_runs_on_two_hosts(networks):

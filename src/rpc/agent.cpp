@@ -29,7 +29,7 @@ using std::chrono::nanoseconds;
       throw Error(
           ErrorCode::peer_died,
           fmt::format("{} has {} while it was called; the function may have run, and is not run again",
-                      member.name(), member.has_left ? "left the group" : "ended"));
+                      member.name(), why_ended(member)));
     case End::cancelled: throw Error(ErrorCode::closed, "the call was cancelled");
     default: throw Error(ErrorCode::closed, fmt::format("{} has left the group", node.name()));
   }
@@ -99,7 +99,7 @@ struct Agent::State {
   }
 
   Member& member(std::string_view name) {
-    if (Member* const found = node.find(name)) return *found;
+    if (Member* const found = node.find(name)) return node.session_with(*found);
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("\"{}\" is no member of the group of {}: join() its address first", name,
                             options.name));

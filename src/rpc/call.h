@@ -28,7 +28,8 @@ enum class End : std::uint8_t {
 /// Thread safety: all members may be called concurrently, but the outcome is read after is_done() only.
 class Call {
  public:
-  Call(std::uint32_t member, Deadline deadline) : member_(member), deadline_(deadline) {}
+  Call(std::uint32_t member, Deadline deadline, std::uint32_t session = 0)
+      : member_(member), session_(session), deadline_(deadline) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call() {
@@ -36,6 +37,8 @@ class Call {
   }
 
   std::uint32_t member() const noexcept { return member_; }
+  /// Returns the session with the member in which the call was sent.
+  std::uint32_t session() const noexcept { return session_; }
   Deadline deadline() const noexcept { return deadline_; }
   bool is_done() const noexcept { return (word_.load(std::memory_order_acquire) & kDone) != 0; }
 
@@ -69,7 +72,7 @@ class Call {
   /// Returns true to one caller.
   bool claim() noexcept { return (word_.fetch_or(kClaimed) & kClaimed) == 0; }
 
-  const std::uint32_t member_;
+  const std::uint32_t member_, session_;
   const Deadline deadline_;
   std::atomic<std::uint32_t> word_{0};  ///< a futex of this process
 };

@@ -63,8 +63,8 @@ std::vector<CallRef> Calls::take_late(TimePoint now) {
   return take_if([&](const Call& call) { return call.deadline() <= now; });
 }
 
-std::vector<CallRef> Calls::take_of(std::uint32_t member) {
-  return take_if([&](const Call& call) { return call.member() == member; });
+std::vector<CallRef> Calls::take_of(std::uint32_t member, std::uint32_t session) {
+  return take_if([&](const Call& call) { return call.member() == member && call.session() == session; });
 }
 
 std::vector<CallRef> Calls::take_all() {

@@ -23,7 +23,7 @@ class Calls {
   CallRef take(std::uint64_t number);
   /// Those whose deadline has passed. Costs a load while none can have.
   std::vector<CallRef> take_late(TimePoint now);
-  std::vector<CallRef> take_of(std::uint32_t member);
+  std::vector<CallRef> take_of(std::uint32_t member, std::uint32_t session);
   std::vector<CallRef> take_all();
 
   /// How many are under way to each member.

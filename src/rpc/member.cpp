@@ -20,6 +20,11 @@ Numbers::Entry& Numbers::of(std::string_view name) {
   return entry;
 }
 
+const char* why_ended(const Member& member) noexcept {
+  if (member.has_left) return "left the group";
+  return member.shares_memory ? "ended" : "ended, or was cut off for too long,";
+}
+
 void throw_ended_early(const Member& member) {
   throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
                                                 member.name(), member.address.pid));

@@ -54,6 +54,13 @@ struct Counters {
   std::atomic<std::uint64_t> calls{0}, answers{0}, served{0};
   std::array<std::atomic<std::uint64_t>, kRouteNames.size()> routes{};
 
+  /// Adds the counts of the session before.
+  void add(const Counters& before) noexcept {
+    calls += before.calls;
+    answers += before.answers;
+    served += before.served;
+    for (std::size_t i = 0; i < routes.size(); ++i) routes[i] += before.routes[i];
+  }
   void count(Route route, std::uint64_t tensors) noexcept {
     if (tensors != 0) routes[static_cast<std::size_t>(route)].fetch_add(tensors, std::memory_order_relaxed);
   }
@@ -63,12 +70,20 @@ struct Counters {
   }
 };
 
-/// One process of the group, as this one knows it: its lanes, the names of functions, whether it lives.
+/// A session with one process of the group: its lanes, the names of functions, whether it lives.
+///
+/// The end of a session is final. When the network to another host is cut for too long, the session ends although the process
+/// lives: the next call begins the next session, which is another Member with the same address. Calls, references and
+/// messages belong to one session.
 ///
 /// Thread safety: as said at each part. It is never destroyed before its node.
-/// Invariant: has_ended is set behind all that the member had put into its lane.
+/// Invariants: has_ended is set behind all that the member had put into its lane. Messages of a session are read once the
+/// session before is over.
 struct Member {
-  explicit Member(Address where) : address(std::move(where)) {}
+  explicit Member(Address where, Member* ended = nullptr)
+      : address(std::move(where)), before(ended), session(ended ? ended->session + 1 : 1) {
+    if (ended) counters.add(ended->counters);
+  }
 
   std::uint32_t number() const noexcept { return address.number; }
   const std::string& name() const noexcept { return address.name; }
@@ -78,7 +93,15 @@ struct Member {
     counters.count(shares_memory ? route : Route::tcp, tensors);
   }
 
+  /// Returns whether there is no connection, and there was one.
+  bool is_gone() const noexcept { return has_ended || (before && !out); }
+
   const Address address;
+  Member* const before;                ///< the session before; null: this is the first one
+  const std::uint32_t session;         ///< 1, 2, and so on
+  std::atomic<Member*> next{nullptr};  ///< the session behind this one
+  /// The number that the other process has given this session; 0: it has not said so.
+  std::atomic<std::uint32_t> their_session{0};
   Transport* transport = nullptr;  ///< null: the member is this process
   bool shares_memory = true;       ///< as the transport says
   /// Set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
@@ -96,6 +119,7 @@ struct Member {
   std::atomic<Connection*> out{nullptr};  ///< null until the member has greeted back
   std::atomic<Inbound*> in{nullptr};      ///< null until it was greeted
   std::atomic<bool> has_ended{false};
+  std::atomic<bool> is_over{false};  ///< it has ended, and its calls have failed
   std::atomic<bool> is_full{
       false};                   ///< the last call found so many unread messages that the next one waits
   std::atomic<int> senders{0};  ///< threads that may use `out` now; see LaneGuard
@@ -130,6 +154,8 @@ class LaneGuard {
   Member& to_;
 };
 
+/// Returns "left the group", for the texts of errors, or how else a session has ended.
+const char* why_ended(const Member& member) noexcept;
 /// Throws peer_died.
 [[noreturn]] void throw_ended_early(const Member& member);
 

@@ -94,9 +94,7 @@ void Node::check_can_send(const Member& to) const {
                 "to join as "
                 "one of its own");
   if (is_stopped()) throw Error(ErrorCode::closed, "this process has left the group");
-  if (to.has_ended)
-    throw Error(ErrorCode::peer_died,
-                fmt::format("{} has {}", to.name(), to.has_left ? "left the group" : "ended"));
+  if (to.has_ended) throw Error(ErrorCode::peer_died, fmt::format("{} has {}", to.name(), why_ended(to)));
 }
 
 /// Throws peer_died when the member has just ended.
@@ -155,7 +153,7 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   wait_for_room(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
-  auto call = std::make_shared<Call>(to.number(), deadline);
+  auto call = std::make_shared<Call>(to.number(), deadline, to.session);
   call->owner = outgoing.owner;
   call->drop_owner = outgoing.drop_owner;
   call->mean_ns = &entry.mean_ns;

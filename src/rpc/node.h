@@ -54,9 +54,12 @@ class Node final : private TransportHost {
   /// Enters another member, or this process. Connects to it at the first call. Throws peer_died when it has ended already,
   /// invalid_argument when the number is another member's.
   Member& join(const Address& address);
-  /// Returns the member of that number, or the living one that joined first under that name; null when there is none.
+  /// Returns the last session with the member of that number, or with the living one that joined first under that name; null
+  /// when there is none.
   Member* find(std::uint32_t number);
   Member* find(std::string_view name);
+  /// Returns the session in which a member is called: the last one, or a new one where that was cut.
+  Member& session_with(Member& known);
 
   /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
   void connect(Member& to, Deadline deadline);
@@ -129,6 +132,8 @@ class Node final : private TransportHost {
 
   // node_members.cpp
   Member& enter(const Address& address) override;
+  Member& next_session(Member& ended) override;
+  Member& add(std::unique_ptr<Member> member) REQUIRES(members_mutex_);
   void note_opened(Member& member) noexcept override;
   const std::shared_ptr<const DoorbellMemory>& bell() const noexcept override { return bell_; }
   bool is_own(const Address& address) const;

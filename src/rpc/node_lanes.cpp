@@ -68,6 +68,7 @@ void Node::hand_out_newcomers() {
 }
 
 bool Node::read(Member& from, const Call* mine) {
+  if (from.before && !from.before->is_over) return false;
   Inbound* const in = from.in.load(std::memory_order_acquire);
   // Before the lane: what it had put when it exited is there from now on.
   const bool has_exited = from.has_exited() && !from.has_ended;
@@ -194,13 +195,14 @@ void Node::handle_note(Member& from, Message&& message) {
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
   if (member.transport) member.transport->close(member);
-  fail(calls_.take_of(member.number()), End::member_ended);
+  fail(calls_.take_of(member.number(), member.session), End::member_ended);
   complete(member.opened, End::member_ended);
   Work work;
   work.kind = Work::Kind::member_ended;
   work.is_in_order = true;
   work.from = &member;
   hand_out(std::move(work));
+  member.is_over = true;
 }
 
 void Node::fail(const std::vector<CallRef>& calls, End end) {

@@ -44,7 +44,7 @@ bool Node::is_own(const Address& address) const {
 Member& Node::enter(const Address& address) {
   const LockGuard lock(members_mutex_);
   for (const auto& known : members_) {
-    if (known->number() != address.number) continue;
+    if (known->next || known->number() != address.number) continue;
     const bool is_same = known->name() == address.name && known->address.pid == address.pid &&
                          known->address.host == address.host;
     if (is_same) return *known;
@@ -56,9 +56,26 @@ Member& Node::enter(const Address& address) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("member {} of the group is {}, this process, and cannot be {} (pid {}) as well",
                             address.number, options_.name, address.name, address.pid));
-  auto member = std::make_unique<Member>(address);
-  member->opened = std::make_shared<Call>(address.number, kForever);
-  if (address.number == options_.number) connect_to_self(*member);
+  return add(std::make_unique<Member>(address));
+}
+
+Member& Node::next_session(Member& ended) {
+  const LockGuard lock(members_mutex_);
+  if (!ended.next) ended.next = &add(std::make_unique<Member>(ended.address, &ended));
+  return *ended.next;
+}
+
+Member& Node::session_with(Member& known) {
+  Member* last = &known;
+  while (Member* const next = last->next) last = next;
+  const bool was_cut =
+      last->is_over && !last->has_left && last->transport && last->transport->reconnects() && !is_stopped();
+  return was_cut ? next_session(*last) : *last;
+}
+
+Member& Node::add(std::unique_ptr<Member> member) {
+  member->opened = std::make_shared<Call>(member->number(), kForever);
+  if (member->number() == options_.number) connect_to_self(*member);
   else watch_over(*member);
   members_.push_back(std::move(member));
   auto list = std::make_unique<MemberList>(*list_.load());
@@ -100,7 +117,7 @@ void Node::release_lanes(Member& member) {
 
 Member* Node::find(std::uint32_t number) {
   for (Member* member : *list_.load())
-    if (member->number() == number) return member;
+    if (member->number() == number && !member->next) return member;
   return nullptr;
 }
 
@@ -108,7 +125,7 @@ Member* Node::find(std::uint32_t number) {
 Member* Node::find(std::string_view name) {
   Member* latest = nullptr;
   for (Member* member : *list_.load()) {
-    if (member->name() != name) continue;
+    if (member->name() != name || member->next) continue;
     if (!member->has_ended) return member;
     latest = member;
   }

@@ -13,7 +13,7 @@ constexpr std::size_t kMostPeers = 256;  // the listing is one packet
 
 std::string state_of(Member& member, std::uint32_t own_number) {
   if (member.number() == own_number) return "here";
-  if (member.has_ended) return member.has_left ? "left" : "ended";
+  if (member.is_gone()) return member.has_left ? "left" : "ended";
   const auto silence = member.transport->silence_of(member);
   if (silence.count() != 0) return fmt::format("silent for {} s", silence.count());
   return member.out.load() ? "open" : "new";
@@ -45,6 +45,7 @@ GroupInfo Node::describe() const {
   group.idle_workers = static_cast<std::uint64_t>(idle_workers());
   const auto under_way = calls_.by_member();
   for (Member* const member : *list_.load(std::memory_order_acquire)) {
+    if (member->next) continue;
     if (group.peers.size() == kMostPeers) {
       ++group.unlisted;
       continue;

@@ -67,6 +67,9 @@ class Transport {
   /// Adds what others need to reach this process to its address.
   virtual void complete(Address& own) = 0;
 
+  /// Returns whether a member whose session has ended may be connected to again, since its process may live.
+  virtual bool reconnects() const noexcept { return false; }
+
   /// Begins to watch over a member that no other thread sees yet, and makes its state.
   virtual void watch(Member& member) = 0;
   /// Opens a connection to the member, or begins to: then another thread completes `member.opened`. Callers call this again until
@@ -95,6 +98,8 @@ class TransportHost {
   virtual const std::shared_ptr<const DoorbellMemory>& bell() const noexcept = 0;
   /// Enters the member of that address. Throws invalid_argument.
   virtual Member& enter(const Address& address) = 0;
+  /// Begins the session behind one of which no further message comes, or returns the one that has begun.
+  virtual Member& next_session(Member& ended) = 0;
   /// Notes that a connection to the member is open.
   virtual void note_opened(Member& member) noexcept = 0;
   virtual bool is_stopped() const noexcept = 0;

@@ -170,7 +170,7 @@ class Agent(Serving):
             return late(seconds, text)
         member = self._members[to]
         if code == "peer_died":
-            return PeerDied(member.why_ended if member.has_ended else self._why_ended(member))
+            return PeerDied(member.why_ended())
         return self.error_named(code, text) if self.is_running else RuntimeError(self.why_stopped)
 
     def end_error(self, end: str, to: int, seconds: float) -> Exception:
@@ -178,7 +178,7 @@ class Agent(Serving):
         if end == "late":
             return late(seconds)
         if end == "ended":
-            return PeerDied(self._why_ended(self._members[to]))
+            return PeerDied(self._members[to].why_ended())
         return RuntimeError(self.why_stopped)
 
     @staticmethod

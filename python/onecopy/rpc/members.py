@@ -31,6 +31,7 @@ class Members:
         rank = member.info.id
         self._members = {**self._members, rank: member}  # others iterate over the one before
         self.endpoint.join(member.address)
+        member.endpoint = self.endpoint
         member.is_far = self.endpoint.is_far(rank)
         member.has_our_cards = not member.is_far and member.cards == self.cards
         self.endpoint.set_devices(
@@ -47,7 +48,7 @@ class Members:
         if any(m.info.name == name and not m.is_program for m in self._members.values()):
             raise RuntimeError(f"{name} is a member of this group already: give the program in C++ another name")
         member = Member(WorkerInfo(name, number), address, {})
-        member.is_program = True
+        member.is_program, member.endpoint = True, self.endpoint
         self._members = {**self._members, number: member}
         return member.info
 
@@ -114,15 +115,12 @@ class Members:
 
     # --- how they end
 
-    def _why_ended(self, member: Member) -> str:
-        has_left = self.endpoint.has_left(member.info.id)
-        return f"{member.info} has left the group" if has_left else f"{member.info} has ended"
-
-    def take_end(self, rank: int) -> None:
-        """Notes the end of a member, all of whose messages were taken."""
+    def take_end(self, rank: int, session: int) -> None:
+        """Notes the end of a session with a member, all of whose messages were taken."""
         member = self._members.get(rank)
         if member is None:
             return
-        if not member.has_ended:
-            member.why_ended, member.has_ended = self._why_ended(member), True
+        member.ended_session = session
+        if member.is_far:  # it may come back
+            self.references.lose(rank, session)
         self.references.owned.forget_member(rank)

@@ -80,15 +80,29 @@ class Member:
     """A process of the group.
 
     Attributes:
-        has_ended, why_ended: whether it has ended, which is final, and whether by death or by leaving.
+        endpoint: the endpoint that has joined it.
+        ended_session: the number of the last session with it that has ended; 0: none has.
         is_far: it is on another host, or reached as if it were.
         cards, has_our_cards: visible_cards() there, and whether cards are numbered there as here.
         is_program: it is a program in C++."""
 
     def __init__(self, info: WorkerInfo, address: bytes, device_maps: DeviceMaps, cards: Any = None) -> None:
         self.info, self.address, self.device_maps, self.cards = info, address, device_maps, cards
-        self.has_ended, self.why_ended = False, ""
+        self.endpoint: Any = None
+        self.ended_session = 0
         self.is_far = self.has_our_cards = self.is_program = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Returns whether the member has ended. One on another host that was cut off has ended until there is a new
+        connection to its process."""
+        return self.ended_session != 0 and bool(self.endpoint.is_gone(self.info.id))
+
+    def why_ended(self) -> str:
+        """Returns the text of errors about the end of the member."""
+        if self.endpoint.has_left(self.info.id):
+            return f"{self.info} has left the group"
+        return f"{self.info} has ended, or was cut off for too long" if self.is_far else f"{self.info} has ended"
 
 
 def visible_cards() -> list[str | None]:

@@ -24,25 +24,29 @@ from typing import Any
 
 import torch
 
+from ..errors import PeerDied
 from .futures import CallFuture, done, failed
 from .owned import Cell, OwnedValues, Reference
 from .registry import note
 
 _GATHERING = 0.001  # seconds for which drops of references are gathered
 _MAX_DROPS = 1000  # of one message
+_LOST = -1  # in place of a session
 
 
 class Held:
     """A count of this process at another owner; dropped when this object goes. `creation` is the Future of the call
-    that makes the value, as long as its answer has not been looked at: no thread is woken for it."""
+    that makes the value, as long as its answer has not been looked at: no thread is woken for it. `session` is the one
+    with the owner in which it is counted; 0: not known yet."""
 
-    __slots__ = ("__weakref__", "_drops", "creation", "error", "fork", "is_deleted", "owner", "reference")
+    __slots__ = ("__weakref__", "_drops", "creation", "error", "fork", "is_deleted", "owner", "reference", "session")
 
     def __init__(self, drops: queue.SimpleQueue[_Drop], owner: int, reference: Reference, fork: Reference) -> None:
         self._drops, self.owner, self.reference, self.fork = drops, owner, reference, fork
         self.creation: CallFuture | None = None
         self.error: Exception | None = None
         self.is_deleted = False
+        self.session = 0
 
     def is_confirmed(self) -> bool:
         """Returns whether the owner is known to count it. Looks for the answer; from here on `error` is why there is no
@@ -70,9 +74,19 @@ class Held:
         """Drops the count."""
         if not self.is_deleted:
             self.is_deleted = True
-            self._drops.put((self.owner, self.reference))
+            if not self.is_lost:
+                self._drops.put((self.owner, self.reference))
 
     __del__ = delete
+
+    @property
+    def is_lost(self) -> bool:
+        """Returns whether the owner has forgotten it."""
+        return self.session == _LOST
+
+    def lose(self, error: Exception) -> None:
+        """Notes that the owner counts it no longer, since the session has ended."""
+        self.error, self.session = error, _LOST
 
 
 def _why_not_made(error: Exception) -> Exception:
@@ -160,9 +174,23 @@ class References:
             return cell
         if sender != owner:
             self._agent.note(owner, "accept", (reference, fork))
-        return self.hold(owner, reference, fork)
+        held = self.hold(owner, reference, fork)
+        if sender == owner:
+            held.session = self._agent.member(owner).ended_session + 1
+        else:
+            held.session = self._agent.endpoint.session_with(owner)
+        return held
 
     # --- the end
+
+    def lose(self, owner: int, session: int) -> None:
+        """Makes the references that were counted in a session with their owner raise."""
+        with self._lock:
+            lost = [held for held in self._all if held.owner == owner and 0 < held.session <= session]
+        for held in lost:
+            held.lose(
+                PeerDied(f"{self._agent.member(owner).info} forgot this reference when the session with it ended")
+            )
 
     def delete_all(self, seconds: float) -> None:
         """Drops all references of this process to others' values, and waits until no other holds ours, `seconds` at

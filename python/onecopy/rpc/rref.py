@@ -235,6 +235,7 @@ def begin(agent: Any, owner: int, verb: str, args: tuple[Any, ...], timeout: flo
     except BaseException:
         held.is_deleted = True  # nothing was sent, and nothing is to be dropped
         raise
+    held.session = agent.endpoint.session_with(owner)
     return _made(agent, owner, reference, None, held)
 
 
@@ -260,7 +261,7 @@ def _parts(rref: PyRRef) -> tuple[int, Reference, Reference]:
     giving: Any = _core._rpc_giving()
     if rref._held is not None and rref._held.is_deleted:
         raise RuntimeError("Cannot call fork an UserRRef after deletion.")
-    if rref._held is not None and rref._owner != giving.receiver:
+    if rref._held is not None and (rref._owner != giving.receiver or rref._held.is_lost):
         rref._check()
     fork = giving.agent.references.give(rref._owner, rref._reference, rref._cell, giving.receiver)
     giving.give(rref, fork)

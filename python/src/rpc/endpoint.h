@@ -42,6 +42,10 @@ class Endpoint {
   nb::object join(const nb::bytes& address, bool is_program);
   bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
   bool has_left(std::uint32_t number);
+  /// Returns whether the member has ended, or was cut off and has not been connected to again.
+  bool is_gone(std::uint32_t number);
+  /// Returns the number of the last session with the member: 1, and one more after each cut.
+  std::uint32_t session_with(std::uint32_t number);
   /// As Node::connect(), within so many seconds.
   void connect(std::uint32_t number, double seconds);
   nb::dict routes(std::uint32_t to);
@@ -146,6 +150,7 @@ class Endpoint {
 
   // members.cpp
   rpc::Member& member(std::uint32_t number);
+  rpc::Member& member_to_call(std::uint32_t number);  ///< in a new session, if it was cut off
   rpc::Member& member_for(nb::handle to);
   const Receiver& receiver(std::uint32_t number, bool is_result);
   bool is_program(std::uint32_t number) const { return programs_.count(number) != 0; }

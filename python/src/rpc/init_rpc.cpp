@@ -101,6 +101,8 @@ void def_members(nb::class_<Endpoint>& endpoint) {
       .def("join", &Endpoint::join, nb::arg("address"), nb::arg("is_program") = false)
       .def("is_far", &Endpoint::is_far, nb::arg("number"))
       .def("has_left", &Endpoint::has_left, nb::arg("number"))
+      .def("is_gone", &Endpoint::is_gone, nb::arg("number"))
+      .def("session_with", &Endpoint::session_with, nb::arg("number"))
       .def("connect", &Endpoint::connect, nb::arg("number"), nb::arg("seconds"))
       .def("routes", &Endpoint::routes, nb::arg("to"))
       .def("number_of", &Endpoint::number_of, nb::arg("name"))
@@ -153,8 +155,9 @@ void def_reports(nb::class_<Endpoint>& endpoint) {
              const std::string& function, double seconds,
              std::optional<std::pair<std::uint32_t, std::uint64_t>> root, nb::handle run) {
             const auto [member, first] = root.value_or(std::pair{caller, number});
-            const nb::object call = nb::cast(RunningCall(std::move(agent), caller, number, function,
-                                                         deadline_after(seconds), {first, member}));
+            const nb::object call =
+                nb::cast(RunningCall(std::move(agent), caller, e.session_with(caller), number, function,
+                                     deadline_after(seconds), {first, member}));
             const CallScope scope(e.running, call);
             return call_python([&] { return nb::object(run(call)); });
           },

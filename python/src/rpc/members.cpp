@@ -62,13 +62,14 @@ nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
-bool Endpoint::has_left(std::uint32_t number) {
-  const rpc::Member* const found = node_->find(number);
-  return found && found->has_left;
-}
+bool Endpoint::has_left(std::uint32_t number) { return member(number).has_left; }
+
+bool Endpoint::is_gone(std::uint32_t number) { return member(number).is_gone(); }
+
+std::uint32_t Endpoint::session_with(std::uint32_t number) { return member(number).session; }
 
 void Endpoint::connect(std::uint32_t number, double seconds) {
-  rpc::Member& to = member(number);
+  rpc::Member& to = member_to_call(number);
   without_gil([&] { node_->connect(to, deadline_after(seconds)); });
 }
 
@@ -104,6 +105,8 @@ rpc::Member& Endpoint::member(std::uint32_t number) {
   throw Error(ErrorCode::invalid_argument, "there is no such member of the group");
 }
 
+rpc::Member& Endpoint::member_to_call(std::uint32_t number) { return node_->session_with(member(number)); }
+
 /// The agent knows the members that have ended, and what to say of a name that nobody has.
 rpc::Member& Endpoint::member_for(nb::handle to) {
   nb::object number;
@@ -123,7 +126,7 @@ rpc::Member& Endpoint::member_for(nb::handle to) {
     if (found && !found->has_ended) return *found;
   }
   const nb::object known = call_python([&] { return nb::object(agent_.attr("member")(to)); });
-  return member(nb::cast<std::uint32_t>(nb::object(known.attr("info").attr("id"))));
+  return member_to_call(nb::cast<std::uint32_t>(nb::object(known.attr("info").attr("id"))));
 }
 
 void Endpoint::stop() {

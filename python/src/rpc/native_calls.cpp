@@ -156,7 +156,7 @@ void Endpoint::begin_native(std::uint32_t to, const std::string& name, nb::handl
                             double seconds, nb::handle future) {
   check_arguments(args);
   const std::string wire_name = is_program(to) ? name : std::string(kPrefix) + name;
-  Request request{member(to), wire_name, values_of_call(args, kwargs), deadline_after(seconds)};
+  Request request{member_to_call(to), wire_name, values_of_call(args, kwargs), deadline_after(seconds)};
   request.future = future;
   send_for(request, seconds);
 }
@@ -172,9 +172,9 @@ nb::object Endpoint::serve_native(const Target& target, rpc::Work& work, const C
   const std::uint32_t from = work.from->number();
   const std::string& wire_name = work.function->text;
   const rpc::GroupId own{work.call, from};
-  const nb::object running_call =
-      nb::cast(RunningCall(agent_, from, work.call, wire_name.substr(kPrefix.size()), work.deadline,
-                           work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
+  const nb::object running_call = nb::cast(
+      RunningCall(agent_, from, work.from->session, work.call, wire_name.substr(kPrefix.size()),
+                  work.deadline, work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
   const RunningCall& call = *nb::inst_ptr<RunningCall>(running_call);
   const CallScope scope(running, running_call);
   const bool is_logged = nb::cast<bool>(nb::object(agent_.attr("is_logged")()));

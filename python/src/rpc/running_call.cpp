@@ -14,10 +14,11 @@ namespace onecopy::python {
 
 thread_local RunningCall* RunningCall::current_ = nullptr;
 
-RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
-                         Deadline deadline, rpc::GroupId root)
+RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint32_t session,
+                         std::uint64_t number, std::string function, Deadline deadline, rpc::GroupId root)
     : agent_(std::move(agent)),
       caller_(caller),
+      session_(session),
       number_(number),
       function_(std::move(function)),
       deadline_(deadline),
@@ -110,10 +111,12 @@ void RunningCalls::cancel(std::uint32_t caller, std::uint64_t number) {
   if (early_.size() > kMaxEarly) early_.pop_front();
 }
 
-void RunningCalls::cancel_of(std::uint32_t caller) {
+void RunningCalls::cancel_of(std::uint32_t caller, std::uint32_t session) {
   const std::vector<nb::object> calls = calls_;
   for (const nb::object& one : calls)
-    if (RunningCall& call = *nb::inst_ptr<RunningCall>(one); call.caller_ == caller) call.cancel();
+    if (RunningCall& call = *nb::inst_ptr<RunningCall>(one);
+        call.caller_ == caller && call.session_ == session)
+      call.cancel();
 }
 
 nb::list RunningCalls::describe() const {

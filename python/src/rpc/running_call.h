@@ -20,8 +20,8 @@ class RunningCalls;
 /// Thread safety: the GIL.
 class RunningCall {
  public:
-  RunningCall(nb::object agent, std::uint32_t caller, std::uint64_t number, std::string function,
-              Deadline deadline, rpc::GroupId root);
+  RunningCall(nb::object agent, std::uint32_t caller, std::uint32_t session, std::uint64_t number,
+              std::string function, Deadline deadline, rpc::GroupId root);
 
   /// The call that this thread runs; null outside of a call.
   static RunningCall* current() noexcept { return current_; }
@@ -56,7 +56,7 @@ class RunningCall {
   static thread_local RunningCall* current_;
 
   nb::object agent_;
-  const std::uint32_t caller_;
+  const std::uint32_t caller_, session_;
   const std::uint64_t number_;
   const std::string function_;
   const Deadline deadline_;
@@ -76,7 +76,7 @@ class RunningCalls {
   /// Cancels a call that runs, or remembers it for a call that has not begun.
   void cancel(std::uint32_t caller, std::uint64_t number);
   /// Cancels all that a member wanted.
-  void cancel_of(std::uint32_t caller);
+  void cancel_of(std::uint32_t caller, std::uint32_t session);
   nb::list describe() const;
   int traverse(visitproc visit, void* arg) const;
 

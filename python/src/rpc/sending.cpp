@@ -212,13 +212,15 @@ nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
 nb::object Endpoint::call_gradients(std::uint32_t to, nb::handle args) {
   const ContextScope no_context{nb::none()};
   return wait_and_take(
-      send_or_raise({member(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0), 0);
+      send_or_raise({member_to_call(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0),
+      0);
 }
 
 nb::object Endpoint::begin_gradients(std::uint32_t to, nb::handle args) {
   const ContextScope no_context{nb::none()};
   return nb::cast(RpcCall(
-      node_, send_or_raise({member(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0)));
+      node_, send_or_raise(
+                 {member_to_call(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0)));
 }
 
 nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
@@ -238,26 +240,21 @@ void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::ha
 
 nb::object Endpoint::call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                                bool is_result) {
-  const Request made{member(to), verb, nb::make_tuple(args, nb::none()), deadline_after(seconds),
-                     is_result,  true};
+  const Request made{member_to_call(to),      verb,      nb::make_tuple(args, nb::none()),
+                     deadline_after(seconds), is_result, true};
   return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
 void Endpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                           bool is_result, nb::handle reference, nb::handle future) {
-  const Request made{member(to),
-                     verb,
-                     nb::make_tuple(args, nb::none()),
-                     deadline_after(seconds),
-                     is_result,
-                     true,
-                     nb::borrow(reference),
-                     future};
+  const Request made{member_to_call(to),      verb,      nb::make_tuple(args, nb::none()),
+                     deadline_after(seconds), is_result, true,
+                     nb::borrow(reference),   future};
   send_for(made, seconds);
 }
 
 void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
-  rpc::Member& receiver = member(to);
+  rpc::Member& receiver = member_to_call(to);
   try {
     if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
     Giving giving(agent_, receiver, false);

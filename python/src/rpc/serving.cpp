@@ -102,8 +102,8 @@ void Endpoint::take_in_order(rpc::Work& work) {
   const Turn turn(*node_, work.is_in_order);
   const std::uint32_t from = work.from->number();
   if (work.kind == rpc::Work::Kind::member_ended) {
-    running.cancel_of(from);
-    call_python([&] { agent_.attr("take_end")(from); });
+    running.cancel_of(from, work.from->session);
+    call_python([&] { agent_.attr("take_end")(from, work.from->session); });
   } else if (work.kind == rpc::Work::Kind::answer) {
     take_answer(work);
   } else if (work.kind == rpc::Work::Kind::note) {

@@ -4,6 +4,8 @@
 
 #include <numeric>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -34,8 +36,13 @@ class TwoHosts : public ::testing::Test {
   void begin(std::function<void(Agent&)> run) {
     callee_.emplace([this] {
       enter(0);
+      const Environment timeout("ONECOPY_RPC_PEER_TIMEOUT", callee_timeout_);
       Agent agent({.name = "callee", .number = 1});
       define_usual(agent);
+      agent.define("count", [this](Values&&) { return number(++*calls_); });
+      agent.define("call back", [&agent](Values&& values) {
+        return agent.call("caller", "add one", std::move(values));
+      });
       agent.define("wait", [](Values&& values) {
         std::this_thread::sleep_for(1h);
         return std::move(values);
@@ -46,7 +53,9 @@ class TwoHosts : public ::testing::Test {
     });
     caller_.emplace([this, run = std::move(run)] {
       enter(1);
+      const Environment timeout("ONECOPY_RPC_PEER_TIMEOUT", caller_timeout_);
       Agent agent({.name = "caller", .timeout = kLongTimeout});
+      define_usual(agent);
       meeting_->join(agent, 1);
       run(agent);
     });
@@ -66,9 +75,9 @@ class TwoHosts : public ::testing::Test {
 
   Watchdog watchdog_;
   Environment key_{"ONECOPY_RPC_KEY", kTestKey};
-  Environment peer_timeout_{"ONECOPY_RPC_PEER_TIMEOUT", "4"};
+  const char *caller_timeout_ = "4", *callee_timeout_ = "4";
   Shared<Meeting> meeting_;
-  Shared<std::atomic<int>> entered_, step_;
+  Shared<std::atomic<int>> entered_, step_, calls_;
   Shared<std::atomic<bool>> has_cable_;
   std::optional<Child> callee_, caller_;
   std::optional<TwoNetworks> networks_;
@@ -159,6 +168,43 @@ TEST_F(TwoHosts, GoOnAfterACutThatIsShorterThanTheirTimeout) {
   networks_->mend();
   end();
 }
+
+/// A call that is under way when the cable is cut for too long fails, and does not run again; then the members call each other
+/// in a new session, whichever of them has noticed the cut.
+class TwoHostsThatWereCutOff : public TwoHosts,
+                               public ::testing::WithParamInterface<std::pair<const char*, const char*>> {
+ protected:
+  TwoHostsThatWereCutOff() { std::tie(caller_timeout_, callee_timeout_) = GetParam(); }
+};
+
+TEST_P(TwoHostsThatWereCutOff, CallEachOtherAgainAndRunNothingTwice) {
+  begin([this](Agent& agent) {
+    EXPECT_EQ(number_of(agent.call("callee", "count")), 1);
+    *step_ = 1;
+    EXPECT_TRUE(eventually([this] { return *step_ == 2; }));
+    Future under_way = agent.call_async("callee", "count", tensor_of(1 << 20));
+    EXPECT_EQ(failure_of([&] { under_way.get(); }), ErrorCode::peer_died);
+    EXPECT_EQ(failure_of([&] { agent.call("callee", "count"); }), ErrorCode::peer_died);
+    *step_ = 3;
+    EXPECT_TRUE(eventually([this] { return *step_ == 4; }));
+    EXPECT_EQ(number_of(agent.call("callee", "count")), 2);
+    EXPECT_EQ(number_of(agent.call("callee", "call back", number(5))), 6);
+    EXPECT_EQ(agent.calls_under_way(), 0U);
+  });
+  await(1);
+  networks_->cut();
+  *step_ = 2;
+  await(3);
+  networks_->mend();
+  *step_ = 4;
+  end();
+}
+
+INSTANTIATE_TEST_SUITE_P(Timeouts, TwoHostsThatWereCutOff,
+                         ::testing::Values(std::pair("1", "1"), std::pair("1", "60")),
+                         [](const auto& timeouts) {
+                           return timeouts.index == 0 ? "NoticedByBoth" : "NoticedByTheCallerAlone";
+                         });
 
 TEST_F(TwoHosts, NoticeAMemberThatIsKilledWhileATensorIsSent) {
   begin([this](Agent& agent) {

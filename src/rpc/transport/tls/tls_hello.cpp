@@ -8,32 +8,38 @@
 namespace onecopy::rpc {
 namespace {
 
-struct HelloHead {
-  std::uint64_t host = 0, start_time = 0;  ///< of the process that is wanted
+/// The process that is wanted: a program that listens in its place later is another one.
+struct Wanted {
+  std::uint64_t host = 0, start_time = 0;
   std::int32_t pid = 0;
   std::uint32_t number = 0;
 };
-static_assert(sizeof(HelloHead) == 24);
+struct HelloHead {
+  Wanted wanted;
+  std::uint64_t session = 0;
+};
+static_assert(sizeof(HelloHead) == 32);
 
-HelloHead wanted(const Address& to) { return {to.host, to.start_time, to.pid, to.number}; }
+Wanted wanted(const Address& to) { return {to.host, to.start_time, to.pid, to.number}; }
 
 }  // namespace
 
-Bytes encode_hello(const Address& to, const Address& own) {
+Bytes encode_hello(const Address& to, const Hello& hello) {
   Bytes out(sizeof(HelloHead));
-  store(out.data(), wanted(to));
-  const Bytes address = own.to_bytes();
+  store(out.data(), HelloHead{wanted(to), hello.session});
+  const Bytes address = hello.from.to_bytes();
   out.insert(out.end(), address.begin(), address.end());
   return out;
 }
 
-Address decode_hello(ByteSpan hello, const Address& own) {
-  if (hello.size() < sizeof(HelloHead)) refuse_frame("is too short to say who sends");
-  const auto head = load<HelloHead>(hello.data());
-  const HelloHead right = wanted(own);
-  if (std::memcmp(&head, &right, sizeof head) != 0)
+Hello decode_hello(ByteSpan bytes, const Address& own) {
+  if (bytes.size() < sizeof(HelloHead)) refuse_frame("is too short to say who sends");
+  const auto head = load<HelloHead>(bytes.data());
+  const Wanted right = wanted(own);
+  if (std::memcmp(&head.wanted, &right, sizeof right) != 0)
     refuse_frame("was meant for another process, which listened here before");
-  return Address::from_bytes(hello.subspan(sizeof head));
+  if (head.session == 0 || head.session > UINT32_MAX) refuse_frame("has no number of a session");
+  return {Address::from_bytes(bytes.subspan(sizeof head)), static_cast<std::uint32_t>(head.session)};
 }
 
 }  // namespace onecopy::rpc

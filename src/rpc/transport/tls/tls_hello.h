@@ -6,9 +6,15 @@
 
 namespace onecopy::rpc {
 
-/// Returns the first frame of a client: the member that it wants to reach, and its own address.
-Bytes encode_hello(const Address& to, const Address& own);
-/// Returns the sender's address. Throws protocol when the sender wants another process than `own`.
-Address decode_hello(ByteSpan hello, const Address& own);
+/// The first frame of a client: who connects, and in which session with the process that it wants to reach. Its sessions with
+/// one process have rising numbers, from 1 on.
+struct Hello {
+  Address from;
+  std::uint32_t session = 0;
+};
+
+Bytes encode_hello(const Address& to, const Hello& hello);
+/// Throws protocol when the sender wants another process than `own`.
+Hello decode_hello(ByteSpan bytes, const Address& own);
 
 }  // namespace onecopy::rpc

@@ -13,7 +13,6 @@
 #include "os/process.h"
 #include "rpc/lane.h"
 #include "rpc/message.h"
-#include "rpc/transport/tls/tls_hello.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -79,7 +78,7 @@ void TlsTransport::open(Member& to, Deadline deadline) {
   }
   try {
     auto peer = std::make_shared<Peer>();
-    peer->link = connect(to, deadline);
+    peer->link = to.before ? connect_again(to, deadline) : connect(to, deadline);
     take_link(to, *peer);
     add(peer);
   } catch (...) {
@@ -100,8 +99,22 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
             address.name));
   const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
   TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
-  link->put_hello(encode_hello(address, host_.address()));
+  link->put_hello(encode_hello(address, {host_.address(), to.session}));
   return link;
+}
+
+/// Connects to a member that was cut off, once: its process may have ended, or the network be cut still.
+TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
+  try {
+    return connect(to, deadline);
+  } catch (const Error& error) {
+    const bool is_away = error.code() == ErrorCode::system || error.code() == ErrorCode::peer_died ||
+                         (error.code() == ErrorCode::timeout && !deadline.has_passed());
+    if (!is_away) throw;
+    throw Error(ErrorCode::peer_died,
+                fmt::format("the connection to {} has ended, and there is no new one: {}", to.name(),
+                            error.what()));
+  }
 }
 
 /// A listener that has too many strangers refuses some of them: those try again.
@@ -123,8 +136,6 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
 
 /// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on.
 void TlsTransport::take_link(Member& member, Peer& peer) {
-  if (member.transport != this)
-    throw Error(ErrorCode::protocol, "another process says that it is one of this host");
   std::shared_ptr<RingConnection> lane;
   {
     const LockGuard lock(member.opening);
@@ -137,6 +148,7 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
     member.in = member.inbound.get();
     member.out = member.outbound.get();
   }
+  peer.member = &member;
   peer.ended = host_.end_of(member);
   peer.deliver = [lane](Message&& message) {
     const bool is_answer = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::answer);
@@ -171,12 +183,36 @@ void TlsTransport::look_at(const PeerRef& peer) noexcept {
 
 void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
   if (arrived.hello) {
-    const Address from = decode_hello(*arrived.hello, host_.address());
+    Member& from = session_of(decode_hello(*arrived.hello, host_.address()));
     peer.hello = kForever;
-    take_link(host_.enter(from), peer);
+    take_link(from, peer);
   }
   for (Message& message : arrived.messages) peer.deliver(std::move(message));
   if (arrived.end) std::rethrow_exception(arrived.end);
+}
+
+/// Both processes may connect in one session. A larger number than before says that the sender has ended the session that this
+/// process still has, since it has noticed a cut first. A smaller one comes of a connection that the sender has given up.
+Member& TlsTransport::session_of(const Hello& hello) {
+  Member& known = host_.enter(hello.from);
+  if (known.transport != this)
+    throw Error(ErrorCode::protocol, "another process says that it is one of this host");
+  const std::uint32_t before = known.before ? known.before->their_session.load() : 0;
+  const std::uint32_t last = known.their_session;
+  const bool is_over = known.has_ended || known.has_exited();
+  if (known.has_left || hello.session <= before || hello.session < last ||
+      (is_over && hello.session == last))
+    refuse_frame("is of a session that has ended");
+  const bool is_next = is_over || (last != 0 && hello.session != last);
+  if (is_next) end_session(known);
+  Member& session = is_next ? host_.next_session(known) : known;
+  session.their_session = hello.session;
+  return session;
+}
+
+void TlsTransport::end_session(const Member& member) noexcept {
+  for (const PeerRef& peer : peers())
+    if (peer->member == &member) end(peer, "the other side has begun a new session");
 }
 
 void TlsTransport::end(const PeerRef& peer, const char* why) noexcept {

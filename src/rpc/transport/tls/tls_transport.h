@@ -12,6 +12,7 @@
 #include "os/mutex.h"
 #include "rpc/member.h"
 #include "rpc/transport.h"
+#include "rpc/transport/tls/tls_hello.h"
 #include "rpc/transport/tls/tls_link.h"
 #include "rpc/transport/tls/tls_listener.h"
 #include "rpc/transport/tls/tls_options.h"
@@ -32,6 +33,7 @@ class TlsTransport final : public Transport {
   ~TlsTransport() override { stop(); }
 
   bool shares_memory() const noexcept override { return false; }
+  bool reconnects() const noexcept override { return true; }
   bool reaches(const Address& address) const override {
     return address.host != this_host() || (options_.is_forced && !address.endpoint.empty());
   }
@@ -51,6 +53,7 @@ class TlsTransport final : public Transport {
   /// A link, and where its messages go. The functions are empty before its hello.
   struct Peer {
     TlsLinkRef link;
+    Member* member = nullptr;
     std::function<void(Message&&)> deliver;
     std::function<void()> ended;
     Deadline hello = kForever;
@@ -62,9 +65,12 @@ class TlsTransport final : public Transport {
   void listen();
   std::shared_ptr<const TlsContext> context();
   TlsLinkRef connect(const Member& to, Deadline deadline);
+  TlsLinkRef connect_again(const Member& to, Deadline deadline);
   std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
   TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
   void take_link(Member& member, Peer& peer);
+  Member& session_of(const Hello& hello);
+  void end_session(const Member& member) noexcept;
   void add(const PeerRef& peer);
   void look_at(const PeerRef& peer) noexcept;
   void deliver(Peer& peer, Inbox::Arrived&& arrived);
