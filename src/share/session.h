@@ -27,20 +27,21 @@
 
 namespace onecopy {
 
+class BorrowedBlocks;
 class Runtime;
 
-/// This process, as the layers above share may use it: queues, the bindings, benchmarks. The Runtime is behind it, made
-/// at first use and never destroyed. A forked child gets a Session of its own.
+/// This process, as the layers above share may use it: queues, the bindings, benchmarks. It belongs to the Runtime,
+/// which is made at first use and never destroyed. A forked child gets a Session of its own.
 ///
 /// Thread safety: all members may be called concurrently.
-class Session {
+class Session final {
  public:
   /// Throws unsupported in a process made by a raw clone(2), which ran none of our fork handlers.
   static Session& current() {
     Session* const session = existing();
     return session && !is_raw_clone() ? *session : make_current();
   }
-  /// Null when this process has not used onecopy yet.
+  /// Returns null when this process has not used onecopy yet.
   static Session* existing() noexcept { return current_.load(std::memory_order_acquire); }
 
   const ProcessId& id() const noexcept { return id_; }
@@ -65,7 +66,7 @@ class Session {
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
   /// Another reference to a block of this process; empty when it is stale.
   BlockRef try_retain(const BlockName& name) noexcept;
-  /// Blocks that no process holds any more go home now, before the timer for that. Waits for nothing.
+  /// Takes back blocks that no process holds, before the timer for that does. Waits for nothing.
   void take_back() noexcept;
   /// Keeps memory that has been exchanged for shared memory for a second, see FormerMemory.
   void keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes);
@@ -89,11 +90,12 @@ class Session {
   /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns an object that must live as long
   /// as `segment`; null for memory of this process. REQUIRES: the row has just been opened on `device`, with these
   /// holders.
-  std::shared_ptr<const void> note(OpenSegment& segment, std::uint32_t epoch, const HandleFields& row,
-                                   Access access, Device device, std::span<const ProcessId> holders);
-  /// Has the owner ended, and holds this process nothing of it? Then try_open() opens nothing
-  /// in its segments. REQUIRES: note() returned the pointer.
-  static bool is_closed(const std::shared_ptr<const void>& owner) noexcept;
+  std::shared_ptr<const BorrowedBlocks> note(OpenSegment& segment, std::uint32_t epoch,
+                                             const HandleFields& row, Access access, Device device,
+                                             std::span<const ProcessId> holders);
+  /// Returns whether the owner of the blocks has ended and this process holds nothing of it. Then try_open() opens
+  /// nothing in its segments.
+  static bool is_closed(const BorrowedBlocks& blocks) noexcept;
   /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
   /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the
   /// block.
@@ -103,11 +105,10 @@ class Session {
   /// opening.
   ExportedMemory fetch_memory(const HandleFields& handle, Access access);
 
- protected:
-  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, GroupReports& groups, Holds& holds,
-          EventLoop& loop) noexcept
-      : id_(id), streams_(streams), queues_(queues), groups_(groups), holds_(holds), loop_(loop) {}
-  ~Session() = default;
+ private:
+  friend class Runtime;
+
+  explicit Session(Runtime& runtime) noexcept;
 
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
   static Session& make_current();
@@ -115,12 +116,10 @@ class Session {
   inline static std::atomic<Session*> current_{nullptr};
   /// Differs from our pid in a child that was forked without our handlers.
   inline static int handled_pid_ = 0;
-  const BlockGroup* own_ = nullptr;  ///< the ledger of this process
 
- private:
   /// The fields of an OpenSegment, read in one piece.
   struct OpenBlock {
-    SharedBlocks* group;
+    BorrowedBlocks* borrowed;  ///< null for memory of this process
     std::uint64_t segment_size;
     std::uint32_t segment;
     SegmentKind kind;
@@ -129,8 +128,8 @@ class Session {
   };
 
   static std::optional<OpenBlock> read(const OpenSegment& segment, std::uint32_t epoch) noexcept;
-  Runtime& runtime() noexcept;
-
+  Runtime& runtime_;
+  const BlockGroup* const own_;  ///< the ledger of this process
   const ProcessId id_;
   StreamOrder& streams_;
   OpenQueues& queues_;

@@ -395,7 +395,7 @@ TEST_F(CudaBetweenProcesses, WhatTakesSeveralMessagesIsNotPassedOnAndTheErrorSay
     auto& keeper = as_shared(*tensor.block().group());
     const auto segment = keeper.export_block(tensor.block().number(), Access::read_write).info.segment;
     expect_refusal(ErrorCode::unsupported, {"253 descriptors", "its owner hands it out"},
-                   [&] { Runtime::current().importer().pass_on(keeper, segment); });
+                   [&] { Runtime::current().segment_source().pass_on(keeper, segment); });
     note->step = 2;
   });
 }

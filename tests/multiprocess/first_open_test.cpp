@@ -101,7 +101,7 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
     other_note->reach(2);
   });
   Child borrower([&] {
-    const EarlyDial to_nobody_we_need(handle_.fields().owner, Runtime::existing() != nullptr);
+    const EarlyDial to_nobody_we_need(handle_.fields().owner);
     EXPECT_EQ(open(Handle::from_text(other_note->read())).as<unsigned char>()[0], 9);
     EXPECT_EQ(open(handle_).nbytes(), 1000u);
   });
@@ -123,7 +123,7 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   });
   Child borrower([&] {
     const Handle handle = Handle::from_text(note->read());
-    const EarlyDial early(handle.fields().owner, Runtime::existing() != nullptr);
+    const EarlyDial early(handle.fields().owner);
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     note->step = 2;
     note->reach(3);

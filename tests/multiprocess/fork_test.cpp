@@ -278,7 +278,7 @@ class MissedChildren : public ::testing::Test {
     ++note->step;
     note->reach(10);
     fork_orphan([&] { child(tensor); });
-    EXPECT_TRUE(eventually([] { return Runtime::current().importer().peers().at(0)->is_disconnected(); }));
+    EXPECT_TRUE(eventually([] { return Runtime::current().peers().list().at(0)->broker().is_over(); }));
     ++other_note->step;
     other_note->reach(1 + borrowers);
     raise(SIGKILL);

@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/deadline_scope.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
@@ -261,8 +262,8 @@ TEST(Forwarding, WhatAnOwnerHasFreedThatHungUpOnUsIsAskedForAnew) {
   note->reach(2);
   Child child([&] { EXPECT_EQ(last_of(kept), 9); });  // the owner cannot take its page
   EXPECT_EQ(child.join(), 0);
-  const auto& of_owner = *Runtime::current().importer().find(public_name(share(kept).fields().owner));
-  EXPECT_TRUE(eventually([&] { return of_owner.is_disconnected(); }));
+  Peer& of_owner = *Runtime::current().peers().find_open(share(kept).fields().owner);
+  EXPECT_TRUE(eventually([&] { return of_owner.broker().is_over(); }));
   note->step = 3;
   note->reach(4);
   reply_timeout_ms = 500;  // which is how long it may take to find out that it has not died

@@ -18,6 +18,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/deadline_scope.h"
 #include "share/borrower/peer.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
@@ -617,9 +618,9 @@ TEST_F(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
     note->step = 2;
     note->reach(3);
     creator.signal(SIGSTOP);
-    const auto peer = Runtime::current().importer().find(public_name(handle.fields().owner));
+    const auto peer = Runtime::current().peers().find_open(handle.fields().owner);
     ASSERT_TRUE(peer);
-    while (peer->leave_queue(0)) {  // unknown so far, until there is no room for more
+    while (peer->broker().notify(wire::LeaveQueue{0})) {  // unknown so far, until there is no room for more
     }
   }
   creator.signal(SIGCONT);
@@ -920,7 +921,7 @@ TEST(Queue, AGetterKeepsNothingOfPuttersThatHaveEnded) {
     Child putter([&, handle = queue.handle()] { Queue::connect(handle).put(numbers(100)); });
     queue.get_tensor();
     EXPECT_EQ(putter.join(), 0);
-    return Runtime::current().importer().peer_count() < kPutters / 2;
+    return Runtime::current().peers().size() < kPutters / 2;
   }));
 }
 

@@ -187,7 +187,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection)
     note_->reach(3);
     Child child([&] { EXPECT_EQ(last_byte(small), 7); });
     EXPECT_EQ(child.join(), 0);
-    EXPECT_TRUE(eventually([] { return Runtime::current().importer().peers().at(0)->is_disconnected(); }));
+    EXPECT_TRUE(eventually([] { return Runtime::current().peers().list().at(0)->broker().is_over(); }));
     note_->step = 4;
     EXPECT_EQ(last_byte(open(handle(5))), 8);
     EXPECT_EQ(last_byte(open(handle(5), Access::read_only)), 8);

@@ -311,7 +311,7 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
 
 /// This process's peer for the owner of a handle.
 std::weak_ptr<Peer> peer_of(const Handle& handle) {
-  return Runtime::current().importer().find(public_name(handle.fields().owner));
+  return Runtime::current().peers().find_open(handle.fields().owner);
 }
 
 bool is_there_and(const std::weak_ptr<Peer>& peer, bool (Peer::*holds)() const noexcept) {
@@ -352,7 +352,7 @@ TEST(ShareBetweenProcesses, DeadOwnersAreRememberedByQueuesThatHadItemsOfTheirs)
   owner.kill();
   tensor.release();
   EXPECT_TRUE(eventually([&] { return is_there_and(peer, &Peer::is_closed); }));
-  EXPECT_TRUE(Runtime::current().importer().peers().empty());  // has the sweep's lock
+  EXPECT_TRUE(Runtime::current().peers().list().empty());  // has the sweep's lock
   EXPECT_FALSE(peer.expired()) << "rows in the queue may name it";
 }
 

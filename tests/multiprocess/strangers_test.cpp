@@ -18,6 +18,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/deadline_scope.h"
 #include "os/mapping.h"
 #include "share/borrower/dial.h"
 #include "share/broker/broker.h"

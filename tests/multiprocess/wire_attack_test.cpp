@@ -12,6 +12,7 @@
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/deadline_scope.h"
 #include "os/memfd.h"
 #include "os/random.h"
 #include "share/borrower/peer.h"

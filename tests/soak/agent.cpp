@@ -111,11 +111,12 @@ std::uint64_t count_mappings() {
 /// The blocks of others of which this process still has leases, with the state in their owners' tables.
 std::string leases_of_others() {
   std::string text;
-  for (const auto& peer : Runtime::current().importer().peers()) {
-    if (peer->is_closed() || peer->leases() == 0) continue;
-    text += fmt::format("; of {}{}{}:", peer->name().substr(0, 8), peer->is_gone() ? " (gone)" : "",
-                        peer->is_disconnected() ? " (disconnected)" : "");
-    for (const LeaseInfo& lease : peer->lease_list())
+  for (const auto& peer : Runtime::current().peers().list()) {
+    if (peer->is_closed() || peer->blocks().leases().count() == 0) continue;
+    text +=
+        fmt::format("; of {}{}{}:", peer->process().name().substr(0, 8), peer->is_gone() ? " (gone)" : "",
+                    peer->broker().is_over() ? " (disconnected)" : "");
+    for (const LeaseInfo& lease : peer->blocks().leases().list())
       text += fmt::format(" block {} x {} state {} of {} bytes in segment {}", lease.block, lease.count,
                           static_cast<int>(lease.state), lease.size, lease.segment);
   }

@@ -58,7 +58,7 @@ class Turns {
     Count*& count = counts[process];
     if (count) return count;
     count = new Count;
-    count->timer.emplace(process->loop(), [count] {
+    count->timer.emplace(Session::current().loop(), [count] {
       ++count->made;
       return count->is_wanted ? Timer::Pause(Timer::kAtOnce) : Timer::Pause();
     });

@@ -111,11 +111,11 @@ Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
 
 /// A null owner means memory of this process, which stays. Owners that have ended go in passing, so that a process which gets
 /// from a queue for months keeps nothing of them.
-void TensorUnpacker::keep(std::uint16_t index, std::shared_ptr<const void> owner) {
-  std::vector<std::shared_ptr<const void>> released;  // without the lock
+void TensorUnpacker::keep(std::uint16_t index, BlocksRef owner) {
+  std::vector<BlocksRef> released;  // without the lock
   const LockGuard lock(owners_mutex_);
   ended_.reserve(ended_.size() + 1);
-  if (std::shared_ptr<const void>& kept = owners_[index]; kept != owner) {
+  if (BlocksRef& kept = owners_[index]; kept != owner) {
     kept.swap(owner);
     if (owner) ended_.push_back(std::move(owner));
   }
@@ -126,8 +126,8 @@ void TensorUnpacker::keep(std::uint16_t index, std::shared_ptr<const void> owner
 void TensorUnpacker::take_ended() {
   ended_.reserve(ended_.size() + owners_.size());
   for (auto at = owners_.begin(); at != owners_.end();) {
-    std::shared_ptr<const void>& owner = at->second;
-    if (owner && !Session::is_closed(owner)) {
+    BlocksRef& owner = at->second;
+    if (owner && !Session::is_closed(*owner)) {
       ++at;
       continue;
     }

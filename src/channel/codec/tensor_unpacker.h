@@ -39,12 +39,14 @@ class TensorUnpacker {
   void reset(const ProcessId& parent) NO_THREAD_SAFETY_ANALYSIS;
 
  private:
+  using BlocksRef = std::shared_ptr<const BorrowedBlocks>;
+
   template <class Open>
   static bool read(ItemReader& item, UnpackedTensors& tensors, Open&& open);
   Tensor try_open(Session& session, const ItemRow& row);
   Tensor open(Session& session, const ItemRow& row);
   Tensor open_entry(Session& session, const ItemRow& row);
-  void keep(std::uint16_t index, std::shared_ptr<const void> owner);
+  void keep(std::uint16_t index, BlocksRef owner);
   void take_ended() REQUIRES(owners_mutex_);
   OpenSegment& open_segment(std::uint16_t index) const noexcept {
     return open_segments_.as<OpenSegment>()[index];
@@ -56,13 +58,12 @@ class TensorUnpacker {
   const SegmentDirectory& directory_;
   Holders holders_;
   Mapping open_segments_;  ///< by index in the directory
-  using Owners = std::unordered_map<std::uint16_t, std::shared_ptr<const void>>;
+  using Owners = std::unordered_map<std::uint16_t, BlocksRef>;
 
   Mutex owners_mutex_;
   Owners owners_ GUARDED_BY(owners_mutex_);                           ///< that open segments name, by index
   std::size_t owners_limit_ GUARDED_BY(owners_mutex_) = kManyOwners;  ///< when to look for ended ones
-  std::vector<std::shared_ptr<const void>> ended_
-      GUARDED_BY(owners_mutex_);  ///< that a reader may still be looking at
+  std::vector<BlocksRef> ended_ GUARDED_BY(owners_mutex_);  ///< that a reader may still be looking at
   /// Threads in try_open(), which know owners by bare pointers. An owner that no segment names any more goes when there
   /// are none.
   std::atomic<int> readers_{0};

@@ -71,7 +71,7 @@ Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure,
   const Tensor table = empty(Layout(DType::u8, {bytes}));
   writer.finish(structure, {table.as<std::byte>(), static_cast<std::size_t>(bytes)});
   runtime.ledger().keep_with(table.block().number(), std::move(kept));
-  Handle handle = runtime.share(table, kHandleIsBundle);
+  Handle handle = Session::current().share(table, kHandleIsBundle);
   if (!stream) return handle;
   HandleFields fields = handle.fields();
   const TimelinePoint point = mark_all(runtime, tensors, *stream);

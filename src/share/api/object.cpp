@@ -13,7 +13,7 @@ Handle share_object(std::shared_ptr<const void> object) {
     throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");
   Runtime& runtime = Runtime::current();
   const Tensor byte = empty(Layout(DType::u8, {1}));
-  Handle handle = runtime.share(byte);
+  Handle handle = Session::current().share(byte);
   const PinnedObjects::Name name{handle.fields().block, handle.fields().generation};
   runtime.ledger().keep_with(name.block,
                              {ObjectBlock::keep(runtime.objects().add(name, std::move(object)))});

@@ -30,7 +30,7 @@ Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
   return Runtime::current().adopt(view, std::move(owner));
 }
 
-Handle share(const Tensor& tensor) { return Runtime::current().share(tensor); }
+Handle share(const Tensor& tensor) { return Session::current().share(tensor); }
 
 bool is_shareable(const Tensor& tensor) noexcept {
   const BlockGroup* group = tensor.block().group();
@@ -114,11 +114,11 @@ Handle share(const Tensor& tensor, const ShareOptions& options) {
     if (!more.empty() && options.exact == Exact::refuse) throw Error(ErrorCode::unsupported, more);
     if (!more.empty()) shared = copy_in_order(tensor, options.stream);
   }
-  return options.stream ? runtime.share(shared, *options.stream) : runtime.share(shared);
+  return options.stream ? runtime.share(shared, *options.stream) : Session::current().share(shared);
 }
 
 Tensor record_stream(const Tensor& tensor, Stream stream) {
-  return Runtime::current().streams().order_release(tensor, stream);
+  return Session::current().streams().order_release(tensor, stream);
 }
 
 Handle Handle::from_bytes(ByteSpan bytes) { return {decode_handle(bytes), BlockRef()}; }

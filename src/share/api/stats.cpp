@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "onecopy/core/error.h"
+#include "os/deadline.h"
 #include "os/log.h"
 #include "share/borrower/dial.h"
 #include "share/format/info_text.h"

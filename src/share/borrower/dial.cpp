@@ -47,14 +47,15 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
 
 Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
     : to(called),
-      socket(dial(public_name(called), patience)),
+      name(public_name(called)),
+      socket(dial(name, patience)),
       credentials(socket.peer()),
       nonce(make_nonce<wire::Nonce>()) {
   socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
 }
 
-EarlyDial::EarlyDial(const ProcessId& to, bool has_tables) noexcept {
-  if (has_tables || early) return;
+EarlyDial::EarlyDial(const ProcessId& to) noexcept {
+  if (early) return;
   try {
     call_.emplace(to, std::chrono::milliseconds(0));
     early = &call_;

@@ -28,17 +28,18 @@ struct Dial {
   Dial(const ProcessId& called, std::chrono::milliseconds patience);
 
   ProcessId to;
+  std::string name;  ///< public_name() of it
   UnixSocket socket;
   PeerCredentials credentials;
   wire::Nonce nonce;
 };
 
 /// While one lives, this thread's first connection to that process continues a call that was made earlier. So the
-/// called process wakes up while this one makes its own tables. Has no effect if the tables exist, or if the call
-/// fails: the connection that follows reports the reason.
+/// called process wakes up while this one makes its own tables. Has no effect if the call fails: the connection that
+/// follows reports the reason.
 class EarlyDial {
  public:
-  EarlyDial(const ProcessId& to, bool has_tables) noexcept;
+  explicit EarlyDial(const ProcessId& to) noexcept;
   ~EarlyDial();
   EarlyDial(const EarlyDial&) = delete;
   EarlyDial& operator=(const EarlyDial&) = delete;

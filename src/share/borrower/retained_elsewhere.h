@@ -10,7 +10,7 @@
 
 #include "onecopy/share/handle_fields.h"
 #include "os/mutex.h"
-#include "share/borrower/segment_key.h"
+#include "share/format/segment_ref.h"
 
 namespace onecopy {
 

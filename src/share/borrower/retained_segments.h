@@ -15,11 +15,17 @@
 #include "os/process.h"
 #include "os/process_origin.h"
 #include "os/program_mark.h"
-#include "share/borrower/held_segment.h"
 #include "share/borrower/local_queues.h"
-#include "share/borrower/segment_key.h"
+#include "share/format/segment_ref.h"
 
 namespace onecopy {
+
+/// A segment as a holder other than its owner hands it out.
+struct HeldSegment {
+  Fd table;  ///< the owner's block table
+  ExportedMemory memory;
+  bool owner_gone = false;
+};
 
 /// A process that asked for a segment to be retained: a connection of our broker's, or null for this process. It may
 /// put more items of the segment without another request.

@@ -17,7 +17,7 @@ struct SegmentPlace {
   std::uint64_t size = 0;
   SegmentKind kind = SegmentKind::memfd;
   const DeviceIdentity* identity = nullptr;
-  int user = 0;  ///< the device that finds it there; for others there is ForeignSegments::allow()
+  int user = 0;  ///< the device that finds it there; for others there is MappedSegments::allow()
   explicit operator bool() const noexcept { return data != nullptr; }
 };
 

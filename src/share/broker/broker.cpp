@@ -21,11 +21,11 @@ constexpr int kAcceptsATurn = 64;
 
 }  // namespace
 
-Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
+Broker::Broker(const ProcessId& self, Ledger& ledger, SegmentSource& source, SegmentRetention& retention,
                Holds& holds, Timeline& timeline, EventLoop& loop, Describe describe)
     : self_(self),
       ledger_(ledger),
-      importer_(importer),
+      source_(source),
       retention_(retention),
       holds_(holds),
       timeline_(timeline),

@@ -20,8 +20,8 @@
 #include "os/mutex.h"
 #include "os/page_users.h"
 #include "os/unix_socket.h"
-#include "share/borrower/importer.h"
 #include "share/borrower/segment_retention.h"
+#include "share/borrower/segment_source.h"
 #include "share/broker/connection_stage.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/holds.h"
@@ -46,7 +46,7 @@ class Broker {
   /// Returns the answer to `want_info`.
   using Describe = std::function<std::string()>;
 
-  Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
+  Broker(const ProcessId& self, Ledger& ledger, SegmentSource& source, SegmentRetention& retention,
          Holds& holds, Timeline& timeline, EventLoop& loop, Describe describe);
 
   /// Starts listening at the first call. Any thread.
@@ -165,7 +165,7 @@ class Broker {
 
   const ProcessId self_;
   Ledger& ledger_;
-  Importer& importer_;
+  SegmentSource& source_;
   SegmentRetention& retention_;
   Holds& holds_;
   Timeline& timeline_;

@@ -187,7 +187,7 @@ void Broker::flag_device_memory(const Connection& c, const ExportedMemory& memor
 void Broker::send_foreign(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantForeign>(packet);
   const auto found =
-      importer_.find_held(wire::to_string(body.owner), body.segment, access_of(body.read_only));
+      source_.find_here({wire::to_string(body.owner), body.segment}, access_of(body.read_only));
   if (!found)
     throw Error(
         ErrorCode::owner_died,

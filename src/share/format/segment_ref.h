@@ -3,6 +3,8 @@
 
 #include <compare>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "onecopy/core/device.h"
 #include "onecopy/share/handle_fields.h"
@@ -18,6 +20,9 @@ struct SegmentRef {
   std::uint32_t number = 0;  ///< of the owner; never reused
   std::uint64_t size = 0;    ///< bytes
 };
+
+/// Names a segment for processes that do not know its owner's id: public_name() of the owner, and the number there.
+using SegmentKey = std::pair<std::string, std::uint32_t>;
 
 /// Names one allocation in the block table of an owner.
 struct BlockName {

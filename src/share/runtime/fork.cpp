@@ -48,7 +48,7 @@ void Runtime::prepare_fork() {
   });
   process->loop_.stop();
   process->lock_all();
-  for (const auto& peer : process->importer_.peers_locked()) peer->prepare_fork();
+  for (const auto& peer : process->peers_.list_locked()) peer->prepare_fork();
   for (InheritedOwner& from : process->inherited_)
     if (!from.is_counted_with_parent)
       from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
@@ -66,13 +66,13 @@ void Runtime::finish_in_parent() {
   process->child_.reset();
   process->child_place_.clear();
   for (InheritedOwner& from : process->inherited_) from.child.reset();
-  for (const auto& peer : process->importer_.peers_locked()) peer->finish_fork_in_parent();
+  for (const auto& peer : process->peers_.list_locked()) peer->finish_fork_in_parent();
   process->unlock_all();
   process->loop_.start_again();
 }
 
 void Runtime::finish_in_child() {
-  handled_pid_ = current_pid();
+  Session::handled_pid_ = current_pid();
   if (Runtime* parent = existing()) parent->become_child();
   making_.unlock();
   if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
@@ -81,7 +81,7 @@ void Runtime::finish_in_child() {
 /// Turns the parent's Runtime in its child into the group of the inheritance.
 void Runtime::become_child() {
   HazardGuard::forget_others();
-  for (const auto& peer : importer_.peers_locked()) peer->finish_fork_in_child();
+  for (const auto& peer : peers_.list_locked()) peer->finish_fork_in_child();
   unlock_all();
   if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's even so
     or_end_child([this] {
@@ -99,7 +99,7 @@ void Runtime::become_child() {
   LateReleases::end_in_child();
   abandon();
   ledger_.leave_limbo_to_parent();
-  current_ = nullptr;
+  Session::current_ = nullptr;
   forked_from_ = this;
 }
 
@@ -120,13 +120,13 @@ void Runtime::claim_inherited(InheritedOwner& from) noexcept {
 
 void Runtime::inherit(Runtime& parent) {
   cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
-  if (!inheritance_.empty() || !parent.importer_.peers().empty())
+  if (!inheritance_.empty() || !parent.peers_.list().empty())
     loop_.start();  // the first step that can fail: the inheritance cannot be given back
   parent_ = &parent;
-  importer_.inherit(parent.importer_);
+  peers_.inherit(parent.peers_);
   inherited_ = std::move(inheritance_);
   for (InheritedOwner& from : inherited_) or_log([&] { watch_inherited(from); });
-  if (parent.ledger_.is_inherited()) importer_.add_inherited(parent.ledger_);
+  if (parent.ledger_.is_inherited()) peers_.add_inherited(parent.ledger_);
 }
 
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
@@ -184,13 +184,13 @@ struct Runtime::PartLocks {
       from.owner->ledger_.unlock();
     }
   }
-  /// None is closed meanwhile: the importer is locked.
+  /// None is closed meanwhile: the list is locked.
   static void lock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
-    for (const auto& peer : all.importer_.peers_locked())
+    for (const auto& peer : all.peers_.list_locked())
       if (!peer->is_closed()) peer->lock();
   }
   static void unlock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
-    for (const auto& peer : all.importer_.peers_locked())
+    for (const auto& peer : all.peers_.list_locked())
       if (!peer->is_closed()) peer->unlock();
   }
 
@@ -205,7 +205,7 @@ struct Runtime::PartLocks {
   /// ones after the peers' sockets, where they arrive.
   static constexpr std::array kOrder{
       kOf<&Runtime::pools_>,
-      kOf<&Runtime::importer_>,
+      kOf<&Runtime::peers_>,
       kOf<&Runtime::broker_>,
       kOf<&Runtime::holds_>,
       kOf<&Runtime::former_>,

@@ -8,8 +8,8 @@
 #include "os/deadline_scope.h"
 #include "os/log.h"
 #include "share/borrower/dial.h"
-#include "share/borrower/importer.h"
 #include "share/borrower/segment_retention.h"
+#include "share/borrower/segment_source.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 
@@ -25,11 +25,14 @@ bool leaves_items_usable(const Error& error) noexcept {
 
 }  // namespace
 
-OpenQueues::OpenQueues(const ProcessId& self, Importer& importer, SegmentRetention& retention,
-                       Broker& broker, EventLoop& loop)
-    : self_(self), importer_(importer), retention_(retention), broker_(broker), telling_(loop, [this] {
-        return tell();
-      }) {
+OpenQueues::OpenQueues(const ProcessId& self, Peers& peers, SegmentSource& source,
+                       SegmentRetention& retention, Broker& broker, EventLoop& loop)
+    : self_(self),
+      peers_(peers),
+      source_(source),
+      retention_(retention),
+      broker_(broker),
+      telling_(loop, [this] { return tell(); }) {
   retention_.elsewhere.on_news = [this] { telling_.request(); };
 }
 
@@ -51,9 +54,9 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, QueueHooks 
 }
 
 void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
-  const Importer::PeerRef peer = importer_.connect(creator);
+  const Peers::PeerRef peer = peers_.connect(creator);
   try {
-    peer->join_queue(queue);
+    peer->broker().request(wire::pack(wire::JoinQueue{queue}), wire::Type::joined);
   } catch (const Error& error) {  // a creator that is stopped reads it later
     if (error.code() != ErrorCode::timeout) throw;
   }
@@ -62,8 +65,8 @@ void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
 void OpenQueues::close(const ProcessId& creator, std::uint64_t queue, bool is_over) noexcept {
   retention_.remove_queue(queue, is_over);
   if (creator == self_) return broker_.forget_queue(queue);
-  const auto peer = importer_.find(public_name(creator));
-  if (!peer || peer->leave_queue(queue) || peer->is_disconnected()) return;
+  const auto peer = peers_.find_open(creator);
+  if (!peer || peer->broker().notify(wire::LeaveQueue{queue}) || peer->broker().is_over()) return;
   try {
     const LockGuard lock(left_mutex_);
     left_.push_back({creator, queue});
@@ -76,7 +79,7 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};
   const SharedBlocks& group = as_shared(*block.group());
   if (group.owner() == creator && creator != self_) {
-    const auto peer = importer_.find(public_name(creator));
+    const auto peer = peers_.find_open(creator);
     return peer && peer->has_left() ? Retention::not_retained : Retention::not_needed;
   }
   try {
@@ -104,7 +107,7 @@ Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& crea
   const bool is_late = error.code() == ErrorCode::timeout;
   if (!is_late && error.code() != ErrorCode::peer_died) return Retention::not_retained;
   if (is_late && is_silent(creator)) return Retention::pending;
-  const auto peer = importer_.find(public_name(creator));
+  const auto peer = peers_.find_open(creator);
   return peer && !peer->has_left() ? Retention::unreachable : Retention::not_retained;
 }
 
@@ -117,26 +120,38 @@ void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, 
   if (creator != self_) {
     // First: a request that times out may be served later.
     const std::uint64_t number = retention_.elsewhere.add(key, creator);
-    importer_.connect(creator)->retain(key, group.origin(), group.export_table(),
-                                       importer_.pass_on(group, segment), queue, number);
+    const Peers::PeerRef peer = peers_.connect(creator);
+    const ProcessOrigin origin = group.origin();
+    const Fd table = group.export_table();
+    const ExportedMemory memory = source_.pass_on(group, segment);
+    const wire::Retain body{wire::to_name(key.first),
+                            origin.pid,
+                            origin.start_time,
+                            memory.size,
+                            queue,
+                            number,
+                            segment,
+                            static_cast<std::uint8_t>(memory.kind),
+                            memory.device};
+    peer->broker().request(wire::pack(body, memory.blob), wire::Type::retained,
+                           wire::descriptors(memory, table), BrokerClient::WhenSilent::leave);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Memory of the host that is open here can be served without being retained.
-    if (retention_.segments.add(key, group.origin(), group.export_table(),
-                                importer_.pass_on(group, segment), queue,
-                                RetainRequest{}) == RetainedSegments::Added::no_room)
+    if (retention_.segments.add(key, group.origin(), group.export_table(), source_.pass_on(group, segment),
+                                queue, RetainRequest{}) == RetainedSegments::Added::no_room)
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
   }
 }
 
 bool OpenQueues::is_silent(const ProcessId& process) const {
-  const auto peer = importer_.find(public_name(process));
-  return peer && !peer->is_disconnected() && peer->is_silent();
+  const auto peer = peers_.find_open(process);
+  return peer && !peer->broker().is_over() && peer->broker().is_silent();
 }
 
 std::shared_ptr<const std::atomic<bool>> OpenQueues::connection_end(const ProcessId& process) const {
-  const auto peer = importer_.find(public_name(process));
-  if (!peer || peer->is_disconnected()) return {};
-  return {peer, &peer->connection_end()};
+  const auto peer = peers_.find_open(process);
+  if (!peer || peer->broker().is_over()) return {};
+  return {peer, &peer->broker().end()};
 }
 
 std::uint64_t OpenQueues::add_transit(Transit transit) {
@@ -174,10 +189,12 @@ bool OpenQueues::flush_retirements() {
   bool again = false;
   for (const auto& [segment, keepers] : retention_.elsewhere.take_retired())
     for (const ProcessId& keeper : keepers) {
-      const auto peer = importer_.find(public_name(keeper));
-      if (!peer || peer->forget(segment) || peer->is_gone()) continue;
+      const auto peer = peers_.find_open(keeper);
+      if (!peer || peer->broker().notify(wire::Forget{wire::to_name(segment.first), segment.second}) ||
+          peer->is_gone())
+        continue;
       retention_.elsewhere.add(segment, keeper);
-      again = (retention_.elsewhere.note_retired(segment) && !peer->is_disconnected()) || again;
+      again = (retention_.elsewhere.note_retired(segment) && !peer->broker().is_over()) || again;
     }
   return again;
 }
@@ -186,8 +203,8 @@ bool OpenQueues::flush_retirements() {
 bool OpenQueues::flush_left_queues() noexcept {
   const LockGuard lock(left_mutex_);
   std::erase_if(left_, [this](const LeftQueue& left) {
-    const auto peer = importer_.find(public_name(left.creator));
-    return !peer || peer->leave_queue(left.queue) || peer->is_disconnected();
+    const auto peer = peers_.find_open(left.creator);
+    return !peer || peer->broker().notify(wire::LeaveQueue{left.queue}) || peer->broker().is_over();
   });
   return !left_.empty();
 }
@@ -196,8 +213,12 @@ bool OpenQueues::flush_left_queues() noexcept {
 bool OpenQueues::flush_releases() {
   bool again = false;
   for (Release& last : retention_.elsewhere.take_releases()) {
-    const auto peer = importer_.find(public_name(last.keeper));
-    if (!peer || peer->release(last.segment, last.number) || peer->is_disconnected()) continue;
+    const auto peer = peers_.find_open(last.keeper);
+    if (!peer ||
+        peer->broker().notify(
+            wire::Release{wire::to_name(last.segment.first), last.segment.second, last.number}) ||
+        peer->broker().is_over())
+      continue;
     retention_.elsewhere.release_later(std::move(last));
     again = true;
   }

@@ -20,7 +20,8 @@ namespace onecopy {
 
 class Broker;
 struct SegmentRetention;
-class Importer;
+class Peers;
+class SegmentSource;
 class Error;
 
 /// Does a queue's creator retain a segment, so that items in it outlive its owner and its putter?
@@ -38,8 +39,8 @@ enum class Retention : std::uint8_t {
 /// Thread safety: all members may be called concurrently.
 class OpenQueues {
  public:
-  OpenQueues(const ProcessId& self, Importer& importer, SegmentRetention& retention, Broker& broker,
-             EventLoop& loop);
+  OpenQueues(const ProcessId& self, Peers& peers, SegmentSource& source, SegmentRetention& retention,
+             Broker& broker, EventLoop& loop);
 
   /// Called when memory is short: gives up the backlogs of queues without users. Returns false if
   /// there was nothing. Null until this process has used a queue.
@@ -90,7 +91,8 @@ class OpenQueues {
   bool flush_left_queues() noexcept;
 
   const ProcessId self_;
-  Importer& importer_;
+  Peers& peers_;
+  SegmentSource& source_;
   SegmentRetention& retention_;
   Broker& broker_;
 

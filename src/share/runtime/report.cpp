@@ -48,10 +48,10 @@ Stats Runtime::stats() const {
     ++s.device_segments;
     s.device_bytes += segment.committed;
   }
-  for (const auto& peer : importer_.peers()) {
+  for (const auto& peer : peers_.list()) {
     ++s.owners;
-    s.foreign_segments += peer->segments();
-    s.leases += peer->leases();
+    s.foreign_segments += peer->blocks().segments().count();
+    s.leases += peer->blocks().leases().count();
   }
   s.borrowers = broker_.borrower_count();
   s.deposits = retention_.segments.size();

@@ -42,15 +42,15 @@ Session& Session::make_current() {
     throw Error(ErrorCode::unsupported,
                 "this process was made by clone(2) from one that uses onecopy, without fork's "
                 "handlers; make it with fork(), posix_spawn() or exec");
-  return Runtime::make();
+  return Runtime::make().session_;
 }
 
 Runtime& Runtime::make() {
   ForkHook::check_registered();
   const LockGuard lock(making_);
-  if (!current_) {
+  if (!Session::current_) {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
-    handled_pid_ = current_pid();
+    Session::handled_pid_ = current_pid();
     start_log();
     const HazardGuard first(nullptr);  // children inherit a finished record of this thread
     HazardGuard::prepare_if_single_threaded();
@@ -61,9 +61,9 @@ Runtime& Runtime::make() {
     } else if (!EarlyDial::is_waiting()) {
       made->clean_up();
     }
-    current_ = made.release();  // never destroyed, see the class comment
+    Session::current_ = &made.release()->session_;  // never destroyed, see the class comment
   }
-  return static_cast<Runtime&>(*current_);
+  return *existing();
 }
 
 /// Our threads must not outlive static objects, and names must not outlive their use. Tensors that live on keep their
@@ -85,19 +85,20 @@ void Runtime::at_exit() noexcept {
 Runtime::Runtime() : Runtime(new_id()) {}
 
 Runtime::Runtime(const ProcessId& id)
-    : Session(id, streams_, queues_, groups_, holds_, loop_),
+    : id_(id),
       name_(public_name(id)),
       adopted_(segments_),
       pools_(name_, segments_, wakes(trimming_)),
       ledger_(id, segments_, wakes(limbo_)),
       allocations_(segments_, ledger_, wakes(adopted_idle_)),
-      streams_(id, importer_, loop_),
+      streams_(id, peers_, loop_),
       pinning_(loop_, streams_, pools_),
-      importer_(id, ledger_, loop_, retention_, holds_, wakes(cleaning_)),
-      broker_(id, ledger_, importer_, retention_, holds_, streams_.timeline(), loop_,
+      peers_(name_, loop_, retention_, wakes(cleaning_)),
+      source_(id, peers_, retention_),
+      importer_(id, ledger_, peers_, source_, holds_),
+      broker_(id, ledger_, source_, retention_, holds_, streams_.timeline(), loop_,
               [this] { return to_json(describe()); }),
-      queues_(id, importer_, retention_, broker_, loop_) {
-  own_ = &ledger_;
+      queues_(id, peers_, source_, retention_, broker_, loop_) {
   segments_.on_retire = [this](std::uint32_t number) {
     try {
       broker_.announce_retired(number);
@@ -143,7 +144,7 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
   while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::yield();
   pinning_.settle();
-  importer_.sweep();
+  peers_.sweep();
   if (!device || *device == kCpu) pinning_.end_idle();
   allocations_.sweep_all();
   const std::uint64_t bytes = pools_.trim_all(device);

@@ -13,6 +13,7 @@
 #include "device/janitor.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/deadline.h"
 #include "os/event_loop.h"
 #include "os/fork_hook.h"
 #include "os/mutex.h"
@@ -37,14 +38,22 @@ namespace onecopy {
 ///
 /// A forked child gets a Runtime of its own at once; its parent's references become leases. Thread safety: all
 /// members may be called concurrently.
-class Runtime final : public Session {
+class Runtime final {
  public:
-  static Runtime& current() { return static_cast<Runtime&>(Session::current()); }
-  static Runtime* existing() noexcept { return static_cast<Runtime*>(Session::existing()); }
+  /// Throws as Session::current() does.
+  static Runtime& current() { return Session::current().runtime_; }
+  static Runtime* existing() noexcept {
+    Session* const session = Session::existing();
+    return session ? &session->runtime_ : nullptr;
+  }
 
+  const ProcessId& id() const noexcept { return id_; }
   const std::string& name() const noexcept { return name_; }
   Ledger& ledger() noexcept { return ledger_; }
+  Peers& peers() noexcept { return peers_; }
+  SegmentSource& segment_source() noexcept { return source_; }
   Importer& importer() noexcept { return importer_; }
+  StreamOrder& streams() noexcept { return streams_; }
   Broker& broker() noexcept { return broker_; }
   PinnedObjects& objects() noexcept { return objects_; }
   SegmentTable& segments() noexcept { return segments_; }
@@ -61,7 +70,6 @@ class Runtime final : public Session {
     return allocations_.adopt(view, std::move(owner));
   }
 
-  using Session::share;
   /// See onecopy::share().
   Handle share(const Tensor& tensor, Stream stream);
   /// share() for callers that keep the block in another way.
@@ -72,7 +80,6 @@ class Runtime final : public Session {
   /// A point after that work, in the current streams or `stream`; empty if there is none.
   TimelinePoint mark_filling(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
-  using Session::open;
   Tensor open(const HandleFields& handle, const OpenOptions& options);
   Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
   /// Maps the segments that rows of a bundle lie in, as far as the owner of its table has them.
@@ -156,6 +163,7 @@ class Runtime final : public Session {
   inline static Runtime* forked_from_ = nullptr;
   inline static std::list<InheritedOwner> inheritance_;
 
+  const ProcessId id_;
   Runtime* parent_ = nullptr;  ///< in a forked child; never destroyed, and so seen by leak checkers
   const std::string name_;
   SegmentTable segments_;
@@ -170,6 +178,8 @@ class Runtime final : public Session {
   Pinning pinning_;
   Holds holds_;
   FormerMemory former_{loop_};
+  Peers peers_;
+  SegmentSource source_;
   Importer importer_;
   Broker broker_;
   OpenQueues queues_;
@@ -183,6 +193,7 @@ class Runtime final : public Session {
   Timer trimming_{loop_, [this] { return trim(); }};
   Timer files_{loop_, [] { return Timer::soon_if(remove_released_files()); }};
   Timer cleaning_{loop_, [this] { return clean_up(), Timer::Pause(); }};
+  Session session_{*this};
   std::atomic<std::uint64_t> shared_total_{0};
   std::atomic<std::uint64_t> opened_total_{0};
 

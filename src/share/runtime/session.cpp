@@ -11,7 +11,6 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "share/borrower/dial.h"
-#include "share/borrower/peer.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 
@@ -39,63 +38,71 @@ void log_opened(const HandleFields& fields) noexcept {
 
 }  // namespace
 
-Runtime& Session::runtime() noexcept { return static_cast<Runtime&>(*this); }
+Session::Session(Runtime& runtime) noexcept
+    : runtime_(runtime),
+      own_(&runtime.ledger_),
+      id_(runtime.id_),
+      streams_(runtime.streams_),
+      queues_(runtime.queues_),
+      groups_(runtime.groups_),
+      holds_(runtime.holds_),
+      loop_(runtime.loop_) {}
 
 Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) {
-  return runtime().adopt(std::move(memory), size);
+  return runtime_.adopt(std::move(memory), size);
 }
 
 BlockRef Session::try_retain(const BlockName& name) noexcept {
-  return runtime().ledger_.try_open(name.block, name.generation);
+  return runtime_.ledger_.try_open(name.block, name.generation);
 }
 
 void Session::take_back() noexcept {
-  runtime().ledger_.drain();
+  runtime_.ledger_.drain();
   streams_.sweep_releases();
 }
 
 void Session::keep_with(const BlockRef& block, std::vector<BlockRef> kept) {
-  runtime().ledger_.keep_with(block.number(), std::move(kept));
+  runtime_.ledger_.keep_with(block.number(), std::move(kept));
 }
 
 Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
-  return {runtime().name_in_handle(tensor, flags), tensor.block()};
+  return {runtime_.name_in_handle(tensor, flags), tensor.block()};
 }
 
 MappedBlock Session::locate(SharedBlocks& group, const Tensor& tensor) {
   const std::uint32_t block = tensor.block().number();
-  if (&group == own_) return runtime().ledger_.export_spot(block);
+  if (&group == own_) return runtime_.ledger_.export_spot(block);
   const ExportedBlock place = group.export_block(block, tensor.access());
   return {place.info, begin_for(group, tensor, {place.info, place.data})};
 }
 
 Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {
-  const EarlyDial early(handle.owner, existing() != nullptr);
+  if (existing()) [[likely]]
+    return Runtime::current().open(handle, options);
+  const EarlyDial early(handle.owner);
   return Runtime::current().open(handle, options);
 }
 
 Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
-  Tensor tensor = runtime().importer_.open(row, access, {}, holders);
-  runtime().count_opened();
+  Tensor tensor = runtime_.importer_.open(row, access, {}, holders);
+  runtime_.count_opened();
   log_opened(row);
   return tensor;
 }
 
-std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t epoch,
-                                          const HandleFields& row, Access access, Device device,
-                                          std::span<const ProcessId> holders) {
-  const std::shared_ptr<Peer> peer = runtime().importer_.prepare(row, access, holders);
-  SharedBlocks* group = peer.get();
-  if (!group) group = &runtime().ledger_;
+std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::uint32_t epoch,
+                                                    const HandleFields& row, Access access, Device device,
+                                                    std::span<const ProcessId> holders) {
+  std::shared_ptr<BorrowedBlocks> blocks = runtime_.importer_.prepare(row, access, holders);
   if (segment.is_open(epoch)) {
-    segment.group_.store(group);
-    return peer;
+    segment.blocks_.store(blocks.get());
+    return blocks;
   }
   std::uint64_t before = segment.stamp_.load();
   if (before == OpenSegment::kWriting ||
       !segment.stamp_.compare_exchange_strong(before, OpenSegment::kWriting))
-    return peer;  // another thread writes it
-  segment.group_.store(group);
+    return blocks;  // another thread writes it
+  segment.blocks_.store(blocks.get());
   segment.segment_size_.store(row.segment_size);
   segment.segment_.store(row.segment);
   segment.kind_.store(row.kind);
@@ -103,19 +110,17 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
   segment.device_type_.store(device.type);
   segment.device_index_.store(device.index);
   segment.stamp_.store(OpenSegment::stamp_of(epoch));
-  return peer;
+  return blocks;
 }
 
-bool Session::is_closed(const std::shared_ptr<const void>& owner) noexcept {
-  return static_cast<const Peer*>(owner.get())->is_closed();
-}
+bool Session::is_closed(const BorrowedBlocks& blocks) noexcept { return blocks.is_closed(); }
 
 /// Reads all before it asks whether another epoch has begun meanwhile. In one order with all other such loads and
 /// stores: a caller that announced itself before sees what was taken out before it was looked for.
 std::optional<Session::OpenBlock> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
   constexpr auto kInOrder = std::memory_order_seq_cst;
   if (!segment.is_open(epoch)) return {};
-  const OpenBlock now{segment.group_.load(kInOrder),
+  const OpenBlock now{segment.blocks_.load(kInOrder),
                       segment.segment_size_.load(kInOrder),
                       segment.segment_.load(kInOrder),
                       segment.kind_.load(kInOrder),
@@ -131,34 +136,34 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
   if (!at) return {};
   BlockRef block;
   std::byte* data = nullptr;
-  if (at->group == own_) {
+  if (!at->borrowed) {
     block = try_retain(name);
     if (!block) return {};
-    const MappedBlock spot = runtime().ledger_.export_spot(name.block);
+    const MappedBlock spot = runtime_.ledger_.export_spot(name.block);
     if (spot.info.segment == at->segment && reach <= spot.info.size) data = spot.data;
   } else {
-    Peer& peer = static_cast<Peer&>(*at->group);
-    block = peer.try_claim(name.block, name.generation);
+    block = at->borrowed->try_claim(name.block, name.generation, []() noexcept { return false; });
     if (!block) return {};
-    data = peer.locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
+    data =
+        at->borrowed->locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
   }
   // Open by the slow way waits for the driver; this way may hold a queue's lock.
   if (!data || PinnedRanges::is_unpinning(data, reach)) return {};
-  runtime().count_opened();
+  runtime_.count_opened();
   return {std::move(block), data + offset, layout, at->device, at->access};
 }
 
 ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) {
-  return runtime().importer_.connect(handle.owner)->fetch_memory({handle.segment, access});
+  return runtime_.peers_.connect(handle.owner)->fetch_memory({handle.segment, access});
 }
 
 void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes) {
-  runtime().former_.keep(std::move(memory), bytes);
+  runtime_.former_.keep(std::move(memory), bytes);
 }
 
 void Session::list_arena(ArenaReports::Describe describe) {
-  runtime().arenas_.add(std::move(describe));
-  runtime().broker_.listen();  // a process that is not reached is not listed
+  runtime_.arenas_.add(std::move(describe));
+  runtime_.broker_.listen();  // a process that is not reached is not listed
 }
 
 HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
@@ -240,7 +245,7 @@ TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
 
 /// Each tensor that a framework's reducers name comes through here: one copy of the fields, and no tick.
 Handle Session::share_held(const Tensor& tensor, Stream stream) {
-  HandleFields fields = runtime().name_in_order(tensor, stream);
+  HandleFields fields = runtime_.name_in_order(tensor, stream);
   fields.hold = holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);
   return {std::move(fields), tensor.block()};
 }

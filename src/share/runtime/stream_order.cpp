@@ -7,7 +7,7 @@
 #include "device/order/current_streams.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/borrower/importer.h"
+#include "share/borrower/peers.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -19,8 +19,8 @@ void settle_at_exit() {
 
 }  // namespace
 
-StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, EventLoop& loop)
-    : self_(self), importer_(importer), releases_(timeline_), looks_(loop, [this] { return look(); }) {
+StreamOrder::StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop)
+    : self_(self), peers_(peers), releases_(timeline_), looks_(loop, [this] { return look(); }) {
   timeline_.on_first_mark = [] {
     static std::once_flag once;  // after the driver's own handlers, and so run before them
     std::call_once(once, [] { std::atexit(settle_at_exit); });
@@ -34,7 +34,7 @@ StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, EventLoop& l
 void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, Device device,
                            Stream stream) {
   if (maker == self_) return timeline_.wait(device, stream, point);
-  ForeignTimeline* const timeline = importer_.timeline_of(maker);
+  ForeignTimeline* const timeline = peers_.timeline_of(maker);
   if (!timeline) return;
   timeline->wait(device, stream, point);
   if (!timeline->has_passed(point)) look_soon();  // see poll_waits()
@@ -62,13 +62,13 @@ Timer::Pause StreamOrder::look() {
 /// True while streams of ours wait for other processes'.
 bool StreamOrder::poll_waits() {
   bool waiting = false;
-  for (const auto& peer : importer_.peers()) waiting = peer->poll_waits() || waiting;
+  for (const auto& peer : peers_.list()) waiting = peer->poll_waits() || waiting;
   return waiting;
 }
 
 void StreamOrder::prepare_wait(const ProcessId& maker, Device device) {
   if (maker == self_) return;
-  ForeignTimeline* const timeline = importer_.timeline_of(maker);
+  ForeignTimeline* const timeline = peers_.timeline_of(maker);
   if (timeline && device != kCpu) timeline->prepare(device);
 }
 
@@ -97,20 +97,20 @@ void StreamOrder::wait_to_read(const ProcessId& maker, const TimelinePoint& poin
     if (!timeline_.has_passed(point)) timeline_.wait_on_host_for(point);
     return;
   }
-  ForeignTimeline* const timeline = importer_.timeline_of(maker);
+  ForeignTimeline* const timeline = peers_.timeline_of(maker);
   if (timeline && !timeline->has_passed(point)) timeline->wait_on_host_for(point);
 }
 
 StreamOrder::MarkState StreamOrder::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
   if (maker == self_) return timeline_.has_passed(point) ? MarkState::yes : MarkState::no;
-  const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
+  const ForeignTimeline* timeline = peers_.known_timeline_of(maker);
   if (!timeline) return MarkState::unknown;
   return timeline->has_passed(point) ? MarkState::yes : MarkState::no;
 }
 
 bool StreamOrder::may_wait_on_host(const ProcessId& maker, Device device) const {
   if (maker == self_) return timeline_.may_wait_on_host(device);
-  const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
+  const ForeignTimeline* timeline = peers_.known_timeline_of(maker);
   return !timeline || timeline->may_wait_on_host(device);
 }
 
@@ -135,7 +135,7 @@ void StreamOrder::remember_point(const ProcessId& putter, const TimelinePoint& p
 
 void StreamOrder::wait_on_host_for(const ProcessId& putter, const TimelinePoint& point) {
   if (putter == self_) return timeline_.wait_on_host_for(point);
-  if (ForeignTimeline* timeline = importer_.known_timeline_of(putter)) timeline->wait_on_host_for(point);
+  if (ForeignTimeline* timeline = peers_.known_timeline_of(putter)) timeline->wait_on_host_for(point);
 }
 
 Tensor StreamOrder::order_release(const Tensor& tensor, Stream stream) {

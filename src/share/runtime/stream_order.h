@@ -18,7 +18,7 @@
 
 namespace onecopy {
 
-class Importer;
+class Peers;
 
 /// The order between streams of this process and streams of others: marks in ours, waits for theirs, and references
 /// that end in stream order.
@@ -26,7 +26,7 @@ class Importer;
 /// Thread safety: all members may be called concurrently, but for those of the runtime.
 class StreamOrder {
  public:
-  StreamOrder(const ProcessId& self, Importer& importer, EventLoop& loop);
+  StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop);
 
   /// A point after all that is in the stream now, for others to wait for.
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
@@ -78,7 +78,7 @@ class StreamOrder {
   bool poll_waits();
 
   const ProcessId self_;
-  Importer& importer_;
+  Peers& peers_;
   Timeline timeline_;
   UsedDevices used_devices_;
   ValuePoints value_points_;

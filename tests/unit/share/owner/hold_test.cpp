@@ -80,7 +80,7 @@ TEST(Hold, IsInTransitUntilItExpires) {
   const auto before = stats().in_transit;
   const Bytes bytes = hold_number(7);
   EXPECT_EQ(stats().in_transit, before + 1);
-  Runtime::current().holds().expire(Holds::Clock::now() + Holds::kLifetime);
+  Session::current().holds().expire(Holds::Clock::now() + Holds::kLifetime);
   EXPECT_EQ(stats().in_transit, before);
   expect_stale(bytes);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/foreign_segments.h"
+#include "share/borrower/mapped_segments.h"
 
 #include <gtest/gtest.h>
 
@@ -34,17 +34,17 @@ ExportedMemory segment_on(Device device) {
   return exported;
 }
 
-class ForeignSegmentsOfDevices : public ::testing::Test {
+class MappedSegmentsOfDevices : public ::testing::Test {
  protected:
   void SetUp() override {
     if (testing::cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
   }
 };
 
-TEST(ForeignSegments, AreFoundForTheAccessTheyAreMappedFor) {
-  ForeignSegments segments;
+TEST(MappedSegments, AreFoundForTheAccessTheyAreMappedFor) {
+  MappedSegments segments;
   EXPECT_FALSE(segments.find(3, Access::read_only));
-  segments.map(3, Access::read_only, segment());
+  segments.map({3, Access::read_only}, segment());
   for (int again = 0; again < 2; ++again) {  // with the lock, and without
     const SegmentPlace place = segments.find(3, Access::read_only);
     ASSERT_TRUE(place);
@@ -56,29 +56,29 @@ TEST(ForeignSegments, AreFoundForTheAccessTheyAreMappedFor) {
   EXPECT_FALSE(segments.contains(3, Access::read_write));
 }
 
-TEST(ForeignSegments, AreUsedAsTheyAreMappedWhenAnyAccessWillDo) {
-  ForeignSegments segments;
+TEST(MappedSegments, AreUsedAsTheyAreMappedWhenAnyAccessWillDo) {
+  MappedSegments segments;
   EXPECT_FALSE(segments.find_any(1, Access::read_write));
-  segments.map(1, Access::read_only, segment());
+  segments.map({1, Access::read_only}, segment());
   EXPECT_EQ(segments.find_any(1, Access::read_write).data, segments.find(1, Access::read_only).data);
-  segments.map(1, Access::read_write, segment());
+  segments.map({1, Access::read_write}, segment());
   EXPECT_EQ(segments.find_any(1, Access::read_write).data, segments.find(1, Access::read_write).data);
 }
 
-TEST(ForeignSegments, StayWhereTheyAreWhenTheyAreMappedAgain) {
-  ForeignSegments segments;
-  segments.map(1, Access::read_write, segment());
+TEST(MappedSegments, StayWhereTheyAreWhenTheyAreMappedAgain) {
+  MappedSegments segments;
+  segments.map({1, Access::read_write}, segment());
   const SegmentPlace before = segments.find(1, Access::read_write);
-  segments.map(1, Access::read_write, segment());
+  segments.map({1, Access::read_write}, segment());
   EXPECT_EQ(segments.find(1, Access::read_write).data, before.data);
   EXPECT_EQ(segments.count(), 1u);
 }
 
-TEST(ForeignSegments, ThatAreRetiredAreGoneForEveryAccess) {
-  ForeignSegments segments;
+TEST(MappedSegments, ThatAreRetiredAreGoneForEveryAccess) {
+  MappedSegments segments;
   for (const Access access : {Access::read_only, Access::read_write}) {
-    segments.map(1, access, segment());
-    segments.map(2, access, segment());
+    segments.map({1, access}, segment());
+    segments.map({2, access}, segment());
     ASSERT_TRUE(segments.find(1, access));
   }
   EXPECT_EQ(segments.count(), 4u);
@@ -92,9 +92,9 @@ TEST(ForeignSegments, ThatAreRetiredAreGoneForEveryAccess) {
   EXPECT_FALSE(segments.find_any(2, Access::read_only));
 }
 
-TEST(ForeignSegments, MappedForReadingArePassedOnForReadingOnly) {
-  ForeignSegments segments;
-  segments.map(1, Access::read_only, segment());
+TEST(MappedSegments, MappedForReadingArePassedOnForReadingOnly) {
+  MappedSegments segments;
+  segments.map({1, Access::read_only}, segment());
   EXPECT_EQ(segments.export_memory(1, Access::read_only).size, kBytes);
   try {
     segments.export_memory(1, Access::read_write);
@@ -104,12 +104,12 @@ TEST(ForeignSegments, MappedForReadingArePassedOnForReadingOnly) {
   }
 }
 
-TEST_F(ForeignSegmentsOfDevices, AreMappedForTheDeviceThatWillUseThemOrElseForTheirOwn) {
+TEST_F(MappedSegmentsOfDevices, AreMappedForTheDeviceThatWillUseThemOrElseForTheirOwn) {
   testing::in_child([] {
-    ForeignSegments segments;
-    segments.map(1, Access::read_write, segment_on(kCuda1), testing::kCuda0);
-    segments.map(2, Access::read_write, segment_on(kCuda1));
-    segments.map(3, Access::read_write, segment_on(kCuda1), kCpu);  // no device of theirs
+    MappedSegments segments;
+    segments.map({1, Access::read_write, 0, testing::kCuda0}, segment_on(kCuda1));
+    segments.map({2, Access::read_write}, segment_on(kCuda1));
+    segments.map({3, Access::read_write, 0, kCpu}, segment_on(kCuda1));  // no device of theirs
     for (const auto& [number, user] : {std::pair{1u, 0}, {2u, 1}, {3u, 1}}) {
       const SegmentPlace place = segments.find(number, Access::read_write);
       EXPECT_EQ(place.user, user) << number;
@@ -119,16 +119,16 @@ TEST_F(ForeignSegmentsOfDevices, AreMappedForTheDeviceThatWillUseThemOrElseForTh
   });
 }
 
-TEST_F(ForeignSegmentsOfDevices, AreAllowedToOtherDevicesThanTheyWereMappedFor) {
+TEST_F(MappedSegmentsOfDevices, AreAllowedToOtherDevicesThanTheyWereMappedFor) {
   testing::in_child([] {
-    ForeignSegments segments;
+    MappedSegments segments;
     EXPECT_EQ(segments.allow(1, Access::read_write, 1), nullptr) << "not mapped";
-    segments.map(1, Access::read_only, segment_on(testing::kCuda0));
+    segments.map({1, Access::read_only}, segment_on(testing::kCuda0));
     const std::byte* const at = segments.find(1, Access::read_only).data;
     EXPECT_EQ(segments.allow(1, Access::read_write, 1), at) << "as they are mapped";
     EXPECT_EQ(testing::read_by_kernel(testing::CudaCalls(), 1, at), 7);
     EXPECT_EQ(segments.find(1, Access::read_only).user, 0) << "they stay where they are";
-    segments.map(1, Access::read_write, segment_on(testing::kCuda0));
+    segments.map({1, Access::read_write}, segment_on(testing::kCuda0));
     EXPECT_EQ(segments.allow(1, Access::read_write, 1), segments.find(1, Access::read_write).data);
     segments.retire(1);
     EXPECT_EQ(segments.allow(1, Access::read_write, 1), nullptr);
@@ -154,17 +154,18 @@ void lend_weak_segment(Lent& lent) {
   EXPECT_TRUE(testing::eventually([&] { return lent.step == 2; }));
 }
 
-TEST_F(ForeignSegmentsOfDevices, SayWhichEndWithTheirOwner) {
+TEST_F(MappedSegmentsOfDevices, SayWhichEndWithTheirOwner) {
   testing::Shared<Lent> lent;
   testing::Child owner([&] { lend_weak_segment(*lent); });
   EXPECT_TRUE(testing::eventually([&] { return lent->step == 1; }));
   testing::in_child([&] {
-    ForeignSegments segments;
-    segments.map(1, Access::read_write, segment());
-    segments.map(2, Access::read_write, segment_on(testing::kCuda0));
+    MappedSegments segments;
+    segments.map({1, Access::read_write}, segment());
+    segments.map({2, Access::read_write}, segment_on(testing::kCuda0));
     EXPECT_TRUE(segments.weak().empty());
     const Bytes blob(lent->blob.begin(), lent->blob.begin() + lent->size);
-    segments.map(5, Access::read_only, {SegmentKind::cuda_ipc, kBytes, {}, blob, uuid_of(testing::kCuda0)});
+    segments.map({5, Access::read_only},
+                 {SegmentKind::cuda_ipc, kBytes, {}, blob, uuid_of(testing::kCuda0)});
     EXPECT_EQ(segments.weak(), std::vector<std::uint32_t>{5});
     segments.retire(5);
     EXPECT_TRUE(segments.weak().empty());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/foreign_segments.h"
+#include "share/borrower/mapped_segments.h"
 
 #include <fmt/format.h>
 
@@ -7,6 +7,7 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 
 namespace onecopy {
 namespace {
@@ -17,11 +18,11 @@ Access other_than(Access access) noexcept {
 
 }  // namespace
 
-SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
+SegmentPlace MappedSegments::find(std::uint32_t segment, Access access) {
   if (!places_) return {};
   if (const SegmentPlace place = places_->find(segment, access)) return place;
   const LockGuard lock(mutex_);
-  const MappedSegment* mapped = find_mapped(segment, access);
+  const Mapped* mapped = find_mapped(segment, access);
   if (!mapped) return {};
   const DeviceMemory& memory = *mapped->memory;
   const SegmentPlace place{memory.data(), memory.size(), memory.kind(), mapped->identity, mapped->user};
@@ -29,34 +30,37 @@ SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
   return place;
 }
 
-SegmentPlace ForeignSegments::find_any(std::uint32_t segment, Access access) {
+SegmentPlace MappedSegments::find_any(std::uint32_t segment, Access access) {
   if (const SegmentPlace place = find(segment, access)) return place;
   return find(segment, other_than(access));
 }
 
-bool ForeignSegments::contains(std::uint32_t segment, Access access) const {
+bool MappedSegments::contains(std::uint32_t segment, Access access) const {
   const LockGuard lock(mutex_);
   return find_mapped(segment, access) != nullptr;
 }
 
-void ForeignSegments::map(std::uint32_t segment, Access access, ExportedMemory memory,
-                          std::optional<Device> user) {
+void MappedSegments::map(const SegmentRequest& wanted, ExportedMemory memory) {
   const DeviceIdentity& identity = identity_of(find_device(device_type(memory.kind), memory.device));
   const Device home = identity.device;
-  const int ordinal = user && user->type == home.type ? user->index : home.index;
+  const int ordinal = wanted.user && wanted.user->type == home.type ? wanted.user->index : home.index;
+  const std::uint64_t size = memory.size;
   std::unique_ptr<DeviceMemory> mapped =
-      backend(home.type).open(home.index, std::move(memory), access, ordinal);
+      backend(home.type).open(home.index, std::move(memory), wanted.access, ordinal);
   point("open.mapped");
-  const LockGuard lock(mutex_);
-  Segments& known = mapped_[static_cast<std::size_t>(access)];
-  if (segment >= known.size()) known.resize(segment + 1);
-  if (!known[segment].memory)  // another thread may have been faster
-    known[segment] = {std::move(mapped), &identity, ordinal};
+  {
+    const LockGuard lock(mutex_);
+    Segments& known = mapped_[static_cast<std::size_t>(wanted.access)];
+    if (wanted.segment >= known.size()) known.resize(wanted.segment + 1);
+    if (!known[wanted.segment].memory)  // another thread may have been faster
+      known[wanted.segment] = {std::move(mapped), &identity, ordinal};
+  }
+  log_debug([&] { return fmt::format("mapped segment {}, {} bytes", wanted.segment, size); });
 }
 
-ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access access) const {
+ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access access) const {
   const LockGuard lock(mutex_);
-  const MappedSegment* mapped = find_mapped(segment, Access::read_write);
+  const Mapped* mapped = find_mapped(segment, Access::read_write);
   if (!mapped && access == Access::read_only) mapped = find_mapped(segment, access);
   if (!mapped)
     throw Error(ErrorCode::owner_died,
@@ -67,37 +71,36 @@ ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access acce
   return memory;
 }
 
-std::byte* ForeignSegments::allow(std::uint32_t segment, Access access, int ordinal) {
+std::byte* MappedSegments::allow(std::uint32_t segment, Access access, int ordinal) {
   const LockGuard lock(mutex_);
-  const MappedSegment* mapped = find_any_mapped(segment, access);
+  const Mapped* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory->allow(ordinal) : nullptr;
 }
 
-std::shared_ptr<DeviceMemory> ForeignSegments::memory(std::uint32_t segment, Access access) const noexcept {
+std::shared_ptr<DeviceMemory> MappedSegments::memory(std::uint32_t segment, Access access) const noexcept {
   const LockGuard lock(mutex_);
-  const MappedSegment* mapped = find_any_mapped(segment, access);
+  const Mapped* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory : nullptr;
 }
 
-std::size_t ForeignSegments::count() const {
+std::size_t MappedSegments::count() const {
   const LockGuard lock(mutex_);
   std::size_t count = 0;
   for (const Segments& known : mapped_)
-    count += std::count_if(known.begin(), known.end(),
-                           [](const MappedSegment& m) { return m.memory != nullptr; });
+    count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
   return count;
 }
 
-bool ForeignSegments::uses_devices() const {
+bool MappedSegments::uses_devices() const {
   const LockGuard lock(mutex_);
   return std::any_of(mapped_.begin(), mapped_.end(), [](const Segments& known) {
-    return std::any_of(known.begin(), known.end(), [](const MappedSegment& m) {
+    return std::any_of(known.begin(), known.end(), [](const Mapped& m) {
       return m.memory && device_type(m.memory->kind()) != DeviceType::cpu;
     });
   });
 }
 
-std::vector<std::uint32_t> ForeignSegments::weak() const {
+std::vector<std::uint32_t> MappedSegments::weak() const {
   const LockGuard lock(mutex_);
   std::vector<std::uint32_t> numbers;
   for (const Segments& known : mapped_)
@@ -107,7 +110,7 @@ std::vector<std::uint32_t> ForeignSegments::weak() const {
   return numbers;
 }
 
-void ForeignSegments::retire(std::uint32_t segment) noexcept {
+void MappedSegments::retire(std::uint32_t segment) noexcept {
   std::array<std::shared_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
   const LockGuard lock(mutex_);
   if (places_) places_->forget(segment);
@@ -115,21 +118,21 @@ void ForeignSegments::retire(std::uint32_t segment) noexcept {
     if (segment < mapped_[access].size()) retired[access] = std::move(mapped_[access][segment].memory);
 }
 
-void ForeignSegments::close() noexcept {
+void MappedSegments::close() noexcept {
   const LockGuard lock(mutex_);
   places_.reset();
   for (Segments& known : mapped_) known = Segments();  // its capacity as well: closed peers stay
 }
 
-const ForeignSegments::MappedSegment* ForeignSegments::find_mapped(std::uint32_t segment,
-                                                                   Access access) const noexcept {
+const MappedSegments::Mapped* MappedSegments::find_mapped(std::uint32_t segment,
+                                                          Access access) const noexcept {
   const Segments& known = mapped_[static_cast<std::size_t>(access)];
   return segment < known.size() && known[segment].memory ? &known[segment] : nullptr;
 }
 
-const ForeignSegments::MappedSegment* ForeignSegments::find_any_mapped(std::uint32_t segment,
-                                                                       Access access) const noexcept {
-  const MappedSegment* mapped = find_mapped(segment, access);
+const MappedSegments::Mapped* MappedSegments::find_any_mapped(std::uint32_t segment,
+                                                              Access access) const noexcept {
+  const Mapped* mapped = find_mapped(segment, access);
   return mapped ? mapped : find_mapped(segment, other_than(access));
 }
 

@@ -13,11 +13,19 @@
 
 namespace onecopy {
 
+/// A segment as it is asked for.
+struct SegmentRequest {
+  std::uint32_t segment;
+  Access access;
+  std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
+  std::optional<Device> user{};  ///< the device of this process that uses it; none: the memory's own
+};
+
 /// Another process's segments that are mapped here: each for reading, for writing, or once for either.
 ///
 /// A caller that holds a block of a segment keeps it from being retired, and may use the result of find(). Thread
 /// safety: all members may be called concurrently, but for the fork ones.
-class ForeignSegments {
+class MappedSegments {
  public:
   /// Where it is mapped for `access`; empty while it is not. Seldom takes a lock. REQUIRES: the caller holds a
   /// block of it.
@@ -25,9 +33,10 @@ class ForeignSegments {
   /// Where it is mapped for `access`, or else for the other access.
   SegmentPlace find_any(std::uint32_t segment, Access access);
   bool contains(std::uint32_t segment, Access access) const;
-  /// For the device `user` of this process, or else for the memory's own. Has no effect if it is mapped for `access`
-  /// already.
-  void map(std::uint32_t segment, Access access, ExportedMemory memory, std::optional<Device> user = {});
+  /// Maps the segment for the wanted device of this process, or else for the memory's own. Has no effect if it is
+  /// mapped for that access already. REQUIRES: no thread calls close() meanwhile, because the caller holds a block of
+  /// the owner or is the only one to know this object. A closed object would keep the memory for ever.
+  void map(const SegmentRequest& wanted, ExportedMemory memory);
 
   /// Exports the segment for another process. Throws owner_died if it is not mapped here for that access.
   ExportedMemory export_memory(std::uint32_t segment, Access access) const;
@@ -52,16 +61,15 @@ class ForeignSegments {
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
-  struct MappedSegment {
+  struct Mapped {
     std::shared_ptr<DeviceMemory> memory;  ///< shared with holders that have it pinned
     const DeviceIdentity* identity = nullptr;
     int user = 0;
   };
-  using Segments = std::vector<MappedSegment>;
+  using Segments = std::vector<Mapped>;
 
-  const MappedSegment* find_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
-  const MappedSegment* find_any_mapped(std::uint32_t segment, Access access) const noexcept
-      REQUIRES(mutex_);
+  const Mapped* find_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
+  const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   /// Places of some of them; written under mutex_. Empty once it is closed.

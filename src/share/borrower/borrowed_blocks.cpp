@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/borrowed_blocks.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "share/owner/late_releases.h"
+#include "share/owner/segment_pins.h"
+
+namespace onecopy {
+
+/// The driver frees such memory with the process that allocated it.
+void BorrowedBlocks::check_not_ended_with_owner(SegmentKind kind, std::uint32_t segment) const {
+  if (!process_.is_gone() || !is_weak(kind)) return;
+  throw Error(
+      ErrorCode::owner_died,
+      fmt::format("process {}, which allocated segment {} with its device's own allocator, has ended, and "
+                  "such memory ends with its process; allocate with onecopy what must outlive it",
+                  process_.pid(), segment));
+}
+
+BorrowedBlocks::Location BorrowedBlocks::locate(const ClaimRequest& handle, Access access,
+                                                std::optional<Device> user) {
+  const Record& r = leases_.record(handle.block);
+  if (r.segment != handle.segment || handle.storage_size > r.size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
+                            "{} with {} bytes",
+                            handle.segment, handle.storage_size, r.segment, r.size));
+  const SegmentPlace place = segments_.find(r.segment, access);
+  if (!place) return {};
+  check_not_ended_with_owner(place.kind, r.segment);
+  if (place.kind != handle.kind || place.size != handle.segment_size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
+                            "{} and has {} bytes",
+                            r.segment, static_cast<int>(handle.kind), handle.segment_size,
+                            static_cast<int>(place.kind), place.size));
+  if (r.offset > place.size || r.size > place.size - r.offset)
+    throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
+  const int ordinal = user.value_or(place.identity->device).index;
+  std::byte* const begin = ordinal == place.user ? place.data : segments_.allow(r.segment, access, ordinal);
+  return {begin + r.offset, place.identity};
+}
+
+void BorrowedBlocks::release(std::uint32_t block) noexcept {
+  if (LateReleases* const late = LateReleases::active()) [[unlikely]]
+    if (late->keep(*this, block, bytes_of(block, Access::read_write))) return;
+  release_now(block);
+}
+
+void BorrowedBlocks::release_now(std::uint32_t block) noexcept {
+  leases_.release(block, [this]() noexcept {
+    if (process_.is_gone() && on_release_of_frozen) on_release_of_frozen();
+  });
+}
+
+/// A dead owner reuses nothing, so it need not see the pin.
+void BorrowedBlocks::begin_pin(std::uint32_t segment) {
+  if (!leases_.is_seen() && !process_.has_ended()) throw_no_pins();
+  leases_.note_pin(segment);
+  try {
+    wait_for_hole(leases_.holes(segment), [this] { return process_.has_ended(); });
+  } catch (...) {
+    leases_.end_pin(segment);
+    throw;
+  }
+}
+
+ExportedBlock BorrowedBlocks::export_block(std::uint32_t block, Access access) {
+  const Record& r = leases_.record(block);
+  const SegmentPlace place = segments_.find_any(r.segment, access);
+  check_not_ended_with_owner(place.kind, r.segment);
+  return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
+          place.kind,
+          place.size,
+          place.data + r.offset,
+          place.identity};
+}
+
+std::span<std::byte> BorrowedBlocks::bytes_of(std::uint32_t block, Access access) {
+  const Record& r = leases_.record(block);
+  return {segments_.find_any(r.segment, access).data + r.offset, r.size};
+}
+
+std::byte* BorrowedBlocks::allow(std::uint32_t block, Access access, int ordinal) {
+  const Record& r = leases_.record(block);
+  std::byte* const segment = segments_.allow(r.segment, access, ordinal);
+  return segment ? segment + r.offset : nullptr;
+}
+
+}  // namespace onecopy

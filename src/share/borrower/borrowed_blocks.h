@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+
+#include "os/event_loop.h"
+#include "share/borrower/leases.h"
+#include "share/borrower/mapped_segments.h"
+#include "share/borrower/owner_process.h"
+#include "share/owner/shared_blocks.h"
+
+namespace onecopy {
+
+/// The blocks of another process as this one borrows them: the leases, the mapped segments that they lie in, and the
+/// process that owns them. A dead owner reuses nothing: its segments are frozen.
+///
+/// Thread safety: all members may be called concurrently. Invariant: `whole` owns this object.
+class BorrowedBlocks final : public SharedBlocks {
+ public:
+  explicit BorrowedBlocks(OwnerProcess& process) noexcept : process_(process) {}
+
+  // Set once, before another thread knows this object.
+  std::weak_ptr<const void> whole;  ///< the object that this one is part of
+  Wakeup on_release_of_frozen;  ///< called after a lease has ended that may be the last one of a dead owner
+
+  /// Takes a lease on the block if its generation is still the handle's. `ask` answers for a block that its owner has
+  /// freed, see onecopy::try_claim(). Returns an empty reference for a stale block.
+  template <class Ask>
+  BlockRef try_claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
+    if (!leases_.try_claim(block, generation, ask)) return {};
+    return {this, block};
+  }
+  struct ClaimRequest {  ///< from the handle
+    std::uint32_t block;
+    std::uint32_t segment;
+    std::uint64_t segment_size;
+    std::uint64_t storage_size;
+    SegmentKind kind;
+  };
+  /// The place of a claimed block in this process.
+  struct Location {
+    std::byte* data = nullptr;
+    const DeviceIdentity* identity = nullptr;
+    explicit operator bool() const noexcept { return data != nullptr; }
+  };
+  /// Locates the block for the device `user` of this process, or else for the memory's own. Returns an empty location
+  /// while the block's segment is not mapped. Throws bad_handle if the handle contradicts the owner's table,
+  /// unsupported if `user` has no way to the memory.
+  Location locate(const ClaimRequest& handle, Access access, std::optional<Device> user = {});
+  /// Returns whether the owner has ended and no lease is left: then no block is opened again.
+  bool is_closed() const noexcept { return leases_.is_closed(); }
+  Leases& leases() noexcept { return leases_; }
+  MappedSegments& segments() noexcept { return segments_; }
+
+  void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
+  void release(std::uint32_t block) noexcept override;
+  void release_now(std::uint32_t block) noexcept override;
+  std::uint32_t segment_of(std::uint32_t block) const noexcept override {
+    return leases_.record(block).segment;
+  }
+  std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access access) const override {
+    return segments_.memory(segment, access);
+  }
+  void begin_pin(std::uint32_t segment) override;
+  void end_pin(std::uint32_t segment) noexcept override { leases_.end_pin(segment); }
+  bool holds(std::uint32_t block) const noexcept override { return leases_.has(block); }
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+            const std::set<std::uint32_t>& others) const noexcept override {
+    return leases_.any_in(segment, offset, bytes, others);
+  }
+  std::shared_ptr<const void> keep_alive() const override { return whole.lock(); }
+  const ProcessId& owner() const noexcept override { return process_.id(); }
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    leases_.transits().begin(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override { leases_.transits().end(block); }
+  ExportedBlock export_block(std::uint32_t block, Access access) override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
+    return segments_.export_memory(segment, access);
+  }
+  Fd export_table() const override { return process_.export_table(); }
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
+  ProcessOrigin origin() const override { return process_.origin(); }
+
+ private:
+  void check_not_ended_with_owner(SegmentKind kind, std::uint32_t segment) const;
+
+  OwnerProcess& process_;
+  Leases leases_;
+  MappedSegments segments_;
+};
+
+}  // namespace onecopy

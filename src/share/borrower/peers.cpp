@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/peers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
+#include "os/log.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Memory of the host is frozen once the owner's program has ended. A device may be at work until its process ends.
+bool is_frozen(const Peer& peer, const ExportedMemory& memory) {
+  return peer.process().has_ended() || (device_type(memory.kind) == DeviceType::cpu && peer.has_left());
+}
+
+bool is_frozen(const Ledger& ledger, const ExportedMemory& memory) {
+  return device_type(memory.kind) == DeviceType::cpu ? ledger.has_program_ended()
+                                                     : is_gone(ledger.origin());
+}
+
+/// Returns nothing if the group does not have the segment, or cannot pass it on: then sets `why`. `holder` knows
+/// whether the group's owner has ended.
+template <class Holder>
+std::optional<HeldSegment> try_export(const SharedBlocks& group, const Holder& holder,
+                                      std::uint32_t segment, Access access, std::optional<Error>& why) {
+  try {
+    Fd table = group.export_table();
+    ExportedMemory memory = group.export_segment(segment, access);
+    const bool owner_gone = is_frozen(holder, memory);
+    return HeldSegment{std::move(table), std::move(memory), owner_gone};
+  } catch (const Error& e) {  // not opened, or allocated after the fork: another group may have it
+    if (e.code() == ErrorCode::unsupported) why = e;
+    else if (e.code() != ErrorCode::owner_died && e.code() != ErrorCode::stale_handle) throw;
+    return {};
+  }
+}
+
+}  // namespace
+
+class Peers::SingleFlight {
+ public:
+  SingleFlight(Peers& peers, const ProcessId& process) : peers_(peers), process_(process) {
+    const auto deadline = Clock::now() + reply_timeout();
+    const LockGuard lock(peers_.turns_);
+    for (bool is_early = true; !peers_.in_turn_.insert(process_).second;
+         is_early = peers_.turn_ended_.wait_until(peers_.turns_, deadline))
+      if (!is_early)
+        throw Error(ErrorCode::timeout,
+                    "another thread is connecting to that process, and has had no answer yet; it may be "
+                    "stopped (SIGSTOP, a debugger), try again once it runs");
+  }
+  ~SingleFlight() {
+    {
+      const LockGuard lock(peers_.turns_);
+      peers_.in_turn_.erase(process_);
+    }
+    peers_.turn_ended_.notify_all();
+  }
+  SingleFlight(const SingleFlight&) = delete;
+  SingleFlight& operator=(const SingleFlight&) = delete;
+
+ private:
+  Peers& peers_;
+  const ProcessId& process_;
+};
+
+Peers::Peers(std::string name, EventLoop& loop, SegmentRetention& retention, Wakeup contact)
+    : name_(std::move(name)), loop_(loop), retention_(retention), contact_(std::move(contact)) {}
+
+Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentRequest> wanted) {
+  constexpr int kCalls = 3;  // of a broker that hangs up
+  const auto live = [&] {
+    PeerRef peer = find(process);
+    return peer && !peer->broker().is_over() ? peer : nullptr;
+  };
+  if (PeerRef peer = live()) return peer;
+  const DeadlineScope in_all(Clock::now() + reply_timeout());
+  const SingleFlight turn(*this, process);
+  if (PeerRef peer = live()) return peer;
+  const PeerRef known = find(process);
+  if (known && known->process().has_ended())  // another may listen under its name
+    throw Error(ErrorCode::peer_died, "that process has ended");
+  if (std::optional<Dial> begun = EarlyDial::take(process))
+    if (PeerRef peer = try_attach(*std::move(begun), wanted)) return peer;
+  for (int calls = 0; calls < kCalls; ++calls)
+    if (PeerRef peer = try_attach(Dial(process, reply_timeout()), wanted)) return peer;
+  throw Error(
+      ErrorCode::timeout,
+      fmt::format("the owner of this memory lives and has hung up {} times; it may be short of CPU, "
+                  "try again",
+                  kCalls));
+}
+
+/// Returns null if the broker hung up: it does so on a caller that takes too long. A process that has ended refuses the next
+/// call.
+Peers::PeerRef Peers::try_attach(Dial call, const std::optional<SegmentRequest>& wanted) {
+  try {
+    log_debug(
+        [&] { return fmt::format("connected to process {}, owner {}", call.credentials.pid, call.name); });
+    PeerRef peer = Peer::begin_handshake(std::move(call), name_, wanted);
+    loop_.start();  // while the other looks at our proof
+    contact_();
+    peer->finish_handshake();
+    log_debug([&] { return fmt::format("attached to owner {}", peer->process().name()); });
+    return add(std::move(peer));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+    return nullptr;
+  }
+}
+
+/// A disconnected peer of that process stays: this process holds leases of it.
+Peers::PeerRef Peers::add(PeerRef peer) {
+  {
+    const LockGuard lock(mutex_);
+    open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
+  }
+  peer->watch(loop_, looks_, retention_);
+  const LockGuard lock(mutex_);
+  by_process_[peer->process().id()] = peer;
+  return peer;
+}
+
+Peers::PeerRef Peers::freeze(const ProcessId& owner, HeldSegment held, const SegmentRequest& wanted) {
+  const SingleFlight turn(*this, owner);
+  if (PeerRef peer = find_open(owner)) return peer;
+  PeerRef frozen = Peer::frozen(owner, public_name(owner), std::move(held.table));
+  frozen->blocks().segments().map(wanted, std::move(held.memory));
+  // Last: no caller holds it yet, so any sweep may close it from here on.
+  return add(std::move(frozen));
+}
+
+Peers::PeerRef Peers::find(const ProcessId& process) const {
+  const LockGuard lock(mutex_);
+  const auto at = by_process_.find(process);
+  return at == by_process_.end() ? nullptr : at->second;
+}
+
+Peers::PeerRef Peers::find_open(const ProcessId& process) const {
+  PeerRef peer = find(process);
+  return peer && !peer->is_closed() ? peer : nullptr;
+}
+
+/// The lock keeps the peer here until the claim does; a PeerRef of the caller's own takes twice as long.
+std::pair<BorrowedBlocks*, BlockRef> Peers::try_claim(const HandleFields& handle) noexcept {
+  const LockGuard lock(mutex_);
+  const auto at = by_process_.find(handle.owner);
+  if (at == by_process_.end()) return {};
+  BorrowedBlocks& blocks = at->second->blocks();
+  return {&blocks, blocks.try_claim(handle.block, handle.generation, []() noexcept { return false; })};
+}
+
+std::optional<BlockRef> Peers::claim_frozen(Peer& peer, const HandleFields& handle) {
+  const LockGuard no_sweep(mutex_);  // which may have been in the middle of trying to close it
+  if (peer.is_closed()) return {};
+  return peer.claim(handle.block, handle.generation);
+}
+
+/// Returns null for a process that has ended. A process that hung up on us has not ended, nor one whose sockets are closed
+/// while its device may still work.
+ForeignTimeline* Peers::timeline_of(const ProcessId& process) {
+  if (ForeignTimeline* known = known_timeline_of(process)) return known;
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    try {
+      ForeignTimeline& timeline = connect(process)->timeline();
+      const LockGuard lock(mutex_);
+      return timelines_[process] = &timeline;
+    } catch (const Error& e) {
+      if (!is_absent(e)) throw;
+      const PeerRef peer = find(process);
+      if (!peer || peer->process().has_ended()) return nullptr;
+      if (Clock::now() > deadline) throw;
+    }
+  }
+}
+
+ForeignTimeline* Peers::known_timeline_of(const ProcessId& process) const {
+  const LockGuard lock(mutex_);
+  const auto at = timelines_.find(process);
+  return at == timelines_.end() ? nullptr : at->second;
+}
+
+std::optional<HeldSegment> Peers::find_segment(const SegmentKey& segment, Access access) const {
+  std::optional<Error> why;
+  {
+    const LockGuard no_sweep(mutex_);  // a sweep gives back segments that are being handed out
+    for (const auto& peer : open_)
+      if (peer->process().name() == segment.first && !peer->is_closed())
+        if (auto held = try_export(peer->blocks(), *peer, segment.second, access, why)) return held;
+  }
+  for (const Ledger* ledger : inherited_)
+    if (public_name(ledger->owner()) == segment.first)
+      if (auto held = try_export(*ledger, *ledger, segment.second, access, why)) return held;
+  if (why) throw Error(*why);
+  return {};
+}
+
+std::vector<Peers::PeerRef> Peers::list() const {
+  const LockGuard lock(mutex_);
+  std::vector<PeerRef> peers;
+  for (const auto& peer : open_)
+    if (!peer->is_closed()) peers.push_back(peer);
+  return peers;
+}
+
+std::size_t Peers::size() const noexcept {
+  const LockGuard lock(mutex_);
+  return open_.size() + closed_.size();
+}
+
+bool Peers::poll_hangups() {
+  bool again = false;
+  for (const PeerRef& peer : list()) again = peer->poll_hangup() || again;
+  return again;
+}
+
+bool Peers::sweep() noexcept {
+  const LockGuard lock(mutex_);
+  bool waiting = false;
+  std::set<std::string> closed;
+  for (auto at = open_.begin(); at != open_.end();) {
+    const auto peer = at++;
+    if (!(*peer)->is_gone()) continue;
+    if ((*peer)->try_close()) closed_.splice(closed_.end(), open_, peer);
+    else waiting = waiting || (*peer)->blocks().leases().count() == 0;
+    if (!(*peer)->is_closed()) continue;
+    closed.insert((*peer)->process().name());
+    const auto known = by_process_.find((*peer)->process().id());
+    if (known == by_process_.end() || known->second != *peer) (*peer)->forget_process();
+  }
+  forget_ended();
+  release_closed(closed);
+  destroy_forgotten();
+  return waiting;
+}
+
+/// A process that has become another program is not forgotten: a device may still work for it, see timeline_of().
+void Peers::forget_ended() noexcept {
+  std::erase_if(by_process_, [](const auto& e) {
+    if (!e.second->is_closed() || !e.second->process().has_ended()) return false;
+    e.second->forget_process();
+    return true;
+  });
+}
+
+/// On the watch thread, which may be in the middle of one of their handlers elsewhere. A peer that is forgotten later
+/// is destroyed by the sweep after the next end of an owner.
+void Peers::destroy_forgotten() noexcept {
+  if (!loop_.runs_here()) return;
+  std::erase_if(closed_,
+                [](const PeerRef& peer) { return peer.use_count() == 1 && peer->is_destroyable(); });
+}
+
+/// Unless this process holds blocks of that owner in another way, too.
+void Peers::release_closed(const std::set<std::string>& owners) noexcept {
+  for (const std::string& owner : owners) {
+    const auto is_open = [&](const auto& peer) {
+      return peer->process().name() == owner && !peer->is_closed();
+    };
+    const auto is_its = [&](const Ledger* ledger) { return public_name(ledger->owner()) == owner; };
+    if (std::any_of(open_.begin(), open_.end(), is_open) ||
+        std::any_of(inherited_.begin(), inherited_.end(), is_its))
+      continue;
+    retention_.release_all_of(owner);
+  }
+}
+
+void Peers::inherit(Peers& parent) {
+  {
+    const LockGuard lock(mutex_);  // the watch thread may be at work already
+    inherited_ = std::move(parent.inherited_);
+    by_process_ = std::move(parent.by_process_);
+    open_ = std::move(parent.open_);
+    closed_ = std::move(parent.closed_);
+  }
+  for (const PeerRef& peer : list()) peer->watch(loop_, looks_, retention_);
+}
+
+}  // namespace onecopy
