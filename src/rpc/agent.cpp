@@ -4,13 +4,12 @@
 #include <fmt/format.h>
 
 #include <functional>
-#include <map>
+#include <memory>
 #include <utility>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "os/mutex.h"
 #include "os/process.h"
 #include "rpc/node.h"
 #include "rpc/value_codec.h"
@@ -67,27 +66,6 @@ Value value_of(const Message& answer) {
 /// A function of a message's body. The caller gets its exceptions.
 using BodyFunction = std::function<Message(Message&&)>;
 
-/// The functions that members may call, by name.
-/// Thread safety: all members may be called concurrently.
-class Functions {
- public:
-  void define(std::string name, BodyFunction function) {
-    auto made = std::make_shared<const BodyFunction>(std::move(function));
-    const LockGuard lock(mutex_);
-    functions_[std::move(name)] = std::move(made);
-  }
-  /// Returns null for an unknown name. The function may be defined anew while a call runs it.
-  std::shared_ptr<const BodyFunction> find(std::string_view name) const {
-    const LockGuard lock(mutex_);
-    const auto at = functions_.find(name);
-    return at == functions_.end() ? nullptr : at->second;
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::map<std::string, std::shared_ptr<const BodyFunction>, std::less<>> functions_ GUARDED_BY(mutex_);
-};
-
 }  // namespace
 
 struct Agent::State {
@@ -110,7 +88,7 @@ struct Agent::State {
   }
   CallRef call(Member& to, std::string_view function, Message&& arguments, nanoseconds timeout) {
     to.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
-    return node.call(to, {std::move(arguments), function}, deadline(timeout));
+    return node.call(to, {std::move(arguments), node.functions().of(function)}, deadline(timeout));
   }
   Message result(Member& from, const CallRef& call) {
     try {
@@ -124,12 +102,14 @@ struct Agent::State {
     return std::move(call->answer);
   }
 
+  void define(std::string_view name, BodyFunction function) {
+    node.functions().define(node.functions().of(name), std::make_shared<BodyFunction>(std::move(function)));
+  }
   void run(Work& work) noexcept;
   void serve(Work& work);
   Message run_function(Work& work);
 
   const AgentOptions options;
-  Functions functions;
   Node node;
   Workers workers;
 };
@@ -164,10 +144,10 @@ void Agent::State::serve(Work& work) {
 }
 
 Message Agent::State::run_function(Work& work) {
-  const auto function = functions.find(work.function->text);
+  const auto* const function = static_cast<const BodyFunction*>(work.function->callable());
   if (!function)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("no function \"{}\" is defined", work.function->text));
+                fmt::format("no function \"{}\" is defined", work.function->name()));
   return (*function)(std::move(work.message));
 }
 
@@ -221,7 +201,7 @@ Bytes Agent::address() const { return state_->node.address().to_bytes(); }
 std::string Agent::join(ByteSpan address) { return state_->node.join(Address::from_bytes(address)).name(); }
 
 void Agent::define(std::string name, Function function) {
-  state_->functions.define(std::move(name), [function = std::move(function)](Message&& message) {
+  state_->define(name, [function = std::move(function)](Message&& message) {
     if (body_form(message.tag) != 0)
       throw Error(ErrorCode::invalid_argument,
                   "this call's arguments are of another language: define_plain() takes them");
@@ -230,7 +210,7 @@ void Agent::define(std::string name, Function function) {
 }
 
 void Agent::define_plain(std::string name, PlainFunction function) {
-  state_->functions.define(std::move(name), [function = std::move(function)](Message&& message) {
+  state_->define(name, [function = std::move(function)](Message&& message) {
     return message_of(function(arguments_of(message)));
   });
 }

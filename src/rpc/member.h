@@ -4,9 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,34 +12,24 @@
 #include "os/mutex.h"
 #include "rpc/address.h"
 #include "rpc/call.h"
+#include "rpc/functions.h"
 #include "rpc/lane.h"
 
 namespace onecopy::rpc {
 
-/// A function as another member names it: its number in that member's calls.
-struct Name {
-  explicit Name(std::string name) : text(std::move(name)) {}
-  const std::string text;
-  /// The function itself, once the language that runs it has looked it up.
-  std::atomic<void*> function{nullptr};
-};
-
-/// The numbers under which this process calls functions of one member.
+/// A set of the functions whose names a member was told, by the numbers of this process.
 /// Thread safety: all members may be called concurrently.
-class Numbers {
+class ToldNames {
  public:
-  struct Entry {
-    std::uint32_t number = 0;
-    std::atomic<bool> is_told{false};  ///< a message with the name has been put
-    /// The mean time of calls, in ns: a waiting thread does not spin for a long call.
-    std::atomic<std::uint32_t> mean_ns{0};
-  };
-  /// The entry stays for good. Throws out_of_memory when there are too many.
-  Entry& of(std::string_view name);
+  bool has(std::uint32_t number) const noexcept {
+    return (words_[number / 64].load(std::memory_order_acquire) >> number % 64 & 1) != 0;
+  }
+  void add(std::uint32_t number) noexcept {
+    words_[number / 64].fetch_or(std::uint64_t{1} << number % 64, std::memory_order_release);
+  }
 
  private:
-  Mutex mutex_;
-  std::map<std::string, Entry, std::less<>> entries_ GUARDED_BY(mutex_);
+  std::array<std::atomic<std::uint64_t>, kMostFunctions / 64> words_{};
 };
 
 /// Ways in which tensors go to a member: docs/guides/rpc.md.
@@ -70,7 +58,7 @@ struct Counters {
   }
 };
 
-/// A session with one process of the group: its lanes, the names of functions, whether it lives.
+/// A session with one process of the group: its lanes, the numbers of functions, whether it lives.
 ///
 /// The end of a session is final. When the network to another host is cut for too long, the session ends although the process
 /// lives: the next call begins the next session, which is another Member with the same address. Calls, references and
@@ -124,7 +112,7 @@ struct Member {
       false};                   ///< the last call found so many unread messages that the next one waits
   std::atomic<int> senders{0};  ///< threads that may use `out` now; see LaneGuard
   std::atomic<bool> has_left{false};  ///< it said so; else it died
-  Numbers numbers;
+  ToldNames told;
   Counters counters;
 
   // Of the thread that opens the member; `opening`.
@@ -135,7 +123,7 @@ struct Member {
   std::unique_ptr<TransportState> state;
 
   // Of the thread that looks at the lanes.
-  std::vector<std::unique_ptr<Name>> names;
+  std::vector<FunctionEntry*> functions;  ///< by the numbers that the member gives them
 };
 
 /// While one lives, the lane to a member stays, unless the member has ended. First the count, then the look at

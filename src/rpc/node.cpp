@@ -105,21 +105,19 @@ Connection& Node::lane_of(const LaneGuard& guard, const Member& to) const {
 }
 
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
-void Node::put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
-               Deadline deadline) {
-  const bool is_told = entry.is_told.load(std::memory_order_acquire);
-  tail.function = entry.number;
+void Node::put(Member& to, Connection& out, CallRequest& call, CallTail tail, Deadline deadline) {
+  const bool is_told = to.told.has(tail.function);
   append_context(call.message, call.context);
   if (!is_told) {
-    append_name(call.message.data, call.function);
-    tail.name_bytes = static_cast<std::uint16_t>(call.function.size());
+    append_name(call.message.data, call.function.name());
+    tail.name_bytes = static_cast<std::uint16_t>(call.function.name().size());
   }
   append_tail(call.message.data, tail);
   call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
   out.send(call.message, call.stream, deadline);
   point("rpc.call.committed");
   // Between hosts, small messages overtake large ones, and each has the name.
-  if (!is_told && to.shares_memory) entry.is_told.store(true, std::memory_order_release);
+  if (!is_told && to.shares_memory) to.told.add(tail.function);
   if (out.is_full()) [[unlikely]]
     to.is_full = true;
   out.ring_for_call();
@@ -152,17 +150,18 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   wait_for_room(to, deadline);
-  Numbers::Entry& entry = to.numbers.of(outgoing.function);
+  FunctionEntry& function = outgoing.function;
+  const std::uint32_t function_number = functions_.number_of(function);
   auto call = std::make_shared<Call>(to.number(), deadline, to.session);
   call->owner = outgoing.owner;
   call->drop_owner = outgoing.drop_owner;
-  call->mean_ns = &entry.mean_ns;
-  call->spin_ns = spin_.for_call(nanoseconds(entry.mean_ns.load(std::memory_order_relaxed))).count();
+  call->mean_ns = &function.mean_ns;
+  call->spin_ns = spin_.for_call(nanoseconds(function.mean_ns.load(std::memory_order_relaxed))).count();
   const std::uint64_t number = calls_.add(call);
   try {
     const LaneGuard guard(to);
     Connection& out = lane_of(guard, to);
-    put(to, out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0}, deadline);
+    put(to, out, outgoing, {number, to_ns(deadline), function_number, 0, 0}, deadline);
     if (out.worker_shares_cpu()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {

@@ -13,6 +13,7 @@
 #include "os/mutex.h"
 #include "rpc/calls.h"
 #include "rpc/completion_waiter.h"
+#include "rpc/functions.h"
 #include "rpc/member.h"
 #include "rpc/spin_times.h"
 #include "rpc/transport.h"
@@ -64,10 +65,13 @@ class Node final : private TransportHost {
   /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
   void connect(Member& to, Deadline deadline);
 
+  /// The functions that this process calls, and that others call here.
+  Functions& functions() noexcept { return functions_; }
+
   // Calls. `message` is the body, with its form in the tag; a tail is appended.
   struct CallRequest {
     Message message;
-    std::string_view function;
+    FunctionEntry& function;
     bool is_in_order = false;
     Stream stream{};
     void* owner = nullptr;  ///< of the call, unless it throws
@@ -126,8 +130,7 @@ class Node final : private TransportHost {
   bool can_answer(Member& to, Deadline deadline);
   void wait_for_room(Member& to, Deadline deadline);
   Connection& lane_of(const LaneGuard& guard, const Member& to) const;
-  void put(Member& to, Connection& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
-           Deadline deadline);
+  void put(Member& to, Connection& out, CallRequest& call, CallTail tail, Deadline deadline);
   void note_time(Call& call) const noexcept;
 
   // node_members.cpp
@@ -154,6 +157,7 @@ class Node final : private TransportHost {
   bool read(Member& from, const Call* mine);
   void hand_out_newcomers();
   void handle(Member& from, Message&& message, const Call* mine);
+  FunctionEntry& function_of(Member& from, const CallTail& tail, Bytes& data);
   void handle_call(Member& from, Message&& message, bool is_in_order);
   void handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine);
   void handle_note(Member& from, Message&& message);
@@ -174,6 +178,7 @@ class Node final : private TransportHost {
   const NodeOptions options_;
   Session& session_;  ///< a forked child has another
   const std::shared_ptr<const DoorbellMemory> bell_;
+  Functions functions_;
   Calls calls_;
   CompletionWaiter waiter_;
   WorkQueue work_;

@@ -122,23 +122,20 @@ void Node::handle(Member& from, Message&& message, const Call* mine) {
   handle_note(from, std::move(message));
 }
 
-namespace {
-
-Name& name_of(Member& from, const CallTail& tail, Bytes& data) {
+/// A name costs memory here, which another process decides about.
+FunctionEntry& Node::function_of(Member& from, const CallTail& tail, Bytes& data) {
   if (tail.function >= kMostFunctions) refuse_message("has a function's number that is too large");
   if (tail.name_bytes != 0) {
-    std::string name = take_name(data, tail);
-    if (from.names.size() <= tail.function) from.names.resize(tail.function + 1);
-    auto& known = from.names[tail.function];
-    if (!known) known = std::make_unique<Name>(std::move(name));
-    else if (known->text != name) refuse_message("gives a function's number to another name");
+    const std::string name = take_name(data, tail);
+    if (from.functions.size() <= tail.function) from.functions.resize(tail.function + 1);
+    FunctionEntry*& known = from.functions[tail.function];
+    if (!known) known = &functions_.of(name);
+    else if (known->name() != name) refuse_message("gives a function's number to another name");
   }
-  if (tail.function >= from.names.size() || !from.names[tail.function])
+  if (tail.function >= from.functions.size() || !from.functions[tail.function])
     refuse_message("has a function's number that stands for no name");
-  return *from.names[tail.function];
+  return *from.functions[tail.function];
 }
-
-}  // namespace
 
 void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
   const CallTail tail = take_tail<CallTail>(message.data);
@@ -146,7 +143,7 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
   work.kind = Work::Kind::call;
   work.is_in_order = is_in_order;
   work.from = &from;
-  work.function = &name_of(from, tail, message.data);
+  work.function = &function_of(from, tail, message.data);
   work.call = tail.call;
   work.context = take_context(message);
   if (tail.deadline != 0) work.deadline = TimePoint(nanoseconds(tail.deadline));

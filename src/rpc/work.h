@@ -24,7 +24,7 @@ struct Work {
   bool is_in_order = false;  ///< end_order() lets the next such work begin
   Status status = Status::value;
   Member* from = nullptr;
-  Name* function = nullptr;
+  FunctionEntry* function = nullptr;
   std::uint64_t call = 0;
   Deadline deadline = kForever;
   CallContext context;

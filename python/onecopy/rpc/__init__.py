@@ -28,10 +28,10 @@ from .api import (
     shutdown,
     wait_all,
 )
+from .calling import Call
 from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export
-from .native_calls import Call
 from .peers import WorkerInfo
 from .reports import calls, stats
 from .routes import Route, explain

@@ -14,11 +14,10 @@ from typing import Any
 
 from .. import _core
 from ..errors import Timeout
-from . import devices, functions, group, meeting, registry, serving, telemetry, torch_calls
+from . import calling, devices, functions, group, meeting, registry
+from .calling import Call
 from .device_maps import parse_maps
-from .native_calls import Call
-from .peers import Member, Options, WorkerInfo
-from .refused import RefusedValue
+from .peers import Options, WorkerInfo
 from .rref import PyRRef
 
 # --- joining and leaving
@@ -117,57 +116,13 @@ def call(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout:
     class with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the
     call that this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that
     cannot cross."""
-    agent = registry.this_agent or registry.current()
-    if not telemetry.is_profiled():
-        try:
-            result = agent.endpoint.call_native(to, function, args, kwargs, timeout)
-        except RefusedValue as refused:
-            raise refused.located(args=args, kwargs=kwargs) from None
-        if result is not NotImplemented:
-            return result
-    member = agent.member(to)
-    with telemetry.range_of_call("sync", name_at(member, function), agent, to):
-        return call_async(to, function, args, kwargs, timeout=timeout).wait()
+    return calling.call(to, function, args, kwargs, timeout, True)
 
 
 def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
     """Returns a Call, which is waited for with wait() or await. It waits here only for room (see
     init(max_calls=...))."""
-    agent = registry.current()
-    member = agent.member(to)
-    made = Call(agent, member, name_at(member, function), timeout)
-    args = checked(args)
-
-    def start() -> None:
-        if member.info.id != agent.info.id:
-            agent.endpoint.begin_native(member.info.id, made.function, args, kwargs, made.seconds, made)
-            return
-        given = devices.unmarked(args), devices.unmarked(kwargs or {})
-        made.send_here(lambda running: _run_here(agent, running, *given))
-
-    try:
-        made.send(start)
-    except RefusedValue as refused:
-        raise refused.located(args=args, kwargs=kwargs) from None
-    return made
-
-
-def _run_here(agent: Any, running: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    found = functions.find(running.function)
-    running.check()
-    return torch_calls.finished(agent, found, running, found(*args, **kwargs))
-
-
-def checked(args: Any) -> list[Any] | tuple[Any, ...]:
-    """Returns the arguments of a call. Raises TypeError for a value that is neither a list nor a tuple."""
-    if isinstance(args, (list, tuple)):
-        return args
-    raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: args=({args!r:.60},)")
-
-
-def name_at(member: Member, function: Any) -> str:
-    """Returns how a member finds a function. A program in C++ gives its functions names of any kind."""
-    return function if member.is_program and isinstance(function, str) else serving.native_name(function)
+    return calling.call_async(to, function, args, kwargs, timeout)
 
 
 def remote(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> PyRRef:
@@ -178,7 +133,7 @@ def remote(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeou
     if member.is_program:
         raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
     seconds, _ = agent.endpoint.native_deadline(timeout)
-    return torch_calls.remote(to, function, args, kwargs, seconds)
+    return calling.remote(to, function, args, kwargs, seconds)
 
 
 def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:

@@ -18,7 +18,7 @@ import onecopy
 
 from .. import _core, errors as onecopy_errors
 from ..errors import PeerDied
-from . import devices, elastic, peers, registry, telemetry, values
+from . import calling, devices, elastic, peers, registry, telemetry, values, verbs  # noqa: F401 - verbs enters its functions
 from .errors import Busy, Cancelled, RemoteFailure, late
 from .futures import CallFuture
 from .peers import Member, Options, WorkerInfo
@@ -210,9 +210,12 @@ class Agent(Serving):
 
     is_logged = staticmethod(telemetry.is_logged)
 
-    def log_call(self, stage: str, trace: str | None, number: int, function: str, to: int) -> None:
+    def call_here(self, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Any:
+        """Returns the result of a native call of this process itself."""
+        return calling.call_async(self.info, function, args, kwargs, timeout).wait()
+
+    def log_call(self, stage: str, trace: str, function: str, to: int) -> None:
         """Writes a line of the log about a call of this process."""
-        trace = trace or self.trace_of(self.info.id, number)
         telemetry.log.debug("%s: call %s at %s %s", trace, function, self._members[to].info, stage)
 
     def log_served(self, call: Any, stage: str) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from . import devices, registry
-from .native_calls import under_way
+from .calling import under_way
 from .peers import WorkerInfo
 from .registry import verb
 
@@ -23,9 +23,8 @@ def calls(of: Any = None) -> list[dict[str, Any]]:
     if of is not None:
         return agent.call_verb(agent.member(of).info.id, ".calls", ())
     found = [_made(one.trace, one.function, one.to, one.times, one.deadline) for one in under_way()]
-    for to, number, function, trace, made, sent, deadline in agent.endpoint.calls_made():
+    for to, _, function, trace, made, sent, deadline in agent.endpoint.calls_made():
         times = {"made": made, **({"sent": sent} if sent else {})}
-        trace = trace or agent.trace_of(agent.info.id, number)
         found.append(_made(trace, function, agent.get_worker_info(to), times, deadline))
     return found + list(agent.endpoint.calls_running())
 

@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import onecopy
 
-from . import functions, registry, torch_calls
+from . import functions, registry
 from .errors import RemoteFailure
+from .futures import Future
 from .members import Members
-from .peers import Options, WorkerInfo
+from .peers import Member, Options, WorkerInfo
 from .refused import RefusedValue
 from .registry import ASYNC_MARK, Deferred
 
 _NATIVE = "native "  # in front of the names of functions that native calls run
+_OF_TORCH, _VERB = 0, 2  # kinds of targets
 _NAMED = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -73,46 +79,58 @@ class Serving(Members):
         """As resolve(), of a native call, whose callee finds the function."""
         return None, None, _NATIVE + native_name(function), None
 
-    def find_target(self, wire_name: str) -> tuple[Any, Any, str, str, Any]:
-        """Returns (function, the names that it is found in, its name there, how it is run, what prepares its
-        arguments).
-        Raises AttributeError, PermissionError."""
-        prepare, names, name, how = None, dict[str, Any](), wire_name, "python"
+    def resolve_program(self, function: Any) -> tuple[None, None, str, None]:
+        """As resolve(), of a call to a program in C++, which gives its functions names of any kind."""
+        return None, None, function if isinstance(function, str) else native_name(function), None
+
+    @staticmethod
+    def name_at(member: Member, function: Any) -> str:
+        """Returns how a member finds a function."""
+        return function if member.is_program and isinstance(function, str) else native_name(function)
+
+    @staticmethod
+    def check_arguments(args: Any) -> None:
+        """Raises TypeError for the arguments of a call that are neither a list nor a tuple."""
+        if not isinstance(args, (list, tuple)):
+            raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: args=({args!r:.60},)")
+
+    def find_target(self, wire_name: str) -> tuple[Any, Any, str, bool, Any]:
+        """Returns (function, the names that it is found in, its name there, whether it returns a Future of its result,
+        what prepares its arguments). Raises AttributeError, PermissionError."""
         if wire_name.startswith("."):
             function, prepare = registry.handlers[wire_name]
-        elif wire_name.startswith(_NATIVE):
-            try:
-                function = functions.find(wire_name.removeprefix(_NATIVE))
-            except Exception as error:
-                raise _NotServed(RemoteFailure.of(error, self.info)) from None
-            (names, name), how = functions.names_of(wire_name.removeprefix(_NATIVE)), "native"
-        else:
-            module, _, name = wire_name.partition(":")
-            function, names = self.function_named(wire_name), vars(functions.module_named(module))
-            how = "python" if getattr(function, ASYNC_MARK, False) else "result"
+            return function, {wire_name: function}, wire_name, False, prepare and functools.partial(prepare, self)
+        public_name = wire_name.removeprefix(_NATIVE)
+        try:
+            function = functions.find(public_name)
+        except Exception as error:
+            if public_name == wire_name:
+                raise
+            raise _NotServed(RemoteFailure.of(error, self.info)) from None
+        names, name = functions.names_of(public_name)
         if names.get(name) is not function:
             names, name = self._served, wire_name
             names[name] = function
-        return function, names, sys.intern(name), how, prepare and functools.partial(prepare, self)
+        return function, names, sys.intern(name), getattr(function, ASYNC_MARK, False), None
 
-    def function_named(self, wire_name: str) -> Any:
-        """Returns the function that a member names. Raises AttributeError, PermissionError."""
-        module, _, qualname = wire_name.partition(":")
-        function = functions.look_up(module, qualname)
-        functions.check(function)
-        return function
+    def serve(self, function: Any, sender: int, call: int, args: tuple[Any, ...]) -> tuple[Any] | None:
+        """Runs a verb. Returns (its answer,), or None if it answers later."""
+        return self.answer_of(sender, call, function(self, sender, *args))
 
-    def serve(self, function: Any, sender: int, call: int, args: tuple[Any, ...], kwargs: Any) -> tuple[Any] | None:
-        """Runs a verb, or a function that returns a Future. Returns (its answer,), or None if it answers later."""
-        try:
-            if getattr(function, ASYNC_MARK, False):
-                result = torch_calls.run_async(self, function, args, kwargs or {})
-            else:
-                result = function(self, sender, *args)
-        except Exception as error:
-            self.fail(sender, call, _failure(error))
-            return None
-        return self.answer_of(sender, call, result)
+    def finish(self, function: Any, sender: int, call: int, result: Any) -> tuple[Any] | None:
+        """As answer_of(), for a function's result that may be a coroutine, a generator or a Future."""
+        return self.answer_of(sender, call, self.finished(function, result))
+
+    def finished(self, function: Any, result: Any) -> Any:
+        """Returns the answer that a coroutine, a generator, a Future or another result of a function makes."""
+        if inspect.iscoroutine(result):
+            return asyncio.run(result)
+        if inspect.isgenerator(result):
+            result.close()
+            raise TypeError(
+                f"{functions.text_name_of(function)} is a generator function: call it with onecopy.rpc.stream()"
+            )
+        return answer(self, function, checked_future(function, result))
 
     def answer_of(self, sender: int, call: int, result: Any) -> tuple[Any] | None:
         """Returns (the answer,); or None if it is a failure, which is sent, or comes later."""
@@ -140,10 +158,6 @@ class Serving(Members):
         except Exception as error:
             self.fail(sender, call, _failure(error))
 
-    def finish_native(self, function: Any, running: Any, result: Any) -> tuple[Any] | None:
-        """As answer_of(), for a result of a native call that may be a coroutine, a generator or a Future."""
-        return self.answer_of(running.caller_id, running.number, torch_calls.finished(self, function, running, result))
-
     def fail(self, to: int, call: int, failure: RemoteFailure) -> None:
         """Answers a call with a failure."""
         self.endpoint.fail(to, call, failure.kind, failure.text, getattr(failure.kind, "code", ""))
@@ -165,14 +179,13 @@ class Serving(Members):
         """Fails the value that a call was to make: those that ask for the value do not wait for it."""
         self.references.owned.made_by(tuple(reference), sender, self.info.id).set(self.refusal(error))
 
-    def answer_error(self, sender: int, call: int, error: Exception, is_functions: bool, is_torch: bool) -> None:
-        """Answers with the exception of a function, or with the reason why its result could not be written."""
-        if not is_functions:
-            self.fail(sender, call, _failure(error))
-            return
-        failure = RemoteFailure.of(error, self.info, unescaped=is_torch)
-        if is_torch:
-            print(failure.text, file=sys.stderr)
+    def answer_error(self, sender: int, call: int, error: Exception, kind: int, has_run: bool) -> None:
+        """Answers with the exception of a function, or with the reason why its result could not be written. `kind` is
+        Endpoint::Target::Kind."""
+        if has_run or kind == _VERB:
+            failure = _failure(error)
+        else:
+            failure = failure_of(self, error) if kind == _OF_TORCH else RemoteFailure.of(error, self.info)
         self.fail(sender, call, failure)
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -194,6 +207,48 @@ def native_name(function: Any) -> str:
         if ("<" not in name and getattr(function, "__self__", None) is None) or name.startswith("torch:"):
             return name
     raise TypeError(f"{function!r} cannot be called in another process: it is no function at the top level of a module")
+
+
+def failure_of(agent: Any, error: Exception) -> RemoteFailure:
+    """Makes the failure of a function of torch's interface, which stands in the log of its process as well."""
+    failure = RemoteFailure.of(error, agent.info, unescaped=True)
+    print(failure.text, file=sys.stderr)
+    return failure
+
+
+def checked_future(function: Any, result: Any) -> Any:
+    """Returns the result of a function. Raises RuntimeError where a Future was promised."""
+    if getattr(function, ASYNC_MARK, False) and not isinstance(result, torch._C.Future):
+        raise RuntimeError(
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but "
+            f"got {type(result)}"
+        )
+    return result
+
+
+def run(agent: Any, function: Any, args: Any, kwargs: Any, check: Callable[[Any], None]) -> Any:
+    """Returns the result, a Future of it for functions marked so, or the failure."""
+    try:
+        check(function)
+        return checked_future(function, function(*args, **(kwargs or {})))
+    except Exception as error:
+        return failure_of(agent, error)
+
+
+def answer(agent: Any, function: Any, result: Any, then: Callable[[Any], Any] = lambda outcome: outcome) -> Any:
+    """Returns then(result), or a Deferred for the Future of a function that is marked so."""
+    if not getattr(function, ASYNC_MARK, False) or not isinstance(result, torch._C.Future):
+        return then(result)
+    settled: Future = torch.futures.Future()  # it never fails
+    result.add_done_callback(lambda _: settled.set_result(None))
+    return Deferred(settled, lambda _: then(_outcome(agent, result)))
+
+
+def _outcome(agent: Any, future: Future) -> Any:
+    try:
+        return future.wait()  # it is done; wait() orders this thread's streams behind the result's
+    except Exception as error:
+        return RemoteFailure.of(error, agent.info, unescaped=True)
 
 
 def _failure(error: Exception) -> RemoteFailure:

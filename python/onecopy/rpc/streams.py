@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from . import api, devices, functions, native_calls, registry
+from . import calling, devices, functions, registry
+from .calling import Call
 from .errors import Cancelled, RemoteFailure
 from .futures import CallFuture, done, future_in_loop
 from .generators import Window, driven
-from .native_calls import Call
 from .refused import RefusedValue
 from .registry import Deferred, verb
 
@@ -172,8 +172,9 @@ def stream(
     member = agent.member(to)
     if member.is_program:
         raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
-    args, kwargs = list(api.checked(args)), dict(kwargs or {})
-    call = Call(agent, member, api.name_at(member, function), timeout)
+    agent.check_arguments(args)
+    args, kwargs = list(args), dict(kwargs or {})
+    call = Call(agent, member, agent.name_at(member, function), timeout)
     made = Stream(call, credit)
     number, weak = made.number, weakref.ref(made)
 
@@ -185,10 +186,7 @@ def stream(
         value = (number, credit, call.root, call.function, call.seconds, args, kwargs)
         agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call)
 
-    try:
-        call.send(start)
-    except RefusedValue as refused:
-        raise refused.located(args=args, kwargs=kwargs) from None
+    call.send(start, args, kwargs)
 
     def end(call: Call) -> None:
         stream = weak()
@@ -233,7 +231,7 @@ def _run_stream(
     def run(running: Any) -> Outcome:
         return _run(agent, running, number, credit, args, kwargs)
 
-    return native_calls.serve(agent, caller, number, name, seconds, root, run)
+    return calling.serve(agent, caller, number, name, seconds, root, run)
 
 
 def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Outcome:

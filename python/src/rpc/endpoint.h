@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -57,22 +58,27 @@ class Endpoint {
                    bool is_automatic);
 
   // sending.cpp
-  /// Calls a function by its name, or by the verb that applies one, and returns its result. `to` is a name, a number or a
-  /// WorkerInfo.
+  /// Calls a function and returns its result. `to` is a name, a number or a WorkerInfo.
+  ///
+  /// A call of torch's interface runs any function, also one without a name. A `is_native` call runs a function by its name, ends
+  /// before the call that this thread runs, is limited, listed and timed, and may go to a program in C++; a native call of a
+  /// function of this process itself gets the arguments themselves.
   nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                  nb::handle timeout);
-  /// As call(), and gives the outcome to `future`, a CallFuture.
+                  nb::handle timeout, bool is_native);
+  /// As call(), and gives the outcome to `future`, a CallFuture, which sees to room, listing and times.
   void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
-             nb::handle future);
+             nb::handle future, bool is_native);
   /// Calls what `verb` names with (args). `is_result`: its tensors answer a message of the member.
   nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                        bool is_result);
   /// `reference`: the one that the verb makes, or None.
   void begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                   bool is_result, nb::handle reference, nb::handle future);
-  /// Gradients of distributed autograd, to devices as those of results: a call in no context and in no order. Without a limit.
-  nb::object call_gradients(std::uint32_t to, nb::handle args);
-  nb::object begin_gradients(std::uint32_t to, nb::handle args);
+  /// Sends gradients of distributed autograd, to the devices of results: a call in no context, in no order and without a limit.
+  nb::object call_gradients(std::uint32_t to, nb::handle args) {
+    return wait_and_take(send_gradients(to, args), 0);
+  }
+  RpcCall begin_gradients(std::uint32_t to, nb::handle args) { return {node_, send_gradients(to, args)}; }
   /// Sends (verb, value), which is handled in its order and has no answer. Does nothing if the member has ended.
   void note(std::uint32_t to, nb::handle verb, nb::handle value);
   /// A call that crosses to no process; RpcCall::end() ends it, or its deadline.
@@ -83,11 +89,6 @@ class Endpoint {
   nb::object outcome(const rpc::CallRef& call, double seconds);
 
   // native_calls.cpp
-  /// As call(), of an exported function. NotImplemented for this process itself and for a program in C++.
-  nb::object call_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                         nb::handle timeout);
-  void begin_native(std::uint32_t to, const std::string& name, nb::handle args, nb::handle kwargs,
-                    double seconds, nb::handle future);
   /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
   nb::list calls_made() const;
@@ -115,26 +116,28 @@ class Endpoint {
  private:
   friend class UnderWay;
 
-  /// A function as this process calls it.
+  /// A way in which the callee finds a function.
+  enum class Naming : std::uint8_t { torch, native, program };
+  /// A function that this process calls.
   struct Callee {
-    nb::object names, name,
-        check;  ///< `name` stands for the function in `names`; check(args, kwargs) may refuse
-    std::string wire_name;
+    nb::object names, name, check;  ///< `name` stands for it in `names`; check(args, kwargs) may refuse
+    rpc::FunctionEntry* function = nullptr;  ///< null: it has no name, and crosses as a value
     Histogram* times = nullptr;
   };
-  /// A function of this process as others call it.
+  /// A function of this process that others call: the callable of an rpc::FunctionEntry.
   struct Target {
-    /// result: its result is the answer. python: agent.serve(function, caller, call, args, kwargs) returns a tuple of the
-    /// answer, or None if it answers later. native: see serve_native().
-    enum class Kind : std::uint8_t { result, python, native };
+    /// The kind says how it runs. function: its result is the answer. native: as well, and it has a RunningCall. verb:
+    /// agent.serve(function, caller, call, args) returns a tuple of the answer, or None if it answers later.
+    enum class Kind : std::uint8_t { function, native, verb };
     nb::object function, names, name;
-    Kind kind = Kind::result;
+    Kind kind = Kind::function;
+    bool is_asynchronous = false;  ///< returns a Future of its result
     nb::object prepare;  ///< prepare(caller, args) returns the arguments, in the order of the lane; or None
     Histogram* times = nullptr;
   };
   struct Request {
     rpc::Member& to;
-    std::string_view function;
+    rpc::FunctionEntry& function;
     nb::object values;
     Deadline deadline;
     bool is_result = false;
@@ -143,8 +146,10 @@ class Endpoint {
         nb::none();  ///< (member, number) of the one to the result, which stays in the member
     nb::handle future{};
   };
-  struct Receivers {
+  /// A member, as Python's part of rpc knows it.
+  struct Peer {
     Receiver of_calls, of_answers;
+    bool is_program = false;
   };
   using Callees = std::unordered_map<PyObject*, Callee>;
 
@@ -152,13 +157,14 @@ class Endpoint {
   rpc::Member& member(std::uint32_t number);
   rpc::Member& member_to_call(std::uint32_t number);  ///< in a new session, if it was cut off
   rpc::Member& member_for(nb::handle to);
-  const Receiver& receiver(std::uint32_t number, bool is_result);
-  bool is_program(std::uint32_t number) const { return programs_.count(number) != 0; }
+  const Peer& peer(const rpc::Member& member) { return peers_[member.number()]; }
 
   // sending.cpp
-  const Callee& callee(nb::handle function, const char* resolve, Callees& known);
-  Request request(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                  Deadline deadline);
+  const Callee& callee(nb::handle function, Naming naming);
+  Request request(rpc::Member& to, const Callee& callee, nb::handle function, nb::handle args,
+                  nb::handle kwargs, Deadline deadline);
+  Request verb_request(std::uint32_t to, std::string_view verb, nb::handle args, double seconds);
+  rpc::CallRef send_gradients(std::uint32_t to, nb::handle args);
   static rpc::CallContext surroundings_of(const Request& request);
   rpc::CallRef send(const Request& request);
   rpc::CallRef send_or_raise(const Request& request, double seconds);
@@ -166,6 +172,13 @@ class Endpoint {
   nb::object wait_and_take(const rpc::CallRef& call, double seconds);
   nb::object read_answer(rpc::Call& call);
   nb::object result(const rpc::CallRef& call, double seconds);
+
+  // native_calls.cpp
+  nb::object call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
+                         nb::handle timeout);
+  void check_arguments(nb::handle args) const;
+  bool is_logged() const { return nb::cast<bool>(is_logged_()); }
+  nb::object run_native(const Target& target, const rpc::Work& work, const CallValues& values);
 
   // serving.cpp
   void add_worker() noexcept;
@@ -175,23 +188,32 @@ class Endpoint {
   void take_in_order(rpc::Work& work);
   void take_answer(rpc::Work& work);
   void serve(rpc::Work& work);
-  const Target& target(rpc::Name& name);
+  const Target& target(rpc::FunctionEntry& function);
   void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
   void run_target(const Target& target, rpc::Work& work, const CallValues& values);
-  nb::object serve_native(const Target& target, rpc::Work& work, const CallValues& values);
+  nb::object run_function(const Target& target, const rpc::Work& work, const CallValues& values);
 
   nb::object agent_;
   Hooks hooks_;
   std::shared_ptr<rpc::Node> node_;  ///< calls that are under way have it as well
   rpc::Workers workers_;             ///< threads that Python starts
   nb::dict numbers_;                 ///< of members, by name
-  std::unordered_map<std::uint32_t, nb::object> programs_;
-  std::unordered_map<std::uint32_t, Receivers> receivers_;
-  Callees callees_, native_callees_;  ///< their keys are kept
-  std::vector<std::unique_ptr<Target>>
-      targets_;                          ///< all that ever were: a call may run one that has been replaced
+  std::unordered_map<std::uint32_t, Peer> peers_;
+  std::array<Callees, 3> callees_;  ///< by how they are named; their keys are kept
+  nb::object is_logged_;
   class UnderWay* under_way_ = nullptr;  ///< the native calls that threads wait for
 };
+
+/// The name of a function without what tells native calls apart on the wire.
+inline std::string_view public_name(std::string_view wire_name) noexcept {
+  constexpr std::string_view kNative = "native ";
+  return wire_name.starts_with(kNative) ? wire_name.substr(kNative.size()) : wire_name;
+}
+
+[[noreturn]] inline void raise(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
 
 /// REQUIRES: a tuple that is long enough.
 inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {

@@ -59,9 +59,11 @@ nb::object encode_call(nb::tuple args) {
 void def_calls(nb::class_<Endpoint>& endpoint) {
   endpoint
       .def("call", &Endpoint::call, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
+           nb::arg("is_native") = false)
       .def("begin", &Endpoint::begin, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"),
+           nb::arg("is_native") = false)
       .def("call_verb", &Endpoint::call_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
            nb::arg("seconds"), nb::arg("is_result") = false)
       .def("begin_verb", &Endpoint::begin_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
@@ -83,10 +85,6 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
           nb::arg("to"), nb::arg("call"), nb::arg("result").none())
       .def("fail", &Endpoint::fail, nb::arg("to"), nb::arg("call"), nb::arg("kind"), nb::arg("text"),
            nb::arg("code"))
-      .def("call_native", &Endpoint::call_native, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
-      .def("begin_native", &Endpoint::begin_native, nb::arg("to"), nb::arg("name"), nb::arg("args").none(),
-           nb::arg("kwargs").none(), nb::arg("seconds"), nb::arg("future"))
       .def(
           "native_deadline",
           [](const Endpoint& e, nb::handle timeout) {

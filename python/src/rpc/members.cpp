@@ -18,7 +18,8 @@ Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::
       })),
       workers_(
           *node_, [this](rpc::Work& work) { with_gil([&] { handle(work); }); },
-          [this] { with_gil([this] { add_worker(); }); }) {}
+          [this] { with_gil([this] { add_worker(); }); }),
+      is_logged_(agent_.attr("is_logged")) {}
 
 Endpoint::~Endpoint() {
   clear();
@@ -26,29 +27,30 @@ Endpoint::~Endpoint() {
 }
 
 int Endpoint::traverse(visitproc visit, void* arg) {
-  for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild}) Py_VISIT(one->ptr());
+  for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild, &is_logged_})
+    Py_VISIT(one->ptr());
   Py_VISIT(numbers_.ptr());
-  for (const auto& [number, program] : programs_) Py_VISIT(program.ptr());
-  for (const Callees* table : {&callees_, &native_callees_})
-    for (const auto& [function, known] : *table) {
+  for (const Callees& table : callees_)
+    for (const auto& [function, known] : table) {
       Py_VISIT(function);
       for (const nb::object* one : {&known.names, &known.name, &known.check}) Py_VISIT(one->ptr());
     }
-  for (const auto& one : targets_)
-    for (const nb::object* part : {&one->function, &one->names, &one->name, &one->prepare})
+  for (const auto& callable : node_->functions().callables()) {
+    const auto& target = *static_cast<const Target*>(callable.get());
+    for (const nb::object* part : {&target.function, &target.names, &target.name, &target.prepare})
       Py_VISIT(part->ptr());
-  return running.traverse(visit, arg);
+  }
+  return 0;
 }
 
 void Endpoint::clear() {
-  for (Callees* table : {&callees_, &native_callees_}) {
-    const Callees dropped = std::exchange(*table, {});
+  for (Callees& table : callees_) {
+    const Callees dropped = std::exchange(table, {});
     for (const auto& [function, known] : dropped) Py_DECREF(function);
   }
-  const auto targets = std::exchange(targets_, {});
-  for (const auto& one : targets) *one = {};
-  programs_.clear();
+  for (const auto& callable : node_->functions().callables()) *static_cast<Target*>(callable.get()) = {};
   hooks_ = {};
+  is_logged_.reset();
   agent_.reset();
 }
 
@@ -58,7 +60,7 @@ nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
   without_gil([&] { node_->join(where); });
   numbers_[where.name.c_str()] = where.number;
-  if (is_program) programs_[where.number] = nb::none();
+  peers_[where.number].is_program = is_program;
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
@@ -91,13 +93,9 @@ void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards&
                            bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked =
       reinterpret_cast<PyTypeObject*>(nb::object(agent_.attr("marked_type")).ptr());
-  receivers_[of] = {{{of_calls, numbers_agree, is_automatic}, marked},
-                    {{of_answers, numbers_agree, is_automatic}, marked}};
-}
-
-const Receiver& Endpoint::receiver(std::uint32_t number, bool is_result) {
-  const Receivers& found = receivers_[number];
-  return is_result ? found.of_answers : found.of_calls;
+  Peer& peer = peers_[of];
+  peer.of_calls = {{of_calls, numbers_agree, is_automatic}, marked};
+  peer.of_answers = {{of_answers, numbers_agree, is_automatic}, marked};
 }
 
 rpc::Member& Endpoint::member(std::uint32_t number) {

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
-#include "torch/torch.h"
 
-/// Calls of the native interface, on both sides: deadlines that travel along, cancelling, limits and times.
+/// The additions of the native interface to a call: deadlines that travel along, cancelling, limits, times and a log.
 namespace onecopy::python {
 
-/// A native call that a thread waits for. Such calls are linked while they live.
+/// A native call that a thread waits for: has room, and is listed, timed and logged. Such calls are linked while they live.
 class UnderWay {
  public:
-  UnderWay(Endpoint& endpoint, const rpc::Member& to, std::string_view function, Deadline deadline)
-      : endpoint_(endpoint), to_(to), function_(function), deadline_(deadline), next_(endpoint.under_way_) {
+  UnderWay(Endpoint& endpoint, const Endpoint::Request& request, Histogram& times)
+      : endpoint_(endpoint), request_(request), times_(times), next_(endpoint.under_way_) {
+    if (const RunningCall* const parent = RunningCall::current()) root_ = parent->root();
     endpoint_.under_way_ = this;
     if (next_) next_->before_ = this;
   }
@@ -26,76 +27,53 @@ class UnderWay {
   ~UnderWay() {
     (before_ ? before_->next_ : endpoint_.under_way_) = next_;
     if (next_) next_->before_ = before_;
+    times_.add(now_ns() - made_ns_, has_failed_);
+    if (has_room_) endpoint_.limit.release(request_.to.number());
   }
 
-  void sent(std::uint64_t number, nb::handle trace) noexcept {
-    number_ = number;
-    trace_ = trace;
-    sent_ns_ = now_ns();
+  void wait_for_room() {
+    endpoint_.limit.acquire(endpoint_.agent_, request_.to, request_.deadline);
+    has_room_ = true;
   }
-  std::int64_t ns() const noexcept { return now_ns() - made_ns_; }
+  void sent(std::uint64_t number) {
+    number_ = number;
+    sent_ns_ = now_ns();
+    log("called");
+  }
+  void answered() {
+    has_failed_ = false;
+    log("answered");
+  }
   const UnderWay* next() const noexcept { return next_; }
-  /// (member's number, call's number, function, trace or None, seconds at which it was made and sent, deadline)
+  /// Returns (member's number, call's number, function, trace, seconds at which it was made and sent, deadline).
   nb::object describe() const {
-    return nb::make_tuple(to_.number(), number_, nb::str(function_.data(), function_.size()),
-                          trace_.is_valid() ? nb::borrow(trace_) : nb::none(),
-                          static_cast<double>(made_ns_) / 1e9, static_cast<double>(sent_ns_) / 1e9,
-                          to_seconds(deadline_));
+    return nb::make_tuple(to(), number_, function(), trace(), static_cast<double>(made_ns_) / 1e9,
+                          static_cast<double>(sent_ns_) / 1e9, to_seconds(request_.deadline));
   }
 
  private:
+  std::uint32_t to() const noexcept { return request_.to.number(); }
+  std::string function() const { return std::string(public_name(request_.function.name())); }
+  nb::object trace() const {
+    const rpc::GroupId own{number_, endpoint_.node_->number()};
+    const auto [number, member, reserved] = root_.value_or(own);
+    return endpoint_.agent_.attr("trace_of")(member, number);
+  }
+  void log(const char* stage) const {
+    if (endpoint_.is_logged()) endpoint_.agent_.attr("log_call")(stage, trace(), function(), to());
+  }
+
   Endpoint& endpoint_;
-  const rpc::Member& to_;
-  const std::string_view function_;
-  const Deadline deadline_;
+  const Endpoint::Request& request_;
+  Histogram& times_;
   UnderWay* next_;
   UnderWay* before_ = nullptr;
+  std::optional<rpc::GroupId> root_;  ///< of the calls that led to this one
   std::uint64_t number_ = 0;
-  nb::handle trace_{};
+  bool has_room_ = false, has_failed_ = true;
   const std::int64_t made_ns_ = now_ns();
   std::int64_t sent_ns_ = 0;
 };
-
-namespace {
-
-constexpr std::string_view kPrefix = "native ";
-
-/// Room for one call to a member.
-class Room {
- public:
-  Room(CallLimit& limit, nb::handle agent, const rpc::Member& to, Deadline deadline)
-      : limit_(limit), to_(to.number()) {
-    limit_.acquire(agent, to, deadline);
-  }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  ~Room() { limit_.release(to_); }
-
- private:
-  CallLimit& limit_;
-  const std::uint32_t to_;
-};
-
-void check_arguments(nb::handle args) {
-  if (args.is_none() || PyTuple_CheckExact(args.ptr()) || PyList_Check(args.ptr()) ||
-      PyTuple_Check(args.ptr()))
-    return;
-  const nb::object text = nb::repr(args);
-  throw nb::type_error(("args is a tuple of arguments, not a " +
-                        std::string(nb::type_name(args.type()).c_str()) + ": args=(" +
-                        std::string(nb::cast<std::string>(text)).substr(0, 60) + ",)")
-                           .c_str());
-}
-
-/// Returns whether the result is known to be neither a coroutine nor a generator.
-bool is_ordinary(PyObject* result) {
-  PyTypeObject* const type = Py_TYPE(result);
-  return result == Py_None || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
-         type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type || type == &PyBool_Type ||
-         type == &PyBytes_Type || torch::is_tensor(result);
-}
-
-}  // namespace
 
 std::pair<double, Deadline> Endpoint::native_deadline(nb::handle timeout) const {
   const double seconds = timeout.is_none() ? usual_timeout : seconds_of(timeout, -1);
@@ -110,55 +88,34 @@ std::pair<double, Deadline> Endpoint::native_deadline(nb::handle timeout) const 
           parent->deadline()};
 }
 
-nb::object Endpoint::call_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                 nb::handle timeout) {
-  rpc::Member& member = member_for(to);
-  if (member.number() == node_->number() || is_program(member.number()))
-    return nb::borrow(Py_NotImplemented);
-  check_arguments(args);
-  Callee& known = const_cast<Callee&>(callee(function, "resolve_native", native_callees_));
-  if (!known.times) known.times = &called.of(std::string_view(known.wire_name).substr(kPrefix.size()));
-  const auto [seconds, deadline] = native_deadline(timeout);
-  const std::string_view name = std::string_view(known.wire_name).substr(kPrefix.size());
-  Histogram& times = *known.times;
-  RunningCall* const parent = RunningCall::current();
-  const nb::object trace = parent ? parent->trace() : nb::none();  // of the log alone
-  rpc::CallRef call;
-  bool failed = true;
-  const UnderWay entry_guard(*this, member, name, deadline);
-  UnderWay& entry = const_cast<UnderWay&>(entry_guard);
-  const auto observe = [&] { times.add(entry.ns(), failed); };
-  try {
-    const Room room(limit, agent_, member, deadline);
-    const Request request{member, known.wire_name, values_of_call(args, kwargs), deadline};
-    call = send_or_raise(request, seconds);
-    entry.sent(call->number, trace);
-    const bool is_logged = nb::cast<bool>(nb::object(agent_.attr("is_logged")()));
-    if (is_logged) agent_.attr("log_call")("called", trace, call->number, name, member.number());
-    nb::object result = wait_and_take(call, seconds);
-    failed = false;
-    observe();
-    if (is_logged) agent_.attr("log_call")("answered", trace, call->number, name, member.number());
-    return result;
-  } catch (const Error&) {
-    observe();
-    throw;
-  } catch (nb::python_error&) {
-    observe();
-    // The result is not wanted: the callee may stop.
-    if (call && call->end != rpc::End::answered)
-      note(member.number(), nb::str("cancel"), nb::int_(call->number));
-    throw;
-  }
+/// The agent throws the error.
+void Endpoint::check_arguments(nb::handle args) const {
+  if (!args.is_none() && !PyTuple_Check(args.ptr()) && !PyList_Check(args.ptr()))
+    agent_.attr("check_arguments")(args);
 }
 
-void Endpoint::begin_native(std::uint32_t to, const std::string& name, nb::handle args, nb::handle kwargs,
-                            double seconds, nb::handle future) {
+nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
+                                 nb::handle timeout) {
   check_arguments(args);
-  const std::string wire_name = is_program(to) ? name : std::string(kPrefix) + name;
-  Request request{member_to_call(to), wire_name, values_of_call(args, kwargs), deadline_after(seconds)};
-  request.future = future;
-  send_for(request, seconds);
+  if (to.number() == node_->number()) return agent_.attr("call_here")(function, args, kwargs, timeout);
+  const Naming naming = peer(to).is_program ? Naming::program : Naming::native;
+  const Callee& callee = this->callee(function, naming);
+  const auto [seconds, deadline] = native_deadline(timeout);
+  const Request request = this->request(to, callee, function, args, kwargs, deadline);
+  UnderWay entry(*this, request, *callee.times);
+  rpc::CallRef call;
+  try {
+    entry.wait_for_room();
+    call = send_or_raise(request, seconds);
+    entry.sent(call->number);
+    nb::object result = wait_and_take(call, seconds);
+    entry.answered();
+    return result;
+  } catch (...) {  // the result is not wanted: the callee may stop
+    if (call && call->end != rpc::End::answered)
+      note(to.number(), nb::str("cancel"), nb::int_(call->number));
+    throw;
+  }
 }
 
 nb::list Endpoint::calls_made() const {
@@ -167,17 +124,17 @@ nb::list Endpoint::calls_made() const {
   return found;
 }
 
-/// Throws the function's exception. An invalid object stands for an answer that comes later.
-nb::object Endpoint::serve_native(const Target& target, rpc::Work& work, const CallValues& values) {
+/// Throws the function's exception.
+nb::object Endpoint::run_native(const Target& target, const rpc::Work& work, const CallValues& values) {
   const std::uint32_t from = work.from->number();
-  const std::string& wire_name = work.function->text;
   const rpc::GroupId own{work.call, from};
   const nb::object running_call = nb::cast(
-      RunningCall(agent_, from, work.from->session, work.call, wire_name.substr(kPrefix.size()),
-                  work.deadline, work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
+      RunningCall(agent_, from, work.from->session, work.call,
+                  std::string(public_name(work.function->name())), work.deadline,
+                  work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
   const RunningCall& call = *nb::inst_ptr<RunningCall>(running_call);
   const CallScope scope(running, running_call);
-  const bool is_logged = nb::cast<bool>(nb::object(agent_.attr("is_logged")()));
+  const bool is_logged = this->is_logged();
   if (is_logged) agent_.attr("log_served")(running_call, "begins");
   bool failed = true;
   const auto finish = [&] {
@@ -186,23 +143,13 @@ nb::object Endpoint::serve_native(const Target& target, rpc::Work& work, const C
   };
   try {
     call.check();
-    PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
-    nb::object result = call_python(
-        [&] { return nb::steal(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
-    if (!result.is_valid()) throw nb::python_error();
-    if (!is_ordinary(result.ptr())) {
-      const nb::object found = call_python(
-          [&] { return nb::object(agent_.attr("finish_native")(target.function, running_call, result)); });
-      result = found.is_none() ? nb::object() : nb::borrow(NB_TUPLE_GET_ITEM(found.ptr(), 0));
-    }
+    nb::object result = run_function(target, work, values);
     failed = false;
     finish();
     return result;
   } catch (const Error& error) {
     finish();
-    const nb::object reason = agent_.attr("error_named")(onecopy::name(error.code()), error.what());
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(reason.ptr())), reason.ptr());
-    throw nb::python_error();
+    raise(agent_.attr("error_named")(onecopy::name(error.code()), error.what()));
   } catch (nb::python_error&) {
     finish();
     throw;

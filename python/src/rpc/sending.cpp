@@ -27,11 +27,6 @@ const char* word_for(rpc::End end) {
   }
 }
 
-[[noreturn]] void raise(const nb::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
-}
-
 nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) {
   if (on_cards.empty()) return nb::tuple();
   nb::list tensors;
@@ -54,36 +49,43 @@ nb::object values_of_call(nb::handle args, nb::handle kwargs) {
   return nb::make_tuple(std::move(given), kwargs);
 }
 
-/// Looks a function up; `resolve` is the agent's method that finds (module's names, name there, wire name, check) the first
-/// time. A wire name that is empty stands for a function without a name.
-const Endpoint::Callee& Endpoint::callee(nb::handle function, const char* resolve, Callees& known) {
-  const auto at = known.find(function.ptr());
+/// Looks a function up. The agent finds (module's names, name there, wire name, check) the first time, or None for a function
+/// that crosses as a value. Equal strings are one key.
+const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
+  static const Callee nameless;
+  static constexpr std::array kResolvers{"resolve", "resolve_native", "resolve_program"};
+  Callees& known = callees_.at(static_cast<std::size_t>(naming));
+  nb::object key = nb::borrow(function);
+  if (PyUnicode_CheckExact(key.ptr())) {
+    PyObject* interned = key.release().ptr();
+    PyUnicode_InternInPlace(&interned);
+    key = nb::steal(interned);
+  }
+  const auto at = known.find(key.ptr());
   if (at != known.end()) {
     const Callee& found = at->second;
-    if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == function.ptr())
+    if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == key.ptr())
       return found;
   }
-  static const Callee nameless;
+  const char* const resolve = kResolvers.at(static_cast<std::size_t>(naming));
   const nb::object told = call_python([&] { return nb::object(agent_.attr(resolve)(function)); });
   if (told.is_none()) return nameless;
-  if (at == known.end()) Py_INCREF(function.ptr());
-  Callee& made = known[function.ptr()];
-  made = {tuple_item(told, 0), tuple_item(told, 1), tuple_item(told, 3),
-          nb::cast<std::string>(tuple_item(told, 2))};
+  const auto wire_name = nb::cast<std::string>(tuple_item(told, 2));
+  if (known.find(key.ptr()) == known.end()) Py_INCREF(key.ptr());
+  Callee& made = known[key.ptr()];
+  made = {tuple_item(told, 0), tuple_item(told, 1), tuple_item(told, 3), &node_->functions().of(wire_name),
+          &called.of(public_name(wire_name))};
   return made;
 }
 
-Endpoint::Request Endpoint::request(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                    Deadline deadline) {
-  rpc::Member& callee = member_for(to);
-  const Callee& known = this->callee(function, "resolve", callees_);
+Endpoint::Request Endpoint::request(rpc::Member& to, const Callee& callee, nb::handle function,
+                                    nb::handle args, nb::handle kwargs, Deadline deadline) {
   nb::object values = values_of_call(args, kwargs);
-  if (known.wire_name.empty())
-    return {callee, kApply,
+  if (!callee.function)
+    return {to, node_->functions().of(kApply),
             nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
-  if (known.check.is_valid() && !known.check.is_none())
-    call_python([&] { known.check(tuple_item(values, 0), kwargs); });
-  return {callee, known.wire_name, std::move(values), deadline};
+  if (!callee.check.is_none()) call_python([&] { callee.check(tuple_item(values, 0), kwargs); });
+  return {to, *callee.function, std::move(values), deadline};
 }
 
 /// Returns the context of a call but for autograd: the trace of the call that this thread runs, and the reference to the result.
@@ -109,14 +111,15 @@ rpc::CallRef Endpoint::send(const Request& request) {
   rpc::CallContext context = surroundings_of(request);
   rpc::CallRef call;
   try {
-    if (is_program(to.number())) {
+    const Peer& peer = this->peer(to);
+    if (peer.is_program) {
       TensorCounts counts;
       if (!encode_for_program(request.values, message, counts))
         throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
       giving.count(rpc::Route::copy, counts.copied);
     } else {
-      message = encode_body(request.values, hooks_, receiver(to.number(), request.is_result), giving,
-                            current_context(), context);
+      message = encode_body(request.values, hooks_, request.is_result ? peer.of_answers : peer.of_calls,
+                            giving, current_context(), context);
     }
     // The order keeps notes behind the calls before, where a note may end what a call needs.
     const bool is_in_order = request.is_in_order || giving.has_references() || has_rpc_context();
@@ -209,48 +212,58 @@ nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
 
 // --- what Python calls
 
-nb::object Endpoint::call_gradients(std::uint32_t to, nb::handle args) {
-  const ContextScope no_context{nb::none()};
-  return wait_and_take(
-      send_or_raise({member_to_call(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0),
-      0);
-}
-
-nb::object Endpoint::begin_gradients(std::uint32_t to, nb::handle args) {
-  const ContextScope no_context{nb::none()};
-  return nb::cast(RpcCall(
-      node_, send_or_raise(
-                 {member_to_call(to), kGradients, nb::make_tuple(args, nb::none()), kForever, true}, 0)));
-}
-
 nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                          nb::handle timeout) {
+                          nb::handle timeout, bool is_native) {
+  rpc::Member& member = member_for(to);
+  if (is_native) return call_native(member, function, args, kwargs, timeout);
   const double seconds = seconds_of(timeout, usual_timeout);
-  return wait_and_take(send_or_raise(request(to, function, args, kwargs, deadline_after(seconds)), seconds),
-                       seconds);
+  const Request made =
+      request(member, callee(function, Naming::torch), function, args, kwargs, deadline_after(seconds));
+  return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
 void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                     nb::handle timeout, nb::handle future) {
+                     nb::handle timeout, nb::handle future, bool is_native) {
+  rpc::Member& member = member_for(to);
+  if (is_native) check_arguments(args);
   const double seconds = seconds_of(timeout, usual_timeout);
-  Request made = request(to, function, args, kwargs, deadline_after(seconds));
+  const Naming naming = !is_native                ? Naming::torch
+                        : peer(member).is_program ? Naming::program
+                                                  : Naming::native;
+  Request made = request(member, callee(function, naming), function, args, kwargs, deadline_after(seconds));
   made.future = future;
   send_for(made, seconds);
 }
 
+Endpoint::Request Endpoint::verb_request(std::uint32_t to, std::string_view verb, nb::handle args,
+                                         double seconds) {
+  return {member_to_call(to), node_->functions().of(verb), nb::make_tuple(args, nb::none()),
+          deadline_after(seconds)};
+}
+
 nb::object Endpoint::call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                                bool is_result) {
-  const Request made{member_to_call(to),      verb,      nb::make_tuple(args, nb::none()),
-                     deadline_after(seconds), is_result, true};
+  Request made = verb_request(to, verb, args, seconds);
+  made.is_result = is_result;
+  made.is_in_order = true;
   return wait_and_take(send_or_raise(made, seconds), seconds);
 }
 
 void Endpoint::begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                           bool is_result, nb::handle reference, nb::handle future) {
-  const Request made{member_to_call(to),      verb,      nb::make_tuple(args, nb::none()),
-                     deadline_after(seconds), is_result, true,
-                     nb::borrow(reference),   future};
+  Request made = verb_request(to, verb, args, seconds);
+  made.is_result = is_result;
+  made.is_in_order = true;
+  made.reference = nb::borrow(reference);
+  made.future = future;
   send_for(made, seconds);
+}
+
+rpc::CallRef Endpoint::send_gradients(std::uint32_t to, nb::handle args) {
+  const ContextScope no_context{nb::none()};
+  Request made = verb_request(to, kGradients, args, 0);
+  made.is_result = true;
+  return send_or_raise(made, 0);
 }
 
 void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
@@ -258,7 +271,7 @@ void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
   try {
     if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
     Giving giving(agent_, receiver, false);
-    Message message = encode_body(nb::make_tuple(verb, value), hooks_, this->receiver(to, false), giving);
+    Message message = encode_body(nb::make_tuple(verb, value), hooks_, peer(receiver).of_calls, giving);
     put_in_order(receiver, message,
                  [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
   } catch (const Error&) {  // it has ended, or this process has left

@@ -8,7 +8,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "rpc/endpoint.h"
-#include "rpc/times.h"
+#include "torch/torch.h"
 
 /// The callee's side of a call: workers take messages, run functions and answer.
 namespace onecopy::python {
@@ -49,12 +49,12 @@ nb::object owner_of(const rpc::Call& call) {
   return owner ? nb::borrow(static_cast<PyObject*>(owner)) : nb::none();
 }
 
-nb::object run_function(const nb::object& function, const CallValues& values) {
-  PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
-  nb::object result =
-      call_python([&] { return nb::steal(PyObject_Call(function.ptr(), values.args.ptr(), kwargs)); });
-  if (!result.is_valid()) throw nb::python_error();
-  return result;
+/// Returns whether the result is known to be no coroutine, generator or Future.
+bool is_ordinary(PyObject* result) {
+  PyTypeObject* const type = Py_TYPE(result);
+  return result == Py_None || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
+         type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type || type == &PyBool_Type ||
+         type == &PyBytes_Type || torch::is_tensor(result);
 }
 
 }  // namespace
@@ -130,25 +130,24 @@ void Endpoint::take_answer(rpc::Work& work) {
 }
 
 /// Looks the function up again if its name stands for something else by now.
-const Endpoint::Target& Endpoint::target(rpc::Name& name) {
-  const auto* known = static_cast<const Target*>(name.function.load());
+const Endpoint::Target& Endpoint::target(rpc::FunctionEntry& function) {
+  const auto* known = static_cast<const Target*>(function.callable());
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
     return *known;
-  const nb::object found = call_python([&] { return nb::object(agent_.attr("find_target")(name.text)); });
-  const auto kind = nb::cast<std::string>(tuple_item(found, 3));
-  auto made = std::make_unique<Target>();
+  const std::string& name = function.name();
+  const nb::object found = call_python([&] { return nb::object(agent_.attr("find_target")(name)); });
+  auto made = std::make_shared<Target>();
   made->function = tuple_item(found, 0);
   made->names = tuple_item(found, 1);
   made->name = tuple_item(found, 2);
-  made->kind = kind == "result"   ? Target::Kind::result
-               : kind == "native" ? Target::Kind::native
-                                  : Target::Kind::python;
+  made->is_asynchronous = nb::cast<bool>(tuple_item(found, 3));
   made->prepare = tuple_item(found, 4);
-  if (made->kind == Target::Kind::native)
-    made->times = &served_times.of(name.text.substr(name.text.find(' ') + 1));
-  targets_.push_back(std::move(made));
-  name.function = targets_.back().get();
-  return *targets_.back();
+  made->kind = name.starts_with('.')       ? Target::Kind::verb
+               : public_name(name) != name ? Target::Kind::native
+                                           : Target::Kind::function;
+  made->times = &served_times.of(public_name(name));
+  node_->functions().define(function, made);
+  return *made;
 }
 
 /// A caller whose call is late has given up: only the references that the call gives count.
@@ -181,29 +180,40 @@ void Endpoint::serve(rpc::Work& work) {
 }
 
 void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValues& values) {
-  const std::uint32_t from = work.from->number();
-  nb::object result;
+  bool has_run = false;
   try {
-    if (target.kind == Target::Kind::result) {
-      result = run_function(target.function, values);
-    } else if (target.kind == Target::Kind::native) {
-      result = serve_native(target, work, values);
-    } else {
-      const nb::object found = call_python([&] {
-        return nb::object(
-            agent_.attr("serve")(target.function, from, work.call, values.args, values.kwargs));
-      });
-      if (found.is_none()) return;
-      result = tuple_item(found, 0);
-    }
+    nb::object result = target.kind == Target::Kind::native ? run_native(target, work, values)
+                                                            : run_function(target, work, values);
+    has_run = true;
     if (result.is_valid()) answer(*work.from, work.call, result, work.deadline);
-  } catch (nb::python_error& error) {
+  } catch (nb::python_error& error) {  // else its result could not be sent
     const nb::object value = nb::borrow(error.value());
-    const bool is_functions = !result.is_valid();  // else its result could not be sent
     call_python([&] {
-      agent_.attr("answer_error")(from, work.call, value, is_functions, target.times == nullptr);
+      agent_.attr("answer_error")(work.from->number(), work.call, value, static_cast<int>(target.kind),
+                                  has_run);
     });
   }
+}
+
+/// Throws the function's exception. An invalid object stands for an answer that comes later. Results of torch's interface are
+/// what they are, unless the function is marked as asynchronous.
+nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, const CallValues& values) {
+  const std::uint32_t from = work.from->number();
+  nb::object told;
+  if (target.kind == Target::Kind::verb) {
+    told = call_python(
+        [&] { return nb::object(agent_.attr("serve")(target.function, from, work.call, values.args)); });
+  } else {
+    PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
+    nb::object result = call_python(
+        [&] { return nb::steal(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
+    if (!result.is_valid()) throw nb::python_error();
+    const bool is_native = target.kind == Target::Kind::native;
+    if (!target.is_asynchronous && (!is_native || is_ordinary(result.ptr()))) return result;
+    told = call_python(
+        [&] { return nb::object(agent_.attr("finish")(target.function, from, work.call, result)); });
+  }
+  return told.is_none() ? nb::object() : tuple_item(told, 0);
 }
 
 /// Throws the exceptions of writing the result.
@@ -212,7 +222,8 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
   Message message;
   rpc::CallContext context;
   try {
-    if (is_program(to.number())) {
+    const Peer& peer = this->peer(to);
+    if (peer.is_program) {
       TensorCounts counts;
       if (!encode_for_program(result, message, counts)) {
         const std::string type = nb::type_name(result.type()).c_str();
@@ -221,8 +232,7 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
       }
       giving.count(rpc::Route::copy, counts.copied);
     } else {
-      message =
-          encode_body(result, hooks_, receiver(to.number(), true), giving, current_context(), context);
+      message = encode_body(result, hooks_, peer.of_answers, giving, current_context(), context);
     }
     const bool is_in_order = giving.has_references();
     open_lane_to(*node_, to, deadline);
@@ -245,7 +255,7 @@ void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const
   Giving giving(agent_, caller, true);
   Message message = rpc::encode_failure(code_named(code), text);
   try {
-    rpc::append_class(message, encode_body(kind, hooks_, receiver(to, true), giving).data);
+    rpc::append_class(message, encode_body(kind, hooks_, peer(caller).of_answers, giving).data);
   } catch (nb::python_error& error) {  // a class without a name
     if (kind.is(PyExc_RuntimeError)) throw;
     return fail(to, call, PyExc_RuntimeError, text, code);

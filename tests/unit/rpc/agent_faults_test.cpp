@@ -176,14 +176,15 @@ TEST(WorkersOfABurst, EndWhenTheyHaveNothingToDo) {
   workers.add();
   Member& to = caller.join(callee.address());
   std::vector<CallRef> calls;
-  for (int i = 0; i < kBurst; ++i) calls.push_back(caller.call(to, {{}, "wait"}, kForever));
+  for (int i = 0; i < kBurst; ++i)
+    calls.push_back(caller.call(to, {{}, caller.functions().of("wait")}, kForever));
   EXPECT_TRUE(eventually([&] { return running == kBurst; }));
   EXPECT_GE(workers.count(), static_cast<std::size_t>(kBurst));
   may_end = true;
   for (const CallRef& call : calls)
     while (!caller.wait(call, kForever)) continue;
   EXPECT_TRUE(eventually([&] { return workers.count() < kFew; }));
-  const CallRef again = caller.call(to, {{}, "wait"}, kForever);
+  const CallRef again = caller.call(to, {{}, caller.functions().of("wait")}, kForever);
   while (!caller.wait(again, kForever)) continue;
   EXPECT_EQ(again->end, End::answered);
   caller.stop();

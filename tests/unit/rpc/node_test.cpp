@@ -56,7 +56,8 @@ class Nodes : public ::testing::Test {
     return kinds_;
   }
   Message answer_to(std::string_view function, Message&& message, bool is_in_order = false) {
-    const CallRef call = a_.call(*to_b_, {std::move(message), function, is_in_order}, kForever);
+    const CallRef call =
+        a_.call(*to_b_, {std::move(message), a_.functions().of(function), is_in_order}, kForever);
     while (!a_.wait(call, kForever)) continue;
     EXPECT_EQ(call->end, End::answered);
     return std::move(call->answer);
@@ -100,7 +101,7 @@ class Settler {
 
 TEST_F(Nodes, LeaveAnAnswerInTheLaneUntilSomebodyLooks) {
   answer_to("f", {});
-  const CallRef call = a_.call(*to_b_, {{}, "f"}, kForever);
+  const CallRef call = a_.call(*to_b_, {{}, a_.functions().of("f")}, kForever);
   EXPECT_TRUE(eventually([&] { return kinds().size() == 2; }));
   EXPECT_FALSE(call->is_done());
   EXPECT_TRUE(eventually([&] { return a_.has_ended(call); }));
@@ -110,10 +111,10 @@ TEST_F(Nodes, LeaveAnAnswerInTheLaneUntilSomebodyLooks) {
 TEST_F(Nodes, GiveTheEndOfAWantedCallToAWorker) {
   Settler worker(a_);
   answer_to("f", {});
-  const CallRef before = a_.call(*to_b_, {{}, "f"}, kForever);
+  const CallRef before = a_.call(*to_b_, {{}, a_.functions().of("f")}, kForever);
   a_.want(before);
   EXPECT_TRUE(worker.has_settled(before));
-  const CallRef after = a_.call(*to_b_, {{}, "f"}, kForever);
+  const CallRef after = a_.call(*to_b_, {{}, a_.functions().of("f")}, kForever);
   EXPECT_TRUE(eventually([&] { return kinds().size() == 3; }));
   EXPECT_TRUE(!a_.want(after) || worker.has_settled(after));  // it may have looked by itself
   EXPECT_FALSE(a_.want(before));
@@ -131,7 +132,7 @@ TEST_F(Nodes, GiveOutWhatIsInOrderOneAtATime) {
 TEST_F(Nodes, CarryTheContextOfACallThereAndBack) {
   answer_to("f", {});
   const CallContext context{CallContext::kAutograd | CallContext::kTrace, 0, 7, 0, {1ULL << 40, 3}, {}};
-  Node::CallRequest request{{0, {std::byte{1}}, {}}, "f"};
+  Node::CallRequest request{{0, {std::byte{1}}, {}}, a_.functions().of("f")};
   request.context = context;
   const CallRef call = a_.call(*to_b_, std::move(request), kForever);
   while (!a_.wait(call, kForever)) continue;
@@ -221,7 +222,7 @@ TEST(ANode, AnswersAMemberWhoseGreetingItHasNotTaken) {
   Work work;
   while (greeted.next(work) && work.kind != Work::Kind::greeting) continue;
   greeted.take_greetings();
-  const CallRef call = greeted.call(*greeted.find(0), {{}, "f"}, kForever);
+  const CallRef call = greeted.call(*greeted.find(0), {{}, greeted.functions().of("f")}, kForever);
   while (greeter.next(work) && work.kind != Work::Kind::call)
     if (work.kind == Work::Kind::greeting)
       threads.emplace_back(read_door, [&] { greeter.take_greetings(); });

@@ -13,10 +13,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from ...rpc import group, meeting, registry, rref, telemetry, torch_calls
+from ...rpc import calling, group, meeting, registry, rref, telemetry
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
-from ...rpc.refused import RefusedValue
 from ...rpc.rref import PyRRef
 from . import constants
 from .options import RpcBackendOptions
@@ -29,7 +28,6 @@ _timeout = constants.DEFAULT_RPC_TIMEOUT_SEC
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 To = str | int | WorkerInfo
-_is_profiled = telemetry.is_profiled  # then calls are ranges, and none is plain
 
 
 class RRef(PyRRef, Generic[T]):
@@ -138,33 +136,20 @@ def rpc_sync(
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
     when the member has ended; TypeError before anything is sent when a value cannot cross."""
-    agent = registry.this_agent
-    if agent is None:
+    if registry.this_agent is None:
         _refuse_uninitialized()
-    if _is_profiled():
-        to = _to_worker_info(to)
-        with telemetry.range_of_call("sync", func, agent, to):
-            return torch_calls.call(to, func, args, kwargs, timeout)
-    try:
-        return agent.endpoint.call(to, func, args, kwargs, timeout)
-    except RefusedValue as refused:
-        raise refused.located(func=func, args=args, kwargs=kwargs) from None
+    return calling.call(to, func, args, kwargs, timeout)
 
 
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> CallFuture:
     """Returns a torch.futures.Future of what rpc_sync() returns or throws."""
-    agent = registry.this_agent
-    if agent is None:
+    if registry.this_agent is None:
         _refuse_uninitialized()
-    if _is_profiled():
-        to = _to_worker_info(to)
-        with telemetry.range_of_call("async", func, agent, to):
-            future = torch_calls.begin(to, func, args, kwargs, timeout)
-            future.want()  # torch's profiler waits for it in C++
-    else:
-        future = torch_calls.begin(to, func, args, kwargs, timeout)
+    future = calling.begin(to, func, args, kwargs, timeout)
+    if telemetry.is_profiled():
+        future.want()  # torch's profiler waits for it in C++
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -175,23 +160,13 @@ def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> PyRRef:
     """Returns a reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
-    to = _to_worker_info(to)
-    with telemetry.range_of_call("remote", func, registry.current(), to):
-        return torch_calls.remote(to, func, args, kwargs, timeout)
+    return calling.remote(to, func, args, kwargs, timeout)
 
 
 @_require_initialized
 def get_worker_info(worker_name: To | None = None) -> WorkerInfo:
     """Returns the WorkerInfo of that member, or of this process."""
     return registry.current().get_worker_info(worker_name)
-
-
-def _to_worker_info(to: To) -> WorkerInfo:
-    if isinstance(to, WorkerInfo):
-        return to
-    if isinstance(to, (str, int)):
-        return get_worker_info(to)
-    raise ValueError(f"Cannot get WorkerInfo from name {to}")
 
 
 @contextlib.contextmanager

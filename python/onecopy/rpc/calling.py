@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of the native interface, in its caller and in its callee.
+"""Calls of functions in other members, for both interfaces: the native one and torch's.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -13,14 +13,56 @@ from typing import Any
 
 from .. import _core
 from ..errors import Timeout
-from . import devices, registry, telemetry
+from . import devices, functions, registry, rref, telemetry
 from .errors import Cancelled, RemoteFailure
 from .futures import CallFuture, error_of, future_in_loop
 from .peers import Member, WorkerInfo
+from .refused import RefusedValue
 from .registry import Deferred, note
+from .rref import PyRRef
 
 _lock = threading.Lock()
 _under_way: set[Call] = set()  # calls that no thread waits for from the start
+
+
+def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None, is_native: bool = False) -> Any:
+    """Returns the result of function(*args, **kwargs), run in a member. `is_native`: see python/src/rpc/endpoint.h."""
+    agent = registry.this_agent or registry.current()
+    try:
+        if not telemetry.is_profiled():
+            return agent.endpoint.call(to, function, args, kwargs, timeout, is_native)
+        with telemetry.range_of_call("sync", function, agent, to):
+            return agent.endpoint.call(to, function, args, kwargs, timeout, is_native)
+    except RefusedValue as refused:
+        raise refused.located(func=function, args=args, kwargs=kwargs) from None
+
+
+def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None) -> CallFuture:
+    """Returns a Future of what call() returns. Raises TypeError before anything is sent when a value cannot cross;
+    RuntimeError for arguments that no overload of a torch operator takes."""
+    agent = registry.current()
+    future = CallFuture(agent, agent.seconds_for(timeout))
+    try:
+        with telemetry.range_of_call("async", function, agent, to):
+            agent.endpoint.begin(to, function, args, kwargs, timeout, future)
+    except RefusedValue as refused:
+        raise refused.located(func=function, args=args, kwargs=kwargs) from None
+    return future
+
+
+def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> PyRRef:
+    """Returns a reference, at once, to the result of function(*args, **kwargs), which stays in the member."""
+    agent = registry.current()
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    found = agent.resolve(function)  # how both sides find it, or None for a function that crosses as a value
+    if (operator := functions.operator_of(function)) is not None:
+        functions.check_operator(operator, args, kwargs)
+    made = (function if found is None else found[2], args, kwargs)
+    try:
+        with telemetry.range_of_call("remote", function, agent, to):
+            return rref.begin(agent, agent.member(to).info.id, ".make", made, timeout)
+    except RefusedValue as refused:
+        raise refused.located(func=function, args=args, kwargs=kwargs) from None
 
 
 class Call(CallFuture):
@@ -67,15 +109,17 @@ class Call(CallFuture):
 
     # --- from here on for this module and for streams
 
-    def send(self, start: Callable[[], None]) -> None:
-        """Makes the call with `start` when there is room for it."""
+    def send(self, start: Callable[[], None], args: Any, kwargs: Any) -> None:
+        """Makes the call with `start` when there is room for it. The arguments are for errors."""
         rank, endpoint = self.to.id, self.agent.endpoint
         left = 0.0 if self.deadline is None else max(self.deadline - time.monotonic(), 1e-6)
         endpoint.acquire(self.agent, rank, left)
         try:
             start()
-        except BaseException:
+        except BaseException as error:
             endpoint.release(rank)
+            if isinstance(error, RefusedValue):
+                raise error.located(args=args, kwargs=kwargs) from None
             raise
         if self.call is not None:
             self.number = self.call.number
@@ -129,6 +173,30 @@ class Call(CallFuture):
         self.agent.endpoint.observe(True, self.function, seconds, error is not None)
         stage = "answered" if error is None else "failed"
         self._reach(stage, f"{self.function} at {self.to} {stage} after {seconds:.6f} s")
+
+
+def call_async(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Call:
+    """Returns the Call of a native call, which has begun."""
+    agent = registry.current()
+    member = agent.member(to)
+    agent.check_arguments(args)
+    made = Call(agent, member, agent.name_at(member, function), timeout)
+
+    def start() -> None:
+        if member.info.id != agent.info.id:
+            agent.endpoint.begin(member.info.id, made.function, args, kwargs, made.seconds, made, True)
+            return
+        given = devices.unmarked(args), devices.unmarked(kwargs or {})
+        made.send_here(lambda running: _run_here(agent, running, *given))
+
+    made.send(start, args, kwargs)
+    return made
+
+
+def _run_here(agent: Any, running: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    function = functions.find(running.function)
+    running.check()
+    return agent.finished(function, function(*args, **kwargs))
 
 
 def under_way() -> list[Call]:

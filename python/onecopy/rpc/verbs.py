@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of calls: of functions without a name, and of references to values.
+
+Thread safety: all functions may be called concurrently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import functions, rref
+from .errors import RemoteFailure
+from .owned import Cell, Reference
+from .registry import Deferred, verb
+from .rref import PyRRef
+from .serving import answer, run
+
+
+def _unchecked(function: object) -> None:
+    """Takes the place of functions.check() where the function was checked when it was found."""
+
+
+@verb(".apply")
+def _apply(agent: Any, caller: int, function: Any, args: Any, kwargs: Any) -> Any:
+    return answer(agent, function, run(agent, function, args, kwargs, functions.check))
+
+
+# Arguments of verbs are prepared in the order of the lane: the count of a reference that comes later may end a value.
+
+
+def _with_cell(agent: Any, caller: int, args: tuple[Any, ...], reference: Any) -> tuple[Any, ...]:
+    """The first argument is a reference, or an RRef to a value of this process."""
+    given = args[0]
+    return (given._cell if isinstance(given, PyRRef) else agent.references.owned.cell(tuple(given)), *args[1:])
+
+
+def _with_new_cell(agent: Any, caller: int, args: tuple[Any, ...], reference: Reference) -> tuple[Any, ...]:
+    return (agent.references.owned.made_by(tuple(reference), caller, agent.info.id), *args)
+
+
+def _with_both_cells(agent: Any, caller: int, args: tuple[Any, ...], reference: Reference) -> tuple[Any, ...]:
+    return _with_new_cell(agent, caller, _with_cell(agent, caller, args, None), reference)
+
+
+def _run_method_of(agent: Any, cell: Cell, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Waits until the value is made. Returns (its method or None, the result)."""
+    try:
+        functions.check_method(name)
+        method = getattr(cell.value(), name)
+    except Exception as error:
+        return None, RemoteFailure.of(error, agent.info, unescaped=True)
+    return method, run(agent, method, args, kwargs, _unchecked)
+
+
+@verb(".method", _with_cell)
+def _run_method(agent: Any, caller: int, *args: Any) -> Any:
+    return answer(agent, *_run_method_of(agent, *args))
+
+
+@verb(".make_method", _with_both_cells)
+def _make_by_method(agent: Any, caller: int, cell: Cell, *args: Any) -> Any:
+    return answer(agent, *_run_method_of(agent, *args), cell.set)  # the answer says that the value is there
+
+
+@verb(".make", _with_new_cell)
+def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs: Any) -> Any:
+    check = functions.check
+    if isinstance(function, str):
+        try:
+            function, check = functions.find(function), _unchecked
+        except Exception as error:
+            cell.set(agent.refusal(error))
+            return cell.future.value()
+    return answer(agent, function, run(agent, function, args, kwargs, check), cell.set)
+
+
+def _of_value(cell: Cell, then: Callable[[Any], Any]) -> Any:
+    """Returns then(the value of the cell), or a Deferred for one that is not made yet."""
+    return then(cell.future.value()) if cell.future.done() else Deferred(cell.future, then)
+
+
+@verb(".fetch", _with_cell)
+def _fetch(agent: Any, caller: int, cell: Cell) -> Any:
+    return _of_value(cell, lambda made: made)
+
+
+@verb(".type", _with_cell)
+def _type(agent: Any, caller: int, cell: Cell) -> Any:
+    return _of_value(cell, lambda made: type(Cell.unwrap(made)))
+
+
+@verb(".backward", _with_cell)
+def _backward(agent: Any, caller: int, cell: Cell, context_id: int, retain_graph: bool) -> Any:
+    return Deferred(cell.future, lambda made: rref.backward(Cell.unwrap(made), context_id, retain_graph))

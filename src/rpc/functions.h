@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "os/mutex.h"
+
+namespace onecopy::rpc {
+
+/// A function that this process calls in other members, or that they call here, under one name.
+/// Thread safety: all members may be called concurrently.
+class FunctionEntry {
+ public:
+  explicit FunctionEntry(std::string_view name) : name_(name) {}
+
+  const std::string& name() const noexcept { return name_; }
+  /// The callable that the language of this process runs; null before define().
+  void* callable() const noexcept { return callable_.load(std::memory_order_acquire); }
+  /// The mean time of calls of this process, in ns: a waiting thread does not spin for a long call.
+  std::atomic<std::uint32_t> mean_ns{0};
+
+ private:
+  friend class Functions;
+
+  const std::string name_;
+  std::atomic<std::int64_t> number_{
+      -1};  ///< that this process gives it in its calls; -1: it has called none
+  std::atomic<void*> callable_{nullptr};
+};
+
+/// The functions of a process: one table from names to numbers and callables.
+/// Thread safety: all members may be called concurrently.
+/// Invariants: a FunctionEntry stays where it is until the end of the table, and so does each callable: a call may run one that was
+/// defined anew meanwhile.
+class Functions {
+ public:
+  /// Returns the function of that name, which is entered if it is new.
+  FunctionEntry& of(std::string_view name);
+  /// Returns the number of a function in calls of this process. Throws out_of_memory when there are too many, invalid_argument for
+  /// a name that cannot be sent.
+  std::uint32_t number_of(FunctionEntry& function);
+  /// Sets the callable of a function.
+  void define(FunctionEntry& function, std::shared_ptr<void> callable);
+  /// Returns all callables that were ever defined.
+  std::vector<std::shared_ptr<void>> callables() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::map<std::string, std::unique_ptr<FunctionEntry>, std::less<>> functions_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<void>> callables_ GUARDED_BY(mutex_);
+  std::uint32_t numbers_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace onecopy::rpc
