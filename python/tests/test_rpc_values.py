@@ -11,7 +11,9 @@ import enum
 import functools
 import math
 import pathlib
+import sys
 import uuid
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -67,10 +69,10 @@ def in_a_message():
 
 def crossed(value):
     try:
-        data, tensors, sent = _core._encode_values(value, rpc_values.reduce)
+        data, tensors, sent = _core._encode_values(value, rpc_values.reduce, rpc_values.CLASSES)
     except rpc_values.RefusedValue as refused:
         raise refused.located(value=value) from None
-    made, received = _core._decode_values(data, tensors, rpc_values.rebuild)
+    made, received = _core._decode_values(data, tensors, rpc_values.rebuild, rpc_values.CLASSES)
     assert len(sent) == len(received)
     return made
 
@@ -163,6 +165,56 @@ def test_a_refusal_says_where_the_value_is(value, where):
         crossed(value)
 
 
+class Level(str, enum.Enum):
+    LOW = "low"
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("number", "rest")
+    number: int
+    rest: list
+
+
+@dataclasses.dataclass
+class OfADict(dict):
+    number: int = 0
+
+
+def test_objects_of_known_classes_cross_without_a_function_of_python():
+    colours, record = [Colour.RED, Level.LOW], Slotted(1, [])
+    value = [Pair(1, Pair("a", None)), colours, Point(1, "b"), Point(2, "c"), record, record]
+    crossed(value)  # from here on the plans of the classes are known
+
+    def fail(*args):
+        raise AssertionError(f"{args} came to Python")
+
+    data, tensors, _ = _core._encode_values(value, fail, rpc_values.CLASSES)
+    assert _core._decode_values(data, tensors, rpc_values.rebuild)[0] == value
+    made, _ = _core._decode_values(data, tensors, fail, rpc_values.CLASSES)
+    assert made == value
+    assert made[1][1] is Level.LOW
+    assert made[4] is made[5]
+
+
+def test_a_dataclass_that_object_does_not_make_is_refused_as_before():
+    with pytest.raises(TypeError, match="not safe"):
+        crossed(OfADict(1))
+
+
+def test_a_class_whose_name_stands_for_another_by_now_is_refused(monkeypatch):
+    value = Point(1, "b")
+    crossed(value)
+    monkeypatch.setattr(sys.modules[__name__], "Point", Slotted)
+    with pytest.raises(TypeError, match="is another object"):
+        crossed(value)
+
+
 def test_a_value_that_holds_itself_is_refused():
     value = []
     value.append(value)
@@ -172,11 +224,11 @@ def test_a_value_that_holds_itself_is_refused():
 
 def test_pickle_crosses_where_it_is_allowed_and_nowhere_else(monkeypatch):
     monkeypatch.setattr(rpc_values, "_pickle_allowed", True)
-    data, tensors, _ = _core._encode_values(Plain(), rpc_values.reduce)
-    assert isinstance(_core._decode_values(data, tensors, rpc_values.rebuild)[0], Plain)
+    data, tensors, _ = _core._encode_values(Plain(), rpc_values.reduce, rpc_values.CLASSES)
+    assert isinstance(_core._decode_values(data, tensors, rpc_values.rebuild, rpc_values.CLASSES)[0], Plain)
     monkeypatch.setattr(rpc_values, "_pickle_allowed", False)
     with pytest.raises(PermissionError, match="came as a pickle"):
-        _core._decode_values(data, tensors, rpc_values.rebuild)
+        _core._decode_values(data, tensors, rpc_values.rebuild, rpc_values.CLASSES)
 
 
 HARMLESS = [
@@ -389,7 +441,7 @@ def test_a_damaged_plain_call_is_refused_or_a_call(values, draw):
 def read_as_object(data):
     """The value, or the class of the refusal."""
     try:
-        return _core._decode_values(data, [], rpc_values.rebuild)[0]
+        return _core._decode_values(data, [], rpc_values.rebuild, rpc_values.CLASSES)[0]
     except (onecopy.BadHandle, onecopy.Unsupported, TypeError, ValueError, AttributeError) as error:
         return type(error)
 

@@ -16,6 +16,7 @@ import functools
 import io
 import os
 import pickle
+import sys
 import uuid
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -117,9 +118,17 @@ def _make_operator(name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), operator)
 
 
-def _record_form(kind: type) -> Callable[[Any], Parts]:
-    names = [field.name for field in dataclasses.fields(kind)]
-    return lambda value: ("record", _name(kind), {name: getattr(value, name) for name in names})
+def _namedtuple(value: Any) -> Parts:
+    return ("namedtuple", _name(type(value)), *value)
+
+
+def _enum(value: Any) -> Parts:
+    return ("enum", _name(type(value)), value.name)
+
+
+def _record(value: Any) -> Parts:
+    kind = type(value)
+    return ("record", _name(kind), {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)})
 
 
 def _make_record(name: Any, fields: dict[str, Any]) -> Any:
@@ -129,7 +138,20 @@ def _make_record(name: Any, fields: dict[str, Any]) -> Any:
     made: Any = object.__new__(kind)  # type: ignore[arg-type]
     for key, value in fields.items():
         object.__setattr__(made, key, value)
+    _enter(name, kind)
     return made
+
+
+def _make_enum(name: Any, key: str) -> Any:
+    kind = _type(name, enum.Enum)
+    _enter(name, kind)
+    return kind[key]
+
+
+def _make_namedtuple(name: Any, *items: Any) -> Any:
+    kind = _type(name, tuple)
+    _enter(name, kind)
+    return kind(*items)
 
 
 def _pickled(value: Any) -> Parts:
@@ -200,14 +222,16 @@ _KNOWN: list[tuple[Any, Callable[[Any], Parts]]] = [
     (torch.Tensor, _tensor),
     (devices.MarkedTensor, devices.reduce_marked),
     (torch._C.Future, _refuse_future),
+    (enum.Enum, _enum),
 ]
 _FORMS: dict[type, Callable[[Any], Parts]] = {}  # of the classes of values that were sent
 _MAKERS: dict[str, Callable[..., Any]] = {
     **devices.MAKERS,
     "array": _make_array,
+    "enum": _make_enum,
     "method": getattr,
     "name": functions.look_up,
-    "namedtuple": lambda name, *items: _type(name, tuple)(*items),
+    "namedtuple": _make_namedtuple,
     "operator": _make_operator,
     "pickle": _unpickled,
     "record": _make_record,
@@ -238,13 +262,53 @@ def _form_for(kind: type) -> Callable[[Any], Parts]:
         if issubclass(kind, numpy.generic):
             return _scalar
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return lambda value: ("namedtuple", _name(kind), *value)
+        return _namedtuple
     if dataclasses.is_dataclass(kind):
-        return _record_form(kind)
+        return _record
     if hasattr(kind, "__get__") or issubclass(kind, torch.jit.ScriptFunction):
         return _function
     return lambda value: _function(value) if callable(value) and hasattr(value, "__qualname__") else _pickled(value)
 
+
+# --- classes whose objects C++ writes and makes by itself: see python/src/value/class_plan.h
+
+Plan = tuple[str, type, tuple[str, str], dict[str, Any], str, Any]
+
+
+def plan_of(kind: type) -> None:
+    """Enters the plan of a class into CLASSES; None for classes whose objects go through reduce()."""
+    form = _FORMS.get(kind) or _FORMS.setdefault(kind, _form_for(kind))
+    plan: Plan | None = None
+    try:
+        module, qualname = functions.name_of(kind)
+        names = vars(functions.module_named(module))
+        if names.get(qualname) is kind:
+            how, members = _how(kind, form)
+            plan = (how, kind, (module, qualname), names, sys.intern(qualname), members) if how else None
+    except (TypeError, AttributeError, PermissionError):
+        pass  # reduce() says why
+    CLASSES[1][kind] = plan
+
+
+def _how(kind: type, form: Callable[[Any], Parts]) -> tuple[str, Any]:
+    if form is _record:
+        object.__new__(kind)  # raises TypeError for a class that is not made so
+        return "record", tuple(sys.intern(field.name) for field in dataclasses.fields(kind))
+    if form is _enum:
+        return "enum", kind._member_map_  # type: ignore[attr-defined]
+    return ("namedtuple" if form is _namedtuple else "", None)
+
+
+def _enter(name: tuple[str, str], kind: Any) -> None:
+    """Enters the plan for reading objects of a class."""
+    if kind not in CLASSES[1]:
+        plan_of(kind)
+    plan = CLASSES[1][kind]
+    if plan is not None and tuple(name) == plan[2]:
+        CLASSES[2][plan[2]] = plan
+
+
+CLASSES: tuple[Callable[[type], None], dict[type, Plan | None], dict[tuple[str, str], Plan]] = (plan_of, {}, {})
 
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 _ALONE = "surrogatepass"  # C++ knows text without lone surrogates
@@ -252,7 +316,6 @@ register("text", str, lambda v: [v.encode("utf-8", _ALONE)], lambda data: data.d
 register("size", torch.Size, iter, lambda *sizes: torch.Size(sizes))
 register("torch", _OF_TORCH, lambda v: [str(v).removeprefix("torch.")], _make_torch)
 register("device", torch.device, lambda v: [str(v)], torch.device)
-register("enum", enum.Enum, lambda v: [_name(type(v)), v.name], lambda name, key: _type(name, enum.Enum)[key])
 register("set", set, iter, lambda *items: set(items))
 register("frozenset", frozenset, iter, lambda *items: frozenset(items))
 register("ordered", OrderedDict, lambda v: _pairs(v.items()), lambda *parts: OrderedDict(_items_of(parts)))

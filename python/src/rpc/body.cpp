@@ -73,7 +73,8 @@ std::vector<nb::object> tensors_on_cards(const std::vector<nb::object>& tensors)
 /// Returns (class, text).
 nb::object read_failure(Message&& failure, const Hooks& hooks) {
   const Bytes kind = rpc::take_class(failure);
-  const DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = hooks.rebuild};
+  const DecodeOptions options{
+      .tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};
   const auto* const text = reinterpret_cast<const char*>(failure.data.data());
   return call_python([&] {
     return nb::object(nb::make_tuple(decode_value(kind, {}, open_tensor, options),
@@ -89,8 +90,11 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
   message.data.reserve(kUsual);
   std::vector<nb::object> sent;
   TensorCounts counts;
-  EncodeOptions options{
-      .tensors = Tensors::are_copied, .receiver = &receiver, .reduce = hooks.reduce, .counts = &counts};
+  EncodeOptions options{.tensors = Tensors::are_copied,
+                        .receiver = &receiver,
+                        .reduce = hooks.reduce,
+                        .classes = hooks.classes,
+                        .counts = &counts};
   if (!autograd.is_none()) options.sent = &sent;
   call_python([&] { return encode_value(value.ptr(), message, options); });
   if (!autograd.is_none()) record_sent(autograd, sent, giving, message, context);
@@ -134,7 +138,7 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
   const bool is_recorded = context.has(rpc::CallContext::kRecord) && !body.autograd.is_none();
   receive(message.tensors);
   std::vector<nb::object> received;
-  DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = hooks.rebuild};
+  DecodeOptions options{.tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};
   if (is_recorded || !message.tensors.empty()) options.received = &received;
   const Taking taking(agent, sender);
   body.value =

@@ -26,7 +26,7 @@ enum class BodyForm : std::uint32_t {
 
 /// The Python functions that make the parts of a message that C++ does not know.
 struct Hooks {
-  nb::object reduce, rebuild;  ///< see EncodeOptions and DecodeOptions
+  nb::object reduce, rebuild, classes;  ///< see EncodeOptions and DecodeOptions
 };
 
 /// Writes `value`. Within `autograd`, a context of distributed autograd or None, records the tensors as sent there, and adds

@@ -184,11 +184,14 @@ void init_rpc(nb::module_& m) {
                                 "This process as a member of a group; see python/src/rpc/endpoint.h.");
   endpoint.def(
       "__init__",
-      [](Endpoint* self, nb::object agent, nb::object reduce, nb::object rebuild, const std::string& name,
+      [](Endpoint* self, nb::object agent, nb::handle values, const std::string& name,
          std::uint32_t number) {
-        new (self) Endpoint(std::move(agent), {std::move(reduce), std::move(rebuild)}, name, number);
+        new (self)
+            Endpoint(std::move(agent),
+                     {values.attr("reduce"), values.attr("rebuild"), values.attr("CLASSES")}, name, number);
       },
-      nb::arg("agent"), nb::arg("reduce"), nb::arg("rebuild"), nb::arg("name"), nb::arg("number"));
+      nb::arg("agent"), nb::arg("values"), nb::arg("name"), nb::arg("number"),
+      "`values`: the module onecopy.rpc.values.");
   def_calls(endpoint);
   def_members(endpoint);
   def_reports(endpoint);

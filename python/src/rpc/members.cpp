@@ -27,7 +27,7 @@ Endpoint::~Endpoint() {
 }
 
 int Endpoint::traverse(visitproc visit, void* arg) {
-  for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild, &is_logged_})
+  for (const nb::object* one : {&agent_, &hooks_.reduce, &hooks_.rebuild, &hooks_.classes, &is_logged_})
     Py_VISIT(one->ptr());
   Py_VISIT(numbers_.ptr());
   for (const Callees& table : callees_)

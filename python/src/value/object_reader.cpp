@@ -9,6 +9,7 @@
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 #include "torch/torch.h"
+#include "value/class_plan.h"
 #include "value/reader.h"
 #include "value/values.h"
 
@@ -89,6 +90,10 @@ class ObjectSink {
     NB_TUPLE_SET_ITEM(parts.ptr(), 0, text(std::as_bytes(std::span(kind))).release().ptr());
     for (std::size_t i = 0; i < count; ++i)
       NB_TUPLE_SET_ITEM(parts.ptr(), static_cast<Py_ssize_t>(i + 1), next().release().ptr());
+    if (const ClassPlan plan =
+            count < 2 ? ClassPlan()
+                      : ClassPlan::of_name(options_.classes, kind, NB_TUPLE_GET_ITEM(parts.ptr(), 1)))
+      if (nb::object planned = plan.make(parts); planned.is_valid()) return planned;
     return received(
         call_python([&] { return made(PyObject_Call(options_.rebuild.ptr(), parts.ptr(), nullptr)); }));
   }

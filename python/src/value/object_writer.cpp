@@ -11,6 +11,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
+#include "value/class_plan.h"
 #include "value/hash_cost.h"
 #include "value/seen_objects.h"
 #include "value/values.h"
@@ -23,6 +24,7 @@ using value::HashCost;
 using value::kMaxDepth;
 using value::max_key_parts;
 
+constexpr const char* kTooDeep = "it is nested more than 32 deep; send it flat";
 constexpr int kHost = -1;
 constexpr std::size_t kUsualObjects = 8;  ///< of a call that have a number
 constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
@@ -78,6 +80,8 @@ class ObjectWriter {
   bool write_row(const Tensor& tensor, std::uint32_t flags);
   bool write_other(PyObject* object, int depth);
   bool write_parts(PyObject* object, nb::handle reduced, int depth);
+  bool write_planned(PyObject* object, const ClassPlan& plan, int depth);
+  bool write_fields(PyObject* object, PyObject* fields, int depth);
   bool write_key(PyObject* key, int depth);
   std::size_t add_numbered() {
     if (numbered_.capacity() == 0) numbered_.reserve(kUsualObjects);
@@ -147,7 +151,7 @@ bool ObjectWriter::write(PyObject* value, int depth) {
   bool known = true;
   const bool done = write_simple(value, type, known);
   if (known) return done;
-  if (depth == kMaxDepth) return cannot("it is nested more than 32 deep; send it flat");
+  if (depth == kMaxDepth) return cannot(kTooDeep);
   if (type == &PyTuple_Type) return write_tuple(value, depth);
   if (type == &PyList_Type) return write_list(value, depth);
   if (type == &PyDict_Type) return write_dict(value, depth);
@@ -345,8 +349,12 @@ bool ObjectWriter::write_other(PyObject* object, int depth) {
     return out_.again(before), true;
   }
   open_objects_.push_back(object);
-  const nb::object reduced = call_python([&] { return options_.reduce(nb::handle(object)); });
-  if (!write_parts(object, reduced, depth)) return false;
+  if (const ClassPlan plan = ClassPlan::of_class(options_.classes, Py_TYPE(object))) {
+    if (!write_planned(object, plan, depth)) return false;
+  } else {
+    const nb::object reduced = call_python([&] { return options_.reduce(nb::handle(object)); });
+    if (!write_parts(object, reduced, depth)) return false;
+  }
   open_objects_.pop_back();
   is_deep_ = is_deep_ || cost_.height > kMaxDepth;
   const std::size_t number = add_numbered();
@@ -355,6 +363,47 @@ bool ObjectWriter::write_other(PyObject* object, int depth) {
   const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(object);
   if (is_marked) note_sent(nb::object(nb::handle(object).attr("tensor")).ptr());
   else if (torch::is_any_tensor(object)) note_sent(object);
+  return true;
+}
+
+/// Writes what reduce() would return.
+bool ObjectWriter::write_planned(PyObject* object, const ClassPlan& plan, int depth) {
+  const std::string_view kind = plan.kind();
+  const Py_ssize_t items = kind == "namedtuple" ? NB_TUPLE_GET_SIZE(object) : 1;
+  out_.object(kind, static_cast<std::size_t>(items) + 1);
+  HashCost cost = HashCost::of_container();
+  if (!write(plan.name(), depth + 1)) return false;
+  cost.add(cost_);
+  if (kind == "record") {
+    if (!write_fields(object, plan.fields(), depth + 1)) return false;
+    cost.add(cost_);
+  } else if (kind == "enum") {
+    const nb::object name = nb::handle(object).attr("_name_");
+    if (!write(name.ptr(), depth + 1)) return false;
+    cost.add(cost_);
+  } else {
+    for (Py_ssize_t i = 0; i < items; ++i) {
+      if (!write(NB_TUPLE_GET_ITEM(object, i), depth + 1)) return false;
+      cost.add(cost_);
+    }
+  }
+  cost_ = cost;
+  return true;
+}
+
+/// Writes the dict of the fields of a dataclass.
+bool ObjectWriter::write_fields(PyObject* object, PyObject* fields, int depth) {
+  if (depth == kMaxDepth) return cannot(kTooDeep);
+  add_numbered();
+  const Py_ssize_t count = NB_TUPLE_GET_SIZE(fields);
+  out_.dict(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const name = NB_TUPLE_GET_ITEM(fields, i);
+    const nb::object value = call_python([&] { return nb::steal(PyObject_GetAttr(object, name)); });
+    if (!value.is_valid()) throw nb::python_error();
+    if (!write_key(name, depth + 1) || !write(value.ptr(), depth + 1)) return false;
+  }
+  cost_ = {};
   return true;
 }
 

@@ -37,23 +37,25 @@ nb::list to_list(const auto& objects) {
   return list;
 }
 
-nb::object encode_values(nb::handle value, nb::handle reduce) {
+nb::object encode_values(nb::handle value, nb::handle reduce, nb::handle classes) {
   Message message;
   std::vector<nb::object> sent;
   EncodeOptions options;
   if (!reduce.is_none()) options = {.tensors = Tensors::are_copied, .reduce = reduce, .sent = &sent};
+  if (!classes.is_none()) options.classes = classes;
   if (!encode_value(value.ptr(), message, options)) return nb::none();
   if (reduce.is_none()) return nb::make_tuple(to_python(message.data), to_list(message.tensors));
   return nb::make_tuple(to_python(message.data), to_list(message.tensors), to_list(sent));
 }
 
-nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild) {
+nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, nb::handle classes) {
   std::vector<Tensor> rows;
   for (const nb::handle tensor : tensors) rows.push_back(nb::cast<Tensor>(tensor));
   if (rebuild.is_none()) return decode_value(span_of(data), rows);
   std::vector<nb::object> received;
-  const nb::object value =
-      decode_value(span_of(data), rows, open_tensor, {Tensors::are_copied, rebuild, &received});
+  DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = rebuild, .received = &received};
+  if (!classes.is_none()) options.classes = classes;
+  const nb::object value = decode_value(span_of(data), rows, open_tensor, options);
   return nb::make_tuple(value, to_list(received));
 }
 
@@ -69,10 +71,11 @@ nb::object rewrite_value(nb::bytes data) {
 void init_values(nb::module_& m) {
   m.def(
       "_encode_values", &encode_values, nb::arg("value").none(), nb::arg("reduce").none() = nb::none(),
+      nb::arg("classes").none() = nb::none(),
       "Returns the value's bytes and tensors; None when it has to be pickled. With `reduce` as calls are\n"
       "written: returns the torch tensors of the value, too.");
   m.def("_decode_values", &decode_values, nb::arg("data"), nb::arg("tensors"),
-        nb::arg("rebuild").none() = nb::none(),
+        nb::arg("rebuild").none() = nb::none(), nb::arg("classes").none() = nb::none(),
         "Returns the value that _encode_values() wrote. With `rebuild` as calls are read: returns\n"
         "(value, its torch tensors).");
   m.def("_rewrite_value", &rewrite_value, nb::arg("data"),

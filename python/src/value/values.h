@@ -51,6 +51,7 @@ struct EncodeOptions {
   /// `reduce(object)` returns (kind, part, part, ...) for an object that has no form of its own, and for a tensor that is not
   /// dense, row-major and on a device of the receiver. Its exceptions are thrown by encode_value().
   nb::handle reduce{};
+  nb::handle classes{};  ///< those whose objects need no reduce(): see ClassPlan
   /// Gets the torch tensors of the value, each once, in the order in which they are complete: a sparse tensor behind its parts.
   std::vector<nb::object>* sent = nullptr;
   TensorCounts* counts = nullptr;
@@ -77,6 +78,7 @@ constexpr int card_of(std::uint32_t flags) noexcept { return static_cast<int>(fl
 
 struct DecodeOptions {
   Tensors tensors = Tensors::are_shared;
+  nb::handle classes{};  ///< as in EncodeOptions
   nb::handle rebuild{};  ///< `rebuild(kind, part, part, ...)` returns the object that `reduce` was given
   std::vector<nb::object>* received =
       nullptr;  ///< gets the torch tensors, in the order of EncodeOptions::sent

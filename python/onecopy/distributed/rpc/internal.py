@@ -48,12 +48,12 @@ class _Codec:
         """Returns the bytes and the tensors of a value."""
         if isinstance(value, PyRRef) and value._held is not None and value._held.is_deleted:
             raise RuntimeError("Cannot call fork an UserRRef after deletion.")
-        encoded: Any = _core._encode_values(value, values.reduce)
+        encoded: Any = _core._encode_values(value, values.reduce, values.CLASSES)
         return encoded[0], encoded[1]
 
     def deserialize(self, data: bytes, tensors: list[Any]) -> Any:
         """Returns the value of serialize()."""
-        decoded: Any = _core._decode_values(data, tensors, values.rebuild)
+        decoded: Any = _core._decode_values(data, tensors, values.rebuild, values.CLASSES)
         return decoded[0]
 
 

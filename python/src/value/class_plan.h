@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+#include "binding/module.h"
+
+namespace onecopy::python {
+
+/// A way to write and to make the objects of a dataclass, a named tuple class or an enum without a function of Python.
+///
+/// onecopy.rpc.values.CLASSES is (plan_of, {class: plan or None}, {name of a class: plan}). plan_of(class) makes a plan and enters it
+/// in the second part; rebuild() enters it in the third. A plan is (kind, class, its name, the names of its module, its key there,
+/// names of fields of a dataclass or {name: member} of an enum).
+/// Thread safety: used with the GIL held.
+class ClassPlan {
+ public:
+  ClassPlan() = default;
+  /// Returns the plan for objects of a class; a false one where reduce() has to be asked. Throws what plan_of() throws.
+  static ClassPlan of_class(nb::handle classes, PyTypeObject* type);
+  /// Returns the plan for the class of that name, where rebuild() has looked the name up before; else a false one.
+  static ClassPlan of_name(nb::handle classes, std::string_view kind, nb::handle name);
+
+  explicit operator bool() const noexcept { return plan_ != nullptr; }
+  std::string_view kind() const;
+  PyObject* type() const { return item(1); }
+  PyObject* name() const { return item(2); }
+  /// The names of the fields of a dataclass: a tuple.
+  PyObject* fields() const { return item(5); }
+  /// Makes the object of these parts. Returns an invalid object for parts that rebuild() has to judge.
+  nb::object make(nb::handle parts) const;
+
+ private:
+  explicit ClassPlan(PyObject* plan) noexcept : plan_(plan) {}
+  PyObject* item(Py_ssize_t at) const { return NB_TUPLE_GET_ITEM(plan_, at); }
+  /// Returns whether the name still stands for the class.
+  bool is_good() const { return PyDict_GetItem(item(3), item(4)) == type(); }
+  nb::object make_record(PyObject* values) const;
+
+  PyObject* plan_ = nullptr;  ///< which `classes` keeps
+};
+
+}  // namespace onecopy::python
