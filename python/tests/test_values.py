@@ -379,6 +379,6 @@ def test_python_and_cpp_refuse_the_same_damaged_bytes(data, draw):
         return
     try:
         value = _core._decode_values(bytes(damaged), [])
-    except onecopy.errors.BadHandle:
-        value = None
+    except onecopy.errors.BadHandle as error:
+        value = {} if "a key of a dict" in str(error) else None
     assert written == [None, None] or not is_held_by_cpp(value)
