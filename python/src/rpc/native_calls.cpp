@@ -128,10 +128,9 @@ nb::list Endpoint::calls_made() const {
 nb::object Endpoint::run_native(const Target& target, const rpc::Work& work, const CallValues& values) {
   const std::uint32_t from = work.from->number();
   const rpc::GroupId own{work.call, from};
-  const nb::object running_call = nb::cast(
-      RunningCall(agent_, from, work.from->session, work.call,
-                  std::string(public_name(work.function->name())), work.deadline,
-                  work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
+  const nb::object running_call = nb::cast(RunningCall(
+      agent_, from, work.from->session, work.call, std::string(public_name(work.function->name())),
+      work.deadline, work.context.has(rpc::CallContext::kTrace) ? work.context.trace : own));
   const RunningCall& call = *nb::inst_ptr<RunningCall>(running_call);
   const CallScope scope(running, running_call);
   const bool is_logged = this->is_logged();
