@@ -412,6 +412,16 @@ def test_hundreds_of_pools_leave_all_numbers_their_references():
         assert number > 256 and after == before
 
 
+def test_addresses_of_captures_that_have_gone_are_used_again():
+    """torch keeps them until it empties its caches, and each window takes as many as the card has bytes."""
+    pool = graphs.arena(DEVICE)
+    for _ in range((1 << 47) // torch.cuda.get_device_properties(DEVICE).total_memory + 20):
+        window = pool.open_pool()
+        with window.use():
+            torch.empty(1 << 20, device=DEVICE)
+        window.close()
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
 def test_inputs_at_odd_addresses(dtype):
     call = compiled(lambda x: x + 1, dynamic=False)

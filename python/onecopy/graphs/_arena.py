@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument, OutOfMappings, Unsupported
 from ._arena_lock import ArenaLock
 from ._captures import KEEPS_GRAPHS, close_dropped
 from ._leases import Leases, OutputInUse
@@ -82,11 +82,19 @@ class Arena:
         return self._memory.open(max(nbytes, 1))
 
     def open_pool(self) -> Any:
-        """Returns memory for one capture on a card. Raises InvalidArgument while parked."""
-        from ._pool import CapturePool
+        """Returns memory for one capture on a card. Raises InvalidArgument while parked, OutOfMappings."""
+        from ._pool import CapturePool, captures_of
 
-        most = torch.cuda.get_device_properties(self.device).total_memory
-        return CapturePool(_core._GraphPool(self._memory, min(self.limit or most, most)))
+        assert self.device is not None
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        window_bytes = min(self.limit or total, total)
+        try:
+            window = _core._GraphPool(self._memory, window_bytes)
+        except OutOfMappings:
+            with captures_of(self.device.index):
+                torch.cuda.empty_cache()  # until then torch keeps the addresses of captures that have gone
+            window = _core._GraphPool(self._memory, window_bytes)
+        return CapturePool(window)
 
     def collect(self) -> None:
         """Gives memory of dropped graphs back."""

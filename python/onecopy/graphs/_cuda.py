@@ -214,7 +214,7 @@ class CudaGraph:
         try:
             self._record(graph, pool, arguments)
         except torch.OutOfMemoryError as error:
-            failure = OutOfMemory(first_line(error))
+            failure = OutOfMemory(pool.window.refusal or first_line(error))
         except Exception as error:
             failure = NotReplayable(f"its capture failed: {type(error).__name__}: {first_line(error)}")
         except BaseException:

@@ -143,7 +143,8 @@ void init_graph(nb::module_& m) {
       .def_prop_ro("base", &GraphPool::base)
       .def_prop_ro("used", &GraphPool::used, "Bytes.")
       .def_prop_ro("own", &GraphPool::own_bytes, "Bytes that no other capture shows.")
-      .def_prop_ro("segments", &GraphPool::segments, "How many torch has.");
+      .def_prop_ro("segments", &GraphPool::segments, "How many torch has.")
+      .def_prop_ro("refusal", &GraphPool::refusal, "Why the pool last had no room, or an empty text.");
   m.def("_graph_bytes", &bytes_at, nb::arg("pool"), nb::arg("address"), nb::arg("nbytes"),
         "A tensor of torch's on bytes of a pool, which it keeps.");
   init_graph_calls(m);

@@ -88,6 +88,11 @@ std::size_t GraphPool::used() const {
   return used_;
 }
 
+std::string GraphPool::refusal() const {
+  const LockGuard lock(mutex_);
+  return refusal_;
+}
+
 std::size_t GraphPool::segments() const {
   const LockGuard lock(mutex_);
   return segments_.size();
@@ -109,7 +114,12 @@ DLManagedTensorVersioned* GraphPool::bytes_at(std::uintptr_t address, std::size_
 void* GraphPool::add(std::size_t bytes) {
   const LockGuard lock(mutex_);
   const std::size_t whole = (bytes + kUnit - 1) / kUnit * kUnit;
-  window_.grow(used_ + whole);
+  try {
+    window_.grow(used_ + whole);
+  } catch (const Error& error) {
+    refusal_ = error.what();
+    throw;
+  }
   const std::uintptr_t segment = base() + used_;
   segments_.insert(segment);
   if (!self_) self_ = shared_from_this();

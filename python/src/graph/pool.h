@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 
 #include "onecopy/graph/arena.h"
 #include "onecopy/memory/dlpack.h"
@@ -45,6 +46,8 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   /// Segments that torch has.
   std::size_t segments() const;
   Device device() const noexcept { return device_; }
+  /// Returns why the window last refused to grow, or an empty text. torch itself only says "out of memory".
+  std::string refusal() const;
 
   /// Called by torch. Null if there is no room, which is logged.
   static void* allocate(std::size_t bytes, int ordinal) noexcept;
@@ -59,6 +62,7 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   const Device device_;
   mutable Mutex mutex_;
   std::size_t used_ GUARDED_BY(mutex_) = 0;
+  std::string refusal_ GUARDED_BY(mutex_);
   std::multiset<std::uintptr_t> segments_ GUARDED_BY(mutex_);  ///< that torch has
   std::shared_ptr<GraphPool> self_ GUARDED_BY(mutex_);         ///< while there are segments
 };
