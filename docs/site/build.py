@@ -16,7 +16,7 @@ BUILD = sources.ROOT / "build/docs"
 
 # Public modules, a page each; their __all__ lists the public names.
 MODULES = [
-    "onecopy", "onecopy.errors", "onecopy.torch", "onecopy.hf", "onecopy.graphs", "onecopy.rpc",
+    "onecopy", "onecopy.errors", "onecopy.torch", "onecopy.hf", "onecopy.store", "onecopy.graphs", "onecopy.rpc",
     "onecopy.distributed.rpc", "onecopy.distributed.autograd",
     *(f"onecopy.integrations.{name}" for name in ("ray", "vllm", "sglang", "lmcache", "joblib"))]  # fmt: skip
 

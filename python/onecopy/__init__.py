@@ -142,6 +142,7 @@ __all__ = [
     "set_strategy",
     "share",
     "stats",
+    "store",
     "strategy",
     "to_device",
     "torch",
@@ -153,13 +154,13 @@ __all__ = [
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import
 if TYPE_CHECKING:
-    from . import hf as hf, torch as torch
+    from . import hf as hf, store as store, torch as torch
 del TYPE_CHECKING
 
 
 def __getattr__(name: str) -> object:
-    """``onecopy.torch`` and ``onecopy.hf``, imported at first use."""
-    if name not in ("hf", "torch"):
+    """``onecopy.torch``, ``onecopy.hf`` and ``onecopy.store``, imported at first use."""
+    if name not in ("hf", "store", "torch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

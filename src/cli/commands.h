@@ -16,6 +16,7 @@ using Command = std::function<int()>;
 // Each adds its subcommand to `app`. One file per command.
 void add_demo(CLI::App& app, Command& command);
 void add_demo_borrower(CLI::App& app, Command& command);
+void add_store(CLI::App& app, Command& command);
 void add_share(CLI::App& app, Command& command);
 void add_load(CLI::App& app, Command& command);
 void add_open(CLI::App& app, Command& command);

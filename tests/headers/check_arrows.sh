@@ -4,7 +4,7 @@
 # registry.cpp, when a fork is handled without a rank, or when a public header includes what its users should not need.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
-layers=(core os device memory share channel rpc cli)
+layers=(core os device memory share channel store cli)  # and rpc beside store
 failed=0
 
 report() {  # report <sentence> <grep output>
@@ -28,11 +28,21 @@ for index in "${!layers[@]}"; do
     "$(includes "(onecopy/)?($above)/" "include/onecopy/$layer" "src/$layer")"
 done
 
+report "rpc is beside store, above channel:" \
+  "$(includes '(onecopy/)?(store|cli)/' include/onecopy/rpc src/rpc; includes '(onecopy/)?rpc/' include/onecopy/store src/store;
+     includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,device,memory,share,channel})"
+floors=(format keeper client)  # of store
+for index in "${!floors[@]}"; do
+  room=${floors[index]}
+  above=$(IFS='|'; echo "${floors[*]:index+1}")
+  [ -z "$above" ] && continue
+  report "store/$room must not include a room of store above it:" "$(includes "store/($above)/" "src/store/$room")"
+done
 report "graph is beside share, above memory:" \
-  "$(includes '(onecopy/)?(share|channel|rpc|cli)/' include/onecopy/graph src/graph;
-     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc} src/{core,os,device,memory,share,channel,rpc})"
+  "$(includes '(onecopy/)?(share|channel|rpc|store|cli)/' include/onecopy/graph src/graph;
+     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc,store} src/{core,os,device,memory,share,channel,rpc,store})"
 report "value is beside share, above core:" \
-  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|rpc|cli)/' src/value)"
+  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|rpc|store|cli)/' src/value)"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}
@@ -56,7 +66,7 @@ report "share/{format,owner,borrower,broker} must not include the door that is m
 report "only the implementation of the API includes share/runtime/runtime.h:" \
   "$(includes 'share/runtime/runtime\.h' src bench python/src | grep -vE '^src/share/(runtime|api)/')"
 report "layers above share see share/session.h of it, and the text in which an owner describes itself:" \
-  "$(includes 'share/' src/channel src/rpc bench python/src | grep -vE '"share/(session|format/info_text)\.h"')"
+  "$(includes 'share/' src/channel src/rpc src/store bench python/src | grep -vE '"share/(session|format/info_text)\.h"')"
 report "Python and bench see what include/onecopy/channel has of channel:" \
   "$(includes 'channel/' bench python/src)"
 
@@ -65,14 +75,14 @@ report "only src/device/registry.cpp and a backend's own folder may name a backe
      grep -vE '^src/device/(registry\.cpp|cpu/|cuda/|ascend/)')"
 report "public headers include neither vendors nor the system's C headers nor fmt, json:" \
   "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|CLI/|nlohmann/|cuda|acl/' include)"
-# include/ is installed whole, and so has nothing but what these two need: sharing, and calls.
-reached=$(printf '%s\n' onecopy/onecopy.h onecopy/rpc/agent.h)
+# include/ is installed whole, and so has nothing but what these three need: sharing, calls, and the store.
+reached=$(printf '%s\n' onecopy/onecopy.h onecopy/rpc/agent.h onecopy/store/store.h)
 for ((;;)); do
   more=$(cd include && { echo "$reached"; grep -hoE '^#include "onecopy/[^"]+' $reached | cut -d'"' -f2; } | sort -u)
   [ "$more" = "$reached" ] && break
   reached=$more
 done
-report "public headers that neither onecopy/onecopy.h nor onecopy/rpc/agent.h needs are private, and belong into src:" \
+report "public headers that none of onecopy/onecopy.h, onecopy/rpc/agent.h and onecopy/store/store.h needs are private, and belong into src:" \
   "$(comm -13 <(echo "$reached") <(cd include && find . -name '*.h' -printf '%P\n' | sort -u))"
 report "only src/os/fork_hook.cpp calls pthread_atfork(); modules have a ForkHook, with a rank:" \
   "$(grep -rn 'pthread_atfork(' src python/src | grep -vE '^src/os/fork_hook\.(cpp|h):')"

@@ -49,6 +49,7 @@ NB_MODULE(_core, m) {
   init_graph(m);
   init_autograd(m);
   init_rpc(m);
+  init_store(m);
   init_signatures(m);
 }
 

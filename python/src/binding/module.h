@@ -36,6 +36,7 @@ void init_listener(nb::module_& m);
 void init_autograd(nb::module_& m);
 void init_graph(nb::module_& m);
 void init_rpc(nb::module_& m);
+void init_store(nb::module_& m);
 void init_signatures(nb::module_& m);
 
 }  // namespace onecopy::python

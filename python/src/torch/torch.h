@@ -57,6 +57,14 @@ nb::object open(const Tensor& tensor, std::uint32_t flags);
 /// open() of each, in a third of the time where neighbours lie in one block. REQUIRES: flags for each, of share().
 std::vector<nb::object> open_all(std::span<const Tensor> tensors, std::span<const std::uint32_t> flags);
 
+/// A tensor in a piece of memory: its layout, and the bytes in front of it.
+struct View {
+  Layout layout;
+  std::size_t offset;
+};
+/// Returns torch tensors on memory that torch does not know, a row of bytes. Each tensor keeps the memory. Imports torch.
+std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> views);
+
 /// A tensor whose elements lie one behind the other.
 struct Copyable {
   Layout layout;

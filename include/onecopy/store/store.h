@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/core/device.h"
+#include "onecopy/core/layout.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/bundle.h"
+
+/// Tensors under a name that outlive the process that made them. A keeper, two processes that replace each other,
+/// holds the memory of each version; it maps none of it. `onecopy store` is the same as a command.
+namespace onecopy::stored {
+
+class Client;
+
+/// A map of names to plain texts.
+using Texts = std::map<std::string, std::string>;
+
+struct ConnectOptions {
+  /// Starts a keeper if there is none. ONECOPY_STORE_AUTOSTART=0 turns that off, too.
+  bool autostart = true;
+  /// The onecopy command, which is the keeper: a path, or a name that PATH finds.
+  std::string command = "onecopy";
+};
+
+struct PublishOptions {
+  /// The number of versions of the object that stay, the new one included: those that were current last. A version that
+  /// a process reads stays as long as it is read.
+  std::uint32_t keep = 2;
+  /// The identity of the version, for open(): a digest of the checkpoint, a rank, a quantization.
+  Texts key{};
+  Texts attributes{};
+  /// Stores a checksum of each tensor, for Version::verify().
+  bool checksums = false;
+};
+
+/// A tensor to be: its name, and a row-major layout.
+struct TensorSpec {
+  std::string name;
+  Layout layout;
+};
+
+/// A set of named tensors in the memory of one version. Each tensor keeps all of that memory mapped.
+/// Thread safety: const members may be called concurrently. Copies are the same object.
+class Contents {
+ public:
+  std::size_t size() const noexcept;
+  const std::string& name(std::size_t row) const;
+  const Layout& layout(std::size_t row) const;
+  std::optional<std::size_t> find(std::string_view name) const;
+  Tensor tensor(std::size_t row) const;
+  /// Returns all of the memory as a row of bytes, in which a tensor begins at offset().
+  Tensor memory() const;
+  std::uint64_t offset(std::size_t row) const;
+  Device device() const noexcept;
+
+ protected:
+  struct State;
+  explicit Contents(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  std::shared_ptr<State> state_;  // shared by copies
+  friend class Store;
+};
+
+/// A version of an object, mapped read-only: writing to it is a segmentation fault. As long as a copy or a tensor of it
+/// lives, the keeper counts this process as a reader.
+class Version : public Contents {
+ public:
+  /// The version's number: 1, 2, 3.
+  std::uint64_t number() const noexcept;
+  const Texts& key() const noexcept;
+  const Texts& attributes() const noexcept;
+  /// Computes the checksums of all tensors. Throws bad_handle, which names the first tensor that differs, and
+  /// invalid_argument if the version was published without checksums.
+  void verify() const;
+
+ protected:
+  using Contents::Contents;
+  friend class Store;
+};
+
+/// The current version of an object at addresses that stay the same: tensors and captured graphs stay valid.
+class Follower : public Version {
+ public:
+  /// Shows the object's current version, and returns its number. Waits for the work that this process has given to the
+  /// device, and then changes all tensors together. REQUIRES: no thread uses the tensors meanwhile.
+  ///
+  /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if
+  /// there is no such object; timeout if the keeper does not answer in time. The tensors are as before then.
+  std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10));
+
+ private:
+  using Version::Version;
+  friend class Store;
+};
+
+/// The memory for the next version of an object, writable and zero. If a draft is dropped before publish(), nothing is
+/// left of it.
+class Draft : public Contents {
+ public:
+  /// Makes the content the object's current version, and returns its number. The memory becomes
+  /// read-only, also here. May be called again if it throws timeout, peer_died, out_of_memory (a limit of the keeper).
+  std::uint64_t publish();
+
+ private:
+  using Contents::Contents;
+  friend class Store;
+};
+
+/// The versions of an object as they become current. Thread safety: none. Move-only.
+class Watch {
+ public:
+  Watch(Watch&&) noexcept;
+  Watch& operator=(Watch&&) noexcept;
+  ~Watch();
+
+  /// Waits until the object's current version is another one than the one returned last; the first call returns the
+  /// present one. Versions that were current in between are passed over. Empty if the time is over.
+  std::optional<std::uint64_t> next(std::chrono::nanoseconds timeout);
+
+ private:
+  struct State;
+  explicit Watch(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+  friend class Store;
+};
+
+/// A version as listings show it.
+struct VersionInfo {
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;
+  std::int64_t made_at = 0;  ///< nanoseconds since 1970
+  int publisher = 0;         ///< pid
+  unsigned readers = 0;      ///< connected processes that read it
+  std::string device;
+};
+struct ObjectInfo {
+  std::string name;
+  std::uint64_t current = 0;
+  std::vector<VersionInfo> versions;
+};
+/// The two processes of the keeper.
+struct KeeperInfo {
+  int worker = 0;
+  int guard = 0;
+};
+
+/// The store of this user. A keeper that is restarted goes unnoticed: calls wait for the new one and ask again. If both
+/// halves of the keeper were killed, the versions that this process reads come back with its next call.
+///
+/// Thread safety: all members may be called concurrently. Copies are the same connection. A forked child gets its own
+/// with its first call, which is not concurrent. All throw peer_died if there is no keeper, timeout, other_user.
+class Store {
+ public:
+  /// Throws unsupported if the keeper cannot be started, with the reason.
+  static Store connect(const ConnectOptions& options = {});
+
+  /// Makes memory for a version with this layout. Throws invalid_argument (names, layouts), out_of_memory with the numbers.
+  Draft draft(const std::string& name, std::span<const TensorSpec> tensors, Device device = kCpu,
+              const PublishOptions& options = {});
+  /// Makes memory for a version with the layout, the key and the attributes of the object's current version.
+  Draft draft(const std::string& name, std::uint32_t keep = PublishOptions{}.keep);
+  /// Copies the tensors into a draft and publishes it.
+  std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
+                        const PublishOptions& options = {});
+
+  /// Opens a version, the current one by default. Throws stale_handle if there is no such version. Throws
+  /// invalid_argument, naming the field, if the version's key lacks a field of `key` or has another value of it.
+  Version open(const std::string& name, std::optional<std::uint64_t> number = {}, const Texts& key = {});
+  Follower follow(const std::string& name, const Texts& key = {});
+  /// Watches an object, which need not exist yet, on a connection of its own.
+  Watch watch(const std::string& name);
+
+  std::vector<ObjectInfo> list();
+  /// Makes an earlier version the current one again. Throws stale_handle.
+  void rollback(const std::string& name, std::uint64_t number);
+  /// Drops all versions but the `keep` that were current last. Readers keep what they have mapped.
+  void remove(const std::string& name, std::uint32_t keep = 0);
+  KeeperInfo keeper();
+  /// Ends the keeper. Memory that no process has mapped is gone.
+  void stop();
+
+ private:
+  explicit Store(std::shared_ptr<Client> client) noexcept : client_(std::move(client)) {}
+  Client& client();
+
+  std::shared_ptr<Client> client_;  // shared with what was opened
+};
+
+}  // namespace onecopy::stored

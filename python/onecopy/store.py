@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors under a name that outlive the process that made them.
+
+>>> store = onecopy.store.connect()  # starts the keeper, two small processes, if there is none
+>>> store.publish("llama", model.state_dict())
+1
+>>> weights = store.open("llama")  # in any process of this user: the same memory
+>>> weights.load_into(model)
+
+A version is immutable, and there or not there as a whole. ``follow()`` shows the newest one at addresses that stay
+the same, and ``draft()`` is the memory of the next one. The publisher, the readers and each half of the keeper may be
+killed at any time: what was published stays.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import _core
+from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ._load_into import LoadedInto
+
+__all__ = ["Draft", "Follower", "Store", "Version", "connect"]
+
+_Framework = Literal["onecopy", "torch", "numpy"]
+_BYTES = "bytes"  # the one tensor of an object that put_bytes() made
+
+
+class _Tensors(Mapping[str, Any]):
+    """A set of named tensors in the memory of one version. All are made at the first use of one."""
+
+    def __init__(self, core: Any, framework: _Framework | None) -> None:
+        self._core = core
+        self._framework = framework
+        self._made: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._made is None:
+            self._made = dict(zip(self._core.names(), self._core.tensors(self._framework)))
+        return self._made
+
+    def __getitem__(self, name: str) -> Any:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+class Version(_Tensors):
+    """A version of an object: a mapping of names to tensors, read-only.
+
+    Writing to a tensor is a segmentation fault, for torch has no read-only tensors. As long as the mapping or a tensor
+    of it lives, the version stays in the store.
+    """
+
+    @property
+    def version(self) -> int:
+        """The number: 1, 2, 3."""
+        return self._core.number
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The identity of the version, as the publisher said."""
+        return self._core.key
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The publisher's own texts."""
+        return self._core.attributes
+
+    def verify(self) -> None:
+        """Computes the checksum of each tensor.
+
+        Raises:
+            BadHandle: a tensor is not as it was published; the message names it.
+            InvalidArgument: the version was published without ``checksums=True``.
+        """
+        self._core.verify()
+
+    def load_into(self, module: Any, *, prefix: str = "", strict: bool = True) -> LoadedInto:
+        """Makes the parameters and buffers of a ``torch.nn.Module`` this memory, as ``Bundle.load_into()`` does."""
+        from ._load_into import load_into
+
+        return load_into(self, module, prefix, strict)  # type: ignore[arg-type]
+
+    def _values(self, framework: _Framework) -> list[Any]:
+        if framework == self._framework:
+            return list(self.values())
+        return self._core.tensors(framework)
+
+    def __repr__(self) -> str:
+        return f"<onecopy.store.{type(self).__name__} {self.version} of {len(self)} tensors>"
+
+
+class Follower(Version):
+    """The current version of an object at addresses that stay: tensors and captured graphs stay valid."""
+
+    def update(self, timeout: float | None = 10) -> int:
+        """Shows the object's current version, and returns its number.
+
+        Waits for the work that this process has given to the device, and then changes all tensors together. No thread
+        may use the tensors meanwhile.
+
+        Args:
+            timeout: seconds that the keeper may take to answer; None for no limit.
+
+        Raises:
+            InvalidArgument: the version has another layout; the message names the first difference.
+            StaleHandle: there is no such object any more.
+            Timeout: the keeper did not answer.
+        """
+        return self._core.update(timeout)
+
+
+class Draft(_Tensors):
+    """The memory for the next version of an object, writable and zero, as a context manager.
+
+    The end of the block publishes it; an exception, or a kill, leaves nothing of it.
+    """
+
+    version: int | None = None  #: the number, once it is published
+
+    def publish(self) -> int:
+        """Makes the content the object's current version, and returns its number. The tensors are read-only then."""
+        self.version = self._core.publish()
+        return self.version
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.version is None:
+            self.publish()
+
+
+class Store:
+    """The store of this user; see ``connect()``. Calls wait for a keeper that is being replaced.
+
+    Every call raises PeerDied if there is no keeper and none may be started, and Timeout if it does not answer within
+    ten seconds. Times are seconds since 1970, sizes are bytes.
+    """
+
+    def __init__(self, core: _core._Store, framework: _Framework | None) -> None:
+        self._core = core
+        self._framework = framework
+
+    def publish(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        keep: int = 2,
+        key: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        checksums: bool = False,
+        device: Any = None,
+    ) -> int:
+        """Copies the tensors into the store as the current version of an object, and returns its number.
+
+        Args:
+            name: 1 to 1,024 bytes of text without control characters.
+            tensors: by name, such as a ``state_dict()``; of torch, numpy or any library with DLPack.
+            keep: so many versions stay, the new one included: those that were current last. A version that is read
+                stays until it is read no more.
+            key: what the version is, such as ``{"checkpoint": digest, "rank": "0"}``, for ``open(key=...)``.
+            attributes: texts of your own.
+            checksums: stores a checksum of each tensor, for ``verify()``.
+            device: where the version lies; None for where the tensors are.
+
+        Raises:
+            InvalidArgument: the name, the tensors or the devices do not fit.
+            OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
+        """
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise TypeError(f"tensors must be a mapping of names to tensors, such as module.state_dict(), not {kind}")
+        names = list(tensors)
+        values = list(tensors.values())
+        return self._core.publish(name, names, values, device, keep, dict(key or {}), dict(attributes or {}), checksums)
+
+    def draft(self, name: str, *, keep: int = 2) -> Draft:
+        """Makes memory for the next version, with the layout, key and attributes of the current one.
+
+        Raises:
+            StaleHandle: there is no such object: ``publish()`` the first version.
+            OutOfMemory: there is no memory for another version.
+        """
+        return Draft(self._core.draft(name, keep), self._framework)
+
+    def open(self, name: str, version: int | None = None, *, key: Mapping[str, str] | None = None) -> Version:
+        """Opens a version, or the current one, without a copy.
+
+        Args:
+            key: fields that the version's key must have.
+
+        Raises:
+            StaleHandle: there is no such version; the message says which there are.
+            InvalidArgument: a field of the key differs; the message names it.
+        """
+        return Version(self._core.open(name, version, dict(key or {})), self._framework)
+
+    def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
+        """Opens the current version at addresses at which ``update()`` shows later ones. Raises as ``open()``."""
+        return Follower(self._core.follow(name, dict(key or {})), self._framework)
+
+    def watch(self, name: str, timeout: float | None = None) -> Iterator[int]:
+        """Yields the number of the current version, and of each that becomes the current one.
+
+        Args:
+            timeout: the iterator ends after so many seconds without another version; None for never.
+        """
+        watch = self._core.watch(name)
+        while (number := watch.next(timeout)) is not None:
+            yield number
+
+    def put_bytes(self, name: str, data: Any, *, keep: int = 1) -> int:
+        """Publishes bytes, or an object with the buffer protocol, as a version. Raises as ``publish()``."""
+        return self.publish(name, {_BYTES: bytearray(data)}, keep=keep, device="cpu")
+
+    def get_bytes(self, name: str, version: int | None = None) -> bytes:
+        """Returns a copy of the bytes that ``put_bytes()`` published. Raises as ``open()``."""
+        found = self._core.open(name, version, {})
+        if found.names() != [_BYTES]:
+            raise InvalidArgument(f"{name!r} holds tensors, not bytes; open() it")
+        return bytes(found.tensors("onecopy")[0])
+
+    def list(self) -> list[dict[str, Any]]:
+        """Returns the objects by name: each with ``current`` and its ``versions``, with bytes, device and readers."""
+        return self._core.list()
+
+    def rollback(self, name: str, *, to: int) -> None:
+        """Makes an earlier version the current one again. Raises StaleHandle."""
+        self._core.rollback(name, to)
+
+    def delete(self, name: str, *, keep: int = 0) -> None:
+        """Drops all versions but the ``keep`` that were current last. Readers keep what they have open."""
+        self._core.remove(name, keep)
+
+    def keeper(self) -> dict[str, int]:
+        """Returns the pids of the keeper's halves, ``worker`` and ``guard``."""
+        return self._core.keeper()
+
+    def stop(self) -> None:
+        """Ends the keeper. What no process has open is gone."""
+        self._core.stop()
+
+
+def _command() -> str:
+    """Returns the path of the command that came with this package, or its name."""
+    beside = os.path.join(os.path.dirname(sys.executable), "onecopy")
+    if os.access(beside, os.X_OK):
+        return beside
+    from .__main__ import command
+
+    return str(command() or "onecopy")
+
+
+def connect(*, framework: _Framework | None = None, autostart: bool = True) -> Store:
+    """Connects to the store of this user.
+
+    Args:
+        framework: of the tensors; None for torch if the program has imported it, else onecopy.
+        autostart: starts the keeper if there is none. The environment's ``ONECOPY_STORE_AUTOSTART=0`` turns that off.
+
+    Raises:
+        PeerDied: there is no keeper, and none may be started.
+        Unsupported: the keeper cannot be started; the message says why.
+    """
+    return Store(_core._store_connect(_command(), autostart), framework)

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/incoming.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "binding/args.h"
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+#include "os/crew.h"
+#include "os/process.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr int kMaxCopiers = 8;
+
+}  // namespace
+
+Incoming::Incoming(nb::object object, const std::string& what) : object_(std::move(object)) {
+  if (torch::is_loaded() && torch::is_tensor(object_.ptr())) plain_ = torch::copyable(object_.ptr());
+  if (!plain_) {
+    if (torch::is_loaded() && torch::is_any_tensor(object_.ptr()))
+      object_ = object_.attr("detach")().attr("resolve_conj")().attr("resolve_neg")();
+    source_ = Source::of(object_, what.c_str());
+  }
+  if (!plain_ && !source_)
+    raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object_)));
+}
+
+void Incoming::copy_to(const Tensor& target) const {
+  if (target.nbytes() == 0) return;
+  if (!plain_) return source_->copy_to(target);
+  const Device from = plain_->device;
+  const Transfer transfer{target.data(), target.device(), plain_->data, from, target.nbytes()};
+  const Stream stream = from == kCpu && target.device() == kCpu
+                            ? Stream{}
+                            : torch::current_stream(target.device() == kCpu ? from : target.device());
+  copy_bytes(transfer, stream);
+  if (target.device() == kCpu && from != kCpu) backend(from.type).synchronize(from.index, stream);
+}
+
+void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to) {
+  std::vector<std::size_t> plain;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from[i].host_bytes() && to[i].device() == kCpu) plain.push_back(i);
+    else from[i].copy_to(to[i]);
+  }
+  without_gil([&] {
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+      for (std::size_t i = next.fetch_add(1); i < plain.size(); i = next.fetch_add(1)) {
+        const Tensor& target = to[plain[i]];
+        if (target.nbytes() != 0) std::memcpy(target.data(), from[plain[i]].host_bytes(), target.nbytes());
+      }
+    };
+    const std::size_t helpers =
+        std::min<std::size_t>(plain.size() / 2, std::min(usable_cpus(), kMaxCopiers) - 1);
+    const Crew crew(helpers, work);
+    work();
+  });
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/store/store.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "binding/args.h"
+#include "binding/gil.h"
+#include "binding/no_collection.h"
+#include "binding/open.h"
+#include "onecopy/core/error.h"
+#include "store/incoming.h"
+
+namespace onecopy::python {
+namespace {
+
+nb::list names_of(const stored::Contents& contents) {
+  nb::list names;
+  for (std::size_t row = 0; row < contents.size(); ++row)
+    names.append(nb::str(contents.name(row).data(), contents.name(row).size()));
+  return names;
+}
+
+nb::list torch_tensors(const stored::Contents& contents) {
+  std::vector<torch::View> views;
+  for (std::size_t row = 0; row < contents.size(); ++row)
+    views.push_back({contents.layout(row), contents.offset(row)});
+  const NoCollection no_collection(views.size());
+  nb::list tensors;
+  for (const nb::object& one : torch::views_of(contents.memory(), views)) tensors.append(one);
+  return tensors;
+}
+
+/// Returns all tensors, in order.
+nb::list tensors_of(const stored::Contents& contents, nb::handle framework) {
+  const Framework as =
+      framework_arg(framework, "framework", torch::is_loaded() ? Framework::torch : Framework::onecopy);
+  if (as == Framework::torch) return torch_tensors(contents);
+  const NoCollection no_collection(contents.size());
+  nb::list tensors;
+  for (std::size_t row = 0; row < contents.size(); ++row) tensors.append(open_as(contents.tensor(row), as));
+  return tensors;
+}
+
+std::vector<Incoming> incoming(const std::vector<std::string>& names, const nb::list& tensors) {
+  std::vector<Incoming> all;
+  all.reserve(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i)
+    all.emplace_back(nb::object(tensors[i]), "\"" + names[i] + "\"");
+  return all;
+}
+
+/// The device of all tensors. Throws invalid_argument if there are several.
+Device common_device(const std::vector<std::string>& names, const std::vector<Incoming>& tensors) {
+  for (std::size_t i = 1; i < tensors.size(); ++i)
+    if (tensors[i].device() != tensors[0].device())
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("\"{}\" is on {} and \"{}\" on {}; say with device= where the version is to lie",
+                      names[0], tensors[0].device().str(), names[i], tensors[i].device().str()));
+  return tensors.empty() ? kCpu : tensors[0].device();
+}
+
+stored::Draft new_draft(stored::Store& store, const std::string& name,
+                        const std::vector<std::string>& names, const std::vector<Incoming>& from,
+                        nb::handle device, const stored::PublishOptions& options) {
+  std::vector<stored::TensorSpec> specs;
+  for (std::size_t i = 0; i < names.size(); ++i) specs.push_back({names[i], from[i].layout()});
+  const Device where = device.is_none() ? common_device(names, from) : device_arg(device, "device");
+  return without_gil([&] { return store.draft(name, specs, where, options); });
+}
+
+std::vector<Tensor> tensors_in(const stored::Contents& contents) {
+  std::vector<Tensor> tensors;
+  for (std::size_t row = 0; row < contents.size(); ++row) tensors.push_back(contents.tensor(row));
+  return tensors;
+}
+
+std::uint64_t publish(stored::Store& store, const std::string& name, const std::vector<std::string>& names,
+                      const nb::list& tensors, nb::handle device, std::uint32_t keep,
+                      const stored::Texts& key, const stored::Texts& attributes, bool checksums) {
+  const auto from = incoming(names, tensors);
+  stored::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
+  copy_all(from, tensors_in(draft));
+  return without_gil([&] { return draft.publish(); });
+}
+
+nb::list list(stored::Store& store) {
+  nb::list objects;
+  for (const stored::ObjectInfo& object : without_gil([&] { return store.list(); })) {
+    nb::list versions;
+    for (const stored::VersionInfo& v : object.versions) {
+      nb::dict version;
+      version["version"] = v.number;
+      version["bytes"] = v.bytes;
+      version["device"] = v.device;
+      version["readers"] = v.readers;
+      version["publisher"] = v.publisher;
+      version["made_at"] = static_cast<double>(v.made_at) * 1e-9;
+      versions.append(version);
+    }
+    nb::dict entry;
+    entry["name"] = nb::str(object.name.data(), object.name.size());
+    entry["current"] = object.current;
+    entry["versions"] = versions;
+    objects.append(entry);
+  }
+  return objects;
+}
+
+stored::Store connect(const std::string& command, bool autostart) {
+  return without_gil([&] { return stored::Store::connect({autostart, command}); });
+}
+
+std::uint64_t update(stored::Follower& follower, nb::handle timeout) {
+  const auto left = deadline_of(timeout).left(std::chrono::hours(24 * 365));
+  return without_gil([&] { return follower.update(left); });
+}
+
+nb::object next_version(stored::Watch& watch, nb::handle timeout) {
+  const auto number =
+      wait_until(deadline_of(timeout), [&](std::chrono::nanoseconds slice) { return watch.next(slice); });
+  return number ? nb::cast(*number) : nb::none();
+}
+
+template <class Class>
+void add_contents(Class& c) {
+  using Contents = typename Class::Type;
+  c.def(
+       "names", [](const Contents& contents) { return names_of(contents); },
+       nb::sig("def names(self) -> list[str]"))
+      .def(
+          "tensors",
+          [](const Contents& contents, nb::handle framework) { return tensors_of(contents, framework); },
+          nb::arg("framework").none(),
+          nb::sig("def tensors(self, framework: str | None) -> list[typing.Any]"));
+}
+
+void add_version(nb::module_& m) {
+  nb::class_<stored::Version> version(m, "_StoreVersion");
+  add_contents(version);
+  version.def_prop_ro("number", &stored::Version::number)
+      .def_prop_ro("key", [](const stored::Version& v) { return v.key(); })
+      .def_prop_ro("attributes", [](const stored::Version& v) { return v.attributes(); })
+      .def("verify", [](const stored::Version& v) { without_gil([&] { v.verify(); }); });
+  nb::class_<stored::Follower, stored::Version>(m, "_StoreFollower")
+      .def("update", &update, nb::arg("timeout").none(),
+           nb::sig("def update(self, timeout: float | None) -> int"));
+  nb::class_<stored::Draft> draft(m, "_StoreDraft");
+  add_contents(draft);
+  draft.def("publish", [](stored::Draft& d) { return without_gil([&] { return d.publish(); }); });
+  nb::class_<stored::Watch>(m, "_StoreWatch")
+      .def("next", &next_version, nb::arg("timeout").none(),
+           nb::sig("def next(self, timeout: float | None) -> int | None"));
+}
+
+}  // namespace
+
+/// Adds the classes of which onecopy.store is the public form.
+void init_store(nb::module_& m) {
+  using stored::Store;
+  add_version(m);
+  nb::class_<Store>(m, "_Store")
+      .def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
+           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
+           nb::arg("checksums"))
+      .def("draft", [](Store& s, const std::string& name,
+                       std::uint32_t keep) { return without_gil([&] { return s.draft(name, keep); }); })
+      .def(
+          "open",
+          [](Store& s, const std::string& name, std::optional<std::uint64_t> number,
+             const stored::Texts& key) { return without_gil([&] { return s.open(name, number, key); }); },
+          nb::arg("name"), nb::arg("number").none(), nb::arg("key"))
+      .def("follow",
+           [](Store& s, const std::string& name, const stored::Texts& key) {
+             return without_gil([&] { return s.follow(name, key); });
+           })
+      .def("watch", &Store::watch)
+      .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
+      .def("rollback", [](Store& s, const std::string& name,
+                          std::uint64_t number) { without_gil([&] { s.rollback(name, number); }); })
+      .def("remove", [](Store& s, const std::string& name,
+                        std::uint32_t keep) { without_gil([&] { s.remove(name, keep); }); })
+      .def(
+          "keeper",
+          [](Store& s) {
+            const auto keeper = without_gil([&] { return s.keeper(); });
+            nb::dict pids;
+            pids["worker"] = keeper.worker;
+            pids["guard"] = keeper.guard;
+            return pids;
+          },
+          nb::sig("def keeper(self) -> dict[str, int]"))
+      .def("stop", [](Store& s) { without_gil([&] { s.stop(); }); });
+  m.def("_store_connect", &connect);
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of the store: versions, drafts, followers, and the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onecopy
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A store of the test's own; its keeper ends with the test."""
+    directory = tmp_path / "store"
+    monkeypatch.setenv("ONECOPY_STORE_DIR", str(directory))
+    yield directory
+    with contextlib.suppress(onecopy.PeerDied):
+        onecopy.store.connect(autostart=False).stop()
+
+
+@pytest.fixture
+def store(place):
+    return onecopy.store.connect()
+
+
+def values(version, count=3):
+    return {f"layer.{i}": torch.full((4, 5), float(version)) for i in range(count)}
+
+
+def eventually(condition, seconds=20):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.005)
+
+
+def run(program, *arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100, **options
+    )
+
+
+def test_another_process_reads_what_was_published_and_its_publisher_has_ended(store):
+    program = "import sys, torch, onecopy; onecopy.store.connect().publish('a', {'x': torch.arange(6).reshape(2, 3)})"
+    assert run(program).returncode == 0
+    assert store.open("a")["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_every_dtype_and_shape_is_as_it_was(store):
+    tensors = {
+        "f": torch.rand(3, 7),
+        "b": torch.ones(5, dtype=torch.bfloat16),
+        "i": torch.arange(4, dtype=torch.int64),
+        "t": torch.tensor([True, False]),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "strided": torch.arange(12).reshape(3, 4).t(),
+    }
+    store.publish("a", tensors)
+    found = store.open("a")
+    assert list(found) == list(tensors)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+def test_arrays_of_other_libraries_are_published_too(store):
+    numpy = pytest.importorskip("numpy")
+    store.publish("a", {"n": numpy.arange(5.0), "o": onecopy.full((2,), 3.0)})
+    assert store.open("a")["n"].tolist() == [0, 1, 2, 3, 4]
+    assert store.open("a")["o"].tolist() == [3, 3]
+
+
+def test_a_version_is_a_number_and_the_newest_is_the_current_one(store):
+    assert store.publish("a", values(1)) == 1
+    assert store.publish("a", values(2)) == 2
+    assert store.open("a").version == 2
+    assert float(store.open("a", 1)["layer.0"][0, 0]) == 1
+
+
+def test_a_reader_cannot_write(store):
+    store.publish("a", values(1))
+    program = "import torch, onecopy; onecopy.store.connect().open('a')['layer.0'].fill_(2)"
+    assert run(program).returncode == -signal.SIGSEGV
+    assert float(store.open("a")["layer.0"][0, 0]) == 1
+
+
+def test_a_publisher_cannot_write_to_what_it_has_published(store):
+    program = """
+import torch, onecopy
+store = onecopy.store.connect()
+store.publish("a", {"x": torch.ones(3)})
+with store.draft("a") as draft:
+    draft["x"].fill_(2)
+print(draft.version, draft["x"].tolist(), flush=True)
+draft["x"].fill_(3)
+"""
+    done = run(program)
+    assert done.stdout == "2 [2.0, 2.0, 2.0]\n"
+    assert done.returncode == -signal.SIGSEGV
+    assert store.open("a")["x"].tolist() == [2, 2, 2]
+
+
+def test_a_draft_that_raises_is_no_version(store):
+    store.publish("a", values(1))
+    with pytest.raises(ZeroDivisionError), store.draft("a") as draft:
+        draft["layer.0"].fill_(9)
+        raise ZeroDivisionError
+    assert store.open("a").version == 1
+
+
+def test_a_follower_shows_new_versions_at_the_same_addresses(store):
+    store.publish("a", values(1))
+    live = store.follow("a")
+    tensors = list(live.values())
+    places = [tensor.data_ptr() for tensor in tensors]
+    for number in range(2, 6):
+        with store.draft("a") as draft:
+            for tensor in draft.values():
+                tensor.fill_(number)
+        assert live.update() == live.version == number
+        assert all(torch.equal(tensor, torch.full((4, 5), float(number))) for tensor in tensors)
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    assert live.update() == 5
+
+
+def test_a_follower_refuses_another_layout_and_names_the_difference(store):
+    store.publish("a", values(1))
+    live = store.follow("a")
+    kept = live["layer.0"]
+    store.publish("a", {**values(2), "layer.1": torch.ones(7)})
+    with pytest.raises(onecopy.InvalidArgument, match='"layer.1" is float32\\[7\\] and was float32\\[4, 5\\]'):
+        live.update()
+    assert live.version == 1
+    assert float(kept[0, 0]) == 1
+    assert store.follow("a").version == 2
+
+
+def test_a_rollback_shows_an_earlier_version_and_the_next_one_has_a_new_number(store):
+    store.publish("a", values(1))
+    live = store.follow("a")
+    store.publish("a", values(2))
+    assert live.update() == 2
+    store.rollback("a", to=1)
+    assert live.update() == 1
+    assert store.open("a").version == 1
+    assert store.publish("a", values(3)) == 3
+
+
+def test_old_versions_go_when_nobody_reads_them(store):
+    store.publish("a", values(1), keep=1)
+    reader = store.open("a")
+    for version in (2, 3):
+        store.publish("a", values(version), keep=1)
+    eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [1, 3])
+    assert float(reader["layer.0"][0, 0]) == 1
+    del reader
+    eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [3])
+
+
+def test_a_reader_keeps_what_is_deleted(store):
+    store.publish("a", values(1))
+    reader = store.open("a")
+    store.delete("a")
+    assert store.list() == []
+    assert float(reader["layer.2"][3, 4]) == 1
+    with pytest.raises(onecopy.StaleHandle, match='no object "a"'):
+        store.open("a")
+
+
+def test_a_key_that_differs_is_refused_by_its_field(store):
+    store.publish("a", values(1), key={"rank": "0", "dtype": "bf16"})
+    assert store.open("a", key={"rank": "0"}).key == {"rank": "0", "dtype": "bf16"}
+    with pytest.raises(onecopy.InvalidArgument, match='"0" for the field "rank" of its key, and "1" was asked for'):
+        store.open("a", key={"rank": "1"})
+
+
+def test_checksums_are_verified(store):
+    store.publish("a", values(1), checksums=True)
+    store.open("a").verify()
+    with store.draft("a") as draft:
+        draft["layer.1"].fill_(7)
+    store.open("a").verify()
+    store.publish("b", values(1))
+    with pytest.raises(onecopy.InvalidArgument, match="without checksums"):
+        store.open("b").verify()
+
+
+def test_bytes_are_objects_too(store):
+    data = os.urandom(10_000)
+    store.put_bytes("cache/1", data)
+    assert store.get_bytes("cache/1") == data
+    store.put_bytes("nothing", b"")
+    assert store.get_bytes("nothing") == b""
+    store.publish("a", values(1))
+    with pytest.raises(onecopy.InvalidArgument, match="holds tensors, not bytes"):
+        store.get_bytes("a")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\x7f"])
+def test_a_bad_name_is_refused_with_the_rule(store, name):
+    with pytest.raises(onecopy.InvalidArgument, match="1 to 1024 bytes of text without control characters"):
+        store.publish(name, values(1))
+
+
+def test_names_may_have_slashes_and_any_letters(store):
+    for name in ("org/model", "größe 模型", "x" * 1024):
+        assert store.publish(name, values(1)) == 1
+    assert len(store.list()) == 3
+
+
+def test_bad_tensors_are_refused(store):
+    with pytest.raises(TypeError, match="mapping of names to tensors, such as module.state_dict"):
+        store.publish("a", torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match='"x" must be a tensor or an array'):
+        store.publish("a", {"x": "text"})
+    with pytest.raises(onecopy.InvalidArgument, match="keep is 0"):
+        store.publish("a", values(1), keep=0)
+    assert store.list() == []
+
+
+def test_a_module_takes_the_memory(store):
+    model = torch.nn.Linear(3, 2)
+    store.publish("a", model.state_dict())
+    other = torch.nn.Linear(3, 2, device="meta")
+    weights = store.open("a")
+    weights.load_into(other)
+    assert torch.equal(other(torch.ones(3)), model(torch.ones(3)))
+    assert other.weight.data_ptr() == weights["weight"].data_ptr()
+
+
+def test_watch_yields_each_version_that_becomes_current(store):
+    store.publish("a", values(1))
+    seen = store.watch("a", timeout=20)
+    assert next(seen) == 1
+    store.publish("a", values(2))
+    assert next(seen) == 2
+    store.rollback("a", to=1)
+    assert next(seen) == 1
+    assert list(store.watch("a", timeout=0.05)) == [1]
+
+
+def test_without_autostart_the_error_names_the_command(place, monkeypatch):
+    monkeypatch.setenv("ONECOPY_STORE_AUTOSTART", "0")
+    with pytest.raises(onecopy.PeerDied, match="onecopy store serve"):
+        onecopy.store.connect()
+
+
+def test_a_keeper_is_started_once_however_many_ask(place):
+    program = "import onecopy; print(sorted(onecopy.store.connect().keeper().values()))"
+    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    answers = {process.communicate(timeout=100)[0] for process in started}
+    assert len(answers) == 1
+
+
+def test_a_limit_is_an_error_with_the_numbers(place):
+    command = onecopy.store._command()
+    assert (
+        subprocess.run([command, "store", "serve", "--background", "--max-bytes", "8KiB"], timeout=60).returncode == 0
+    )
+    store = onecopy.store.connect()
+    store.publish("a", {"x": torch.ones(1024)})
+    with pytest.raises(onecopy.OutOfMemory, match="has 8192 bytes, and the store holds 4096 of the 8192"):
+        store.publish("b", {"x": torch.ones(2048)})
+    assert [entry["name"] for entry in store.list()] == ["a"]
+
+
+def test_a_forked_child_reads_and_publishes(store):
+    store.publish("a", values(1))
+    reader = store.open("a")
+    pid = os.fork()
+    if pid == 0:
+        ok = float(reader["layer.0"][0, 0]) == 1 and store.publish("a", values(2)) == 2
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert store.open("a").version == 2
+
+
+def test_the_command_puts_lists_rolls_back_and_removes(store, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    path = tmp_path / "x.npy"
+    numpy.save(path, numpy.arange(4.0))
+    command = onecopy.store._command()
+
+    def call(*words):
+        return subprocess.run([command, "store", *words], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert call("put", "a", str(path)) == "a version 1: 1 tensor, 32 B\n"
+    call("put", "a", str(path))
+    assert json.loads(call("ls", "--format", "json"))[0]["current"] == 2
+    call("rollback", "a", "1")
+    assert "1*" in call("ls")
+    assert store.open("a")["array"].tolist() == [0, 1, 2, 3]
+    call("rm", "a")
+    assert call("ls") == "The store is empty.\n"
+
+
+def test_the_keeper_ends_when_it_is_told_to(store, place):
+    halves = store.keeper()
+    store.stop()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in halves.values()))
+    assert not (place / "keeper").exists()

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/store/store.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "interrupts.h"
+#include "load_file.h"
+#include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "output_format.h"
+#include "store/keeper/keeper.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+struct StoreOptions {
+  std::string name;
+  std::string path;
+  std::uint64_t version = 0;
+  std::uint32_t keep = 2;  ///< of put
+  std::uint32_t left = 0;  ///< of rm
+  std::uint64_t max_bytes = UINT64_MAX;
+  bool in_background = false;
+};
+using Options = std::shared_ptr<StoreOptions>;  // owners: the parser, which fills it in, and the command
+
+stored::Store connect(bool autostart = false) {
+  return stored::Store::connect({autostart, "/proc/self/exe"});
+}
+
+int serve(const StoreOptions& options) {
+  stored::ServeOptions serve;
+  serve.limits.bytes = options.max_bytes;
+  serve.in_background = options.in_background;
+  stored::serve(stored::Place::of_this_user(), serve);
+  return 0;
+}
+
+/// Reads the file first, so that a file that cannot be read costs the store nothing.
+int put(const StoreOptions& options) {
+  Interrupts interrupts;
+  LoadedFile loaded;
+  {
+    ProgressBar bar("loading");
+    loaded = load_file(options.path, [&](std::uint64_t done, std::uint64_t total) {
+      bar.show(done, total);
+      interrupts.check();
+    });
+  }
+  stored::PublishOptions publish;
+  publish.keep = options.keep;
+  publish.attributes["source"] = options.path;
+  const auto number = connect(true).publish(options.name, loaded.tensors, publish);
+  fmt::print("{} version {}: {}, {}\n", escaped(options.name), number,
+             plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes));
+  return 0;
+}
+
+nlohmann::json json_of(const stored::ObjectInfo& object) {
+  nlohmann::json versions = nlohmann::json::array();
+  for (const auto& v : object.versions)
+    versions.push_back({{"version", v.number},
+                        {"bytes", v.bytes},
+                        {"device", v.device},
+                        {"readers", v.readers},
+                        {"publisher", v.publisher},
+                        {"made_at", static_cast<double>(v.made_at) * 1e-9}});
+  return {{"name", object.name}, {"current", object.current}, {"versions", versions}};
+}
+
+void print_table(const std::vector<stored::ObjectInfo>& objects) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  Table table({{"OBJECT", Align::left, true},
+               {"VERSION", Align::right},
+               {"SIZE", Align::right},
+               {"DEVICE"},
+               {"READERS", Align::right},
+               {"AGE", Align::right}});
+  for (const auto& object : objects)
+    for (const auto& v : object.versions)
+      table.add({escaped(object.name),
+                 fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
+                 format_bytes(v.bytes), v.device, std::to_string(v.readers),
+                 format_age(now - std::chrono::nanoseconds(v.made_at))});
+  fmt::print("{}", table.str(line_width()));
+}
+
+int list(OutputFormat format) {
+  std::vector<stored::ObjectInfo> objects;
+  try {
+    objects = connect().list();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;  // without a keeper there are no objects
+  }
+  if (format == OutputFormat::json) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const auto& object : objects) all.push_back(json_of(object));
+    print_json(all);
+  } else if (objects.empty()) {
+    fmt::print("The store is empty.\n");
+  } else {
+    print_table(objects);
+  }
+  return 0;
+}
+
+int watch(const StoreOptions& options) {
+  Interrupts interrupts;
+  stored::Watch changes = connect(true).watch(options.name);
+  while (!interrupts.pending()) {
+    const auto number = changes.next(std::chrono::milliseconds(200));
+    if (!number) continue;
+    fmt::print("{} version {}\n", escaped(options.name), *number);
+    flush_output();
+  }
+  return 0;
+}
+
+int rollback(const StoreOptions& options) {
+  connect().rollback(options.name, options.version);
+  return 0;
+}
+
+int remove(const StoreOptions& options) {
+  connect().remove(options.name, options.left);
+  return 0;
+}
+
+int stop() {
+  connect().stop();
+  return 0;
+}
+
+CLI::App* add(CLI::App& store, const char* name, const char* what, Command& command, const Options& options,
+              int (*run)(const StoreOptions&)) {
+  auto* const sub = store.add_subcommand(name, what);
+  sub->callback([&command, options, run] { command = [options, run] { return run(*options); }; });
+  return sub;
+}
+
+void add_name(CLI::App& sub, const Options& options) {
+  sub.add_option("NAME", options->name, "The name of the object")->required();
+}
+
+void add_serve(CLI::App& store, Command& command, const Options& options) {
+  auto* const sub = add(store, "serve", "Be the keeper, in the foreground", command, options, &serve);
+  sub->add_option("--max-bytes", options->max_bytes,
+                  "Refuse versions that would make it hold more than this")
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("BYTES");
+  sub->add_flag("--background", options->in_background,
+                "Leave the keeper to processes of their own, once it answers");
+}
+
+void add_changes(CLI::App& store, Command& command, const Options& options) {
+  auto* const put_files =
+      add(store, "put", "Publish the tensors of a safetensors or npy file", command, options, &put);
+  add_name(*put_files, options);
+  put_files->add_option("FILE", options->path, "A .safetensors or .npy file, or a directory of the former")
+      ->required();
+  put_files->add_option("--keep", options->keep, "So many versions stay, the new one included")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  auto* const back =
+      add(store, "rollback", "Make an earlier version the current one again", command, options, &rollback);
+  add_name(*back, options);
+  back->add_option("VERSION", options->version, "Its number")->required();
+  auto* const rm = add(store, "rm", "Remove an object", command, options, &remove);
+  add_name(*rm, options);
+  rm->add_option("--keep", options->left, "So many versions stay, those that were current last");
+}
+
+}  // namespace
+
+void add_store(CLI::App& app, Command& command) {
+  auto* const store =
+      app.add_subcommand("store", "Keep weights under a name, also when every process has ended");
+  store->require_subcommand(1);
+  const auto options = std::make_shared<StoreOptions>();
+  add_serve(*store, command, options);
+  add_changes(*store, command, options);
+  auto* const ls =
+      store->add_subcommand("ls", "List objects, versions and readers; * marks the current version");
+  const auto format = add_format_option(*ls);
+  ls->callback([&command, format] { command = [format] { return list(*format); }; });
+  add_name(
+      *add(*store, "watch", "Print each version that becomes the current one", command, options, &watch),
+      options);
+  auto* const end = store->add_subcommand("stop", "End the keeper; what no process has open is gone");
+  end->callback([&command] { command = [] { return stop(); }; });
+  store->footer(
+      "The keeper is two small processes that replace each other. Programs start it when they need it\n"
+      "(ONECOPY_STORE_AUTOSTART=0 turns that off); it ends when it has been empty for ten minutes.\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy store put llama Llama-3-8B/     publish a checkpoint\n"
+      "  onecopy store ls                        what there is, and who reads it\n"
+      "  onecopy store rollback llama 3          go back to version 3");
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/random.h"
+#include "store/client/state.h"
+#include "store/keeper/version_files.h"
+
+namespace onecopy::stored {
+
+std::size_t Contents::size() const noexcept { return state_->table.rows.size(); }
+const std::string& Contents::name(std::size_t row) const { return state_->table.rows.at(row).name; }
+const Layout& Contents::layout(std::size_t row) const { return state_->table.rows.at(row).layout; }
+std::uint64_t Contents::offset(std::size_t row) const { return state_->table.rows.at(row).offset; }
+Device Contents::device() const noexcept { return state_->memory->device(); }
+
+std::optional<std::size_t> Contents::find(std::string_view name) const {
+  std::call_once(state_->rows_made, [this] {
+    for (std::size_t row = 0; row < size(); ++row) state_->rows.emplace(state_->table.rows[row].name, row);
+  });
+  const auto at = state_->rows.find(name);
+  return at == state_->rows.end() ? std::nullopt : std::optional(at->second);
+}
+
+Tensor Contents::tensor(std::size_t row) const {
+  const MappedMemory& memory = *state_->memory;
+  return {state_->block, memory.data() + offset(row), layout(row), memory.device(), memory.access()};
+}
+
+Tensor Contents::memory() const {
+  const MappedMemory& memory = *state_->memory;
+  const Layout bytes(DType::u8, {static_cast<std::int64_t>(memory.size())});
+  return {state_->block, memory.data(), bytes, memory.device(), memory.access()};
+}
+
+std::uint64_t Version::number() const noexcept { return state_->version.number; }
+const Texts& Version::key() const noexcept { return state_->table.key; }
+const Texts& Version::attributes() const noexcept { return state_->table.attributes; }
+
+void Version::verify() const {
+  if (state_->table.checksums.empty() && size() != 0)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("version {} of \"{}\" was published without checksums", number(),
+                            state_->version.name));
+  const auto now = checksums_of(state_->table, *state_->memory);
+  for (std::size_t row = 0; row < size(); ++row)
+    if (now[row] != state_->table.checksums[row])
+      throw Error(
+          ErrorCode::bad_handle,
+          fmt::format("\"{}\" of version {} of \"{}\" has the checksum {:08x}, and {:08x} was published",
+                      name(row), number(), state_->version.name, now[row], state_->table.checksums[row]));
+}
+
+std::uint64_t Draft::publish() {
+  State& s = *state_;
+  if (!s.is_sealed) {
+    s.memory->protect();
+    point("store.draft.sealed");
+    if (s.table.checksums.size() == s.table.rows.size() && size() != 0)
+      s.table.checksums = checksums_of(s.table, *s.memory);
+    s.is_sealed = true;
+  }
+  ExportedMemory exported = s.memory->export_chunks();
+  s.table.kind = static_cast<std::uint8_t>(exported.kind);
+  s.table.blob = std::move(exported.blob);
+  const Fd table = write_table(s.table);
+  std::vector<int> files = numbers_of(exported.fds);
+  files.insert(files.begin(), table.get());
+  point("store.draft.written");
+  s.version.number = Client::here(s.client).ask<Published>(Publish{s.version}, files).number;
+  point("store.draft.published");
+  return s.version.number;
+}
+
+std::uint64_t Follower::update(std::chrono::nanoseconds timeout) {
+  State& s = *state_;
+  const LockGuard lock(s.update);
+  auto reading =
+      Client::here(s.client).open(s.version.name, 0, &s.memory->reading(), Deadline::after(timeout));
+  if (!reading) return s.version.number;
+  std::vector<Fd> files = reading->files();
+  OpenTable opened(files.front(), s.layout);
+  const VersionRecord version = reading->version();
+  const ByteSpan layout = opened.layout();
+  if (!std::equal(layout.begin(), layout.end(), s.layout.begin(), s.layout.end()))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("version {} of \"{}\" has another layout: {}; follow the object again", version.number,
+                    version.name, first_difference(s.table.rows, opened.table.rows)));
+  if (device_of(opened.table) != device())
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("version {} of \"{}\" is on another device; follow the object again",
+                            version.number, version.name));
+  s.memory->show(memory_of(opened.table, std::move(files)), std::move(*reading));
+  s.table.key = std::move(opened.table.key);
+  s.table.attributes = std::move(opened.table.attributes);
+  s.table.checksums = std::move(opened.table.checksums);
+  s.version = version;
+  return version.number;
+}
+
+}  // namespace onecopy::stored

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/client/link.h"
+
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::stored {
+namespace {
+
+constexpr std::chrono::microseconds kAwake{200};  // an answer comes sooner than a thread wakes up
+
+Digest read_secret(const Place& place) {
+  try {
+    return place.secret();
+  } catch (const Error& error) {
+    if (error.vendor_code() == ENOENT) throw Error(ErrorCode::peer_died, "the store has no keeper yet");
+    throw;
+  }
+}
+
+}  // namespace
+
+Link Link::connect(const Place& place, Deadline deadline) {
+  const Digest secret = read_secret(place);
+  const ByteSpan key = std::as_bytes(std::span(secret));
+  Link link(UnixSocket::connect(place.socket(), deadline.whole_ms_left(kLongest)));
+  if (const auto peer = link.socket_.peer(); !peer.is_our_user)
+    throw Error(ErrorCode::other_user, "the keeper of the store" + describe_other_user(peer.uid));
+  const auto ours = make_nonce<Nonce>();
+  const auto challenge = unpack<Challenge>(link.ask(pack(Hello{ours}), {}, deadline).bytes);
+  if (!is_proof(challenge.proof, prove(key, "keeper", ours, challenge.nonce)))
+    throw Error(ErrorCode::bad_secret,
+                "the process that listens as the store's keeper does not know its secret");
+  link.welcome_ = unpack<Welcome>(
+      link.ask(pack(Prove{prove(key, "client", ours, challenge.nonce)}), {}, deadline).bytes);
+  return link;
+}
+
+Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadline) {
+  socket_.send(question, fds, deadline.whole_ms_left(kLongest));
+  if (auto packet = socket_.try_receive_for(kAwake)) return std::move(*packet);
+  return socket_.receive(deadline.whole_ms_left(kLongest));
+}
+
+}  // namespace onecopy::stored

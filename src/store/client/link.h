@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "os/deadline.h"
+#include "os/unix_socket.h"
+#include "store/format/message.h"
+#include "store/format/place.h"
+
+namespace onecopy::stored {
+
+/// A connection to the keeper, which has proved that it knows the secret. Thread safety: none.
+class Link {
+ public:
+  /// Throws peer_died if no keeper listens, timeout, bad_secret, other_user, version_mismatch.
+  static Link connect(const Place& place, Deadline deadline);
+
+  const Welcome& welcome() const noexcept { return welcome_; }
+  /// Sends a question and returns the answer, also a `refused`. Throws peer_died, timeout; the link is of no use then.
+  Packet ask(const Bytes& question, std::span<const int> fds, Deadline deadline);
+  void tell(const Bytes& message, Deadline deadline) {
+    socket_.send(message, {}, deadline.whole_ms_left(kLongest));
+  }
+  /// Waits for the answer to a question that was told. After a timeout the caller may wait again.
+  Packet hear(Deadline deadline) { return socket_.receive(deadline.whole_ms_left(kLongest)); }
+
+ private:
+  static constexpr std::chrono::hours kLongest{24};
+
+  explicit Link(UnixSocket socket) : socket_(std::move(socket)) {}
+
+  UnixSocket socket_;
+  Welcome welcome_;
+};
+
+}  // namespace onecopy::stored

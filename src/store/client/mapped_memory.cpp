@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/client/mapped_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "store/format/message.h"
+
+namespace onecopy::stored {
+namespace {
+
+constexpr std::uint64_t kChunk = std::uint64_t{1} << 30;
+
+std::uint64_t rounded(std::uint64_t bytes, std::uint64_t unit) noexcept {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::vector<std::unique_ptr<PhysicalChunk>> make_chunks(Backend& vendor, int ordinal, std::uint64_t bytes) {
+  std::uint64_t chunk = kChunk;
+  while (bytes / chunk >= kMaxChunks) chunk *= 2;
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
+  for (std::uint64_t left = rounded(bytes, vendor.granularity()); left != 0; left -= std::min(left, chunk))
+    chunks.push_back(vendor.create_chunk(ordinal, std::min(left, chunk)));
+  return chunks;
+}
+
+}  // namespace
+
+BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
+  auto chunks = make_chunks(backend(device.type), device.index, bytes);
+  return {new MappedMemory(device, std::move(chunks), Access::read_write, {}), 0};
+}
+
+BlockRef MappedMemory::open(Device device, ExportedMemory memory, Client::Reading reading) {
+  Chunks chunks;
+  if (memory.size != 0)
+    chunks = backend(device.type).import_chunks(device.index, std::move(memory), device.index);
+  return {new MappedMemory(device, std::move(chunks), Access::read_only, std::move(reading)), 0};
+}
+
+MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading)
+    : BlockGroup(false),
+      device_(device),
+      reading_(std::move(reading)),
+      chunks_(std::move(chunks)),
+      access_(access) {
+  for (const auto& chunk : chunks_) size_ += chunk->size();
+  if (size_ == 0) return;
+  reservation_ = backend(device.type).reserve(device.index, size_);
+  map();
+}
+
+void MappedMemory::map() {
+  std::size_t at = 0;
+  for (const auto& chunk : chunks_) {
+    reservation_->map(at, *chunk, 0, chunk->size());
+    at += chunk->size();
+  }
+  reservation_->allow(device_.index, 0, size_, access_);
+}
+
+/// The kernel refuses writable mappings of a sealed file, and there is none left when it is sealed.
+void MappedMemory::protect() {
+  if (access_ == Access::read_only) return;
+  access_ = Access::read_only;
+  if (size_ == 0) return;
+  Backend& vendor = backend(device_.type);
+  vendor.finish_work();
+  reservation_->unmap(0, size_);
+  if (device_ == kCpu)
+    for (const Fd& fd : vendor.export_chunks(chunks_, Access::read_write).fds)
+      add_seals(fd, kSealFutureWrite);
+  map();
+}
+
+void MappedMemory::show(ExportedMemory memory, Client::Reading reading) {
+  if (memory.size != size_)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("a version of {} bytes came where {} are shown", memory.size, size_));
+  Backend& vendor = backend(device_.type);
+  Chunks others;
+  if (size_ != 0) others = vendor.import_chunks(device_.index, std::move(memory), device_.index);
+  vendor.finish_work();
+  if (size_ != 0) reservation_->unmap(0, size_);
+  std::swap(chunks_, others);
+  try {
+    if (size_ != 0) map();
+  } catch (...) {
+    std::swap(chunks_, others);
+    reservation_->unmap(0, size_);
+    map();
+    throw;
+  }
+  others
+      .clear();  // before the reading of it ends: the guard is to be the last that has it, and takes the time to free it
+  reading_ = std::move(reading);
+}
+
+ExportedMemory MappedMemory::export_chunks() const {
+  if (size_ == 0) return {};
+  return backend(device_.type).export_chunks(chunks_, Access::read_only);
+}
+
+}  // namespace onecopy::stored

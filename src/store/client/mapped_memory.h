@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/backend.h"
+#include "device/reservation.h"
+#include "onecopy/memory/block.h"
+#include "store/client/client.h"
+
+namespace onecopy::stored {
+
+/// The memory of a draft or a version at addresses of this process, as one block: the last reference unmaps it, and ends
+/// the reading. Other processes find it by the store alone.
+///
+/// Thread safety: references may come and go concurrently; the caller serialises protect(), show() and export_chunks().
+class MappedMemory final : public BlockGroup {
+ public:
+  /// Makes memory, writable and zero, of at least `bytes`. Throws out_of_memory.
+  static BlockRef create(Device device, std::uint64_t bytes);
+  /// Maps memory that another process made, read-only. Throws bad_handle, out_of_mappings.
+  static BlockRef open(Device device, ExportedMemory memory, Client::Reading reading);
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+
+  std::byte* data() const noexcept { return reservation_ ? reservation_->base() : nullptr; }
+  std::uint64_t size() const noexcept { return size_; }
+  Device device() const noexcept { return device_; }
+  Access access() const noexcept { return access_; }
+  const Client::Reading& reading() const noexcept { return reading_; }
+
+  /// Takes write access from this process and, for memory of the CPU, from all others for ever.
+  void protect();
+  /// Shows other memory of the same size at the same addresses. If it throws, the old memory is there as before.
+  void show(ExportedMemory memory, Client::Reading reading);
+  ExportedMemory export_chunks() const;
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ private:
+  using Chunks = std::vector<std::unique_ptr<PhysicalChunk>>;
+
+  MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading);
+  ~MappedMemory() = default;
+  void map();
+
+  const Device device_;
+  Client::Reading reading_;  ///< ends after the mapping
+  Chunks chunks_;
+  std::uint64_t size_ = 0;
+  std::unique_ptr<Reservation> reservation_;  ///< none for no bytes
+  Access access_;
+  std::atomic<std::uint64_t> references_{1};
+};
+
+}  // namespace onecopy::stored

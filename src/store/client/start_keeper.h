@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+namespace onecopy::stored {
+
+/// Runs `COMMAND store serve --background`, which returns when clients can connect. Has no effect if another process
+/// has started a keeper meanwhile. Throws unsupported with the command's own words if it fails.
+void start_keeper(const std::string& command);
+
+}  // namespace onecopy::stored

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "onecopy/store/store.h"
+#include "os/mapping.h"
+#include "os/mutex.h"
+#include "store/client/client.h"
+#include "store/client/mapped_memory.h"
+#include "store/format/table.h"
+
+namespace onecopy::stored {
+
+/// The state behind the public API: a table, and memory. Thread safety: as the objects of the API.
+struct Contents::State {
+  State(Table rows_and_more, BlockRef mapped)
+      : table(std::move(rows_and_more)),
+        block(std::move(mapped)),
+        memory(static_cast<MappedMemory*>(block.group())) {}
+
+  Table table;
+  Bytes layout;  ///< of a follower's table, to be compared
+  std::shared_ptr<Client> client;
+  const BlockRef block;
+  MappedMemory* const memory;  ///< behind `block`
+  VersionRecord version;
+  Mutex update;  ///< one update at a time
+  bool is_sealed = false;
+  std::unordered_map<std::string_view, std::size_t> rows;  ///< made by find()
+  std::once_flag rows_made;
+};
+
+/// The table in a descriptor. Throws bad_handle.
+struct OpenTable {
+  explicit OpenTable(const Fd& fd, ByteSpan known = {});
+
+  ByteSpan layout() const noexcept { return layout_of({bytes.data(), bytes.size()}); }
+
+  Mapping bytes;
+  Table table;
+};
+
+/// A sealed memfd with the table.
+Fd write_table(const Table& table);
+/// The memory that a table describes, in these descriptors behind it.
+ExportedMemory memory_of(const Table& table, std::vector<Fd> files);
+Device device_of(const Table& table);
+
+/// A checksum of each row.
+std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory);
+
+}  // namespace onecopy::stored

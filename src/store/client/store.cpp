@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/store/store.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "os/random.h"
+#include "store/client/state.h"
+#include "store/client/watch.h"
+#include "store/format/record.h"
+
+namespace onecopy::stored {
+namespace {
+
+void check_key(const Texts& key, const Texts& wanted, const VersionRecord& version) {
+  for (const auto& [field, value] : wanted) {
+    const auto at = key.find(field);
+    if (at != key.end() && at->second == value) continue;
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("version {} of \"{}\" has {} for the field \"{}\" of its key, and \"{}\" was asked for",
+                    version.number, version.name,
+                    at == key.end() ? "nothing" : fmt::format("\"{}\"", at->second), field, value));
+  }
+}
+
+VersionRecord record_of(const std::string& name, const MappedMemory& memory, std::uint32_t keep) {
+  VersionRecord version;
+  version.name = name;
+  random_bytes(std::as_writable_bytes(std::span(version.token)));
+  version.bytes = memory.size();
+  version.device = memory.device().str();
+  version.keep = keep;
+  return version;
+}
+
+}  // namespace
+
+Store Store::connect(const ConnectOptions& options) {
+  auto client = std::make_shared<Client>(Place::of_this_user(), options);
+  client->welcome(Deadline::after(kKeeperPatience));
+  return Store(std::move(client));
+}
+
+Client& Store::client() { return Client::here(client_); }
+
+Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors, Device device,
+                   const PublishOptions& options) {
+  check_name(name);
+  if (options.keep == 0)
+    throw Error(ErrorCode::invalid_argument,
+                "keep is 0, and the new version itself counts; give 1 and more");
+  Table table;
+  for (const auto& [row, layout] : tensors) {
+    if (!layout.is_contiguous())
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("\"{}\" is {}, which is not row-major", row, layout.str()));
+    table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});
+  }
+  const std::uint64_t bytes = place(table.rows);
+  table.key = options.key;
+  table.attributes = options.attributes;
+  table.device_type = static_cast<std::uint8_t>(device.type);
+  table.device = uuid_of(device).bytes;
+  if (options.checksums) table.checksums.resize(table.rows.size());
+  auto state = std::make_shared<Contents::State>(std::move(table), MappedMemory::create(device, bytes));
+  state->table.size = state->memory->size();
+  state->client = client().shared_from_this();
+  state->version = record_of(name, *state->memory, options.keep);
+  return Draft(std::move(state));
+}
+
+Draft Store::draft(const std::string& name, std::uint32_t keep) {
+  const auto reading = client().open(name, 0, nullptr, Deadline::after(kKeeperPatience));
+  const Table table = OpenTable(reading->files().front()).table;
+  std::vector<TensorSpec> tensors;
+  for (const Row& row : table.rows) tensors.push_back({row.name, row.layout});
+  return draft(name, tensors, device_of(table),
+               {keep, table.key, table.attributes, !table.checksums.empty()});
+}
+
+std::uint64_t Store::publish(const std::string& name, std::span<const NamedTensor> tensors,
+                             const PublishOptions& options) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [row, tensor] : tensors) specs.push_back({row, Layout(tensor.dtype(), tensor.shape())});
+  const Device device = tensors.empty() ? kCpu : tensors.front().second.device();
+  Draft draft = this->draft(name, specs, device, options);
+  for (std::size_t row = 0; row < tensors.size(); ++row)
+    if (tensors[row].second.nbytes() != 0) copy_into(tensors[row].second.view(), draft.tensor(row).view());
+  return draft.publish();
+}
+
+Version Store::open(const std::string& name, std::optional<std::uint64_t> number, const Texts& key) {
+  if (number == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
+  auto reading = client().open(name, number.value_or(0), nullptr, Deadline::after(kKeeperPatience));
+  std::vector<Fd> files = reading->files();
+  OpenTable opened(files.front());
+  const VersionRecord version = reading->version();
+  check_key(opened.table.key, key, version);
+  BlockRef memory = MappedMemory::open(device_of(opened.table), memory_of(opened.table, std::move(files)),
+                                       std::move(*reading));
+  auto state = std::make_shared<Contents::State>(std::move(opened.table), std::move(memory));
+  const ByteSpan layout = opened.layout();
+  state->layout.assign(layout.begin(), layout.end());
+  state->client = client().shared_from_this();
+  state->version = version;
+  return Version(std::move(state));
+}
+
+Follower Store::follow(const std::string& name, const Texts& key) {
+  return Follower(open(name, {}, key).state_);
+}
+
+Watch Store::watch(const std::string& name) {
+  check_name(name);
+  return Watch(std::make_unique<Watch::State>(client().shared_from_this(), name));
+}
+
+std::vector<ObjectInfo> Store::list() {
+  std::vector<ObjectInfo> objects;
+  for (std::string after;;) {
+    const auto listing = client().ask<Listing>(List{after});
+    if (listing.objects.empty()) return objects;
+    for (const ListedObject& listed : listing.objects) {
+      ObjectInfo object{listed.name, listed.current, {}};
+      for (const ListedVersion& v : listed.versions)
+        object.versions.push_back({v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device});
+      objects.push_back(std::move(object));
+    }
+    after = objects.back().name;
+  }
+}
+
+void Store::rollback(const std::string& name, std::uint64_t number) {
+  if (number == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
+  client().ask<Done>(Rollback{name, number});
+}
+
+void Store::remove(const std::string& name, std::uint32_t keep) { client().ask<Done>(Remove{name, keep}); }
+
+KeeperInfo Store::keeper() {
+  const auto info = client().ask<Welcome>(Describe{});
+  return {info.worker, info.guard};
+}
+
+void Store::stop() { client().ask<Done>(Stop{}); }
+
+}  // namespace onecopy::stored

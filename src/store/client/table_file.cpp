@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "store/client/state.h"
+
+namespace onecopy::stored {
+namespace {
+
+constexpr std::uint64_t kMaxTable = std::uint64_t{1} << 31;
+constexpr std::size_t kPiece = std::size_t{16} << 20;
+
+Mapping map_table(const Fd& fd) {
+  const std::uint64_t size = file_size(fd);
+  if (size == 0 || size > kMaxTable ||
+      (seals_of(fd) & (kSealShrink | kSealWrite)) != (kSealShrink | kSealWrite))
+    throw Error(ErrorCode::bad_handle, "the descriptor of a version's table is not a sealed table");
+  return Mapping::of(reopen_read_only(fd), size, Access::read_only);
+}
+
+/// Reads memory of a device piece by piece, through memory of the host.
+std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device) {
+  if (device == kCpu) return crc32c({at, bytes});
+  Bytes piece(std::min<std::uint64_t>(bytes, kPiece));
+  std::uint32_t crc = 0;
+  for (std::uint64_t done = 0; done < bytes; done += piece.size()) {
+    piece.resize(std::min<std::uint64_t>(bytes - done, kPiece));
+    copy_bytes_and_wait({piece.data(), kCpu, at + done, device, piece.size()});
+    crc = crc32c(piece, crc);
+  }
+  return crc;
+}
+
+}  // namespace
+
+OpenTable::OpenTable(const Fd& fd, ByteSpan known)
+    : bytes(map_table(fd)), table(decode_table({bytes.data(), bytes.size()}, known)) {}
+
+Fd write_table(const Table& table) {
+  const Bytes bytes = encode(table);
+  Fd fd = create_memfd("onecopy-store-table", bytes.size());
+  std::memcpy(Mapping::of(fd, bytes.size(), Access::read_write).data(), bytes.data(), bytes.size());
+  add_seals(fd, kSealWrite);
+  return fd;
+}
+
+ExportedMemory memory_of(const Table& table, std::vector<Fd> files) {
+  files.erase(files.begin());
+  ExportedMemory memory{static_cast<SegmentKind>(table.kind), table.size, std::move(files), table.blob, {}};
+  memory.device.bytes = table.device;
+  return memory;
+}
+
+Device device_of(const Table& table) {
+  const auto type = static_cast<DeviceType>(table.device_type);
+  if (type == DeviceType::cpu) return kCpu;
+  return find_device(type, Uuid{table.device});
+}
+
+std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory) {
+  std::vector<std::uint32_t> checksums;
+  for (const Row& row : table.rows)
+    checksums.push_back(checksum(memory.data() + row.offset, row.layout.nbytes(), memory.device()));
+  return checksums;
+}
+
+}  // namespace onecopy::stored

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/client/watch.h"
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::stored {
+
+Watch::Watch(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Watch::Watch(Watch&&) noexcept = default;
+Watch& Watch::operator=(Watch&&) noexcept = default;
+Watch::~Watch() = default;
+
+void Watch::State::connect() {
+  const Deadline deadline = Deadline::after(kKeeperPatience);
+  Client::here(client).welcome(deadline);
+  link = Link::connect(client->place(), deadline);
+  has_asked = false;
+  if (keeper != link->welcome().keeper) known = 0;
+  keeper = link->welcome().keeper;
+}
+
+std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  State& s = *state_;
+  for (;;) {
+    try {
+      if (!s.link) s.connect();
+      if (!s.has_asked)
+        s.link->tell(pack(WaitForChange{s.name, s.known}), Deadline::after(kKeeperPatience));
+      s.has_asked = true;
+      const auto version = unpack<Opened>(s.link->hear(deadline).bytes).version;
+      s.has_asked = false;
+      s.known = version.id;
+      return version.number;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::timeout && s.has_asked) return std::nullopt;
+      s.link.reset();
+      if (error.code() != ErrorCode::peer_died) throw;
+    }
+  }
+}
+
+}  // namespace onecopy::stored

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
+#include "os/mutual_proof.h"
+#include "store/format/codec.h"
+#include "store/format/record.h"
+
+/// The messages between a client and the keeper, one packet each: version, type, fields. A client asks one question at
+/// a time on a connection, and the keeper answers each, with `refused` where it cannot do what is asked.
+namespace onecopy::stored {
+
+inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::size_t kMaxChunks = 250;  ///< with the table, one packet takes their descriptors
+
+using Nonce = NonceOf<16>;
+
+enum class Type : std::uint32_t {
+  hello = 1,
+  challenge,
+  prove,
+  welcome,
+  refused,
+  done,
+  publish,
+  published,
+  open,
+  opened,
+  release,
+  offer,
+  list,
+  listing,
+  rollback,
+  remove,
+  watch,
+  describe,
+  stop,
+};
+inline constexpr Type kLastType = Type::stop;
+
+/// The client begins.
+struct Hello {
+  static constexpr Type kType = Type::hello;
+  Nonce nonce{};
+  void fields(auto& f) { f(nonce); }
+};
+/// The keeper proves that it knows the secret, and asks for the client's proof.
+struct Challenge {
+  static constexpr Type kType = Type::challenge;
+  Nonce nonce{};
+  Digest proof{};
+  void fields(auto& f) { f(nonce, proof); }
+};
+/// The client proves that it knows the secret.
+struct Prove {
+  static constexpr Type kType = Type::prove;
+  Digest proof{};
+  void fields(auto& f) { f(proof); }
+};
+/// The client may ask. This is the answer to `describe`, too. The ids of versions mean something as long as `keeper` is the same.
+struct Welcome {
+  static constexpr Type kType = Type::welcome;
+  Token keeper{};
+  std::int32_t worker = 0, guard = 0;  ///< pids
+  void fields(auto& f) { f(keeper, worker, guard); }
+};
+struct Refused {
+  static constexpr Type kType = Type::refused;
+  std::uint8_t code = 0;
+  std::string text;
+  void fields(auto& f) { f(code, text); }
+};
+struct Done {
+  static constexpr Type kType = Type::done;
+  void fields(auto& f) { f(); }
+};
+/// Descriptors: the table, then the chunks. Of `version` the client fills in all but id, number, time and publisher. A
+/// version with this token that exists already is the answer.
+struct Publish {
+  static constexpr Type kType = Type::publish;
+  VersionRecord version;
+  void fields(auto& f) { f(version); }
+};
+struct Published {
+  static constexpr Type kType = Type::published;
+  std::uint64_t number = 0;
+  void fields(auto& f) { f(number); }
+};
+/// The connection reads the version from now on, until `release` or its end.
+struct Open {
+  static constexpr Type kType = Type::open;
+  std::string name;
+  std::uint64_t number = 0;  ///< 0: the current one
+  std::uint64_t known = 0;   ///< the id of a version that the client reads already; 0 for none
+  void fields(auto& f) { f(name, number, known); }
+};
+/// Descriptors: the table, then the chunks; none for the version that is known.
+struct Opened {
+  static constexpr Type kType = Type::opened;
+  VersionRecord version;
+  void fields(auto& f) { f(version); }
+};
+/// The client stops reading a version. There is no answer.
+struct Release {
+  static constexpr Type kType = Type::release;
+  std::uint64_t id = 0;
+  void fields(auto& f) { f(id); }
+};
+/// The client reads this version, and has connected again. If the keeper has lost the version, it takes the descriptors: the table, then the
+/// chunks. The answer is `opened`, without descriptors: the version may have another id now.
+struct Offer {
+  static constexpr Type kType = Type::offer;
+  VersionRecord version;
+  void fields(auto& f) { f(version); }
+};
+struct List {
+  static constexpr Type kType = Type::list;
+  std::string after;  ///< objects whose names come later
+  void fields(auto& f) { f(after); }
+};
+struct ListedVersion {
+  std::uint64_t number = 0, bytes = 0;
+  std::int64_t made_at = 0;
+  std::int32_t publisher = 0;
+  std::uint32_t readers = 0;
+  std::string device;
+  void fields(auto& f) { f(number, bytes, made_at, publisher, readers, device); }
+};
+struct ListedObject {
+  std::string name;
+  std::uint64_t current = 0;
+  std::vector<ListedVersion> versions;
+  void fields(auto& f) { f(name, current, versions); }
+};
+/// The answer has objects in the order of their names. The client asks again, after the last one, until none comes.
+struct Listing {
+  static constexpr Type kType = Type::listing;
+  std::vector<ListedObject> objects;
+  void fields(auto& f) { f(objects); }
+};
+struct Rollback {
+  static constexpr Type kType = Type::rollback;
+  std::string name;
+  std::uint64_t number = 0;
+  void fields(auto& f) { f(name, number); }
+};
+struct Remove {
+  static constexpr Type kType = Type::remove;
+  std::string name;
+  std::uint32_t keep = 0;
+  void fields(auto& f) { f(name, keep); }
+};
+/// The answer, `opened` without descriptors, comes when the object's current version is another one than `known`. Until
+/// then the client asks nothing else on the connection; it may end it. The connection does not read the version.
+struct WaitForChange {
+  static constexpr Type kType = Type::watch;
+  std::string name;
+  std::uint64_t known = 0;
+  void fields(auto& f) { f(name, known); }
+};
+struct Describe {
+  static constexpr Type kType = Type::describe;
+  void fields(auto& f) { f(); }
+};
+struct Stop {
+  static constexpr Type kType = Type::stop;
+  void fields(auto& f) { f(); }
+};
+
+template <class Message>
+Bytes pack(const Message& message) {
+  Encoder encoder;
+  encoder(kProtocolVersion, Message::kType, message);
+  return encoder.take();
+}
+
+/// Throws version_mismatch, and protocol for a type that does not exist.
+Type type_of(ByteSpan packet);
+
+/// Throws the Error that a `refused` carries, and protocol for another type and for fields that do not fit.
+template <class Message>
+Message unpack(ByteSpan packet) {
+  const Type type = type_of(packet);
+  Decoder decoder(packet.subspan(2 * sizeof(std::uint32_t)), ErrorCode::protocol, "a message of the store");
+  if (type == Type::refused && Message::kType != Type::refused) {
+    Refused refused;
+    decoder(refused);
+    throw Error(static_cast<ErrorCode>(refused.code), refused.text);
+  }
+  if (type != Message::kType)
+    decoder.refuse("has type " + std::to_string(static_cast<unsigned>(type)) + " where " +
+                   std::to_string(static_cast<unsigned>(Message::kType)) + " was expected");
+  Message message;
+  decoder(message);
+  decoder.end();
+  return message;
+}
+
+Bytes refuse(const Error& error);
+
+}  // namespace onecopy::stored

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/format/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "onecopy/core/error.h"
+#include "store/format/codec.h"
+
+namespace onecopy::stored {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x316C6254796E6F4F;  // "OonyTbl1"
+constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 62;
+
+/// The fields in front of the layout, which the rest follows.
+struct TableHead {
+  std::uint64_t magic = kMagic;
+  std::uint32_t crc = 0;  ///< of all that follows this field
+  std::uint32_t rows = 0;
+  std::uint64_t layout_bytes = 0;
+
+  void fields(auto& f) { f(magic, crc, rows, layout_bytes); }
+};
+constexpr std::size_t kHeadBytes = 24;
+constexpr std::size_t kCheckedFrom = 12;
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw Error(ErrorCode::bad_handle, "the table of a stored version " + problem);
+}
+
+std::uint64_t rounded(std::uint64_t bytes) noexcept {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void append(Encoder& encoder, const Row& row) {
+  encoder(row.offset, row.layout.dtype(), static_cast<std::uint8_t>(row.layout.ndim()));
+  for (const std::int64_t size : row.layout.shape()) encoder(size);
+  encoder(row.name);
+}
+
+Row row_in(Decoder& decoder, std::vector<std::int64_t>& shape) {
+  Row row;
+  DType dtype{};
+  std::uint8_t ndim = 0;
+  decoder(row.offset, dtype, ndim);
+  if (!is_valid(dtype) || ndim > kMaxDims) refuse("has an impossible row");
+  shape.resize(ndim);
+  for (std::int64_t& size : shape) decoder(size);
+  decoder(row.name);
+  try {
+    row.layout = Layout(dtype, shape);
+  } catch (const Error&) {
+    refuse("has an impossible shape");
+  }
+  return row;
+}
+
+std::vector<Row> rows_in(ByteSpan layout, std::uint32_t count) {
+  if (count > layout.size()) refuse("is cut off");
+  Decoder decoder(layout, ErrorCode::bad_handle, "the table of a stored version");
+  std::vector<Row> rows;
+  rows.reserve(count);
+  std::vector<std::int64_t> shape;
+  while (rows.size() != count) rows.push_back(row_in(decoder, shape));
+  decoder.end();
+  return rows;
+}
+
+void check_rows(const Table& table) {
+  std::unordered_set<std::string_view> names;
+  for (const Row& row : table.rows) {
+    if (row.offset % kAlignment != 0 || row.offset > table.size ||
+        row.layout.nbytes() > table.size - row.offset)
+      refuse(fmt::format("has a row outside its {} bytes", table.size));
+    if (!names.insert(row.name).second) refuse("has a name twice");
+  }
+}
+
+}  // namespace
+
+std::uint64_t place(std::vector<Row>& rows) {
+  std::unordered_set<std::string_view> names;
+  std::uint64_t end = 0;
+  for (Row& row : rows) {
+    if (!names.insert(row.name).second)
+      throw Error(ErrorCode::invalid_argument, fmt::format("there are two tensors named \"{}\"", row.name));
+    if (row.layout.nbytes() > kMaxSize - end)
+      throw Error(ErrorCode::invalid_argument, "the tensors have more than 2^62 bytes");
+    row.offset = end;
+    end = rounded(end + row.layout.nbytes());
+  }
+  return end;
+}
+
+Bytes encode(const Table& table) {
+  Encoder layout;
+  for (const Row& row : table.rows) append(layout, row);
+  const Bytes rows = layout.take();
+  Encoder rest;
+  rest(table.size, table.key, table.attributes, table.checksums, table.kind, table.device_type,
+       table.device, table.blob);
+  const Bytes behind = rest.take();
+  Bytes bytes =
+      encode_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
+  bytes.insert(bytes.end(), rows.begin(), rows.end());
+  bytes.insert(bytes.end(), behind.begin(), behind.end());
+  store(bytes.data() + sizeof kMagic, crc32c(ByteSpan(bytes).subspan(kCheckedFrom)));
+  return bytes;
+}
+
+Table decode_table(ByteSpan bytes, ByteSpan known) {
+  Decoder decoder(bytes, ErrorCode::bad_handle, "the table of a stored version");
+  TableHead head;
+  decoder(head);
+  if (head.magic != kMagic) refuse("is not one, or of another version of onecopy");
+  if (head.crc != crc32c(bytes.subspan(kCheckedFrom))) refuse("is damaged: its checksum is wrong");
+  const ByteSpan layout = decoder.take(head.layout_bytes);
+  Table table;
+  const bool is_known =
+      !known.empty() && std::equal(known.begin(), known.end(), layout.begin(), layout.end());
+  if (!is_known) table.rows = rows_in(layout, head.rows);
+  decoder(table.size, table.key, table.attributes, table.checksums, table.kind, table.device_type,
+          table.device, table.blob);
+  decoder.end();
+  if (!table.checksums.empty() && table.checksums.size() != head.rows) refuse("has too few checksums");
+  check_rows(table);
+  return table;
+}
+
+ByteSpan layout_of(ByteSpan table) noexcept {
+  return table.subspan(kHeadBytes, load<std::uint64_t>(table.data() + kHeadBytes - sizeof(std::uint64_t)));
+}
+
+std::string first_difference(const std::vector<Row>& before, const std::vector<Row>& after) {
+  for (std::size_t i = 0; i < before.size() && i < after.size(); ++i) {
+    const Row &was = before[i], &is = after[i];
+    if (was.name != is.name) return fmt::format("tensor {} is \"{}\" and was \"{}\"", i, is.name, was.name);
+    if (!(was.layout == is.layout))
+      return fmt::format("\"{}\" is {} and was {}", is.name, is.layout.str(), was.layout.str());
+    if (was.offset != is.offset) return fmt::format("\"{}\" lies at another place", is.name);
+  }
+  if (after.size() > before.size()) return fmt::format("\"{}\" is new", after[before.size()].name);
+  if (after.size() < before.size()) return fmt::format("\"{}\" is missing", before[after.size()].name);
+  return {};
+}
+
+}  // namespace onecopy::stored

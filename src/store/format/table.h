@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/layout.h"
+
+namespace onecopy::stored {
+
+/// The tensors of a version begin at multiples of so many bytes.
+inline constexpr std::size_t kAlignment = 512;
+
+/// A tensor of a version, row-major.
+struct Row {
+  std::string name;
+  Layout layout;
+  std::uint64_t offset = 0;  ///< bytes from the beginning of the version's memory
+
+  bool operator==(const Row&) const = default;
+};
+
+/// The table of a version: all but the elements. It lies in a memfd of its own, sealed against every change.
+struct Table {
+  std::vector<Row> rows;   ///< names are unique
+  std::uint64_t size = 0;  ///< of the version's memory, of which rows use a part
+  std::map<std::string, std::string> key;
+  std::map<std::string, std::string> attributes;
+  std::vector<std::uint32_t> checksums;  ///< one a row, or none
+  // How another process maps the chunks: see ExportedMemory.
+  std::uint8_t kind = 0;
+  std::uint8_t device_type = 0;
+  std::array<std::uint8_t, 16> device{};
+  Bytes blob;
+};
+
+/// Places the rows one behind the other, and returns the bytes that they take. Throws invalid_argument for a name that
+/// comes twice and for more than 2^62 bytes.
+std::uint64_t place(std::vector<Row>& rows);
+
+Bytes encode(const Table& table);
+/// Throws bad_handle if the bytes contradict themselves: rows outside the memory, names that come twice, a checksum that is wrong.
+/// If its layout is `known`, byte for byte, the rows are not read.
+Table decode_table(ByteSpan bytes, ByteSpan known = {});
+/// The part of an encoded table that says names, layouts and offsets, to be compared. REQUIRES: decode_table() took it.
+ByteSpan layout_of(ByteSpan table) noexcept;
+
+/// The first difference between two layouts, in words: "'b' is float32[2] and was float32[3]"; empty if there is none.
+std::string first_difference(const std::vector<Row>& before, const std::vector<Row>& after);
+
+}  // namespace onecopy::stored

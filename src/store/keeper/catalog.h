@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/format/record.h"
+
+namespace onecopy::stored {
+
+/// The objects and versions that records say exist. Knows no descriptors, readers or sockets. Thread safety: none.
+class Catalog {
+ public:
+  struct Version {
+    VersionRecord record;
+    std::uint64_t shown = 0;  ///< grows each time that a version becomes the current one
+  };
+  struct Object {
+    std::map<std::uint64_t, Version> versions;  ///< by number; never empty
+    std::uint64_t last_number = 0;              ///< of all versions that there were
+  };
+
+  /// Records that fit nothing here (a version that is gone) have no effect.
+  void apply(const Record& record);
+
+  const std::map<std::string, Object>& objects() const noexcept { return objects_; }
+  /// Returns null if there is no such version.
+  const Version* find(std::uint64_t id) const;
+  const Version* find(const std::string& name, std::uint64_t number) const;
+  const Version* current(const std::string& name) const;
+  const Version* find(const std::string& name, const Token& token) const;
+
+  /// An id that no version has had.
+  std::uint64_t next_id() const noexcept { return last_id_ + 1; }
+  std::uint64_t next_number(const std::string& name) const;
+  /// The ids of all versions of the object but the `keep` that were current last, the oldest first.
+  std::vector<std::uint64_t> beyond(const std::string& name, std::size_t keep) const;
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  /// Records that lead to the same catalog.
+  std::vector<Record> records() const;
+
+ private:
+  struct Place {
+    std::string name;
+    std::uint64_t number;
+  };
+  Version* at(std::uint64_t id);
+  void add(const VersionRecord& version);
+  void drop(std::uint64_t id);
+
+  std::map<std::string, Object> objects_;
+  std::map<std::uint64_t, Place> places_;  ///< of versions by id
+  std::uint64_t last_id_ = 0, last_shown_ = 0, bytes_ = 0;
+};
+
+}  // namespace onecopy::stored

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "os/unix_socket.h"
+#include "store/format/message.h"
+
+namespace onecopy::stored {
+
+/// A client of the worker. Thread safety: none.
+struct Connection {
+  enum class Stage : std::uint8_t { stranger, challenged, client };
+
+  explicit Connection(UnixSocket connected) : socket(std::move(connected)), pid(socket.peer().pid) {}
+
+  UnixSocket socket;
+  const int pid;
+  Stage stage = Stage::stranger;
+  Nonce theirs{}, ours{};
+  std::map<std::uint64_t, unsigned> reads;  ///< how often it reads each version, by id
+  std::optional<WaitForChange> watch;       ///< the question that waits for its answer
+};
+
+}  // namespace onecopy::stored

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/keeper/guard.h"
+
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <thread>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/poller.h"
+
+namespace onecopy::stored {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A worker that ends this soon is not replaced at once: it may do so again.
+constexpr std::chrono::milliseconds kShortLife{50};
+
+/// Returns true when the keeper ends.
+bool take_notes(Holdings& holdings, Partner& worker) {
+  while (auto note = worker.hear()) {
+    switch (note->kind) {
+      case Partner::Kind::hold: holdings.versions[note->id] = std::move(note->fds); break;
+      case Partner::Kind::drop: holdings.versions.erase(note->id); break;
+      case Partner::Kind::index:
+        if (note->fds.size() == 1) holdings.index = Log::open(std::move(note->fds.front()));
+        break;
+      case Partner::Kind::end: return true;
+    }
+  }
+  return false;
+}
+
+Partner replace(const Partner& worker, Clock::time_point since) {
+  worker.reap();
+  if (Clock::now() - since < kShortLife) std::this_thread::sleep_for(kShortLife);
+  for (;;) {
+    try {
+      return Partner::fork();
+    } catch (const Error& error) {  // no room for a process or a descriptor now
+      log_error("the store's guard: {}", error.what());
+      std::this_thread::sleep_for(kShortLife);
+    }
+  }
+}
+
+}  // namespace
+
+Next run_guard(Holdings& holdings, Partner& worker) {
+  ::prctl(PR_SET_NAME, "onecopy-guard");
+  for (;;) {
+    Poller poller;
+    poller.add(worker.socket(), 0);  // both only wake it up
+    poller.add(worker.pidfd(), 0);
+    const auto since = Clock::now();
+    while (!worker.has_ended()) {
+      poller.wait(std::chrono::milliseconds(-1));
+      if (take_notes(holdings, worker)) return Next::end;
+    }
+    if (take_notes(holdings, worker)) return Next::end;
+    point("store.guard.restarts");
+    log_info("the worker of the store has ended; another one starts with {} versions",
+             holdings.versions.size());
+    worker = replace(worker, since);
+    if (worker.is_child()) return Next::be_worker;
+  }
+}
+
+}  // namespace onecopy::stored

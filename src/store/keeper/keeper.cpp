@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/keeper/keeper.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <optional>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "os/file.h"
+#include "os/log.h"
+#include "os/random.h"
+#include "store/keeper/guard.h"
+#include "store/keeper/partner.h"
+#include "store/keeper/worker.h"
+
+namespace onecopy::stored {
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr std::chrono::seconds kEndOfTheLastOne{2};
+
+/// Raises the limit as far as possible: each version takes some descriptors.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// The worker ends the keeper in order; the guard leaves that to the worker.
+Fd block_signals() {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals, signal);
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  Fd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) throw_errno("cannot wait for signals", errno);
+  return fd;
+}
+
+bool is_answered(const Place& place) {
+  try {
+    UnixSocket::connect(place.socket(), std::chrono::milliseconds(100));
+    return true;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::timeout;
+  }
+}
+
+/// Waits for a keeper that is just ending.
+Fd lock(const Place& place) {
+  const auto until = std::chrono::steady_clock::now() + kEndOfTheLastOne;
+  for (;;) {
+    if (Fd lock = place.try_lock()) return lock;
+    if (is_answered(place) || std::chrono::steady_clock::now() > until)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("the store in {} has a keeper already; `onecopy store stop` ends it",
+                              place.directory()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+Holdings prepare(const Place& place, const Limits& limits) {
+  place.ensure();
+  Holdings holdings;
+  holdings.lock = lock(place);
+  holdings.secret = place.make_secret();
+  random_bytes(std::as_writable_bytes(std::span(holdings.keeper)));
+  holdings.limits = limits;
+  holdings.index = Log::create();
+  holdings.signals = block_signals();
+  UnixSocket listener = UnixSocket::listen(place.socket(), kBacklog);
+  holdings.listener = UnixSocket(listener.release());  // the name outlives the process that made it
+  return holdings;
+}
+
+/// Leaves the session, the terminal and the directory of the program that started it.
+void detach() {
+  ::setsid();
+  if (::chdir("/") != 0) log_warning("the store's keeper cannot leave its directory");
+  const Fd nothing = open_file("/dev/null", O_RDWR);
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(nothing.get(), fd);
+}
+
+/// Runs one half after the other: a process that was forked to take the place of a half becomes that half.
+void run(Holdings& holdings, const Place& place) {
+  Partner partner = Partner::fork();
+  Next next = partner.is_child() ? Next::be_guard : Next::be_worker;
+  while (next != Next::end) {
+    const bool was_worker = next == Next::be_worker;
+    if (next == Next::be_guard) next = run_guard(holdings, partner);
+    else next = Worker(holdings, partner).run();
+    if (next == Next::end && was_worker) ::unlink(place.socket().text.c_str());
+  }
+}
+
+}  // namespace
+
+void serve(const Place& place, const ServeOptions& options) {
+  if (options.in_background) ::syscall(SYS_close_range, 3U, UINT_MAX, 0);
+  raise_descriptor_limit();
+  Holdings holdings = prepare(place, options.limits);
+  if (options.in_background) {
+    const int child = ::fork();
+    if (child < 0) throw_errno("cannot start the store's keeper", errno);
+    if (child > 0) return;
+    detach();
+  }
+  run(holdings, place);
+  if (options.in_background) ::_exit(0);
+}
+
+}  // namespace onecopy::stored

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "store/format/place.h"
+#include "store/keeper/holdings.h"
+
+namespace onecopy::stored {
+
+struct ServeOptions {
+  Limits limits;
+  /// Returns once clients can connect, and leaves the keeper to two processes of their own.
+  bool in_background = false;
+};
+
+/// Is the keeper of this user: a worker and a guard, of which this process is one. Returns when the keeper ends. Throws
+/// unsupported if there is a keeper already. REQUIRES: the process has one thread.
+void serve(const Place& place, const ServeOptions& options);
+
+}  // namespace onecopy::stored

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/keeper/version_files.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "store/format/message.h"
+
+namespace onecopy::stored {
+namespace {
+
+void check_seals(const Fd& fd, int wanted, const char* what) {
+  if ((seals_of(fd) & wanted) != wanted)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} of a published version is not sealed: it could still be changed", what));
+}
+
+}  // namespace
+
+void check_files(const VersionRecord& version, std::span<const Fd> fds) {
+  if (fds.empty() || fds.size() > kMaxChunks + 1)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a version has a table and at most {} chunks, and {} descriptors came",
+                            kMaxChunks, fds.size()));
+  check_seals(fds.front(), kSealShrink | kSealGrow | kSealWrite, "the table");
+  if (version.device != "cpu") return;
+  std::uint64_t bytes = 0;
+  for (const Fd& chunk : fds.subspan(1)) {
+    check_seals(chunk, kSealShrink | kSealGrow | kSealFutureWrite, "a chunk");
+    bytes += file_size(chunk);
+  }
+  if (bytes != version.bytes)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("chunks of {} bytes came for a version of {}", bytes, version.bytes));
+}
+
+std::vector<int> numbers_of(std::span<const Fd> fds) {
+  std::vector<int> numbers;
+  for (const Fd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+}  // namespace onecopy::stored

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "os/fd.h"
+#include "store/format/record.h"
+
+namespace onecopy::stored {
+
+/// Checks the descriptors that came with a version: a sealed table, then chunks that together have the version's bytes.
+/// Memory of the CPU must be sealed, so that no process can write or shrink it; what belongs to a driver is
+/// checked by the driver of the process that opens it. Throws invalid_argument, bad_handle.
+void check_files(const VersionRecord& version, std::span<const Fd> fds);
+
+std::vector<int> numbers_of(std::span<const Fd> fds);
+
+}  // namespace onecopy::stored

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/point.h"
+#include "os/log.h"
+#include "store/keeper/version_files.h"
+#include "store/keeper/worker.h"
+
+namespace onecopy::stored {
+
+/// `number` 0 is the current one.
+const Catalog::Version& Worker::require(const std::string& name, std::uint64_t number) const {
+  check_name(name);
+  const Catalog::Version* const version =
+      number == 0 ? catalog_.current(name) : catalog_.find(name, number);
+  if (version) return *version;
+  const auto object = catalog_.objects().find(name);
+  if (object == catalog_.objects().end())
+    throw Error(ErrorCode::stale_handle,
+                fmt::format("the store has no object \"{}\"; `onecopy store ls` lists those it has", name));
+  std::string numbers;
+  for (const auto& [there, unused] : object->second.versions)
+    numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", there);
+  throw Error(ErrorCode::stale_handle,
+              fmt::format("the store has no version {} of \"{}\"; it has {}", number, name, numbers));
+}
+
+void Worker::check_room(std::uint64_t bytes) const {
+  if (bytes <= holdings_.limits.bytes && catalog_.bytes() <= holdings_.limits.bytes - bytes) return;
+  throw Error(
+      ErrorCode::out_of_memory,
+      fmt::format("the version has {} bytes, and the store holds {} of the {} that it may hold; delete "
+                  "objects, or start the keeper with a higher limit",
+                  bytes, catalog_.bytes(), holdings_.limits.bytes));
+}
+
+/// The guard has the descriptors before the record says that there is a version.
+const VersionRecord& Worker::add(VersionRecord version, std::vector<Fd> fds) {
+  version.id = catalog_.next_id();
+  guard_.tell(Partner::Kind::hold, version.id, numbers_of(fds));
+  point("store.publish.held");
+  holdings_.versions[version.id] = std::move(fds);
+  try {
+    write({Record::Kind::publish, version.id, version});
+  } catch (...) {
+    holdings_.versions.erase(version.id);
+    guard_.tell(Partner::Kind::drop, version.id);
+    throw;
+  }
+  return catalog_.find(version.id)->record;
+}
+
+void Worker::write(const Record& record) {
+  if (!holdings_.index.append(record)) {
+    rewrite_index();
+    if (!holdings_.index.append(record))
+      throw Error(ErrorCode::out_of_memory, "the index of the store has no room for another record");
+  }
+  catalog_.apply(record);
+}
+
+/// A new index has records of what there is, and four times the room that they take. The guard has either index, and
+/// both say the same.
+void Worker::rewrite_index() {
+  const std::vector<Record> records = catalog_.records();
+  std::size_t bytes = 0;
+  for (const Record& record : records) bytes += encode(record).size() + 16;
+  Log index = Log::create(std::max(Log::kCapacity, (4 * bytes / 4096 + 1) * 4096));
+  for (const Record& record : records) index.append(record);
+  const int fd = index.fd().get();
+  guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
+  point("store.index.rewritten");
+  holdings_.index = std::move(index);
+}
+
+/// Readers go on reading: they have the memory mapped.
+void Worker::drop(std::uint64_t id) {
+  write({Record::Kind::drop, id, {}});
+  point("store.drop.recorded");
+  holdings_.versions.erase(id);
+  guard_.tell(Partner::Kind::drop, id);  // the last that has the memory, and takes the time to free it
+}
+
+void Worker::begin_reading(Connection& c, std::uint64_t id) {
+  if (++c.reads[id] == 1) ++readers_[id];
+}
+
+void Worker::end_reading(Connection& c, std::uint64_t id) {
+  const auto reads = c.reads.find(id);
+  if (reads == c.reads.end() || --reads->second != 0) return;
+  c.reads.erase(reads);
+  if (--readers_[id] != 0) return;
+  readers_.erase(id);
+  if (const auto* const version = catalog_.find(id)) reclaim(std::string(version->record.name));
+}
+
+/// Drops versions that nobody reads, beyond those that the last publisher wanted to keep.
+void Worker::reclaim(const std::string& name) {
+  if (Clock::now() < reclaims_from_) {
+    unreclaimed_.insert(name);
+    return;
+  }
+  const auto* const current = catalog_.current(name);
+  if (!current) return;
+  const std::size_t keep = std::max<std::uint32_t>(current->record.keep, 1);
+  for (const std::uint64_t id : catalog_.beyond(name, keep))
+    if (!readers_.contains(id)) drop(id);
+}
+
+void Worker::reclaim_all() {
+  if (unreclaimed_.empty() || Clock::now() < reclaims_from_) return;
+  for (const std::string& name : std::exchange(unreclaimed_, {})) reclaim(name);
+}
+
+void Worker::show_newest(const std::string& name) {
+  const Catalog::Version* newest = nullptr;
+  for (const auto& [number, version] : catalog_.objects().at(name).versions)
+    if (!newest || version.record.made_at > newest->record.made_at) newest = &version;
+  if (newest->record.id != catalog_.current(name)->record.id)
+    write({Record::Kind::show, newest->record.id, {}});
+}
+
+/// A watcher that cannot be told is gone soon: its connection reports that.
+void Worker::tell_watchers() {
+  for (auto& [token, c] : connections_) {
+    if (!c.watch) continue;
+    const auto* const current = catalog_.current(c.watch->name);
+    if (!current || current->record.id == c.watch->known) continue;
+    c.watch.reset();
+    try {
+      send(c, pack(Opened{current->record}));
+    } catch (const Error& error) {
+      log_info("the store cannot tell pid {} of a version: {}", c.pid, error.what());
+    }
+  }
+}
+
+}  // namespace onecopy::stored
