@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/core/layout.h"
 #include "value/hash_cost.h"
+#include "value/small_vector.h"
 #include "value/tags.h"
 
 namespace onecopy::value {
@@ -193,7 +194,6 @@ class Reader {
     if (depth == kMaxDepth) refuse("it is nested too deeply");
   }
   std::size_t begin_numbered() {
-    if (numbered_.capacity() == 0) numbered_.reserve(kUsualObjects);
     numbered_.emplace_back();
     return numbered_.size() - 1;
   }
@@ -215,7 +215,7 @@ class Reader {
     std::optional<Object> object;  ///< empty: a container whose items are being read
     HashCost cost;
   };
-  std::vector<Numbered> numbered_;
+  SmallVector<Numbered, kUsualObjects> numbered_;
   HashCost cost_;  ///< of the value that was read last
   std::uint64_t key_parts_left_;
 };

@@ -36,7 +36,9 @@ Giving& Giving::current() {
 }
 
 void Giving::sent() {
-  for (std::size_t i = 0; i < routes_.size(); ++i) receiver_.count(static_cast<rpc::Route>(i), routes_[i]);
+  if (has_tensors_)
+    for (std::size_t i = 0; i < routes_.size(); ++i)
+      receiver_.count(static_cast<rpc::Route>(i), routes_[i]);
   references_.clear();
   recorded_ = {};
   for (const nb::object& marked : std::exchange(moved_, {})) marked.attr("finish")();

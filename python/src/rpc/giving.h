@@ -39,6 +39,7 @@ class Giving {
   }
   /// Counts tensors that go by a route.
   void count(rpc::Route route, std::size_t tensors) noexcept {
+    has_tensors_ = has_tensors_ || tensors != 0;
     routes_[static_cast<std::size_t>(route)] += tensors;
   }
 
@@ -60,6 +61,7 @@ class Giving {
   std::vector<nb::object> moved_;
   std::pair<nb::object, nb::object> recorded_;
   std::array<std::size_t, rpc::kRouteNames.size()> routes_{};
+  bool has_tensors_ = false;
 };
 
 /// Whose message is being read, for the Python functions that rebuild its values.

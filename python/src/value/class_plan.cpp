@@ -4,16 +4,28 @@
 #include "binding/gil.h"
 
 namespace onecopy::python {
+namespace {
+
+/// Returns the value of a key, or null; as PyDict_GetItem(), which is slower.
+PyObject* look_up(PyObject* dict, PyObject* key) {
+  PyObject* const found = PyDict_GetItemWithError(dict, key);
+  if (!found && PyErr_Occurred()) PyErr_Clear();
+  return found;
+}
+
+}  // namespace
+
+bool ClassPlan::is_good() const { return look_up(item(3), item(4)) == type(); }
 
 ClassPlan ClassPlan::of_class(nb::handle classes, PyTypeObject* type) {
   if (!classes.is_valid()) return ClassPlan();
   auto* const key = reinterpret_cast<PyObject*>(type);
   PyObject* const known = NB_TUPLE_GET_ITEM(classes.ptr(), 1);
-  PyObject* found = PyDict_GetItem(known, key);
+  PyObject* found = look_up(known, key);
   if (!found) {
     const nb::handle make(NB_TUPLE_GET_ITEM(classes.ptr(), 0));
     call_python([&] { make(nb::handle(key)); });
-    found = PyDict_GetItem(known, key);
+    found = look_up(known, key);
   }
   if (!found || found == Py_None) return ClassPlan();
   const ClassPlan plan(found);
@@ -22,7 +34,7 @@ ClassPlan ClassPlan::of_class(nb::handle classes, PyTypeObject* type) {
 
 ClassPlan ClassPlan::of_name(nb::handle classes, std::string_view kind, nb::handle name) {
   if (!classes.is_valid() || !PyTuple_CheckExact(name.ptr())) return ClassPlan();
-  PyObject* const found = PyDict_GetItem(NB_TUPLE_GET_ITEM(classes.ptr(), 2), name.ptr());
+  PyObject* const found = look_up(NB_TUPLE_GET_ITEM(classes.ptr(), 2), name.ptr());
   if (!found) return ClassPlan();
   const ClassPlan plan(found);
   return plan.kind() == kind && plan.is_good() ? plan : ClassPlan();
@@ -41,7 +53,7 @@ nb::object ClassPlan::make(nb::handle parts) const {
   PyObject* const first = count < 3 ? Py_None : NB_TUPLE_GET_ITEM(parts.ptr(), 2);
   if (kind == "record") return count == 3 && PyDict_CheckExact(first) ? make_record(first) : nb::object();
   if (kind == "enum") {
-    PyObject* const member = count == 3 ? PyDict_GetItem(item(5), first) : nullptr;
+    PyObject* const member = count == 3 ? look_up(item(5), first) : nullptr;
     return member ? nb::borrow(member) : nb::object();
   }
   const nb::object items = nb::steal(PyTuple_GetSlice(parts.ptr(), 2, count));
@@ -61,7 +73,7 @@ nb::object ClassPlan::make_record(PyObject* values) const {
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(fields());
   for (Py_ssize_t at = 0; PyDict_Next(values, &position, &key, &value); ++at) {
     PyObject* const field = at < count ? NB_TUPLE_GET_ITEM(fields(), at) : key;
-    const bool is_own = PyUnicode_CheckExact(key) && PyUnicode_Compare(key, field) == 0;
+    const bool is_own = key == field || (PyUnicode_CheckExact(key) && PyUnicode_Compare(key, field) == 0);
     if (PyObject_GenericSetAttr(made.ptr(), is_own ? field : key, value) < 0) throw nb::python_error();
   }
   return made;

@@ -34,7 +34,7 @@ class ClassPlan {
   explicit ClassPlan(PyObject* plan) noexcept : plan_(plan) {}
   PyObject* item(Py_ssize_t at) const { return NB_TUPLE_GET_ITEM(plan_, at); }
   /// Returns whether the name still stands for the class.
-  bool is_good() const { return PyDict_GetItem(item(3), item(4)) == type(); }
+  bool is_good() const;
   nb::object make_record(PyObject* values) const;
 
   PyObject* plan_ = nullptr;  ///< which `classes` keeps

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <array>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -107,6 +109,7 @@ class ObjectSink {
     if (options_.received && torch::is_any_tensor(object.ptr())) options_.received->push_back(object);
     return object;
   }
+  static nb::object decode(ByteSpan utf8);
   static void set(const nb::object& dict, const nb::object& key, const nb::object& value);
 
   std::span<const Tensor> tensors_;
@@ -114,7 +117,40 @@ class ObjectSink {
   const DecodeOptions& options_;
 };
 
+/// The short strings that came last: names of fields, keys and classes come with every message.
+/// Thread safety: used with the GIL held.
+class RecentText {
+ public:
+  static constexpr std::size_t kMaxSize = value::kMaxShortText;
+
+  /// Returns the place of a string that may have these bytes.
+  static PyObject*& place(ByteSpan utf8) noexcept {
+    static std::array<PyObject*, 512> places{};
+    std::uint64_t words[4] = {};
+    std::memcpy(words, utf8.data(), utf8.size());
+    const std::uint64_t mixed = ((words[0] * 31 + words[1]) * 31 + words[2]) * 31 + words[3] + utf8.size();
+    return places[mixed * 0x9e3779b97f4a7c15ULL >> 55];
+  }
+  static bool is(PyObject* str, ByteSpan utf8) noexcept {
+    if (!str) return false;
+    Py_ssize_t size = 0;
+    const char* const text = PyUnicode_AsUTF8AndSize(str, &size);  // which it has kept
+    return static_cast<std::size_t>(size) == utf8.size() &&
+           std::memcmp(text, utf8.data(), utf8.size()) == 0;
+  }
+};
+
 nb::object ObjectSink::text(ByteSpan utf8) {
+  if (utf8.empty() || utf8.size() > RecentText::kMaxSize) return decode(utf8);
+  PyObject*& recent = RecentText::place(utf8);
+  if (RecentText::is(recent, utf8)) return nb::borrow(recent);
+  nb::object str = decode(utf8);
+  if (!PyUnicode_AsUTF8AndSize(str.ptr(), nullptr)) throw nb::python_error();
+  nb::object before = nb::steal(std::exchange(recent, nb::object(str).release().ptr()));
+  return str;
+}
+
+nb::object ObjectSink::decode(ByteSpan utf8) {
   PyObject* const str = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(utf8.data()),
                                              static_cast<Py_ssize_t>(utf8.size()), nullptr);
   if (str || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return made(str);

@@ -14,6 +14,7 @@
 #include "value/class_plan.h"
 #include "value/hash_cost.h"
 #include "value/seen_objects.h"
+#include "value/small_vector.h"
 #include "value/values.h"
 #include "value/writer.h"
 
@@ -23,6 +24,7 @@ namespace {
 using value::HashCost;
 using value::kMaxDepth;
 using value::max_key_parts;
+using value::SmallVector;
 
 constexpr const char* kTooDeep = "it is nested more than 32 deep; send it flat";
 constexpr int kHost = -1;
@@ -84,7 +86,6 @@ class ObjectWriter {
   bool write_fields(PyObject* object, PyObject* fields, int depth);
   bool write_key(PyObject* key, int depth);
   std::size_t add_numbered() {
-    if (numbered_.capacity() == 0) numbered_.reserve(kUsualObjects);
     numbered_.emplace_back();
     return numbered_.size() - 1;
   }
@@ -117,9 +118,9 @@ class ObjectWriter {
   std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< by their rows; copied at the end
   std::vector<LateCopy> copies_;
   SeenObjects seen_;
-  std::vector<Numbered> numbered_;  ///< by their numbers
+  SmallVector<Numbered, kUsualObjects> numbered_;  ///< by their numbers
   TensorCounts counts_;
-  std::vector<PyObject*> open_objects_;  ///< whose parts are being written
+  SmallVector<PyObject*, kUsualObjects> open_objects_;  ///< whose parts are being written
   bool is_cyclic_ = false;
   HashCost cost_;                ///< of the value that was written last
   std::uint64_t key_parts_ = 0;  ///< of all keys
@@ -208,10 +209,12 @@ bool ObjectWriter::write_bytes(PyObject* value) {
   return true;
 }
 
+/// The empty tuple is one object in every process: a reference to it would be longer than itself.
 bool ObjectWriter::write_tuple(PyObject* value, int depth) {
   const std::size_t number = numbered_.size();
-  if (is_again(value)) return true;
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
+  if (count == 0) add_numbered();
+  else if (is_again(value)) return true;
   out_.tuple(static_cast<std::size_t>(count));
   open(number);
   HashCost cost = HashCost::of_container();
@@ -342,13 +345,12 @@ bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from
 /// other object gets the address of one.
 bool ObjectWriter::write_other(PyObject* object, int depth) {
   if (!options_.reduce.is_valid()) return false;
-  if (std::find(open_objects_.begin(), open_objects_.end(), object) != open_objects_.end())
-    return cannot("it contains itself");
+  if (open_objects_.has(object)) return cannot("it contains itself");
   if (const std::uint32_t before = seen_.find(object); before != SeenObjects::kNew) {
     cost_ = numbered_[before].cost;
     return out_.again(before), true;
   }
-  open_objects_.push_back(object);
+  open_objects_.emplace_back() = object;
   if (const ClassPlan plan = ClassPlan::of_class(options_.classes, Py_TYPE(object))) {
     if (!write_planned(object, plan, depth)) return false;
   } else {
@@ -401,8 +403,9 @@ bool ObjectWriter::write_fields(PyObject* object, PyObject* fields, int depth) {
     PyObject* const name = NB_TUPLE_GET_ITEM(fields, i);
     const nb::object value = call_python([&] { return nb::steal(PyObject_GetAttr(object, name)); });
     if (!value.is_valid()) throw nb::python_error();
-    if (!write_key(name, depth + 1) || !write(value.ptr(), depth + 1)) return false;
+    if (!write_str(name, depth + 1) || !write(value.ptr(), depth + 1)) return false;
   }
+  key_parts_ += static_cast<std::uint64_t>(count);
   cost_ = {};
   return true;
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "binding/module.h"
@@ -21,20 +24,20 @@ class SeenObjects {
     for (const Entry& entry : entries_) Py_XDECREF(entry.object);
   }
 
-  /// Room for this many more at once.
+  /// Makes room for this many more at once.
   void reserve(std::size_t more) {
     if (2 * (used_ + more) > entries_.size()) grow(std::bit_ceil(2 * (used_ + more)));
   }
 
-  /// The object's number, or kNew.
+  /// Returns the object's number, or kNew.
   std::uint32_t find(PyObject* object) noexcept {
     if (entries_.empty()) return kNew;
     const Entry& entry = place(object);
     return entry.object ? entry.number : kNew;
   }
-  /// The object's number, or kNew after it was given `number`.
+  /// Returns the object's number, or kNew after it was given `number`.
   std::uint32_t find_or_add(PyObject* object, std::uint32_t number) {
-    if (2 * (used_ + 1) > entries_.size()) grow(entries_.empty() ? 16 : 2 * entries_.size());
+    if (2 * (used_ + 1) > entries_.size()) grow(2 * entries_.size());
     Entry& entry = place(object);
     if (entry.object) return entry.number;
     Py_INCREF(object);
@@ -57,14 +60,22 @@ class SeenObjects {
     return entries_[at & mask];
   }
 
+  /// The first few entries lie in this object.
   void grow(std::size_t size) {
-    std::vector<Entry> old(size);
-    old.swap(entries_);
+    if (size <= few_.size()) {
+      entries_ = few_;
+      return;
+    }
+    std::vector<Entry> grown(size);
+    const std::span<const Entry> old = std::exchange(entries_, grown);
     for (const Entry& entry : old)
       if (entry.object) place(entry.object) = entry;
+    many_.swap(grown);
   }
 
-  std::vector<Entry> entries_;  ///< a power of two, open addressing
+  std::array<Entry, 16> few_{};
+  std::vector<Entry> many_;
+  std::span<Entry> entries_;  ///< a power of two of them, open addressing
   std::size_t used_ = 0;
 };
 

@@ -16,6 +16,7 @@ import torch
 from ...rpc import calling, group, meeting, registry, rref, telemetry
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
+from ...rpc.refused import RefusedValue
 from ...rpc.rref import PyRRef
 from . import constants
 from .options import RpcBackendOptions
@@ -136,9 +137,15 @@ def rpc_sync(
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
     when the member has ended; TypeError before anything is sent when a value cannot cross."""
-    if registry.this_agent is None:
+    agent = registry.this_agent
+    if agent is None:
         _refuse_uninitialized()
-    return calling.call(to, func, args, kwargs, timeout)
+    if telemetry.is_profiled():
+        return calling.call(to, func, args, kwargs, timeout)
+    try:  # as calling.call(), without its frame
+        return agent.endpoint.call(to, func, args, kwargs, timeout)
+    except RefusedValue as refused:
+        raise refused.located(func=func, args=args, kwargs=kwargs) from None
 
 
 def rpc_async(
