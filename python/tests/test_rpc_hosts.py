@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -17,6 +18,7 @@ KEY = "a secret of these tests, of 40 characters"
 CABLES, ADDRESSES = ("ocpy2", "ocpy3"), ("10.213.58.1", "10.213.58.2")
 
 MEMBER = r"""
+import os
 import sys
 import torch
 import onecopy.distributed.autograd as dist_autograd
@@ -33,7 +35,7 @@ def train():
     tensor = torch.arange(1 << 20, dtype=torch.float32)
     assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(tensor, 1)), tensor + 1)
     assert rpc.remote("worker1", torch.ones, args=((3,),)).to_here().tolist() == [1.0, 1.0, 1.0]
-    assert native.explain("worker1", tensor).name == "tcp"
+    assert native.explain("worker1", tensor).name == os.environ.get("ONECOPY_RPC_FABRIC", "tls")
     try:
         rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), torch.ones(3)))
         raise AssertionError("the shapes do not fit")
@@ -94,7 +96,9 @@ def networks():
         pytest.skip(why)
     holders = [
         subprocess.Popen(
-            ["unshare", "-n", "sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE, text=True
+            ["unshare", "-n", "-m", "sh", "-c", "mount -t sysfs sysfs /sys && echo there; exec sleep 1000"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in ADDRESSES
     ]
@@ -129,7 +133,7 @@ def networks():
 
 def start(holder, program, rank, rendezvous, **environment):
     return subprocess.Popen(
-        ["nsenter", "-t", str(holder.pid), "-n", sys.executable, str(program), str(rank), str(rendezvous)],
+        ["nsenter", "-t", str(holder.pid), "-n", "-m", sys.executable, str(program), str(rank), str(rendezvous)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -138,11 +142,14 @@ def start(holder, program, rank, rendezvous, **environment):
     )
 
 
-def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path):
+@pytest.mark.parametrize("fabric", ["tls", "ucx"])
+def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path, fabric):
+    if fabric == "ucx" and importlib.util.find_spec("libucx") is None and "ONECOPY_UCX_LIBRARY" not in os.environ:
+        pytest.skip("wants libucx-cu13")
     program = tmp_path / "member.py"
     program.write_text(MEMBER)
     members = [
-        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY)
+        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_FABRIC=fabric)
         for rank, holder in enumerate(networks)
     ]
     outcomes = [member.communicate(timeout=240) for member in members]

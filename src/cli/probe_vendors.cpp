@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -132,10 +133,29 @@ Finding probe_openssl() {
   return works(fmt::format("{}: {}, for calls to other hosts", library->name(), version(0)));
 }
 
+Finding probe_ucx() {
+  constexpr const char* kAdvice =
+      "Only ONECOPY_RPC_FABRIC=ucx needs it: install libucx-cu13 (pip), libucx0 (Debian, Ubuntu) or ucx "
+      "(Fedora), and name a "
+      "libucp.so.0 outside of the system's folders in ONECOPY_UCX_LIBRARY.";
+  const char* const chosen = std::getenv("ONECOPY_UCX_LIBRARY");
+  std::string why;
+  const auto library = SharedLibrary::open({chosen && *chosen ? chosen : "libucp.so.0"}, &why);
+  if (!library) return missing("tried " + why, kAdvice);
+  auto* const version = symbol<void(unsigned*, unsigned*, unsigned*)>(*library, "ucp_get_version");
+  if (!version) return missing(library->name() + " has no ucp_get_version", kAdvice);
+  std::array<unsigned, 3> is{};
+  version(&is[0], &is[1], &is[2]);
+  const std::string text = fmt::format("{}: UCX {}.{}.{}", library->name(), is[0], is[1], is[2]);
+  if (std::pair(is[0], is[1]) < std::pair(1U, 17U))
+    return missing(text + ", and 1.17 is the oldest that works", kAdvice);
+  return works(text + ", for ONECOPY_RPC_FABRIC=ucx. What goes over it between hosts is not encrypted");
+}
+
 }  // namespace
 
 std::vector<Probe> vendor_probes() {
-  return {{"CUDA", probe_cuda}, {"Ascend", probe_ascend}, {"OpenSSL", probe_openssl}};
+  return {{"CUDA", probe_cuda}, {"Ascend", probe_ascend}, {"OpenSSL", probe_openssl}, {"UCX", probe_ucx}};
 }
 
 }  // namespace onecopy::cli

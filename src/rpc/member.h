@@ -33,9 +33,9 @@ class ToldNames {
 };
 
 /// Ways in which tensors go to a member: docs/guides/rpc.md.
-enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here, tcp };
-inline constexpr std::array<const char*, 9> kRouteNames{"inline", "copy",  "lease", "move", "pull",
-                                                        "staged", "parts", "here",  "tcp"};
+enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here, tls, ucx };
+inline constexpr std::array<const char*, 10> kRouteNames{"inline", "copy",  "lease", "move", "pull",
+                                                         "staged", "parts", "here",  "tls",  "ucx"};
 
 /// Numbers of calls and tensors that went to a member or came from it. Relaxed, for listings alone.
 struct Counters {
@@ -78,7 +78,7 @@ struct Member {
 
   /// Counts tensors that go to it. Those to another host take one route.
   void count(Route route, std::uint64_t tensors) noexcept {
-    counters.count(shares_memory ? route : Route::tcp, tensors);
+    counters.count(shares_memory ? route : far_route, tensors);
   }
 
   /// Returns whether there is no connection, and there was one.
@@ -92,6 +92,7 @@ struct Member {
   std::atomic<std::uint32_t> their_session{0};
   Transport* transport = nullptr;  ///< null: the member is this process
   bool shares_memory = true;       ///< as the transport says
+  Route far_route = Route::tls;    ///< of all tensors, where the transport shares no memory
   /// Set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
   std::shared_ptr<std::atomic<bool>> exit;
 

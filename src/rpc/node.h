@@ -61,6 +61,9 @@ class Node final : private TransportHost {
   Member* find(std::string_view name);
   /// Returns the session in which a member is called: the last one, or a new one where that was cut.
   Member& session_with(Member& known);
+  /// Returns whether the member lives as far as can be known: it is connected to, connects again now, or does not answer. False:
+  /// it has left, or no process listens there.
+  bool may_return(Member& member, Deadline deadline);
 
   /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
   void connect(Member& to, Deadline deadline);

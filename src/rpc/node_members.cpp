@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "core/point.h"
@@ -73,6 +74,17 @@ Member& Node::session_with(Member& known) {
   return was_cut ? next_session(*last) : *last;
 }
 
+bool Node::may_return(Member& member, Deadline deadline) {
+  if (!member.is_gone()) return true;
+  if (member.has_left || !member.transport || !member.transport->reconnects()) return false;
+  try {
+    connect(session_with(member), deadline);
+    return true;
+  } catch (const Error& error) {
+    return error.code() != ErrorCode::peer_died || error.vendor_code() != ECONNREFUSED;
+  }
+}
+
 Member& Node::add(std::unique_ptr<Member> member) {
   member->opened = std::make_shared<Call>(member->number(), kForever);
   if (member->number() == options_.number) connect_to_self(*member);
@@ -97,6 +109,7 @@ void Node::watch_over(Member& member) {
                                [&](const auto& transport) { return transport->reaches(member.address); });
   member.transport = at->get();
   member.shares_memory = member.transport->shares_memory();
+  if (member.transport->name() == "ucx") member.far_route = Route::ucx;
   member.exit = std::make_shared<std::atomic<bool>>(false);
   member.transport->watch(member);
 }

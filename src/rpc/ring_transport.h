@@ -27,6 +27,7 @@ class RingTransport final : public Transport {
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   RingTransport(TransportHost& host, Session& session) : host_(host), session_(session) {}
 
+  std::string_view name() const noexcept override { return "ring"; }
   bool shares_memory() const noexcept override { return true; }
   bool reaches(const Address& address) const override { return address.host == this_host(); }
   void complete(Address& own) override { own.door = door_.handle(); }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/device/stream.h"
@@ -60,6 +61,8 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
+  /// Returns "ring", "tls" or "ucx".
+  virtual std::string_view name() const noexcept = 0;
   /// Returns whether members see each other's memory: tensors can be lent then.
   virtual bool shares_memory() const noexcept = 0;
   /// Returns whether the transport reaches a member of that address.

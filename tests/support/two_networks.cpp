@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -39,6 +40,11 @@ TwoNetworks::TwoNetworks(int first_pid, int second_pid) : pids_{first_pid, secon
     must(in + "ip link set lo up");
     must(in + fmt::format("ip link set {} up", kCables[i]));
   }
+  for (int i = 0; i < 2; ++i)
+    must(fmt::format(
+        "for i in $(seq 500); do nsenter -t {} -n ip -o link show dev {} | grep -q 'state UP' && exit 0; "
+        "sleep 0.01; done; exit 1",
+        pids_[i], kCables[i]));
 }
 
 void TwoNetworks::cut() { must(fmt::format("nsenter -t {} -n ip link set {} down", pids_[0], kCables[0])); }
@@ -51,7 +57,12 @@ bool TwoNetworks::disturb(const std::string& how) {
 }
 
 void enter_network() {
-  if (::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("this process got no network namespace");
+  if (::unshare(CLONE_NEWNET | CLONE_NEWNS) != 0)
+    throw std::runtime_error("this process got no network namespace");
+  // UCX looks for the cards of the network there.
+  if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0)
+    throw std::runtime_error("this process got no /sys of its network namespace");
 }
 
 }  // namespace onecopy::testing

@@ -199,7 +199,7 @@ def _wait_for(agent: Any, key: str, names: set[str], seconds: float | None) -> s
     end = None if seconds is None else time.monotonic() + seconds
     while not state.proceed_signal.wait(step):
         missing = sorted(names - set(state.gathered_objects)) or sorted(names)
-        ended = [agent.member(n).why_ended() for n in missing if agent.member(n).has_ended]
+        ended = [agent.member(n).why_ended() for n in missing if agent.member(n).has_ended_for_good()]
         if state.proceed_signal.is_set():
             break
         if ended:

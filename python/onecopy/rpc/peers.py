@@ -76,6 +76,9 @@ class WorkerInfo:
         return WorkerInfo, (self.name, self.id)
 
 
+_MAX_AWAY, _MOMENT_OF_CONNECTING = 60.0, 1.0  # seconds
+
+
 class Member:
     """A process of the group.
 
@@ -90,6 +93,7 @@ class Member:
         self.info, self.address, self.device_maps, self.cards = info, address, device_maps, cards
         self.endpoint: Any = None
         self.ended_session = 0
+        self._away_since: float | None = None
         self.is_far = self.has_our_cards = self.is_program = False
 
     @property
@@ -97,6 +101,17 @@ class Member:
         """Returns whether the member has ended. One on another host that was cut off has ended until there is a new
         connection to its process."""
         return self.ended_session != 0 and bool(self.endpoint.is_gone(self.info.id))
+
+    def has_ended_for_good(self) -> bool:
+        """Returns whether the member has ended, and nobody can wait for it. Connects to a member that was cut off, and
+        gives one that does not answer as long as a call takes by default, at most a minute."""
+        if not self.has_ended:
+            self._away_since = None
+            return False
+        self._away_since = self._away_since or time.monotonic()
+        patience = min(self.endpoint.timeout or _MAX_AWAY, _MAX_AWAY)
+        is_late = time.monotonic() - self._away_since > patience
+        return is_late or not self.endpoint.may_return(self.info.id, _MOMENT_OF_CONNECTING)
 
     def why_ended(self) -> str:
         """Returns the text of errors about the end of the member."""

@@ -46,7 +46,7 @@ def explain(to: str | int | WorkerInfo, tensor: torch.Tensor | devices.MarkedTen
     if member.is_far:
         if mode == BORROW:
             devices.check_far(member.info)
-        return _TCP
+        return _FAR[agent.endpoint.transport(member.info.id)]
     target = agent.target_of(tensor, member.info.id, False)
     if tensor.layout != torch.strided:
         return Route("parts", "a sparse tensor crosses as its indices and its values, each by its own route")
@@ -59,10 +59,12 @@ def explain(to: str | int | WorkerInfo, tensor: torch.Tensor | devices.MarkedTen
     return between(here, there, mode, can_reach)
 
 
-_TCP = Route(
-    "tcp",
-    "the callee is on another host: the bytes go over a TCP connection, those of a card by way of the host's memory",
-)
+_FAR = {
+    "tls": Route(
+        "tls", "the callee is on another host: the bytes go over TLS, those of a card by way of the host's memory"
+    ),
+    "ucx": Route("ucx", "the callee is on another host: the bytes go over UCX, unencrypted (ONECOPY_RPC_FABRIC=ucx)"),
+}
 _LENT = {
     BORROW: Route("lease", "borrow(): the receiver maps the sender's memory, and no byte is copied"),
     devices.MOVE: Route("move", "move(): the receiver maps memory that the sender has no more, and no byte is copied"),

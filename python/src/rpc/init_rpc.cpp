@@ -99,6 +99,19 @@ void def_members(nb::class_<Endpoint>& endpoint) {
       .def("join", &Endpoint::join, nb::arg("address"), nb::arg("is_program") = false)
       .def("is_far", &Endpoint::is_far, nb::arg("number"))
       .def("has_left", &Endpoint::has_left, nb::arg("number"))
+      .def(
+          "transport",
+          [](Endpoint& e, std::uint32_t number) {
+            return std::string(e.node().find(number)->transport->name());
+          },
+          nb::arg("number"))
+      .def(
+          "may_return",
+          [](Endpoint& e, std::uint32_t number, double seconds) {
+            return without_gil(
+                [&] { return e.node().may_return(*e.node().find(number), deadline_after(seconds)); });
+          },
+          nb::arg("number"), nb::arg("seconds"))
       .def("is_gone", &Endpoint::is_gone, nb::arg("number"))
       .def("session_with", &Endpoint::session_with, nb::arg("number"))
       .def("connect", &Endpoint::connect, nb::arg("number"), nb::arg("seconds"))

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "rpc/transport/ucx/ucp.h"
 #include "support/watchdog.h"
 #include "unit/rpc/meeting.h"
 
@@ -26,6 +27,17 @@ class Environment {
  private:
   const char* name_;
 };
+
+/// Returns why messages cannot go over UCX on this machine; empty when they can, and where they are not told to.
+inline std::string ucx_obstacle(const std::string& fabric) {
+  if (fabric != "ucx") return "";
+  try {
+    ucx::Library::get();
+    return "";
+  } catch (const Error& error) {
+    return std::string("wants UCX: ") + error.what();
+  }
+}
 
 /// Members of this host that reach each other over TLS, on loopback.
 class TlsMembers : public ::testing::Test {

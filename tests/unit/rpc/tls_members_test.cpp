@@ -90,7 +90,7 @@ TEST_F(TlsMembers, GetTensorsOfAllSizes) {
   }
   const PeerInfo callee_here = peer("callee");
   EXPECT_EQ(callee_here.state, "open");
-  EXPECT_EQ(callee_here.routes, (std::vector<std::pair<std::string, std::uint64_t>>{{"tcp", 12}}));
+  EXPECT_EQ(callee_here.routes, (std::vector<std::pair<std::string, std::uint64_t>>{{"tls", 12}}));
   meeting_->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }

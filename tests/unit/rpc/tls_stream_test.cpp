@@ -294,7 +294,7 @@ TEST(AFrame, IsRefusedWhenItSaysThatItIsAWholeMessageAndIsNot) {
 
 TEST(AFrame, IsRefusedWithAKindOrALengthThatNoMemberWrites) {
   const Bytes payload(20);
-  for (const int kind : {0, 7, 255}) {
+  for (const int kind : {0, 8, 255}) {
     Inbox inbox(true);
     expect_refusal(ErrorCode::protocol, {"no known kind"},
                    [&] { give(inbox, static_cast<FrameKind>(kind), payload); });

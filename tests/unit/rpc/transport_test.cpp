@@ -32,8 +32,12 @@ class ATransport : public ::testing::TestWithParam<std::string> {
   ATransport() {
     if (GetParam() == "ring") return;
     key_.emplace("ONECOPY_RPC_KEY", kTestKey);
-    link_.emplace("ONECOPY_RPC_LINK", GetParam());
+    link_.emplace("ONECOPY_RPC_LINK", "tcp");
     listen_.emplace("ONECOPY_RPC_LISTEN", "127.0.0.1:0");
+    fabric_.emplace("ONECOPY_RPC_FABRIC", GetParam());
+  }
+  void SetUp() override {
+    if (const std::string why = ucx_obstacle(GetParam()); !why.empty()) GTEST_SKIP() << why;
   }
   void end(Child& callee) {
     meeting_->step = 1;
@@ -41,7 +45,7 @@ class ATransport : public ::testing::TestWithParam<std::string> {
   }
 
   Watchdog watchdog_;
-  std::optional<Environment> key_, link_, listen_;
+  std::optional<Environment> key_, link_, listen_, fabric_;
   Shared<Meeting> meeting_;
 };
 
@@ -211,7 +215,7 @@ TEST_P(ATransport, ClosesWhileOthersSend) {
   end(callee);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, ATransport, ::testing::Values("ring", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Transports, ATransport, ::testing::Values("ring", "tls", "ucx"),
                          [](const auto& transport) { return transport.param; });
 
 }  // namespace

@@ -31,7 +31,9 @@ constexpr auto kLongTimeout = 60s;
 class TwoHosts : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string why = TwoNetworks::obstacle(); !why.empty()) GTEST_SKIP() << why;
+    const char* const fabric = std::getenv("ONECOPY_RPC_FABRIC");
+    for (const std::string& why : {TwoNetworks::obstacle(), ucx_obstacle(fabric ? fabric : "")})
+      if (!why.empty()) GTEST_SKIP() << why;
   }
   void begin(std::function<void(Agent&)> run) {
     callee_.emplace([this] {

@@ -38,6 +38,7 @@ void Inbox::end_frame(Arrived& arrived) {
       if (std::exchange(has_hello_, true)) refuse_frame("names its sender again");
       arrived.hello = buffer_;
       return;
+    case FrameKind::fabric: arrived.fabric = buffer_; return;
     case FrameKind::heartbeat: return;
     case FrameKind::message: assembly_.begin(payload_); break;
     case FrameKind::more: assembly_.fill(payload_.size()); break;

@@ -14,9 +14,9 @@ void Outbox::push(Queue& queue, Item&& item) {
   queue.items.push_back(std::move(item));
 }
 
-void Outbox::put_hello(Bytes&& hello) {
+void Outbox::put_frame(FrameKind kind, Bytes&& bytes) {
   const LockGuard lock(mutex_);
-  push(small_, {std::move(hello), {}, small_.put});
+  push(small_, {kind, std::move(bytes), {}, small_.put});
 }
 
 Outbox::Place Outbox::put(Message&& message, bool is_in_order) {
@@ -26,7 +26,7 @@ Outbox::Place Outbox::put(Message&& message, bool is_in_order) {
   const bool is_small = parcel.is_whole() && !(is_in_order && large_waiting_.load() != 0);
   Queue& queue = is_small ? small_ : large_;
   const Place place{is_small, queue.put += bytes};
-  push(queue, {{}, std::move(parcel), place.end});
+  push(queue, {FrameKind::message, {}, std::move(parcel), place.end});
   return place;
 }
 
@@ -105,10 +105,10 @@ bool Outbox::append_frame_of(Queue& queue) {
   const std::size_t room = record_.size() - record_bytes_ - sizeof(FrameHead);
   for (;;) {
     sending_ = &queue;
-    if (queue.item && !queue.item->hello.empty()) {
-      hello_ = std::exchange(queue.item->hello, {});
+    if (queue.item && !queue.item->frame.empty()) {
+      frame_ = std::exchange(queue.item->frame, {});
       sending_ = nullptr;
-      append(FrameKind::hello, hello_);
+      append(queue.item->kind, frame_);
       return true;
     }
     if (auto part = queue.item && queue.item->parcel ? queue.item->parcel->next(room) : std::nullopt) {

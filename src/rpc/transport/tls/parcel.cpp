@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -12,94 +11,21 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/log.h"
-#include "rpc/message.h"
 #include "share/session.h"
 
 namespace onecopy::rpc {
 namespace {
 
-constexpr std::size_t kMaxTensors = 1024;
-constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 /// A message up to this size is one frame.
 constexpr std::size_t kMaxInFirst = 32 << 10;
 /// A tensor from this size on has memory of its own, which is not used again for the next one.
 constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
 constexpr std::size_t kReservedAtOnce = std::size_t{16} << 20;
 
-struct ParcelHead {
-  std::uint32_t tag = 0;
-  std::uint32_t tensors = 0;
-  std::uint64_t data_bytes = 0;
-};
-static_assert(sizeof(ParcelHead) == 16);
-
-/// `dims` sizes and as many strides follow, of 8 bytes each.
-struct RowHead {
-  std::uint8_t dtype = 0;
-  std::uint8_t dims = 0;
-  std::uint8_t reserved[6] = {};
-};
-static_assert(sizeof(RowHead) == 8);
-
-void append_bytes(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
-
-void append_row(Bytes& out, const Layout& layout) {
-  RowHead row;
-  row.dtype = static_cast<std::uint8_t>(layout.dtype());
-  row.dims = static_cast<std::uint8_t>(layout.ndim());
-  append_bytes(out, std::as_bytes(std::span(&row, 1)));
-  append_bytes(out, std::as_bytes(layout.shape()));
-  append_bytes(out, std::as_bytes(layout.strides()));
-}
-
-std::int64_t clock_ns() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
-/// Changes the deadline in the tail of a call.
-template <class Change>
-void change_deadline(Message& message, Change&& change) {
-  const bool is_call = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::call);
-  if (!is_call || message.data.size() < sizeof(CallTail)) return;
-  std::byte* const at = message.data.data() + message.data.size() - sizeof(CallTail);
-  auto tail = load<CallTail>(at);
-  if (tail.deadline == 0) return;
-  tail.deadline = change(tail.deadline);
-  store(at, tail);
-}
-
-ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes) {
-  if (bytes > rest.size()) refuse_frame("is cut off");
-  const ByteSpan part = rest.first(bytes);
-  rest = rest.subspan(bytes);
-  return part;
-}
-
-std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
-  std::vector<std::int64_t> numbers(count);
-  const ByteSpan bytes = cut_bytes(rest, count * sizeof(std::int64_t));
-  if (count != 0) std::memcpy(numbers.data(), bytes.data(), bytes.size());
-  return numbers;
-}
-
-Layout cut_layout(ByteSpan& rest) {
-  const auto row = load<RowHead>(cut_bytes(rest, sizeof(RowHead)).data());
-  const auto dtype = static_cast<DType>(row.dtype);
-  if (!is_valid(dtype) || row.dims > kMaxDims) refuse_frame("has a tensor that cannot be");
-  const auto shape = cut_numbers(rest, row.dims), strides = cut_numbers(rest, row.dims);
-  try {
-    return {dtype, shape, strides};
-  } catch (const Error& error) {
-    refuse_frame(error.what());
-  }
-}
-
 }  // namespace
 
-void refuse_frame(std::string_view problem) {
-  throw Error(ErrorCode::protocol, fmt::format("a frame from another host {}", problem));
-}
-
 void check_head(const FrameHead& head) {
-  if (head.kind < FrameKind::hello || head.kind > FrameKind::whole) refuse_frame("is of no known kind");
+  if (head.kind < FrameKind::hello || head.kind > FrameKind::fabric) refuse_frame("is of no known kind");
   if (head.bytes > kMaxFrameBytes) refuse_frame("is too long");
   const bool is_plain = head.kind == FrameKind::heartbeat || head.kind == FrameKind::withdrawn;
   if (is_plain != (head.bytes == 0)) refuse_frame("has another length than its kind");
@@ -108,20 +34,14 @@ void check_head(const FrameHead& head) {
 // --- Parcel
 
 Parcel::Parcel(Message&& message) : message_(std::move(message)) {
+  check_can_cross(message_);
+  to_time_left(message_);
   const auto& tensors = message_.tensors;
-  if (tensors.size() > kMaxTensors || message_.data.size() > kMaxDataBytes)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a message with {} tensors and {} other bytes does not go to another host: {} and "
-                    "{} at most",
-                    tensors.size(), message_.data.size(), kMaxTensors, kMaxDataBytes));
-  const std::int64_t now = clock_ns();
-  change_deadline(message_, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
   const ParcelHead head{message_.tag, static_cast<std::uint32_t>(tensors.size()), message_.data.size()};
   append_bytes(first_, std::as_bytes(std::span(&head, 1)));
   parts_.emplace_back(message_.data);
   for (const Tensor& tensor : tensors) {
-    append_row(first_, tensor.layout());
+    append_layout(first_, tensor.layout());
     parts_.emplace_back(tensor.as<const std::byte>(), tensor.layout().extent_bytes());
   }
   if (first_.size() > kMaxFrameBytes)
@@ -179,9 +99,7 @@ void Parcel::withdraw() {
 
 void Assembly::begin(ByteSpan payload) {
   if (is_begun_) refuse_frame("begins a message within another");
-  const auto head = load<ParcelHead>(cut_bytes(payload, sizeof(ParcelHead)).data());
-  if (head.tensors > kMaxTensors || head.data_bytes > std::min(kMaxDataBytes, max_bytes_))
-    refuse_frame("is of too large a message");
+  const ParcelHead head = cut_head(payload, max_bytes_);
   rows_.clear();
   data_bytes_ = head.data_bytes;
   std::uint64_t tensor_bytes = 0;
@@ -287,10 +205,7 @@ void Assembly::withdraw() {
 std::optional<Message> Assembly::take() {
   is_begun_ = false;
   if (is_lost_) return {};
-  const std::int64_t now = clock_ns();
-  constexpr std::int64_t kLongest = std::int64_t{1} << 61;  // 73 years
-  change_deadline(message_,
-                  [&](std::int64_t left) { return now + std::clamp<std::int64_t>(left, 1, kLongest); });
+  to_deadline(message_);
   return std::move(message_);
 }
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "onecopy/channel/queue.h"
+#include "rpc/transport/wire.h"
 
 namespace onecopy {
 class DeviceMemory;
@@ -16,7 +16,6 @@ class DeviceMemory;
 /// Messages of rpc as the frames of a TLS connection: docs/design/formats/rpc-stream-v1.md describes them byte by byte.
 namespace onecopy::rpc {
 
-inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 40;
 inline constexpr std::uint32_t kMaxFrameBytes = 256 << 10;
 
 enum class FrameKind : std::uint8_t {
@@ -26,6 +25,7 @@ enum class FrameKind : std::uint8_t {
   heartbeat = 4,  ///< empty
   withdrawn = 5,  ///< the message that has begun does not come to its end; empty
   whole = 6,      ///< a whole message, which may come between the frames of another one
+  fabric = 7,     ///< the address by which messages go over UCX
 };
 
 struct FrameHead {
@@ -35,8 +35,6 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 8);
 
-/// Throws protocol.
-[[noreturn]] void refuse_frame(std::string_view problem);
 /// Throws protocol for a head that no member writes.
 void check_head(const FrameHead& head);
 

@@ -81,8 +81,8 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
   pump();  // another thread may have found the stream taken
 }
 
-void TlsLink::put_hello(Bytes&& hello) {
-  outbox_.put_hello(std::move(hello));
+void TlsLink::put_frame(FrameKind kind, Bytes&& bytes) {
+  outbox_.put_frame(kind, std::move(bytes));
   pump();
 }
 

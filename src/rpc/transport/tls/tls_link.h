@@ -37,7 +37,8 @@ class Outbox {
     std::uint64_t end = 0;
   };
 
-  void put_hello(Bytes&& hello);
+  /// Puts a frame of kind hello or fabric.
+  void put_frame(FrameKind kind, Bytes&& bytes);
   /// Throws invalid_argument for a message that cannot cross.
   Place put(Message&& message, bool is_in_order);
   bool has_sent(Place place) const noexcept { return queue(place).sent.load() >= place.end; }
@@ -62,8 +63,9 @@ class Outbox {
 
  private:
   struct Item {
-    Bytes hello;
-    std::optional<Parcel> parcel;  ///< none in a hello
+    FrameKind kind = FrameKind::message;
+    Bytes frame;                   ///< of that kind, in place of a message
+    std::optional<Parcel> parcel;  ///< none in a frame
     std::uint64_t end = 0;         ///< of its queue
   };
   struct Queue {
@@ -92,7 +94,7 @@ class Outbox {
   std::atomic<bool> is_over_{false};
 
   // Of the thread that has the stream.
-  Bytes hello_;
+  Bytes frame_;
   Queue* sending_ = nullptr;  ///< of the last frame
   ByteSpan rest_;             ///< of the last frame: what is not in a record yet
   std::array<std::byte, TlsStream::kMaxRecordBytes> record_;
@@ -105,7 +107,7 @@ class Inbox {
  public:
   /// What has come, in order.
   struct Arrived {
-    std::optional<Bytes> hello;
+    std::optional<Bytes> hello, fabric;
     std::vector<Message> messages;
     std::exception_ptr end;  ///< why no more comes
   };
@@ -148,7 +150,8 @@ class TlsLink {
   /// Throws timeout after `until`, and the message is withdrawn then; invalid_argument, and what copying from a card throws.
   /// Does nothing on a link that has ended.
   void put(const Message& message, Stream stream, Deadline until = kForever);
-  void put_hello(Bytes&& hello);
+  /// Puts a frame of kind hello or fabric.
+  void put_frame(FrameKind kind, Bytes&& bytes);
 
   /// Receives and sends for a while, and returns what has come. The event loop's thread calls it.
   Inbox::Arrived turn() noexcept;

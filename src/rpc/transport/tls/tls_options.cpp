@@ -44,6 +44,13 @@ bool is_forced_by(const std::string& link) {
   return link == "tcp";
 }
 
+bool uses_ucx_by(const std::string& fabric) {
+  if (!fabric.empty() && fabric != "tls" && fabric != "ucx")
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("ONECOPY_RPC_FABRIC must be tls or ucx, not \"{}\"", fabric));
+  return fabric == "ucx";
+}
+
 void check_loopback(const TlsOptions& options) {
   if (!options.key.empty() || options.listen.empty()) return;
   const HostPort at = HostPort::parse(options.listen);
@@ -75,6 +82,7 @@ TlsOptions TlsOptions::of_environment() {
   TlsOptions options;
   options.key = key_of(environment("ONECOPY_RPC_KEY"));
   options.is_forced = is_forced_by(environment("ONECOPY_RPC_LINK"));
+  options.uses_ucx = uses_ucx_by(environment("ONECOPY_RPC_FABRIC"));
   options.listen = environment("ONECOPY_RPC_LISTEN");
   if (options.listen.empty()) options.listen = usual_listen(!options.key.empty(), options.is_forced);
   options.peer_timeout = peer_timeout_of(environment("ONECOPY_RPC_PEER_TIMEOUT"));

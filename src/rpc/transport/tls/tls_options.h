@@ -13,10 +13,11 @@ struct TlsOptions {
   Bytes key;               ///< the group's secret; without one a member listens on loopback alone
   std::string listen;      ///< "10.0.0.1:0"; empty: nowhere
   bool is_forced = false;  ///< also members of this host are called this way
+  bool uses_ucx = false;   ///< messages go over UCX, unencrypted
   /// How long the network may be cut, or a member take nothing, before the connection ends.
   std::chrono::milliseconds peer_timeout{30'000};
 
-  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK and ONECOPY_RPC_PEER_TIMEOUT say. Throws
+  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK, ONECOPY_RPC_FABRIC and ONECOPY_RPC_PEER_TIMEOUT say. Throws
   /// invalid_argument.
   static TlsOptions of_environment();
 };

@@ -13,6 +13,8 @@
 #include "os/process.h"
 #include "rpc/lane.h"
 #include "rpc/message.h"
+#include "rpc/transport/ucx/ucx_channel.h"
+#include "rpc/transport/ucx/ucx_worker.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -35,11 +37,28 @@ class TlsConnection final : public Connection {
   const TlsLinkRef link_;
 };
 
+/// Messages over UCX.
+class UcxConnection final : public Connection {
+ public:
+  explicit UcxConnection(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
+  void send(const Message& message, Stream stream, Deadline deadline) override {
+    channel_->send(message, stream, deadline);
+  }
+
+ private:
+  const std::shared_ptr<UcxChannel> channel_;
+};
+
 }  // namespace
 
 TlsTransport::TlsTransport(TransportHost& host)
     : host_(host), options_(TlsOptions::of_environment()), pid_(current_pid()) {
   beats_.emplace(*loop_, [this] { return beat(); });
+  if (options_.uses_ucx) {
+    ucx::Library::get();
+    log_warning(
+        "rpc between hosts goes over UCX (ONECOPY_RPC_FABRIC=ucx): calls and tensors are not encrypted");
+  }
   if (!options_.listen.empty()) listen();
 }
 
@@ -64,6 +83,14 @@ std::shared_ptr<const TlsContext> TlsTransport::context() {
   const LockGuard lock(mutex_);
   if (!context_) context_ = std::make_shared<const TlsContext>(options_.key);
   return context_;
+}
+
+/// Made when a connection needs it: the cards of the network that are up by then are used.
+std::shared_ptr<UcxWorker> TlsTransport::ucx() {
+  const LockGuard lock(mutex_);
+  if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
+  if (!ucx_) ucx_ = std::make_shared<UcxWorker>(*loop_, options_.peer_timeout);
+  return ucx_;
 }
 
 TlsLinkRef TlsTransport::make_link(std::unique_ptr<TlsStream> stream, Side side) const {
@@ -99,7 +126,7 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
             address.name));
   const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
   TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
-  link->put_hello(encode_hello(address, {host_.address(), to.session}));
+  link->put_frame(FrameKind::hello, encode_hello(address, {host_.address(), to.session}));
   return link;
 }
 
@@ -111,9 +138,10 @@ TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
     const bool is_away = error.code() == ErrorCode::system || error.code() == ErrorCode::peer_died ||
                          (error.code() == ErrorCode::timeout && !deadline.has_passed());
     if (!is_away) throw;
-    throw Error(ErrorCode::peer_died,
-                fmt::format("the connection to {} has ended, and there is no new one: {}", to.name(),
-                            error.what()));
+    throw Error(
+        ErrorCode::peer_died,
+        fmt::format("the connection to {} has ended, and there is no new one: {}", to.name(), error.what()),
+        error.vendor_code(), error.domain());
   }
 }
 
@@ -134,7 +162,8 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
   }
 }
 
-/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on.
+/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on. Over UCX it
+/// is not open before the other side has told its address.
 void TlsTransport::take_link(Member& member, Peer& peer) {
   std::shared_ptr<RingConnection> lane;
   {
@@ -144,9 +173,6 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
     if (!member.inbound) member.inbound = std::make_unique<Inbound>();
     lane = std::make_shared<RingConnection>(member.inbound->sender_to_itself(), host_.bell());
     state_of(member).links.push_back(peer.link);
-    if (!member.outbound) member.outbound = std::make_unique<TlsConnection>(peer.link);
-    member.in = member.inbound.get();
-    member.out = member.outbound.get();
   }
   peer.member = &member;
   peer.ended = host_.end_of(member);
@@ -156,8 +182,35 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
     if (is_answer && (message.tag & kInOrder) == 0) lane->ring_for_answer();
     else lane->ring_for_call();
   };
+  if (!options_.uses_ucx) return open_for(member, std::make_unique<TlsConnection>(peer.link));
+  peer.channel = std::make_shared<UcxChannel>(ucx());
+  {
+    const LockGuard lock(mutex_);
+    channels_.push_back(peer.channel);
+  }
+  peer.link->put_frame(FrameKind::fabric, peer.channel->address());
+}
+
+void TlsTransport::open_for(Member& member, std::unique_ptr<Connection> outbound) {
+  {
+    const LockGuard lock(member.opening);
+    if (member.has_ended || !member.inbound) return;
+    if (!member.outbound) member.outbound = std::move(outbound);
+    member.in = member.inbound.get();
+    member.out = member.outbound.get();
+  }
   point("rpc.lane.opened");
   host_.note_opened(member);
+}
+
+void TlsTransport::take_fabric(Peer& peer, ByteSpan address) {
+  if (!peer.channel) {
+    log_warning(
+        "a member has ONECOPY_RPC_FABRIC=ucx, and this one has not: set it in all members of the group");
+    refuse_frame("has an address for UCX");
+  }
+  peer.channel->connect(address, {peer.deliver, [link = peer.link] { link->close(); }});
+  open_for(*peer.member, std::make_unique<UcxConnection>(peer.channel));
 }
 
 /// Hands the connection to the loop, which sends and receives.
@@ -187,6 +240,7 @@ void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
     peer.hello = kForever;
     take_link(from, peer);
   }
+  if (arrived.fabric) take_fabric(peer, *arrived.fabric);
   for (Message& message : arrived.messages) peer.deliver(std::move(message));
   if (arrived.end) std::rethrow_exception(arrived.end);
 }
@@ -223,12 +277,23 @@ void TlsTransport::end(const PeerRef& peer, const char* why) noexcept {
   log_debug(fmt::format("a connection to a member on another host has ended: {}", why));
   loop_->remove(peer->link->fd());
   peer->link->end();
+  if (peer->channel) {
+    peer->channel->take_rest();
+    peer->channel->close();
+    const LockGuard lock(mutex_);
+    std::erase(channels_, peer->channel);
+  }
   if (peer->ended) peer->ended();
 }
 
 std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
   const LockGuard lock(mutex_);
   return peers_;
+}
+
+void TlsTransport::wake_ucx() {
+  const LockGuard lock(mutex_);
+  if (!channels_.empty()) channels_.front()->wake();
 }
 
 /// Runs on the loop's thread, each second while there is someone.
@@ -238,6 +303,7 @@ Timer::Pause TlsTransport::beat() {
     if (peer->hello.has_passed()) end(peer, "it has not said which member it is");
     else peer->link->beat();
   }
+  wake_ucx();
   if (listener_) listener_->look_again();
   if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
   return kBeat;
@@ -261,24 +327,36 @@ std::chrono::seconds TlsTransport::silence_of(Member& member) const {
 
 void TlsTransport::flush() noexcept {
   const Deadline end = Deadline::after(1s);
+  std::vector<std::shared_ptr<UcxChannel>> channels;
+  {
+    const LockGuard lock(mutex_);
+    channels = channels_;
+  }
+  for (const auto& channel : channels) channel->ask();
   const auto have_arrived = [&] {
-    return std::ranges::all_of(
-        peers(), [](const PeerRef& peer) { return peer->link->is_closed() || peer->link->has_arrived(); });
+    return std::ranges::all_of(channels, [](const auto& channel) { return channel->has_arrived(); }) &&
+           std::ranges::all_of(peers(), [](const PeerRef& peer) {
+             return peer->link->is_closed() || peer->link->has_arrived();
+           });
   };
   while (!have_arrived() && !end.has_passed()) std::this_thread::sleep_for(1ms);
 }
 
 /// In a forked child the connections are the parent's, and the loop has no thread and perhaps a lock that stays locked.
+void TlsTransport::abandon() noexcept NO_THREAD_SAFETY_ANALYSIS {
+  if (loop_) loop_->abandon();
+  static_cast<void>(loop_.release());
+  static_cast<void>(new std::shared_ptr<UcxWorker>(std::move(ucx_)));  // UCX does not survive a fork
+}
+
 void TlsTransport::stop() noexcept {
-  if (current_pid() != pid_) {
-    if (loop_) loop_->abandon();
-    static_cast<void>(loop_.release());
-    return;
-  }
+  if (current_pid() != pid_) return abandon();
   if (is_over_.exchange(true)) return;
   loop_->stop();
   listener_.reset();
   for (const PeerRef& peer : peers()) end(peer, "this process leaves");
+  const LockGuard lock(mutex_);
+  if (ucx_) ucx_->stop();
 }
 
 }  // namespace onecopy::rpc

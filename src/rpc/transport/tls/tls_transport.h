@@ -19,7 +19,11 @@
 
 namespace onecopy::rpc {
 
-/// Reaches members on other hosts over TLS 1.3. The thread of an event loop of its own puts their messages into lanes of this
+class UcxChannel;
+class UcxWorker;
+
+/// Reaches members on other hosts over TLS 1.3. With ONECOPY_RPC_FABRIC=ucx their messages go over UCX: the TLS connection tells the
+/// addresses for that, and the end of the other process. The thread of an event loop of its own puts their messages into lanes of this
 /// process, so a thread reads them as it reads those of others. The process's event loop does not do it: it must not wait for
 /// locks that are held across a fork, nor do others' encryption while borrowers wait.
 ///
@@ -32,6 +36,7 @@ class TlsTransport final : public Transport {
   explicit TlsTransport(TransportHost& host);
   ~TlsTransport() override { stop(); }
 
+  std::string_view name() const noexcept override { return options_.uses_ucx ? "ucx" : "tls"; }
   bool shares_memory() const noexcept override { return false; }
   bool reconnects() const noexcept override { return true; }
   bool reaches(const Address& address) const override {
@@ -54,6 +59,7 @@ class TlsTransport final : public Transport {
   struct Peer {
     TlsLinkRef link;
     Member* member = nullptr;
+    std::shared_ptr<UcxChannel> channel;  ///< messages go over it, and not over the link
     std::function<void(Message&&)> deliver;
     std::function<void()> ended;
     Deadline hello = kForever;
@@ -64,11 +70,14 @@ class TlsTransport final : public Transport {
 
   void listen();
   std::shared_ptr<const TlsContext> context();
+  std::shared_ptr<UcxWorker> ucx();
   TlsLinkRef connect(const Member& to, Deadline deadline);
   TlsLinkRef connect_again(const Member& to, Deadline deadline);
   std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
   TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
   void take_link(Member& member, Peer& peer);
+  void open_for(Member& member, std::unique_ptr<Connection> outbound);
+  void take_fabric(Peer& peer, ByteSpan address);
   Member& session_of(const Hello& hello);
   void end_session(const Member& member) noexcept;
   void add(const PeerRef& peer);
@@ -77,6 +86,8 @@ class TlsTransport final : public Transport {
   void end(const PeerRef& peer, const char* why) noexcept;
   std::vector<PeerRef> peers() const;
   Timer::Pause beat();
+  void wake_ucx();
+  void abandon() noexcept;
 
   TransportHost& host_;
   const TlsOptions options_;
@@ -85,7 +96,9 @@ class TlsTransport final : public Transport {
   std::atomic<bool> is_over_{false};
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
+  std::shared_ptr<UcxWorker> ucx_ GUARDED_BY(mutex_);
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<UcxChannel>> channels_ GUARDED_BY(mutex_);
   std::unique_ptr<EventLoop> loop_ =
       std::make_unique<EventLoop>("onecopy-tls");  ///< starts with the listener or the first link
   std::optional<TlsListener> listener_;            ///< the loop's thread's own

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/ucx/ucp.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/mutex.h"
+#include "os/shared_library.h"
+
+namespace onecopy::ucx {
+namespace {
+
+constexpr std::pair<unsigned, unsigned> kOldest{1, 17};
+
+[[noreturn]] void throw_unusable(const std::string& why) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("ONECOPY_RPC_FABRIC=ucx needs UCX {}.{} or later ({}): install libucx-cu13 (pip), "
+                  "libucx0 (Debian and Ubuntu) or ucx (Fedora, RHEL), or name its libucp.so.0 in "
+                  "ONECOPY_UCX_LIBRARY",
+                  kOldest.first, kOldest.second, why));
+}
+
+/// Returns the library of the wheel, if this code is in a package itself: <folder>/onecopy/<library>.
+std::vector<std::string> in_wheel() {
+  Dl_info here{};
+  if (::dladdr(reinterpret_cast<const void*>(&in_wheel), &here) == 0 || !here.dli_fname) return {};
+  const std::string path = here.dli_fname;
+  const auto end = path.rfind("/onecopy/");
+  if (end == std::string::npos) return {};
+  return {path.substr(0, end) + "/libucx/lib/libucp.so.0"};
+}
+
+}  // namespace
+
+void Library::Rules::throw_missing(const char* call, int) {
+  throw_unusable(fmt::format("the library that was found has no {}", call));
+}
+
+std::vector<std::string> Library::usual_names() {
+  const char* const chosen = std::getenv("ONECOPY_UCX_LIBRARY");
+  if (chosen && *chosen) return {chosen};
+  std::vector<std::string> names = in_wheel();
+  names.insert(names.begin(), "libucp.so.0");
+  return names;
+}
+
+const Library& Library::get() {
+  static Mutex mutex;
+  static const Library* made = nullptr;  // never destroyed: threads use it until the process has ended
+  const LockGuard lock(mutex);
+  if (!made) made = new Library(usual_names());
+  return *made;
+}
+
+// NOLINTNEXTLINE(readability-function-size): two statements for each call
+Library::Library(const std::vector<std::string>& names) {
+  std::string why;
+  const auto library = SharedLibrary::open(names, &why);
+  if (!library) throw_unusable(why);
+  path_ = library->name();
+// NOLINTBEGIN(bugprone-macro-parentheses): the names of members
+#define BIND(CALL, RESULT, PARAMETERS) \
+  CALL.bind(library->symbol(#CALL));   \
+  if (!CALL) throw_unusable(fmt::format("{} has no {}", library->name(), #CALL));
+  ONECOPY_UCP_CALLS(BIND)
+#undef BIND
+  // NOLINTEND(bugprone-macro-parentheses)
+  std::pair<unsigned, unsigned> has;
+  unsigned release = 0;
+  ucp_get_version(&has.first, &has.second, &release);
+  if (has < kOldest) throw_unusable(fmt::format("{} is {}", library->name(), version()));
+}
+
+void Library::must(ucs_status_t status, const char* call) const {
+  if (status < 0)
+    throw Error(ErrorCode::system, fmt::format("{} of UCX failed: {}", call, ucs_status_string(status)));
+}
+
+}  // namespace onecopy::ucx

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/ucx/ucx_channel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "channel/ring/ring_wait.h"
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/random.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using ucx::Library;
+
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  random_bytes(std::as_writable_bytes(std::span(&number, 1)));
+  return number;
+}
+
+/// Waits for the work of the stream: UCX reads memory of cards outside of streams.
+void wait_for_stream(const Message& message, Stream stream) {
+  for (const Tensor& tensor : message.tensors)
+    if (tensor.device() != kCpu) backend(tensor.device().type).synchronize(tensor.device().index, stream);
+}
+
+}  // namespace
+
+/// An active message on its way.
+struct UcxChannel::Sending {
+  std::shared_ptr<UcxChannel> channel;
+  UcxHead head;
+  Bytes bytes;
+  Tensor tensor;  ///< in place of `bytes`
+  bool is_small = false;
+
+  const void* data() const { return bytes.empty() ? tensor.data() : bytes.data(); }
+  std::size_t size() const { return bytes.empty() ? tensor.layout().extent_bytes() : bytes.size(); }
+};
+
+UcxChannel::UcxChannel(std::shared_ptr<UcxWorker> worker)
+    : kept_(std::move(worker)), worker_(*kept_), session_(random_number()) {
+  const LockGuard lock(worker_.using_);
+  worker_.channels_[session_] = this;
+}
+
+Bytes UcxChannel::address() const {
+  Bytes out(sizeof session_);
+  store(out.data(), session_);
+  append_bytes(out, worker_.address());
+  return out;
+}
+
+void UcxChannel::connect(ByteSpan address, Handlers handlers) {
+  handlers_ = std::move(handlers);
+  const LockGuard lock(worker_.using_);
+  if (endpoint_) refuse_frame("connects a second time");
+  their_session_ = load<std::uint64_t>(cut_bytes(address, sizeof their_session_).data());
+  if (address.empty()) refuse_frame("has no address for UCX");
+  ucx::ucp_ep_params_t params{};
+  params.field_mask = ucx::UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | ucx::UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      ucx::UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucx::ucp_address_t*>(address.data());
+  params.err_mode = ucx::UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {&UcxChannel::broken, this};
+  worker_.library_.must(worker_.library_.ucp_ep_create(worker_.worker_, &params, &endpoint_),
+                        "ucp_ep_create");
+  worker_.wake();
+}
+
+void UcxChannel::send(const Message& message, Stream stream, Deadline deadline) {
+  check_can_cross(message);
+  Message outgoing{message.tag, message.data, message.tensors};
+  to_time_left(outgoing);
+  wait_for_stream(outgoing, stream);
+  std::vector<std::uint32_t> apart;
+  Bytes beginning = encode_beginning(outgoing, apart);
+  constexpr std::size_t kSmall = 32 << 10;
+  const bool is_small = apart.empty() && beginning.size() <= kSmall;
+  if (!wait_for_room(is_small, deadline))
+    throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
+  post_all(std::move(beginning), apart, outgoing, is_small);
+}
+
+bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart,
+                          const Message& message, bool is_small) {
+  {
+    const LockGuard lock(worker_.using_);
+    if (is_over_ || !endpoint_) return false;
+    const UcxHead head{their_session_, ++sent_, 0, 0};
+    post(std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(beginning), {}, is_small}));
+    for (const std::uint32_t i : apart) {
+      const UcxHead piece{their_session_, sent_, i + 1, 0};
+      post(std::make_unique<Sending>(Sending{shared_from_this(), piece, {}, message.tensors[i], is_small}));
+    }
+  }
+  if (has_failed_) fail();
+  return true;
+}
+
+/// An operation has ended at once, is under way, or has failed.
+void UcxChannel::post(std::unique_ptr<Sending> sending) {
+  if (has_failed_) return;
+  under_way(sending->is_small) += sending->size();
+  ucx::ucp_request_param_t params{};
+  params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_USER_DATA |
+                        ucx::UCP_OP_ATTR_FIELD_FLAGS | ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.cb.send = &UcxChannel::sent;
+  params.user_data = sending.get();
+  params.flags = sending->bytes.empty() ? ucx::UCP_AM_SEND_FLAG_RNDV : 0;
+  params.memory_type = sending->bytes.empty() ? memory_type_of(sending->tensor) : ucx::UCS_MEMORY_TYPE_HOST;
+  void* const outcome = worker_.library_.ucp_am_send_nbx(endpoint_, 0, &sending->head, sizeof sending->head,
+                                                         sending->data(), sending->size(), &params);
+  if (outcome && !ucx::is_error(outcome)) {
+    ++worker_.under_way_;
+    worker_.wake();
+    return static_cast<void>(sending.release());
+  }
+  if (outcome) has_failed_ = true;
+  finish(*sending);
+}
+
+void UcxChannel::finish(Sending& sending) noexcept {
+  UcxChannel& channel = *sending.channel;
+  channel.under_way(sending.is_small) -= sending.size();
+  if (channel.waiters_.load() == 0) return;
+  const LockGuard lock(channel.room_mutex_);
+  channel.has_changed_.notify_all();
+}
+
+void UcxChannel::sent(void* request, ucx::ucs_status_t, void* sending) {
+  const std::unique_ptr<Sending> ended(static_cast<Sending*>(sending));
+  --ended->channel->worker_.under_way_;
+  finish(*ended);
+  Library::get().ucp_request_free(request);
+}
+
+/// Notes a failure. Called by UCX, within its progress.
+void UcxChannel::broken(void* channel, ucx::ucp_ep_h, ucx::ucs_status_t status) {
+  log_debug(fmt::format("a connection over UCX has ended: {}", Library::get().ucs_status_string(status)));
+  static_cast<UcxChannel*>(channel)->has_failed_ = true;
+}
+
+bool UcxChannel::wait_for_room(bool is_small, Deadline until) {
+  const auto has_room = [&] { return under_way(is_small).load() < kMaxUnderWay || is_over_.load(); };
+  if (has_room()) return true;
+  const LockGuard lock(room_mutex_);
+  waiters_.fetch_add(1);
+  while (!has_room() && !until.has_passed())
+    has_changed_.wait_until(room_mutex_, std::chrono::steady_clock::now() + until.left(kSleepSlice));
+  waiters_.fetch_sub(1);
+  return has_room();
+}
+
+void UcxChannel::ask() {
+  if (!post_all(encode_question(), {}, {}, true)) has_answer_ = true;
+}
+
+void UcxChannel::handle(std::vector<UcxInbox::Arrived>&& arrived) {
+  for (UcxInbox::Arrived& one : arrived) {
+    if (!one.is_question) {
+      handlers_.deliver(std::move(one.message));
+      continue;
+    }
+    const LockGuard lock(worker_.using_);
+    if (is_over_ || !endpoint_) return;
+    const UcxHead answer{their_session_, 0, UcxHead::kAnswer, 0};
+    post(std::make_unique<Sending>(Sending{shared_from_this(), answer, Bytes(1), {}, true}));
+  }
+}
+
+void UcxChannel::fail() noexcept {
+  if (!is_over_.exchange(true) && handlers_.failed) handlers_.failed();
+  const LockGuard lock(room_mutex_);
+  has_changed_.notify_all();
+}
+
+void UcxChannel::close() noexcept {
+  is_over_ = true;
+  // The last operation to end within UCX's progress may destroy a channel that is closed: the worker is in use then.
+  if (is_closed_.exchange(true) || worker_.is_forked()) return;
+  {
+    const LockGuard lock(worker_.using_);
+    worker_.channels_.erase(session_);
+    worker_.drop_offers(session_);
+    if (endpoint_) {
+      ucx::ucp_request_param_t params{};
+      params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_FLAGS;
+      params.cb.send = [](void* request, ucx::ucs_status_t, void*) {
+        Library::get().ucp_request_free(request);
+      };
+      params.flags = ucx::UCP_EP_CLOSE_FLAG_FORCE;
+      worker_.library_.ucp_ep_close_nbx(endpoint_, &params);
+      endpoint_ = nullptr;
+    }
+    worker_.wake();
+  }
+  const LockGuard lock(room_mutex_);
+  has_changed_.notify_all();
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "onecopy/device/stream.h"
+#include "os/deadline.h"
+#include "os/mutex.h"
+#include "rpc/transport/ucx/ucx_worker.h"
+
+namespace onecopy::rpc {
+
+/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by which the
+/// messages to that side name it: they are told over TLS, as are the addresses of the workers.
+///
+/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the receiver has reserved.
+/// A tensor is read while it is sent, so it stays claimed until then, and what is written into it meanwhile may or may not arrive.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
+class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
+ public:
+  /// Bytes of small messages, and of large ones, that are under way before a sender waits.
+  static constexpr std::uint64_t kMaxUnderWay = 16 << 20;
+  struct Handlers {
+    std::function<void(Message&&)> deliver;
+    std::function<void()> failed;  ///< the other process is not reached over UCX; may be called by a sender
+  };
+
+  explicit UcxChannel(std::shared_ptr<UcxWorker> worker);
+  ~UcxChannel() { close(); }
+  UcxChannel(const UcxChannel&) = delete;
+  UcxChannel& operator=(const UcxChannel&) = delete;
+
+  /// Returns what the other side's connect() takes. Messages may come from then on.
+  Bytes address() const;
+  /// Connects to the other side. Throws protocol, system.
+  void connect(ByteSpan address, Handlers handlers);
+  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout when there is none until the deadline,
+  /// and the message is not sent then; invalid_argument for a message that cannot cross. Does nothing on a closed channel.
+  void send(const Message& message, Stream stream, Deadline deadline);
+  /// Asks the other side to tell when it has all that was sent before.
+  void ask();
+  /// Returns whether the other side has told so.
+  bool has_arrived() const noexcept { return has_answer_.load() || is_over_.load(); }
+  /// Gives out what has come so far. The loop's thread calls it.
+  void take_rest() noexcept { worker_.turn(); }
+  /// Makes the loop look whether UCX has something to do.
+  void wake() noexcept { worker_.wake(); }
+  /// Ends the channel for both sides, and wakes all threads that wait for room.
+  void close() noexcept;
+
+ private:
+  friend class UcxWorker;
+  struct Sending;
+
+  std::atomic<std::uint64_t>& under_way(bool is_small) noexcept { return is_small ? small_ : large_; }
+  bool wait_for_room(bool is_small, Deadline until);
+  void post(std::unique_ptr<Sending> sending) REQUIRES(worker_.using_);
+  /// Returns false on a channel that is not open.
+  bool post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart, const Message& message,
+                bool is_small);
+  static void finish(Sending& sending) noexcept;
+  static void sent(void* request, ucx::ucs_status_t status, void* sending);
+  static void broken(void* channel, ucx::ucp_ep_h endpoint, ucx::ucs_status_t status);
+  void fail() noexcept;
+  void handle(std::vector<UcxInbox::Arrived>&& arrived);
+
+  const std::shared_ptr<UcxWorker> kept_;
+  UcxWorker& worker_;
+  const std::uint64_t session_;
+  Handlers handlers_;
+  std::uint64_t their_session_ GUARDED_BY(worker_.using_) = 0;
+  ucx::ucp_ep_h endpoint_ GUARDED_BY(worker_.using_) = nullptr;
+  std::uint64_t sent_ GUARDED_BY(worker_.using_) = 0;
+  UcxInbox inbox_ GUARDED_BY(worker_.using_);
+
+  std::atomic<std::uint64_t> small_{0}, large_{0};  ///< bytes under way
+  std::atomic<bool> is_over_{false}, has_failed_{false}, has_answer_{false}, is_closed_{false};
+  Mutex room_mutex_;
+  Condition has_changed_;
+  std::atomic<int> waiters_{0};
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/transport/ucx/ucx_inbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "device/backend.h"
+#include "onecopy/share/share.h"
+#include "rpc/message.h"
+
+namespace onecopy::rpc {
+namespace {
+
+/// The place of a tensor, behind its layout.
+struct Place {
+  std::uint8_t device = 0;  ///< a DeviceType, of the sender
+  std::uint8_t is_apart = 0;
+  std::int16_t index = 0;
+};
+static_assert(sizeof(Place) == 4);
+
+/// Tensors up to this size go with the beginning of their message.
+constexpr std::uint64_t kMaxInBeginning = 8 << 10;
+constexpr std::uint32_t kQuestion = UINT32_MAX;  // in place of a tag
+
+bool is_in_order(std::uint32_t tag) noexcept {
+  return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
+}
+
+/// Returns whether there is that card here, too. A message for another card is copied there when it is read.
+bool has_card(std::int16_t index) {
+  const auto cards = backend(DeviceType::cuda).devices();
+  return std::ranges::any_of(cards, [&](const DeviceInfo& info) { return info.device.index == index; });
+}
+
+Device device_of(const Place& place) {
+  const bool is_cuda = place.device == static_cast<std::uint8_t>(DeviceType::cuda);
+  return is_cuda && has_card(place.index) ? Device{DeviceType::cuda, place.index} : kCpu;
+}
+
+/// A tensor whose layout has gaps lies in a row of bytes.
+Tensor make_tensor(const Layout& layout, Device device) {
+  if (layout.is_contiguous()) return empty(layout, device);
+  return empty(Layout(DType::u8, {static_cast<std::int64_t>(layout.extent_bytes())}), device)
+      .with_layout(layout);
+}
+
+std::span<std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data()), tensor.layout().extent_bytes()};
+}
+
+}  // namespace
+
+Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart) {
+  Bytes out;
+  const ParcelHead head{message.tag, static_cast<std::uint32_t>(message.tensors.size()),
+                        message.data.size()};
+  append_bytes(out, std::as_bytes(std::span(&head, 1)));
+  std::vector<ByteSpan> within{message.data};
+  for (std::uint32_t i = 0; i < message.tensors.size(); ++i) {
+    const Tensor& tensor = message.tensors[i];
+    append_layout(out, tensor.layout());
+    const std::uint64_t bytes = tensor.layout().extent_bytes();
+    const bool is_apart = bytes != 0 && (tensor.device() != kCpu || bytes > kMaxInBeginning);
+    const Place place{static_cast<std::uint8_t>(tensor.device().type), is_apart, tensor.device().index};
+    append_bytes(out, std::as_bytes(std::span(&place, 1)));
+    if (is_apart) apart.push_back(i);
+    else within.emplace_back(bytes_of(tensor));
+  }
+  for (const ByteSpan bytes : within) append_bytes(out, bytes);
+  return out;
+}
+
+Bytes encode_question() {
+  Bytes out(sizeof(ParcelHead));
+  store(out.data(), ParcelHead{kQuestion, 0, 0});
+  return out;
+}
+
+void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
+  if (number == 0 || has_begun(number) || given_out_.count(number) != 0)
+    refuse_frame("begins a message again");
+  const ParcelHead head = cut_head(beginning);
+  Incoming incoming;
+  incoming.what.is_question = head.tag == kQuestion;
+  incoming.is_in_order = incoming.what.is_question || is_in_order(head.tag);
+  Message& message = incoming.what.message;
+  message.tag = head.tag;
+  std::uint64_t all = head.data_bytes;
+  for (std::uint32_t i = 0; i < head.tensors; ++i) {
+    const Layout layout = cut_layout(beginning);
+    const auto place = load<Place>(cut_bytes(beginning, sizeof(Place)).data());
+    all += std::min(layout.extent_bytes(), kMaxMessageBytes);
+    if (all > kMaxMessageBytes) refuse_frame("is of too large a message");
+    message.tensors.push_back(make_tensor(layout, place.is_apart != 0 ? device_of(place) : kCpu));
+    incoming.apart.push_back(place.is_apart != 0 ? layout.extent_bytes() : 0);
+    incoming.missing += place.is_apart != 0 ? 1 : 0;
+  }
+  const ByteSpan data = cut_bytes(beginning, head.data_bytes);
+  message.data.assign(data.begin(), data.end());
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    if (incoming.apart[i] != 0) continue;
+    const auto into = bytes_of(message.tensors[i]);
+    const ByteSpan bytes = cut_bytes(beginning, into.size());
+    if (!bytes.empty()) std::memcpy(into.data(), bytes.data(), bytes.size());
+  }
+  if (!beginning.empty()) refuse_frame("has another length than its message");
+  if (incoming.missing == 0) complete(number, std::move(incoming));
+  else incoming_.emplace(number, std::move(incoming));
+}
+
+Tensor UcxInbox::room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes) {
+  const auto at = incoming_.find(number);
+  if (at == incoming_.end() || piece == 0 || piece > at->second.apart.size() || bytes == 0 ||
+      at->second.apart[piece - 1] != bytes)
+    refuse_frame("has bytes of no message");
+  at->second.apart[piece - 1] = 0;
+  return at->second.what.message.tensors[piece - 1];
+}
+
+void UcxInbox::fill(std::uint64_t number) {
+  const auto at = incoming_.find(number);
+  if (at == incoming_.end() || --at->second.missing != 0) return;
+  Incoming whole = std::move(at->second);
+  incoming_.erase(at);
+  complete(number, std::move(whole));
+}
+
+void UcxInbox::complete(std::uint64_t number, Incoming&& incoming) {
+  if (number != next_) {
+    if (incoming.is_in_order) return static_cast<void>(incoming_.emplace(number, std::move(incoming)));
+    given_out_.insert(number);
+    return give_out(std::move(incoming));
+  }
+  give_out(std::move(incoming));
+  for (++next_;; ++next_) {
+    if (given_out_.erase(next_) != 0) continue;
+    const auto at = incoming_.find(next_);
+    if (at == incoming_.end() || at->second.missing != 0) return;
+    give_out(std::move(at->second));
+    incoming_.erase(at);
+  }
+}
+
+void UcxInbox::give_out(Incoming&& incoming) {
+  if (!incoming.what.is_question) to_deadline(incoming.what.message);
+  arrived_.push_back(std::move(incoming.what));
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "rpc/transport/wire.h"
+
+namespace onecopy::rpc {
+
+/// Returns the beginning of a message: its tag, the layouts of its tensors, its plain bytes, and the bytes of small tensors in memory
+/// of the CPU. docs/design/formats/rpc-stream-v1.md describes it. `apart` gets the numbers of the other tensors, which are sent apart.
+Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart);
+/// Returns the beginning that asks the receiver to tell when it has all that was sent before.
+Bytes encode_question();
+
+/// The messages that come over one channel. Their pieces may come in any order but for the beginning, which is there before
+/// room() is asked for. Messages that are in order are given out behind all that were sent before them.
+/// Thread safety: none of its own.
+class UcxInbox {
+ public:
+  struct Arrived {
+    Message message;
+    bool is_question = false;  ///< no message: all before it has arrived
+  };
+
+  /// Takes the beginning of a message. Throws protocol.
+  void begin(std::uint64_t number, ByteSpan beginning);
+  bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
+  /// Returns the tensor into which a piece of so many bytes goes. Throws protocol when there is none.
+  Tensor room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes);
+  /// Notes that a tensor is there.
+  void fill(std::uint64_t number);
+  bool has_arrived() const noexcept { return !arrived_.empty(); }
+  /// Returns what may be handled, in its order.
+  std::vector<Arrived> take() { return std::exchange(arrived_, {}); }
+
+ private:
+  struct Incoming {
+    Arrived what;
+    std::vector<std::uint64_t>
+        apart;  ///< the bytes of each tensor that is sent apart and not asked for yet; 0: no such tensor
+    std::size_t missing = 0;
+    bool is_in_order = false;
+  };
+
+  void complete(std::uint64_t number, Incoming&& incoming);
+  void give_out(Incoming&& incoming);
+
+  std::map<std::uint64_t, Incoming> incoming_;  ///< begun, and not given out
+  std::uint64_t next_ = 1;                      ///< all before it are given out
+  std::set<std::uint64_t> given_out_;           ///< of those behind it
+  std::vector<Arrived> arrived_;
+};
+
+}  // namespace onecopy::rpc

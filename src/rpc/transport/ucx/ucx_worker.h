@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "os/event_loop.h"
+#include "os/mutex.h"
+#include "rpc/transport/ucx/ucp.h"
+#include "rpc/transport/ucx/ucx_inbox.h"
+
+namespace onecopy::rpc {
+
+class UcxChannel;
+
+/// The head of an active message. `session` is the random number that the receiver has given to the channel.
+struct UcxHead {
+  static constexpr std::uint32_t kAnswer =
+      UINT32_MAX;  ///< in place of a piece: all that was sent before the question is there
+
+  std::uint64_t session = 0;
+  std::uint64_t number = 0;  ///< of the message, from 1 on
+  std::uint32_t piece = 0;   ///< 0: the beginning of the message; else a tensor's number, from 1 on
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(UcxHead) == 24);
+
+inline int memory_type_of(const Tensor& tensor) noexcept {
+  return tensor.device().type == DeviceType::cuda ? ucx::UCS_MEMORY_TYPE_CUDA : ucx::UCS_MEMORY_TYPE_HOST;
+}
+
+/// The UCX context and worker of this process: the channels send through it, and it receives for all of them.
+///
+/// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the event
+/// loop's, which alone makes progress.
+/// Invariant: nothing of a channel that is closed is given to its functions.
+class UcxWorker {
+ public:
+  /// Throws unsupported without UCX, and system.
+  UcxWorker(EventLoop& loop, std::chrono::milliseconds peer_timeout);
+  ~UcxWorker() { stop(); }
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+
+  /// Returns the address that others connect to.
+  const Bytes& address() const noexcept { return address_; }
+  /// Ends the worker. REQUIRES: the loop has stopped, and the channels are closed.
+  void stop() noexcept;
+  /// Returns whether this process is a child that was forked off: it must not touch the worker.
+  bool is_forked() const noexcept;
+  /// Receives, and goes on with what is sent. The loop's thread calls it.
+  void turn() noexcept;
+
+ private:
+  friend class UcxChannel;
+
+  /// A piece of a message that is on its way into memory here.
+  struct Landing {
+    UcxWorker& worker;
+    const UcxHead head;
+    Bytes bytes;    ///< of a beginning
+    Tensor tensor;  ///< else
+  };
+  struct Offer {
+    UcxHead head;
+    void* data;
+    std::size_t bytes;
+  };
+
+  void start(std::chrono::milliseconds peer_timeout);
+  void clear() noexcept;
+  static ucx::ucs_status_t receive(void* worker, const void* head, std::size_t head_bytes, void* data,
+                                   std::size_t bytes, const ucx::ucp_am_recv_param_t* how);
+  ucx::ucs_status_t take(const UcxHead& head, void* data, std::size_t bytes, std::uint64_t attributes)
+      REQUIRES(using_);
+  void take_bytes(UcxChannel& to, const UcxHead& head, ByteSpan bytes) REQUIRES(using_);
+  bool land_offers() REQUIRES(using_);
+  static bool is_ready_for(UcxChannel& to, const UcxHead& head);
+  bool land(UcxChannel& to, const Offer& offer) REQUIRES(using_);
+  void drop_offers(std::uint64_t session) REQUIRES(using_);
+  void take_landed(Landing& landing, ucx::ucs_status_t status) REQUIRES(using_);
+  static void landed(void* request, ucx::ucs_status_t status, std::size_t bytes, void* landing);
+  UcxChannel* channel(std::uint64_t session) REQUIRES(using_);
+  bool progress() REQUIRES(using_);
+  bool progress_for_a_while() REQUIRES(using_);
+  /// Makes the loop call turn() soon.
+  void wake() noexcept;
+
+  EventLoop& loop_;
+  const int pid_;
+  const ucx::Library& library_;
+  Mutex using_;
+  ucx::ucp_context_h context_ = nullptr;
+  ucx::ucp_worker_h worker_ = nullptr;
+  int fd_ = -1;
+  Bytes address_;
+  std::map<std::uint64_t, UcxChannel*> channels_ GUARDED_BY(using_);
+  std::vector<Offer> offers_ GUARDED_BY(using_);
+  std::atomic<int> under_way_{0};  ///< requests of UCX
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/bytes.h"
+
+/// The parts of messages that all transports between hosts write alike.
+namespace onecopy::rpc {
+
+inline constexpr std::size_t kMaxTensors = 1024;
+inline constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 40;
+
+/// The beginning of a message. The layouts of its tensors follow.
+struct ParcelHead {
+  std::uint32_t tag = 0;
+  std::uint32_t tensors = 0;
+  std::uint64_t data_bytes = 0;
+};
+static_assert(sizeof(ParcelHead) == 16);
+
+/// Throws protocol.
+[[noreturn]] void refuse_frame(std::string_view problem);
+
+void append_bytes(Bytes& out, ByteSpan bytes);
+void append_layout(Bytes& out, const Layout& layout);
+/// Takes bytes off the front. Throws protocol when there are fewer.
+ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes);
+/// Throws protocol.
+Layout cut_layout(ByteSpan& rest);
+/// Throws protocol for a head of too large a message.
+ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
+
+/// Throws invalid_argument for a message with too many tensors, or too many plain bytes.
+void check_can_cross(const Message& message);
+/// Changes the deadline of a call from a point in time to the time that is left. Hosts have different clocks.
+void to_time_left(Message& message);
+/// Changes the deadline of a call back.
+void to_deadline(Message& message);
+
+}  // namespace onecopy::rpc
