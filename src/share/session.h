@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "device/backend.h"
+#include "onecopy/core/device.h"
+#include "onecopy/core/tensor_view.h"
+#include "onecopy/device/segment_kind.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 #include "onecopy/share/share.h"
@@ -16,12 +19,11 @@
 #include "os/fd.h"
 #include "os/process.h"
 #include "share/format/field_checks.h"
-#include "share/format/segment_ref.h"
+#include "share/format/process_name.h"
 #include "share/owner/adoption_round.h"
 #include "share/owner/holds.h"
 #include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"
-#include "share/runtime/open_segment.h"
 #include "share/runtime/reports.h"
 #include "share/runtime/stream_order.h"
 
@@ -29,6 +31,33 @@ namespace onecopy {
 
 class BorrowedBlocks;
 class Runtime;
+
+/// A segment as this process has it open: Session::try_open() takes a block of it without a question. All zeros is a
+/// segment that is not open yet, so a table of them may lie in fresh memory.
+///
+/// Thread safety: all members may be called concurrently. Session::note() writes it for an epoch of the caller's, for
+/// which it stays. Only the blocks may be replaced or taken out later, when their owner has died.
+class OpenSegment {
+ public:
+  bool is_open(std::uint32_t epoch) const noexcept { return stamp_.load() == stamp_of(epoch); }
+  /// Takes the blocks out, which are about to go. Callers of try_open() that began later do not see them.
+  void close() noexcept { stamp_.store(0); }
+
+ private:
+  friend class Session;
+
+  static constexpr std::uint64_t kWriting = 1;
+  static std::uint64_t stamp_of(std::uint32_t epoch) noexcept { return std::uint64_t{epoch} + 2; }
+
+  std::atomic<std::uint64_t> stamp_;     ///< epoch for which the other fields are written
+  std::atomic<BorrowedBlocks*> blocks_;  ///< null for memory of this process
+  std::atomic<std::uint64_t> segment_size_;
+  std::atomic<std::uint32_t> segment_;
+  std::atomic<SegmentKind> kind_;
+  std::atomic<Access> access_;
+  std::atomic<DeviceType> device_type_;
+  std::atomic<std::int16_t> device_index_;
+};
 
 /// This process, as the layers above share may use it: queues, the bindings, benchmarks. It belongs to the Runtime,
 /// which is made at first use and never destroyed. A forked child gets a Session of its own.
@@ -78,8 +107,8 @@ class Session final {
   /// A handle whose point comes after all work in the stream, with a hold that no time ends. Tensors of the host have
   /// no stream.
   Handle share_held(const Tensor& tensor, Stream stream);
-  /// Where the tensor's block lies. REQUIRES: `group` is shared_blocks() of the tensor.
-  MappedBlock locate(SharedBlocks& group, const Tensor& tensor);
+  /// Locates the tensor's block. Throws as shared_blocks() does, naming the caller's `verb`.
+  LocatedBlock locate(const Tensor& tensor, const char* verb);
 
   /// Opens a handle's tensor. If this is the process's first use of onecopy, calls the owner before it does anything
   /// else.

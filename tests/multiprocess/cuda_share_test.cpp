@@ -18,7 +18,6 @@
 #include "onecopy/share/stats.h"
 #include "os/process.h"
 #include "share/owner/adopted_allocations.h"
-#include "share/owner/adoption_round.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"

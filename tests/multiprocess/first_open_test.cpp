@@ -11,7 +11,7 @@
 #include "core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/broker/broker.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"

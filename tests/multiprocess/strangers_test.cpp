@@ -20,7 +20,7 @@
 #include "onecopy/share/stats.h"
 #include "os/deadline_scope.h"
 #include "os/mapping.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 #include "share/format/wire.h"

@@ -12,7 +12,7 @@
 #include "onecopy/share/stats.h"
 #include "os/process.h"
 #include "os/unix_socket.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/format/process_name.h"
 #include "share/format/wire.h"
 #include "support/child.h"

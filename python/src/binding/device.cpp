@@ -128,6 +128,19 @@ Tensor empty_in_order(const Layout& layout, Device device) {
   return device == kCpu ? made : record_stream(made, current_stream(device));
 }
 
+namespace {
+
+std::vector<DeviceStream> streams_to_come_after(std::span<const Tensor> tensors) {
+  if (!std::all_of(tensors.begin(), tensors.end(), is_on_host)) return {};
+  std::vector<DeviceStream> streams = current_streams();
+  std::erase_if(streams, [](const DeviceStream& s) {
+    return !backend(s.device.type).has_work(s.device.index, s.stream);
+  });
+  return streams;
+}
+
+}  // namespace
+
 Handle share_in_order(const Tensor& tensor, Exact exact) {
   if (is_on_host(tensor) && exact == Exact::no && !PinnedRanges::any()) return share(tensor);
   const ShareOptions options{exact, current_stream(tensor.device())};
@@ -168,14 +181,10 @@ std::vector<DeviceStream> current_streams() {
   return streams;
 }
 
-std::vector<DeviceStream> streams_to_come_after(std::span<const Tensor> tensors) {
-  if (!std::all_of(tensors.begin(), tensors.end(), is_on_host)) return {};
-  std::vector<DeviceStream> streams = current_streams();
-  std::erase_if(streams, [](const DeviceStream& s) {
-    return !backend(s.device.type).has_work(s.device.index, s.stream);
-  });
-  return streams;
-}
+Departure::Departure(std::span<const Tensor> tensors)
+    : at_work(streams_to_come_after(tensors)),
+      stream(stream_of(tensors)),
+      needs_a_device(!at_work.empty() || !std::all_of(tensors.begin(), tensors.end(), is_on_host)) {}
 
 void receive(std::span<Tensor> tensors, Stream from) {
   Device device = kCpu;

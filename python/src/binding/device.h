@@ -42,9 +42,18 @@ Stream stream_to_take_in();
 /// The current stream of each device that this process has used. Empty, without a question to torch, if it has used
 /// none.
 std::vector<DeviceStream> current_streams();
-/// The streams of them that have work, if the message has no tensors on devices: it comes after that work. Empty
-/// otherwise.
-std::vector<DeviceStream> streams_to_come_after(std::span<const Tensor> tensors);
+/// The order in which tensors leave this process. A put or a send makes one, at its door, and keeps it until it is done.
+///
+/// Thread safety: belongs to its thread.
+struct Departure {
+  explicit Departure(std::span<const Tensor> tensors);
+
+  /// The streams that have work, if no tensor lies on a device: the message comes after that work. Empty otherwise.
+  const std::vector<DeviceStream> at_work;
+  const Stream stream;        ///< the order in which tensors on devices leave: stream_of() them
+  const bool needs_a_device;  ///< then the host may have to wait for a device, which may need Python
+  const CurrentStreams in_order{at_work};
+};
 /// Tensors that came in the order of `from`, for the current streams.
 void receive(std::span<Tensor> tensors, Stream from = {});
 /// Waits for the work in the device's current stream.

@@ -38,11 +38,9 @@ nb::tuple make_ends() {
 
 void send(const PipeEnd& end, nb::handle object) {
   const Message message = encode_message(object);
-  const Stream stream = stream_of(message.tensors);
-  const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
-  const CurrentStreams in_order(at_work);
+  const Departure departure(message.tensors);
   const std::shared_ptr<Pipe> pipe = end.use();
-  without_gil([&] { pipe->send(message, stream); });
+  without_gil([&] { pipe->send(message, departure.stream); });
 }
 
 /// Handles kept for children that are gone make their ends look alive. Without the module there are none.

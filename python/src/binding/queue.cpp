@@ -34,31 +34,26 @@ class Queue : public onecopy::Queue {
 };
 
 /// One attempt: is it in the queue now? If a creator has to be asked first, waits for it until the deadline.
-/// `after_streams`: the value comes after work of streams, for which the host may have to wait.
-bool put_now(Queue& queue, const Message& message, Deadline deadline, Stream stream, bool after_streams) {
+bool put_now(Queue& queue, const Message& message, const Departure& departure, Deadline deadline) {
   const auto at_once = [&] {
-    return unless_stopped([&] { return queue.try_put_at_once(message, stream); });
+    return unless_stopped([&] { return queue.try_put_at_once(message, departure.stream); });
   };
   const auto ask_and_put = [&] {
     return unless_stopped([&] {
       queue.prepare_put(message, deadline.left());
-      return queue.try_put(message, nanoseconds{0}, stream);
+      return queue.try_put(message, nanoseconds{0}, departure.stream);
     });
   };
-  const bool on_device = std::any_of(message.tensors.begin(), message.tensors.end(),
-                                     [](const Tensor& tensor) { return !is_on_host(tensor); });
   // If a device's streams write no words, its host waits for the stream, which may need Python itself.
-  return (on_device || after_streams ? without_gil(at_once) : at_once()) || without_gil(ask_and_put);
+  return (departure.needs_a_device ? without_gil(at_once) : at_once()) || without_gil(ask_and_put);
 }
 
 bool put_until(Queue& queue, const Message& message, Deadline deadline) {
-  const Stream stream = stream_of(message.tensors);
-  const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
-  const CurrentStreams in_order(at_work);
+  const Departure departure(message.tensors);
   const auto attempt = [&](nanoseconds time) {
-    return unless_stopped([&] { return queue.try_put(message, time, stream); });
+    return unless_stopped([&] { return queue.try_put(message, time, departure.stream); });
   };
-  return put_now(queue, message, deadline, stream, !at_work.empty()) || wait_until(deadline, attempt);
+  return put_now(queue, message, departure, deadline) || wait_until(deadline, attempt);
 }
 
 std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream) {
@@ -186,10 +181,8 @@ nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::ha
 }
 
 bool put_at_once(const PutAttempt& putting) {
-  const std::vector<DeviceStream> at_work = streams_to_come_after(putting.message.tensors);
-  const CurrentStreams in_order(at_work);
-  return put_now(putting.queue, putting.message, putting.deadline, stream_of(putting.message.tensors),
-                 !at_work.empty());
+  const Departure departure(putting.message.tensors);
+  return put_now(putting.queue, putting.message, departure, putting.deadline);
 }
 
 /// Raises queue.Full also if there is space by now, but the deadline has passed.

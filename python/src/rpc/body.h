@@ -64,11 +64,9 @@ CallValues arguments_of(nb::handle value);
 /// where putting may have to ask another process, or to wait for room.
 template <class Put>
 void put_in_order(const rpc::Member& to, const Message& message, Put&& put) {
-  const Stream stream = stream_of(message.tensors);
-  const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
-  const CurrentStreams in_order(at_work);
-  if (message.tensors.empty() && at_work.empty() && !to.may_hold_up()) put(stream);
-  else without_gil([&] { put(stream); });
+  const Departure departure(message.tensors);
+  if (message.tensors.empty() && !departure.needs_a_device && !to.may_hold_up()) put(departure.stream);
+  else without_gil([&] { put(departure.stream); });
 }
 
 }  // namespace onecopy::python

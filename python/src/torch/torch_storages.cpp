@@ -134,7 +134,7 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
 
 void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
   if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
-  const BlockInfo info = Session::current().locate(shared_blocks(bytes, "adopt"), bytes).info;
+  const BlockInfo info = Session::current().locate(bytes, "adopt").spot.info;
   const Adoption adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
   const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
   if (!is_new) api.free_weak(std::exchange(at->second, adopted).weak);

@@ -4,15 +4,136 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "channel/codec/value_order.h"
+#include "device/order/current_streams.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 
 namespace onecopy {
-
 namespace {
+
+TimelinePoint point_of(const ItemPoint& point) noexcept { return {point.slot, point.value}; }
+
+std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream stream) {
+  std::vector<DeviceStream> streams;
+  streams.reserve(devices.size());
+  for (const Device device : devices) streams.push_back({device, stream});
+  return streams;
+}
+
+/// The streams of the scope have work: the caller names no others.
+std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
+  if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
+    return {scope->streams().begin(), scope->streams().end()};
+  const std::vector<Device> devices = session.streams().used_devices().list();
+  if (stream.native && devices.size() > 1)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("this message has no tensors on devices, and a stream is of one of the {} that this "
+                    "process has used; put it in the order of the default streams",
+                    devices.size()));
+  std::vector<DeviceStream> streams = on_each(devices, stream);
+  std::erase_if(streams, [](const DeviceStream& s) {
+    return !backend(s.device.type).has_work(s.device.index, s.stream);
+  });
+  return streams;
+}
+
+/// A device that fails just now must not keep a process from reporting that; work of a captured stream is not done
+/// now.
+TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
+  try {
+    return session.streams().mark(at.device, at.stream);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported)
+      log_warning("a value was put before the work of a stream on {} could be marked: {}", at.device.str(),
+                  error.what());
+    return {};
+  }
+}
+
+/// The streams of the getter. Empty if one of several devices has the stream, and only the driver knows which.
+std::optional<std::vector<DeviceStream>> streams_to_wait(Session& session, Stream stream) {
+  if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
+    return std::vector<DeviceStream>(scope->streams().begin(), scope->streams().end());
+  const std::vector<Device> devices = session.streams().used_devices().list();
+  if (stream.native && devices.size() > 1) return {};
+  return on_each(devices, stream);
+}
+
+bool is_captured(const DeviceStream& at) {
+  return backend(at.device.type).is_captured(at.device.index, at.stream);
+}
+
+/// Only a captured stream and a device whose streams cannot wait make the host wait.
+void wait(Session& session, const ProcessId& putter, const TimelinePoint& point,
+          const std::optional<std::vector<DeviceStream>>& streams) {
+  if (!streams) return session.streams().wait_on_host_for(putter, point);
+  for (const DeviceStream& at : *streams)
+    if (is_captured(at)) session.streams().wait_on_host_for(putter, point);
+    else session.streams().wait_for(putter, point, at.device, at.stream);
+}
+
+/// Marks this process's streams that have work.
+ItemOrder order_of_values(Session& session, Stream stream) {
+  ItemOrder order;
+  for (const DeviceStream& at : streams_with_work(session, stream))
+    if (const TimelinePoint point = mark_or_leave(session, at))
+      order.points.push_back({point.value, point.slot, kNoRow});
+  if (order.points.size() > kMostValuePoints) order.points.resize(kMostValuePoints);
+  order.putter = session.id();
+  return order;
+}
+
+/// Can the points be waited for without a question to another process?
+bool is_known(Session& session, const ItemOrder& values) {
+  return session.streams().used_devices().empty() ||
+         session.streams().has_passed(values.putter, point_of(values.points.front())) !=
+             StreamOrder::MarkState::unknown;
+}
+
+/// Asks the putter for its words; if it is gone, or does not answer, it is not waited for.
+void ask_for(Session& session, const ItemOrder& values) noexcept {
+  try {
+    for (const Device device : session.streams().used_devices().list())
+      session.streams().prepare_wait(values.putter, device);
+  } catch (const std::exception& error) {
+    log_warning("a value was got, and its putter cannot be asked how far its streams have come: {}",
+                error.what());
+  }
+}
+
+/// Might wait_for_values() keep the host waiting? REQUIRES: is_known().
+bool may_wait_on_host(Session& session, const ItemOrder& values, Stream stream) {
+  const auto is_passed = [&](const ItemPoint& point) {
+    return session.streams().has_passed(values.putter, point_of(point)) == StreamOrder::MarkState::yes;
+  };
+  if (std::all_of(values.points.begin(), values.points.end(), is_passed)) return false;
+  const auto streams = streams_to_wait(session, stream);
+  return !streams || std::any_of(streams->begin(), streams->end(), [&](const DeviceStream& at) {
+    return is_captured(at) || session.streams().may_wait_on_host(values.putter, at.device);
+  });
+}
+
+/// Makes the getter's streams wait: `stream`, or each device's default stream if none is named. The host waits for a
+/// captured stream, for streams that cannot wait, and if `stream` may be on one of several devices. Asks no other
+/// process.
+void wait_for_values(Session& session, const ItemOrder& values, Stream stream) noexcept {
+  try {
+    for (const ItemPoint& p : values.points) {
+      const auto reached = session.streams().has_passed(values.putter, point_of(p));
+      if (reached == StreamOrder::MarkState::yes) continue;
+      session.streams().remember_point(values.putter, point_of(p));
+      if (reached == StreamOrder::MarkState::no && !session.streams().used_devices().empty())
+        wait(session, values.putter, point_of(p), streams_to_wait(session, stream));
+    }
+  } catch (const std::exception& error) {
+    log_warning("a value was got before the work of its putter's stream was done: {}", error.what());
+  }
+}
 
 /// The first tensor of the host that a copy from a card may still be filling; kNoRow if there is none.
 std::uint32_t filled_row(std::span<const Tensor> tensors) {
@@ -30,37 +151,43 @@ void add_points_of_host(ItemOrder& order, std::uint32_t row) {
     order.points.push_back({order.points[i].value, order.points[i].slot, row});
 }
 
-ItemOrder order_of_host(Session& session, std::span<const Tensor> tensors, Stream stream) {
-  ItemOrder order = order_of_values(session, stream);
+ItemOrder order_of_host(Session& session, const Departure& departure) {
+  ItemOrder order = order_of_values(session, departure.stream);
   if (order.points.empty()) return order;
-  const std::uint32_t row = filled_row(tensors);
+  const std::uint32_t row = filled_row(departure.tensors);
   for (ItemPoint& point : order.points) point.row = row;
   return order;
 }
 
 }  // namespace
 
-ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream) {
+Departure::Departure(Session& session, std::span<const Tensor> leaving, Stream in)
+    : tensors(leaving),
+      stream(in),
+      needs_order(!session.streams().used_devices().empty() ||
+                  std::any_of(leaving.begin(), leaving.end(),
+                              [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
+
+ItemOrder order_of(Session& session, const Departure& departure) {
   ItemOrder order;
-  const auto is_on_host = [](const Tensor& tensor) { return tensor.device() == kCpu; };
-  if (session.streams().used_devices().empty() && std::all_of(tensors.begin(), tensors.end(), is_on_host))
-    return order;
+  if (!departure.needs_order) return order;
   std::vector<Device> devices;
-  for (std::uint32_t row = 0; row < tensors.size(); ++row) {
-    const Device device = tensors[row].device();
+  for (std::uint32_t row = 0; row < departure.tensors.size(); ++row) {
+    const Device device = departure.tensors[row].device();
     if (device == kCpu || std::find(devices.begin(), devices.end(), device) != devices.end()) continue;
-    if (stream.native && !devices.empty())
+    if (departure.stream.native && !devices.empty())
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("this message has tensors on {} and {}, and a stream is of one device; put "
                               "them as two messages, or in the order of the default streams",
                               devices.front().str(), device.str()));
     devices.push_back(device);
-    session.streams().note_use(device, stream);
-    if (const TimelinePoint point = session.streams().mark(device, stream))
+    session.streams().note_use(device, departure.stream);
+    if (const TimelinePoint point = session.streams().mark(device, departure.stream))
       order.points.push_back({point.value, point.slot, row});
   }
-  if (devices.empty()) return order_of_host(session, tensors, stream);
-  if (const std::uint32_t row = filled_row(tensors); row != kNoRow) add_points_of_host(order, row);
+  if (devices.empty()) return order_of_host(session, departure);
+  if (const std::uint32_t row = filled_row(departure.tensors); row != kNoRow)
+    add_points_of_host(order, row);
   order.putter = session.id();
   return order;
 }

@@ -2,19 +2,56 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "channel/codec/item.h"
-#include "channel/codec/unpacked_tensors.h"
+#include "onecopy/memory/tensor.h"
 #include "share/session.h"
 
-/// The order of an item's tensors: a getter's streams use them after the work that the putter's streams had at the put.
-/// An item without tensors on devices has the order of value_order.h.
+/// The order of items: a getter's streams use the tensors after the work that the putter's streams had at the put.
+///
+/// An item without tensors on devices is an item of values: a getter's work after the get comes after the work that the
+/// putter's streams had at the put, on every device whose memory either has shared or opened. Such an item is delivered
+/// at once, and also if that work is never done.
+///
 /// Thread safety: all functions may be called concurrently, each call with its own tensors.
 namespace onecopy {
 
-/// A point in the stream on each device that has one of the tensors, or else on each that this process has used.
-/// Throws invalid_argument for tensors on two devices if a stream is named.
-ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream);
+/// The tensors that an item's rows name, each with a claim of this process, and the order they came in.
+///
+/// Thread safety: none of its own.
+struct UnpackedTensors {
+  Tensor first;  ///< apart from the others, so that one tensor takes no memory
+  std::vector<Tensor> others;
+  ItemOrder order;
+
+  void clear() noexcept {
+    if (first) first.release();
+    others.clear();
+    order.points.clear();
+  }
+  void add(Tensor&& tensor) {
+    if (!first) first = std::move(tensor);
+    else others.push_back(std::move(tensor));
+  }
+  Tensor& row(std::size_t i) { return i == 0 ? first : others[i - 1]; }
+  std::size_t size() const noexcept { return first ? 1 + others.size() : 0; }
+};
+
+/// Tensors that leave in one item, and in whose order. A put makes one, at its door.
+struct Departure {
+  Departure(Session& session, std::span<const Tensor> leaving, Stream in);
+
+  std::span<const Tensor> tensors;
+  Stream stream;
+  /// False if all tensors lie on the host and this process has used no device: then no getter waits for a stream.
+  bool needs_order;
+};
+
+/// Returns a point in the stream on each device that has one of the tensors, or else on each device that this process
+/// has used and that has work. `stream` is on the one device then. Throws invalid_argument for tensors on two devices,
+/// or for no tensors on devices and several used devices, if a stream is named.
+ItemOrder order_of(Session& session, const Departure& departure);
 
 /// Can put_in_order() do without a question to another process? Throws unsupported for a captured stream that would
 /// have to wait: the item must stay.

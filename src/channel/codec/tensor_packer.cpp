@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/codec/tensor_packer.h"
 
-#include "channel/codec/tensor_order.h"
-
 namespace onecopy {
 
-std::optional<Manifest> TensorPacker::pack(Session& session, std::span<const Tensor> tensors, Stream stream,
+std::size_t Manifest::bytes() const noexcept {
+  std::size_t bytes = encoded_size(order);
+  for (const Row& row : rows()) bytes += encoded_size(row.row);
+  return bytes;
+}
+
+std::byte* Manifest::write(std::byte* out) const noexcept {
+  for (const Row& row : rows()) out = encode(row.row, out);
+  return order.points.empty() ? out : encode(order, out);
+}
+
+std::optional<Manifest> TensorPacker::pack(Session& session, const Departure& departure,
                                            const Limits& limits) {
-  std::optional<Manifest> manifest = pack_unordered(session, tensors, limits, lookup_.directory().epoch());
-  if (manifest) manifest->order = order_of(session, tensors, stream);
+  std::optional<Manifest> manifest =
+      pack_unordered(session, departure.tensors, limits, lookup_.directory().epoch());
+  if (manifest) manifest->order = order_of(session, departure);
   return manifest;
 }
 
@@ -25,8 +35,7 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
 
 /// Returns false if the creator may not be asked.
 bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
-  SharedBlocks& group = shared_blocks(tensor, "put");
-  const MappedBlock spot = session.locate(group, tensor);
+  const auto [group, spot] = session.locate(tensor, "put");
   const std::optional<std::uint16_t> index =
       lookup_.index_of(session, tensor, group, spot.info.segment, limits, manifest.epoch());
   if (!index) [[unlikely]]
@@ -48,9 +57,8 @@ bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& lim
 
 void TensorPacker::prepare(Session& session, std::span<const Tensor> tensors, Deadline deadline) {
   for (const Tensor& tensor : tensors) {
-    SharedBlocks& group = shared_blocks(tensor, "put");
-    lookup_.index_of(session, tensor, group, session.locate(group, tensor).info.segment, {deadline},
-                     lookup_.directory().epoch());
+    const auto [group, spot] = session.locate(tensor, "put");
+    lookup_.index_of(session, tensor, group, spot.info.segment, {deadline}, lookup_.directory().epoch());
   }
 }
 

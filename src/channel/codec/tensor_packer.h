@@ -4,13 +4,58 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
-#include "channel/codec/manifest.h"
+#include "channel/codec/item.h"
 #include "channel/codec/segment_lookup.h"
+#include "channel/codec/tensor_order.h"
+#include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
 #include "share/session.h"
 
 namespace onecopy {
+
+/// One tensor's row, and the block that it names.
+struct ManifestRow {
+  ItemRow row;
+  std::uint64_t block_size = 0;
+  Bytes handle;  ///< the bytes that row.handle shows
+};
+
+/// The names of one item's tensors as another process reads them: a row for each tensor, and the order that their
+/// streams ask for.
+///
+/// Thread safety: none of its own.
+class Manifest {
+ public:
+  using Row = ManifestRow;
+
+  /// Of `rows` tensors, whose segments are looked up in `epoch` of the directory.
+  Manifest(std::uint32_t epoch, std::size_t rows) : epoch_(epoch), has_one_(rows == 1) {
+    if (!has_one_) many_.reserve(rows);
+  }
+
+  /// A further row. REQUIRES: called as often as the constructor was told.
+  Row& add() { return has_one_ ? one_.emplace() : many_.emplace_back(); }
+  std::span<const Row> rows() const noexcept {
+    return one_ ? std::span(&*one_, 1) : std::span<const Row>(many_);
+  }
+  /// Rows are valid only in an item that is put in this epoch.
+  std::uint32_t epoch() const noexcept { return epoch_; }
+
+  ItemOrder order;
+
+  /// Bytes that write() takes.
+  std::size_t bytes() const noexcept;
+  /// Writes rows and order as they lie in an item; returns the end.
+  std::byte* write(std::byte* out) const noexcept;
+
+ private:
+  std::uint32_t epoch_;
+  bool has_one_;
+  std::optional<Row> one_;  ///< the only row, which takes no memory of its own
+  std::vector<Row> many_;
+};
 
 /// Names tensors for the getters of one queue. Queues and the lanes of rpc write their items with it.
 ///
@@ -22,11 +67,11 @@ class TensorPacker {
   TensorPacker(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
       : lookup_(ring, directory, creator) {}
 
-  /// Names the tensors in the directory's present epoch. A getter's streams wait for the work that `stream` has now.
+  /// Names the tensors in the directory's present epoch. A getter's streams wait for the work that the departure's
+  /// stream has now.
   /// Empty if the queue's creator would have to be asked and may not. Throws invalid_argument for memory of another
   /// library, and for tensors on two devices with a stream of one.
-  std::optional<Manifest> pack(Session& session, std::span<const Tensor> tensors, Stream stream,
-                               const Limits& limits);
+  std::optional<Manifest> pack(Session& session, const Departure& departure, const Limits& limits);
   /// As pack(), in no stream, and in an epoch that the caller has read.
   std::optional<Manifest> pack_unordered(Session& session, std::span<const Tensor> tensors,
                                          const Limits& limits, std::uint32_t epoch);

@@ -9,7 +9,7 @@
 
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
-#include "channel/codec/unpacked_tensors.h"
+#include "channel/codec/tensor_order.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
 #include "share/session.h"

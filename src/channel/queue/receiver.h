@@ -6,8 +6,8 @@
 
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
+#include "channel/codec/tensor_order.h"
 #include "channel/codec/tensor_unpacker.h"
-#include "channel/codec/unpacked_tensors.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
 #include "share/session.h"

@@ -61,19 +61,21 @@ bool Sender::until_settled(Put&& put) {
 }
 
 bool Sender::put(Session& session, const Tensor& tensor, Deadline deadline, Stream stream) {
-  return until_settled([&] { return try_put_one(session, tensor, deadline, stream, nullptr); });
+  const Departure departure(session, {&tensor, 1}, stream);
+  return until_settled([&] { return try_put_one(session, departure, deadline, nullptr); });
 }
 
 bool Sender::put(Session& session, Tensor&& tensor, Deadline deadline, Stream stream) {
-  if (!until_settled([&] { return try_put_one(session, tensor, deadline, stream, &tensor); })) return false;
+  const Departure departure(session, {&tensor, 1}, stream);
+  if (!until_settled([&] { return try_put_one(session, departure, deadline, &tensor); })) return false;
   tensor.release();
   return true;
 }
 
-bool Sender::try_put_one(Session& session, const Tensor& tensor, Deadline deadline, Stream stream,
-                         Tensor* given) {
+bool Sender::try_put_one(Session& session, const Departure& departure, Deadline deadline, Tensor* given) {
+  const Tensor& tensor = departure.tensors.front();
   const Limits limits{deadline};
-  const std::optional<Manifest> tensors = packer_.pack(session, {&tensor, 1}, stream, limits);
+  const std::optional<Manifest> tensors = packer_.pack(session, departure, limits);
   const Parts parts{{0, 0, 1, flags_of(true, tensors->order)}, *tensors, {}};
   if (parts.bytes() > kMaxItemBytes) return put_elsewhere(session, parts, {tensor.block()}, limits);
   return put_inline(session, parts, {&tensor.block(), 1}, deadline, given);
@@ -93,12 +95,13 @@ void Sender::prepare(Session& session, const Message& message, Deadline deadline
 
 bool Sender::put_message(Session& session, const Message& message, const Limits& limits, Stream stream) {
   check_size(message);
-  return until_settled([&] { return try_put_message(session, message, limits, stream); });
+  const Departure departure(session, message.tensors, stream);
+  return until_settled([&] { return try_put_message(session, message, departure, limits); });
 }
 
-bool Sender::try_put_message(Session& session, const Message& message, const Limits& limits,
-                             Stream stream) {
-  const std::optional<Manifest> tensors = packer_.pack(session, message.tensors, stream, limits);
+bool Sender::try_put_message(Session& session, const Message& message, const Departure& departure,
+                             const Limits& limits) {
+  const std::optional<Manifest> tensors = packer_.pack(session, departure, limits);
   if (!tensors) return false;
   std::vector<BlockRef> blocks;
   for (const Tensor& tensor : message.tensors) blocks.push_back(tensor.block());

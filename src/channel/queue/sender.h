@@ -66,8 +66,9 @@ class Sender {
   template <class Put>
   bool until_settled(Put&& put);
   bool put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
-  bool try_put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
-  bool try_put_one(Session& session, const Tensor& tensor, Deadline deadline, Stream stream, Tensor* given);
+  bool try_put_message(Session& session, const Message& message, const Departure& departure,
+                       const Limits& limits);
+  bool try_put_one(Session& session, const Departure& departure, Deadline deadline, Tensor* given);
   /// `given` is the tensor of the blocks: it is consumed.
   bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks, Deadline deadline,
                   Tensor* given = nullptr);

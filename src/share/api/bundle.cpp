@@ -149,7 +149,9 @@ Tensor Bundle::tensor(std::size_t row) const {
 std::vector<Tensor> Bundle::tensors(std::size_t count) const {
   if (count > size())
     throw Error(ErrorCode::invalid_argument, fmt::format("this bundle has {} rows, not {}", size(), count));
-  Runtime::current().fetch_ahead(state_->owner, state_->reader.origins(), state_->options);
+  const OpenOptions& options = state_->options;
+  Runtime::current().importer().fetch_ahead(state_->owner, state_->reader.origins(), options.access,
+                                            options.device);
   std::vector<Tensor> opened;
   opened.reserve(count);
   for (std::size_t row = 0; row < count; ++row) opened.push_back(tensor(row));

@@ -14,7 +14,7 @@
 
 #include "onecopy/core/error.h"
 #include "os/file.h"
-#include "share/api/file_kind.h"
+#include "share/api/file_reader.h"
 
 namespace onecopy {
 namespace {

@@ -17,10 +17,20 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "share/api/checkpoint_files.h"
-#include "share/api/file_kind.h"
+#include "share/api/file_reader.h"
 #include "share/session.h"
 
 namespace onecopy {
+
+std::string LoadTimes::text() const {
+  const auto ms = [](const Nanoseconds& sum) { return static_cast<double>(sum.load()) / 1e6; };
+  return fmt::format(
+      "{:.1f} ms for the ring; all threads together read for {:.1f} ms and waited for the card for {:.1f} "
+      "ms; {} "
+      "bytes past the page cache",
+      ms(prepared), ms(read), ms(waited), direct.load());
+}
+
 namespace {
 
 constexpr std::uint64_t kPage = 4096;  // of direct reads

@@ -7,13 +7,32 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "onecopy/core/error.h"
 #include "onecopy/share/load.h"
 #include "os/fd.h"
 #include "os/mutex.h"
 
 namespace onecopy {
+
+/// Errors about files of tensors. Thread safety: all functions may be called concurrently.
+/// The error of a file that is no safetensors file. If the file's beginning or name tells its format, the message
+/// says the way from there. The message names the file.
+Error about_format(const Error& error, const std::string& path);
+
+/// Runs body(). Its errors name the file.
+template <class Body>
+auto about_file(const std::string& path, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::bad_file) throw about_format(error, path);
+    if (std::string_view(error.what()).find(path) != std::string_view::npos) throw;
+    throw Error(error.code(), path + ": " + error.what(), error.vendor_code(), error.domain());
+  }
+}
 
 /// Bytes of a file and where they go.
 struct FilePiece {

@@ -8,7 +8,6 @@
 #include "memory/npy.h"
 #include "onecopy/share/share.h"
 #include "share/api/checkpoint_files.h"
-#include "share/api/file_kind.h"
 #include "share/api/file_reader.h"
 
 namespace onecopy {

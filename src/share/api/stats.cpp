@@ -13,7 +13,7 @@
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/log.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/format/info_text.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
@@ -104,7 +104,7 @@ void ask_again(std::vector<std::string> busy, OwnerList& list) {
 Stats stats() { return Runtime::current().stats(); }
 
 void collect() {
-  if (Runtime* runtime = Runtime::existing()) runtime->collect();
+  if (Runtime* runtime = Runtime::existing()) runtime->give_back({});
 }
 
 std::uint64_t trim(std::optional<Device> device) {

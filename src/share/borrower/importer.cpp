@@ -126,8 +126,7 @@ void Importer::fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin>
           .push_back(request_of(origin.segment, origin.kind, access,
                                 user && user->type == origin.device_type ? user : std::nullopt));
   try {
-    if (described.size() > 1) peer->fetch_described(described);
-    if (missing.size() > 1) peer->fetch_ahead(missing);
+    peer->fetch_ahead(missing, described);
   } catch (const Error& e) {
     if (!is_absent(e)) throw;
   }

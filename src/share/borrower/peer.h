@@ -14,11 +14,9 @@
 #include "os/mutex.h"
 #include "share/borrower/borrowed_blocks.h"
 #include "share/borrower/broker_client.h"
-#include "share/borrower/dial.h"
-#include "share/borrower/owner_process.h"
 #include "share/borrower/segment_retention.h"
 #include "share/format/wire.h"
-#include "share/owner/fork_page.h"
+#include "share/owner/claim_memory.h"
 
 namespace onecopy {
 
@@ -63,9 +61,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   ExportedMemory fetch_memory(const SegmentRequest& wanted);
   /// Asks the owner for several segments, and maps each while the owner works on the next. Leaves out segments that
   /// the owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
-  void fetch_ahead(std::span<const SegmentRequest> wanted);
-  /// fetch_ahead() of segments whose kind takes no descriptors.
-  void fetch_described(std::span<const SegmentRequest> wanted);
+  /// `described`: segments whose kind takes no descriptors.
+  void fetch_ahead(std::span<const SegmentRequest> wanted, std::span<const SegmentRequest> described);
 
   /// The words that this process's streams write. Throws peer_died.
   ForeignTimeline& timeline();
@@ -101,6 +98,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   static std::shared_ptr<Peer> make(Peer* made);
   void prove(const wire::Nonce& mine, const std::string& my_name);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
+  void fetch_described(std::span<const SegmentRequest> wanted);
   void map_answer(const SegmentRequest& wanted, Packet packet) noexcept;
   void map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept;
   void try_map(const SegmentRequest& wanted, ExportedMemory memory) noexcept;

@@ -66,8 +66,9 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
   return memory;
 }
 
-void Peer::fetch_ahead(std::span<const SegmentRequest> wanted) {
+void Peer::fetch_ahead(std::span<const SegmentRequest> wanted, std::span<const SegmentRequest> described) {
   constexpr std::size_t kAhead = 8;
+  fetch_described(described);
   std::vector<Bytes> questions;
   questions.reserve(wanted.size());
   for (const SegmentRequest& segment : wanted) questions.push_back(want_segment(segment));

@@ -1,13 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
 #include <string>
+#include <vector>
 
-#include "share/borrower/local_queues.h"
-#include "share/borrower/retained_elsewhere.h"
+#include "onecopy/share/handle_fields.h"
+#include "os/mutex.h"
 #include "share/borrower/retained_segments.h"
+#include "share/format/process_name.h"
 
 namespace onecopy {
+
+/// A keeper need not retain the segment for this process any more, for requests up to `number`.
+struct Release {
+  SegmentKey segment;
+  ProcessId keeper{};
+  std::uint64_t number = 0;
+};
+
+/// The segments that other processes, their keepers, retain for this one. Notices that keepers have not heard yet wait
+/// here, too: a segment has ended at its owner, or this process needs it no more.
+///
+/// Thread safety: all members may be called concurrently. on_news is set before, and called without locks.
+class RetainedElsewhere {
+ public:
+  /// Called when there are notices.
+  std::function<void()> on_news;
+
+  /// `keeper` is asked to retain this segment. Returns the number of the request, which grows.
+  std::uint64_t add(const SegmentKey& segment, const ProcessId& keeper);
+  /// The owner has given the segment back. Call it again after a bad_alloc.
+  void retire(const SegmentKey& segment);
+  /// As retire(), but returns true where that calls on_news.
+  bool note_retired(const SegmentKey& segment);
+  /// This process holds no block of that owner's any more.
+  void release_all_of(const std::string& owner) noexcept;
+
+  /// Takes the segments that have ended, each with its keepers.
+  std::map<SegmentKey, std::set<ProcessId>> take_retired() noexcept;
+  std::vector<Release> take_releases() noexcept;
+  /// The keeper could not be told; it is told later.
+  void release_later(Release again);
+
+  // Around a fork; keepers retain nothing for a child.
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
+  void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;
+
+ private:
+  mutable Mutex mutex_;
+  /// With the number of our last request to each keeper.
+  std::map<SegmentKey, std::map<ProcessId, std::uint64_t>> keepers_ GUARDED_BY(mutex_);
+  std::uint64_t last_number_ GUARDED_BY(mutex_) = 0;
+  std::vector<Release> releases_ GUARDED_BY(mutex_);
+  std::map<SegmentKey, std::set<ProcessId>> retired_ GUARDED_BY(mutex_);
+};
 
 /// How items in queues outlive the owners of their segments: the queues of this process, the segments that it retains
 /// for them, and those that other processes retain for it. Thread safety: as its parts.

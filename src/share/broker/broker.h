@@ -23,7 +23,7 @@
 #include "share/borrower/segment_retention.h"
 #include "share/borrower/segment_source.h"
 #include "share/broker/connection_stage.h"
-#include "share/owner/fork_page.h"
+#include "share/owner/claim_memory.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 
@@ -144,7 +144,7 @@ class Broker {
   void forget(ByteSpan packet);
   void release(const Connection& c, ByteSpan packet);
 
-  // broker_queues.cpp
+  // broker.cpp: queues
   void join(Connection& c, ByteSpan packet);
   void leave(Connection& c, std::uint64_t queue);
   void ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t queue) noexcept;

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a borrower's claims once its connection is closed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +8,10 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "share/broker/broker.h"
+#include "share/broker/connection_stage.h"
+#include "share/owner/holds.h"
 
+// The end of a borrower's claims once its connection is closed.
 namespace onecopy {
 
 void Broker::on_hangup(At at) {
@@ -152,6 +154,49 @@ std::vector<TransitInfo> Broker::undelivered() const {
       list.push_back({items->blocks(), items->age().count(),
                       fmt::format("queue, put by process {} before it ended", c.credentials.pid)});
   return list;
+}
+
+Step Stranger::look(const Sight& sight, std::chrono::milliseconds silence) {
+  if (!heard_since) heard_since = sight.now;
+  return sight.now - *heard_since > silence && !sight.has_spoken ? Step::drop : Step::look_again;
+}
+
+Step Borrower::hang_up(const Sight& sight) {
+  return !sight.has_pidfd || sight.has_exited ? Step::end : Step::look_again;
+}
+
+/// A process that has exec'ed another program has ended, too: it maps its page no more. That is no sign for one whose
+/// device may still be at work.
+Step HungUp::look(const Sight& sight) {
+  if (sight.has_exited) return Step::end;
+  if (sight.has_device_memory) return Step::wait;
+  if (!looks.is_due()) return Step::look_again;
+  looks.looked();
+  return sight.maps_page() ? Step::look_again : Step::end;
+}
+
+Step MaybeForked::look(const Sight& sight) {
+  if (!is_visible) return Step::wait;
+  if (!sight.may_have_children) return Step::look_again;
+  times_gone = *sight.may_have_children ? 0 : times_gone + 1;
+  return times_gone >= 2 ? Step::release : Step::look_again;
+}
+
+UndeliveredItems::UndeliveredItems(std::size_t blocks, const TransitCounts& transits) : blocks_(blocks) {
+  const auto channels = transits.channels();
+  if (!channels) return;
+  knows_queues_ = true;
+  for (const std::uint64_t channel : *channels) waiting_for_[channel];
+}
+
+bool UndeliveredItems::are_delivered(const LocalQueues& queues) {
+  const auto now = Clock::now();
+  if (now - since_ > Holds::kLifetime) return true;
+  if (!knows_queues_) return false;
+  const auto all = [](QueueMark& mark) { return &mark; };
+  if (queues.drop_passed(waiting_for_, /*closed_is_passed=*/false, all)) return false;
+  if (!taken_) taken_ = now;
+  return now - *taken_ > std::chrono::milliseconds(after_transit_ms);
 }
 
 }  // namespace onecopy

@@ -9,7 +9,6 @@
 #include "core/utf8.h"
 #include "onecopy/core/error.h"
 #include "share/format/bundle_codec.h"
-#include "share/format/bundle_format.h"
 #include "share/format/field_checks.h"
 
 namespace onecopy {

@@ -10,7 +10,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "share/owner/adoption_round.h"
-#include "share/owner/object_block.h"
+#include "share/owner/holds.h"
 
 namespace onecopy {
 

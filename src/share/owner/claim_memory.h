@@ -1,13 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
 #include "os/fd.h"
 #include "os/mapping.h"
+#include "os/unix_socket.h"
 #include "share/owner/claim.h"
-#include "share/owner/pin_claim.h"
-#include "share/owner/transit_counts.h"
 
 namespace onecopy {
+
+/// A borrower's items in queues: how many items of each block, and which queues. It lies in the borrower's claim
+/// page, beside the claims, and outlives it (see Ledger::leave_in_transit).
+///
+/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is
+/// gone. A queue is noted before the item is counted, and never forgotten. It stands at the place that its number
+/// says, which is random, or at the first free one behind.
+class TransitCounts {
+ public:
+  using Count = std::atomic<std::uint32_t>;
+  using Word = std::atomic<std::uint64_t>;
+  static constexpr std::size_t kQueues = 511;
+  static constexpr std::size_t kWords = kQueues + 1;  ///< the last one says that there were more
+
+  TransitCounts() = default;
+  TransitCounts(Count* counts, Word* channels) noexcept : counts_(counts), channels_(channels) {}
+
+  void begin(std::uint32_t block, std::uint64_t channel) noexcept {
+    if (channels_[channel % kQueues].load(std::memory_order_relaxed) != channel) note(channel);
+    counts_[block].fetch_add(1);
+  }
+  /// A forked child's page starts at 0. The transits that its parent had begun are the parent's to end.
+  void end(std::uint32_t block) noexcept {
+    if (counts_[block].load() != 0) counts_[block].fetch_sub(1);
+  }
+  std::uint32_t items(std::uint32_t block) const noexcept { return counts_[block].load(); }
+  /// The queues; empty if they were too many to be noted.
+  std::optional<std::vector<std::uint64_t>> channels() const;
+
+ private:
+  void note(std::uint64_t channel) noexcept;
+
+  Count* counts_ = nullptr;
+  Word* channels_ = nullptr;
+};
 
 using Record = BlockRecord<RealPlatform>;
 using Claims = ClaimPage<RealPlatform>;
@@ -39,7 +79,7 @@ Mapping private_claims();
 Mapping private_claims(Mapping in_place_of);
 /// The transits that lie beside the claims in one page.
 TransitCounts transits_in(const Mapping& mapping);
-/// A word for each segment, see pin_claim.h. Thread safety: all members may be called concurrently; each word has one
+/// A word for each segment, see the words of pins in claim.h. Thread safety: all members may be called concurrently; each word has one
 /// writer.
 class PinWords {
  public:
@@ -59,5 +99,24 @@ PinWords pins_in(const Claims& page) noexcept;
 bool is_seen(const Claims& page) noexcept;
 /// The page inside a mapping. Throws protocol if it is not one.
 Claims claims_in(const Mapping& mapping);
+
+/// The claims that a coming child will have with one owner: its claim page and its end of a connection. In the page
+/// the child counts as holding every block until it has copied its claims.
+struct ForkPage {
+  Mapping memory;
+  UnixSocket socket;
+};
+
+/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Empty if
+/// that fails, or the owner is gone, or some twenty such pages wait unread. The owner is stopped in that case, and
+/// descriptors on their way count for the whole user. Never waits.
+std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
+
+/// In the child: sends the owner its pid. Returns false if the owner is gone.
+bool greet_owner(UnixSocket& owner) noexcept;
+
+/// Runs a step that a forked child cannot do without. If it fails, the child ends with a message: without claims of
+/// its own it would read memory that its owner uses again.
+void or_end_child(const std::function<void()>& f) noexcept;
 
 }  // namespace onecopy

@@ -2,17 +2,66 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "onecopy/memory/block.h"
 #include "os/mutex.h"
+#include "os/process.h"
 
 namespace onecopy {
+
+/// Keeps an object that is no block with one: drops it with the last reference. A forked child must not drop its
+/// parent's object. Thread safety: all members may be called concurrently.
+class ObjectBlock final : public BlockGroup {
+ public:
+  static BlockRef keep(std::shared_ptr<const void> owner) {
+    return {std::make_unique<ObjectBlock>(std::move(owner)).release(), 0};
+  }
+  explicit ObjectBlock(std::shared_ptr<const void> owner) : BlockGroup(false), owner_(std::move(owner)) {}
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1 || current_pid() != pid_) return;
+    const std::unique_ptr<ObjectBlock> last(this);
+  }
+
+ private:
+  std::shared_ptr<const void> owner_;  // shared with the framework's own users of the memory
+  const int pid_ = current_pid();
+  std::atomic<std::uint64_t> references_{1};
+};
+
+/// The objects of this process that handles name, each by the block that stands for it.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: an entry is there exactly as long as the object's block keeps it.
+class PinnedObjects {
+ public:
+  struct Name {
+    std::uint32_t block = 0;
+    std::uint64_t generation = 0;
+    auto operator<=>(const Name&) const = default;  // NOLINT(modernize-use-nullptr)
+  };
+
+  /// REQUIRES: the block keeps the returned pointer, and is its only owner; this registry outlives it.
+  std::shared_ptr<const void> add(Name name, std::shared_ptr<const void> object);
+  /// Empty if the object is gone.
+  std::shared_ptr<const void> find(Name name) const;
+
+ private:
+  struct Pin;
+
+  mutable Mutex mutex_;
+  std::map<Name, std::weak_ptr<const Pin>> pins_ GUARDED_BY(mutex_);
+};
 
 /// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have not been opened
 /// yet. The first opener's acknowledgement ends a hold, or time does. A permanent hold is not ended by time: its

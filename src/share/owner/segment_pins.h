@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "share/owner/block_table.h"
+#include "share/owner/claim.h"
 #include "share/owner/claim_memory.h"
-#include "share/owner/pin_claim.h"
 
 namespace onecopy {
 

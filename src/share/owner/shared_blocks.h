@@ -94,6 +94,12 @@ class SharedBlocks : public BlockGroup {
   const std::uint64_t serial_ = ++last_serial_;
 };
 
+/// A tensor's block: the group that counts it for good, and where it is mapped here.
+struct LocatedBlock {
+  SharedBlocks& group;
+  MappedBlock spot;
+};
+
 /// The one way from a group to its interface for other processes. REQUIRES: group.shareable().
 inline SharedBlocks& as_shared(BlockGroup& group) noexcept { return static_cast<SharedBlocks&>(group); }
 

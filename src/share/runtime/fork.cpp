@@ -9,7 +9,7 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/borrower/hazard_guard.h"
+#include "share/borrower/leases.h"
 #include "share/owner/late_releases.h"
 #include "share/runtime/runtime.h"
 

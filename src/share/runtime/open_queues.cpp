@@ -7,7 +7,7 @@
 #include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/borrower/segment_retention.h"
 #include "share/borrower/segment_source.h"
 #include "share/broker/broker.h"

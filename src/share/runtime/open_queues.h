@@ -14,7 +14,7 @@
 #include "onecopy/share/stats.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "share/borrower/local_queues.h"
+#include "share/borrower/retained_segments.h"
 
 namespace onecopy {
 

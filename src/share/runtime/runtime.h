@@ -23,10 +23,7 @@
 #include "share/owner/adopted_allocations.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
-#include "share/owner/object_block.h"
-#include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
-#include "share/runtime/former_memory.h"
 #include "share/runtime/pinning.h"
 #include "share/runtime/reports.h"
 #include "share/session.h"
@@ -56,7 +53,6 @@ class Runtime final {
   StreamOrder& streams() noexcept { return streams_; }
   Broker& broker() noexcept { return broker_; }
   PinnedObjects& objects() noexcept { return objects_; }
-  SegmentTable& segments() noexcept { return segments_; }
   Pinning& pinning() noexcept { return pinning_; }
 
   /// A block of exactly `bytes` in the pool of the current strategy.
@@ -81,19 +77,12 @@ class Runtime final {
   TimelinePoint mark_filling(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   Tensor open(const HandleFields& handle, const OpenOptions& options);
-  Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
-  /// Maps the segments that rows of a bundle lie in, as far as the owner of its table has them.
-  void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins,
-                   const OpenOptions& options) {
-    importer_.fetch_ahead(owner, origins, options.access, options.device);
-  }
   /// Describes the memory beyond the tensor that its handle shows to others; empty if there is none.
   std::string exposes(const Tensor& tensor) const;
 
   Stats stats() const;
   OwnerInfo describe() const;
-  void collect();
-  /// collect(), of one device's pools or of all; returns how many bytes the pools gave back.
+  /// Returns memory that is not in use to the system, of one device or of all. Returns how many bytes the pools gave back.
   std::uint64_t give_back(std::optional<Device> device);
 
  private:
@@ -116,7 +105,7 @@ class Runtime final {
   Timer::Pause sweep_adopted();
   Timer::Pause trim();
 
-  // allocate.cpp
+  // runtime.cpp
   Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
   void end_idle_releases();
   Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);

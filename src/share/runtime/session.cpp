@@ -10,7 +10,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "share/borrower/dial.h"
+#include "share/borrower/broker_client.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 
@@ -69,11 +69,12 @@ Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
   return {runtime_.name_in_handle(tensor, flags), tensor.block()};
 }
 
-MappedBlock Session::locate(SharedBlocks& group, const Tensor& tensor) {
+LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {
+  SharedBlocks& group = shared_blocks(tensor, verb);
   const std::uint32_t block = tensor.block().number();
-  if (&group == own_) return runtime_.ledger_.export_spot(block);
+  if (&group == own_) return {group, runtime_.ledger_.export_spot(block)};
   const ExportedBlock place = group.export_block(block, tensor.access());
-  return {place.info, begin_for(group, tensor, {place.info, place.data})};
+  return {group, {place.info, begin_for(group, tensor, {place.info, place.data})}};
 }
 
 Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {

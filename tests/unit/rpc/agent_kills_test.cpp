@@ -15,7 +15,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/broker/undelivered_items.h"
+#include "share/broker/connection_stage.h"
 #include "support/die_at.h"
 #include "support/footprint.h"
 #include "support/numbers.h"

@@ -27,7 +27,7 @@ class TensorCodecTest : public ::testing::Test {
     return item;
   }
   std::optional<Manifest> pack(std::span<const Tensor> tensors) {
-    return packer_.pack(session_, tensors, {}, {kForever});
+    return packer_.pack(session_, {session_, tensors, {}}, {kForever});
   }
 
   Session& session_ = Session::current();
@@ -67,9 +67,9 @@ TEST_F(TensorCodecTest, AsksNobodyOnceASegmentIsOpen) {
 
 TEST_F(TensorCodecTest, NamesATensorWithoutTheCreatorOnlyWhenItsSegmentIsKnown) {
   const Tensor tensor = empty(Layout(DType::u8, {64}));
-  EXPECT_FALSE(packer_.pack(session_, {&tensor, 1}, {}, {kNow, false}));
+  EXPECT_FALSE(packer_.pack(session_, {session_, {&tensor, 1}, {}}, {kNow, false}));
   packer_.prepare(session_, {&tensor, 1}, kForever);
-  EXPECT_TRUE(packer_.pack(session_, {&tensor, 1}, {}, {kNow, false}));
+  EXPECT_TRUE(packer_.pack(session_, {session_, {&tensor, 1}, {}}, {kNow, false}));
 }
 
 TEST_F(TensorCodecTest, RefusesARowOfASegmentThatWasNeverEntered) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/hazard_guard.h"
+#include "share/borrower/leases.h"
 
 #include <gtest/gtest.h>
 #include <linux/membarrier.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/local_queues.h"
+#include "share/borrower/retained_segments.h"
 
 #include <gtest/gtest.h>
 

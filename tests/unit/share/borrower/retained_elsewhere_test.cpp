@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/retained_elsewhere.h"
+#include "share/borrower/segment_retention.h"
 
 #include <gtest/gtest.h>
 

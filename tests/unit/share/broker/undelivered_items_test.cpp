@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/broker/undelivered_items.h"
+#include "share/broker/connection_stage.h"
 
 #include <gtest/gtest.h>
 

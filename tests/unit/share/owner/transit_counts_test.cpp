@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/transit_counts.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/runtime/former_memory.h"
+#include "share/owner/pools.h"
 
 #include <gtest/gtest.h>
 
