@@ -2,23 +2,24 @@
 """One copy of a tensor, used by every process.
 
 >>> weights = onecopy.zeros((2, 3))  # float32, in memory that other processes can open
->>> handle = onecopy.share(weights)  # keep it until they have: a text keeps nothing
+>>> handle = onecopy.share(weights)  # keep the handle until they have opened its text
 >>> there = onecopy.open(str(handle))  # in another process of this user: the same memory
 >>> there[0, 1] = 5
 >>> weights.tolist()
 [[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]
 
-``empty()``, ``zeros()`` and ``full()`` make tensors in memory that other processes can open,
-``share()`` makes a handle of anything with memory (a tensor of onecopy or torch, on the cpu or a
-CUDA device, an array of numpy or cupy, a nested dict of them, an ``nn.Module``), and ``open()``
-gives another process the same memory, without a copy, as a ``Tensor`` or one of torch or numpy.
+``empty()``, ``zeros()`` and ``full()`` create tensors in memory that other processes can open.
+``share()`` returns a handle for anything with memory: a tensor of onecopy or torch on the cpu or a
+CUDA device, an array of numpy or cupy, a nested dict of tensors, an ``nn.Module``. ``open()`` maps
+the same memory in another process, without a copy, and returns a tensor of onecopy, torch or numpy.
 ``Queue``, ``Pipe`` and ``Listener`` carry tensors and plain values. ``import
-onecopy.multiprocessing as mp`` is ``torch.multiprocessing`` on top of this.
+onecopy.multiprocessing as mp`` replaces ``torch.multiprocessing``.
 
-Failures are an ``onecopy.Error``, and its class (``onecopy.errors``) says the cause. ``stats()``
-and ``list_owners()`` list memory and its holders. Times are seconds, sizes are bytes.
+Every failure raises a subclass of ``onecopy.Error``; the classes are in ``onecopy.errors``.
+``stats()`` and ``list_owners()`` list memory and the processes that hold it. Times are in seconds,
+sizes in bytes.
 
-Neither numpy nor torch is imported before a call needs it.
+numpy and torch are imported only when a call needs them.
 """
 
 from __future__ import annotations
@@ -152,14 +153,14 @@ __all__ = [
     "zeros_like",
 ]
 
-TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import
+TYPE_CHECKING = False  # type checkers treat the name as True; importing typing would cost time
 if TYPE_CHECKING:
     from . import hf as hf, store as store, torch as torch
 del TYPE_CHECKING
 
 
 def __getattr__(name: str) -> object:
-    """``onecopy.torch``, ``onecopy.hf`` and ``onecopy.store``, imported at first use."""
+    """Imports ``onecopy.hf``, ``onecopy.store`` and ``onecopy.torch`` at their first use."""
     if name not in ("hf", "store", "torch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m onecopy``: the onecopy command that came with the package this interpreter imports."""
+"""``python -m onecopy`` runs the onecopy command that was installed with the imported package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def command() -> Path | None:
-    """Returns the command's path, or None if the package was not installed or has no command."""
+    """Returns the command's path, or None if the package is not installed or contains no command."""
     try:
         files = metadata.files("onecopy") or []
     except metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def command() -> Path | None:
 
 
 def main() -> None:
-    """Becomes the command."""
+    """Replaces this process by the command. Exits with a message if the command is missing."""
     found = command()
     if found is None:
         sys.exit("this onecopy was installed without its command: install the package with pip, or build onecopy")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of torch's own memory on a device, for as long as the tensor object that was shared.
+"""Keeps a block as long as the torch tensor on a device that it was made for.
 
-On the CPU a shared tensor lies in the block and keeps it; on a device the block only names torch's memory.
+On the CPU a shared tensor lies in the block and owns it. On a device the block only refers to torch's memory, so
+something else must own the block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _blocks: Any = None
 
 
 def keep_with(tensor: Any, block: _core.Tensor) -> None:
-    """Keeps `block` until torch's object `tensor` is gone, so that pickled handles stay valid that long."""
+    """Keeps `block` until the torch object `tensor` is destroyed, so that pickled handles stay valid until then."""
     global _blocks
     if _blocks is None:
         from torch.utils.weak import WeakTensorKeyDictionary

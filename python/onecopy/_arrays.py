@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of arrays, of numbers, and with the shape of another tensor."""
+"""Makes tensors from arrays, from numbers, and with the shape of another tensor."""
 
 from __future__ import annotations
 
 from . import _core
 from .errors import InvalidArgument
 
-TYPE_CHECKING = False  # typing would be another import
+TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -20,20 +20,22 @@ _DLPACK_CUDA = 2
 
 
 def asarray(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool | None = None) -> _core.Tensor:
-    """An array, or nested lists of numbers, as a tensor in memory that other processes can open.
+    """Returns an array, or nested lists of numbers, as a tensor that other processes can open.
 
-    Memory of onecopy is not copied, nor is a torch tensor, whose storage moves into shared memory as
-    with ``share()``: the tensor is on the same memory. Arrays of other libraries are copied once.
+    Memory of onecopy is not copied. A torch tensor is not copied either: its storage moves into
+    shared memory, as with ``share()``. An array of another library is copied once.
 
     Args:
         obj: an array of onecopy, torch, numpy or another library, a number, or lists of numbers.
-        dtype: None for that of the array; of numbers it is "bool", "int64", "float32" or "complex64".
-        device: None for where the array is; numbers go to the cpu.
-        copy: True always makes a new tensor, False refuses to.
+        dtype: None keeps the dtype of an array; numbers become "bool", "int64", "float32" or
+            "complex64".
+        device: None keeps an array on its device, and places numbers on the cpu.
+        copy: True always makes a new tensor; False raises if a copy is needed.
 
     Raises:
-        TypeError: obj is no array and no number, or has some in a list, which must be stacked first.
-        InvalidArgument: rows of different lengths; or copy=False, where a copy is needed.
+        TypeError: obj is neither an array nor a number, or contains arrays in a list, which must be
+            stacked first.
+        InvalidArgument: rows have different lengths; or copy=False and a copy is needed.
         OverflowError: a number does not fit into the dtype.
     """
     wanted = None if dtype is None else _core._dtype(dtype)
@@ -54,7 +56,9 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool | Non
 
 
 def array(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool = True) -> _core.Tensor:
-    """A new tensor of an array, or of nested lists of numbers: ``asarray()`` with ``copy=True``.
+    """Returns a new tensor with the content of an array or of nested lists of numbers.
+
+    This is ``asarray()`` with ``copy=True``.
 
     >>> onecopy.array([[1, 2], [3, 4]]).tolist()
     [[1, 2], [3, 4]]
@@ -63,13 +67,13 @@ def array(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool = True)
 
 
 def from_numpy(ndarray: Any) -> _core.Tensor:
-    """A numpy array as a tensor on the same memory, as ``torch.from_numpy()`` has it.
+    """Returns a tensor on the memory of a numpy array, as ``torch.from_numpy()`` does.
 
-    Memory of numpy cannot be opened by others, so ``share()`` copies it; ``asarray()`` copies it at
-    once. An array on memory of onecopy is that memory again.
+    Other processes cannot open memory of numpy, so ``share()`` copies it; ``asarray()`` copies it
+    at once. An array on memory of onecopy yields a tensor on that memory.
 
     Raises:
-        TypeError: it is no numpy array.
+        TypeError: ndarray is not a numpy.ndarray.
     """
     kind = type(ndarray)
     if kind.__name__ != "ndarray" or kind.__module__ != "numpy":
@@ -78,22 +82,25 @@ def from_numpy(ndarray: Any) -> _core.Tensor:
 
 
 def ones(shape: Any, dtype: Any = "float32", device: Any = "cpu", pin: bool = False) -> _core.Tensor:
-    """``empty()``, filled with ones."""
+    """Returns a new tensor of ones. It takes the arguments of ``empty()``."""
     return _core.full(shape, 1, dtype, device, pin)
 
 
 def empty_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
-    """``empty()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
+    """Returns ``empty()`` with the shape of ``x``, an array of any library.
+
+    ``x`` also gives the dtype and device if they are None.
+    """
     return _core.empty(*_like(x, dtype, device), pin)
 
 
 def zeros_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
-    """``zeros()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
+    """Returns ``zeros()`` with the shape of ``x``, an array of any library, as ``empty_like()``."""
     return _core.zeros(*_like(x, dtype, device), pin)
 
 
 def ones_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
-    """``ones()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
+    """Returns ``ones()`` with the shape of ``x``, an array of any library, as ``empty_like()``."""
     return ones(*_like(x, dtype, device), pin)
 
 
@@ -163,10 +170,10 @@ def _number(obj: Any) -> Any:
     if getattr(obj, "shape", None) == () and hasattr(obj, "item"):
         return obj.item()
     if hasattr(obj, "shape"):
-        raise TypeError("obj has arrays in a list; stack them first, as numpy.stack() and torch.stack() do")
+        raise TypeError("obj contains arrays in a list; stack them first with numpy.stack() or torch.stack()")
     if isinstance(obj, (list, tuple)):
         raise InvalidArgument(f"obj must have rows of one length; one is a number, and another is {obj!r:.60}")
-    raise TypeError(f"obj must be an array, a number, or lists of numbers; {obj!r:.60} is none of them")
+    raise TypeError(f"obj must be an array, a number, or lists of numbers, not {obj!r:.60}")
 
 
 def _kind(numbers: list[Any]) -> str:

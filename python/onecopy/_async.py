@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Queue.aget()`` and ``async for obj in queue``, for asyncio."""
+"""Implements ``Queue.aget()`` and ``async for obj in queue`` for asyncio."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NOTHING = object()
 async def get(queue: Queue[Any]) -> Any:
     """Returns the next object of a queue.
 
-    An object is taken in the step that returns it, and there is no ``await`` between. So an object is never taken for
-    a task that is cancelled meanwhile. The step through the loop comes first: other tasks run, and a cancellation
-    arrives, also while another process fills the queue as fast as this one empties it.
+    The coroutine returns right after it has taken the object, without an ``await`` between. So a cancelled task never
+    loses an object. Each call first yields to the event loop once: other tasks run and a cancellation arrives even
+    while another process fills the queue as fast as this process empties it.
     """
     await asyncio.sleep(0)
     while (value := queue.try_get(default=_NOTHING)) is _NOTHING:
@@ -27,7 +27,7 @@ async def get(queue: Queue[Any]) -> Any:
 
 
 async def get_next(queue: Queue[Any]) -> Any:
-    """Returns the next object for ``__anext__()``: the end of the queue ends the loop."""
+    """Returns the next object for ``__anext__()``; raises StopAsyncIteration once the queue is closed."""
     try:
         return await get(queue)
     except Closed:
@@ -35,7 +35,10 @@ async def get_next(queue: Queue[Any]) -> Any:
 
 
 async def _readable(descriptor: int) -> None:
-    """Waits until a descriptor is readable. Each waiter watches a duplicate: a loop takes one callback a descriptor."""
+    """Waits until a descriptor is readable.
+
+    Each waiter watches a duplicate, since an event loop accepts only one callback per descriptor.
+    """
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     watched = os.dup(descriptor)
@@ -48,6 +51,6 @@ async def _readable(descriptor: int) -> None:
 
 
 def _wake(ready: asyncio.Future[None]) -> None:
-    """Ends the wait of a task, unless that was cancelled: a loop may call a reader once more."""
+    """Ends the wait of a task. Has no effect after a cancellation: the loop may call a reader once more."""
     if not ready.done():
         ready.set_result(None)

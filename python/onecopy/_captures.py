@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the core when torch captures a graph, from the first tensor on that is pinned, or the first arena on a card."""
+"""Tells the core when torch captures a graph.
+
+Torch is patched when the first tensor is pinned or the first arena on a card is made.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import threading
 
 from . import _core
 
-TYPE_CHECKING = False  # typing would be another import
+TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
     from typing import Any
 
@@ -18,13 +21,13 @@ _watched = False
 
 
 def watch() -> bool:
-    """Replaces ``capture_begin`` and ``capture_end`` of ``torch.cuda.CUDAGraph``, once, for the rest of the process.
+    """Replaces ``capture_begin`` and ``capture_end`` of ``torch.cuda.CUDAGraph`` for the rest of the process.
 
-    Dropped pinned memory is kept until the cards have done their work of that moment. The one event that reports
-    this spoils every capture under way. So during a capture such memory waits.
+    A second call has no effect. Pinned memory that is released during a capture is kept until the capture ends:
+    releasing it needs an event on the card, which would invalidate every active capture.
 
     Returns:
-        False while torch is not imported.
+        Whether torch is imported; otherwise nothing is replaced.
     """
     global _watched
     graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that this process keeps for a child that is being started by pickling, until that child is gone.
+"""Keeps objects for a child process that is being started by pickling, until the child has ended.
 
-The child is gone when it was waited for, or when its process object is. It is also gone when a caller that waits
-for the child's action finds its sentinel ready.
+A child counts as ended when it was waited for, when its process object is destroyed, or when a caller that waits for
+the child finds its sentinel ready.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from collections.abc import Callable
 from multiprocessing import context
 from typing import Any
 
-# In a dictionary: its references are listed in one step, also while other threads add to it.
+# A dictionary lists its references in one step, even while other threads add to it.
 _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 _of_this_thread = getattr(context, "_tls", None)
 
 
 def child_being_started() -> Any:
-    """The Popen of the child that this thread is starting by pickling; None when it starts none."""
+    """Returns the Popen of the child that this thread is starting by pickling, or None."""
     if _of_this_thread is None:
         return context.get_spawning_popen()
-    # Each tensor asks: a key that is not there takes a tenth of the time of an attribute that is not there.
+    # This runs for each tensor: looking up a missing key takes a tenth of the time of a missing attribute.
     return _of_this_thread.__dict__.get("spawning_popen")
 
 
 def keep_for_child(let_go: Callable[[], Any]) -> bool:
-    """Calls `let_go`, once, when the child that is being started now is gone; False when none is being started."""
+    """Calls `let_go` once when the child that is being started has ended. Returns False if no child is being
+    started."""
     popen = child_being_started()
     if popen is None:
         return False
@@ -38,7 +39,7 @@ def keep_for_child(let_go: Callable[[], Any]) -> bool:
 
 
 def let_go_of_ended() -> None:
-    """Looks for children that ended and were not waited for. They are left for others to wait for."""
+    """Releases the objects of children that have ended. The children can still be waited for."""
     for reference in _watched.keyrefs():
         popen = reference()
         if popen is not None and _has_ended(popen):
@@ -46,8 +47,8 @@ def let_go_of_ended() -> None:
 
 
 def _has_ended(popen: Any) -> bool:
-    """Returns whether the process has ended, by its sentinel, which is closed only after the end."""
-    sentinel = getattr(popen, "sentinel", None)  # none before it runs
+    """Returns whether the process has ended: its sentinel becomes readable then."""
+    sentinel = getattr(popen, "sentinel", None)  # None before the process runs
     if sentinel is None:
         return False
     poll = select.poll()
@@ -56,7 +57,7 @@ def _has_ended(popen: Any) -> bool:
 
 
 def _kept_for(popen: Any) -> list[Callable[[], Any]]:
-    """The calls to make; the child is watched from the first time on."""
+    """Returns the list of calls to make when the child has ended. Watches the child from the first call on."""
     kept = vars(popen).get("_onecopy_kept")
     if kept is None:
         kept = popen._onecopy_kept = []
@@ -72,7 +73,7 @@ def _watch(popen: Any, kept: list[Callable[[], Any]]) -> None:
         while os.getpid() == owner:
             try:
                 last = kept.pop()
-            except IndexError:  # also when another thread was faster
+            except IndexError:  # empty, perhaps because another thread was faster
                 return
             last()
 

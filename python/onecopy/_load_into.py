@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Bundle.load_into()``: a module whose parameters and buffers are the bundle's memory."""
+"""Implements ``Bundle.load_into()``, which makes a module use the bundle's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import InvalidArgument
 if TYPE_CHECKING:
     from . import Bundle
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 class LoadedInto(NamedTuple):
@@ -22,7 +22,7 @@ class LoadedInto(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A place in a module that holds one tensor."""
+    """A parameter or buffer of a module."""
 
     owner: Any
     kind: str  # "_parameters" or "_buffers"
@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 
 def load_into(bundle: Bundle, module: Any, prefix: str, strict: bool) -> LoadedInto:
-    """Implements ``Bundle.load_into()``. The module does not change before everything is checked."""
+    """Implements ``Bundle.load_into()``. The module changes only after everything was checked."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
@@ -51,7 +51,7 @@ def load_into(bundle: Bundle, module: Any, prefix: str, strict: bool) -> LoadedI
 
 
 def _names_below(bundle: Bundle, prefix: str) -> dict[str, str]:
-    """The bundle's names below the prefix: as the module has them, and as the bundle has them."""
+    """Returns the bundle's names below the prefix, by the name that the module uses."""
     start = prefix if not prefix or prefix.endswith(".") else prefix + "."
     return {name[len(start) :]: name for name in bundle if name.startswith(start)}
 
@@ -66,9 +66,9 @@ def _places(module: Any) -> Iterable[tuple[str, _Place]]:
 
 
 def _missing(places: dict[str, _Place], names: dict[str, str]) -> list[str]:
-    """Tensors that would have no elements of the bundle.
+    """Returns the names of the module's tensors that the bundle does not contain.
 
-    A tied tensor needs one of its names, and a non-persistent buffer that has elements keeps them.
+    A tied tensor needs only one of its names. A non-persistent buffer that has elements keeps them.
     """
     given = {id(place.tensor) for name, place in places.items() if name in names}
     return [
@@ -107,7 +107,7 @@ def _put(places: dict[str, _Place], found: dict[str, Any]) -> None:
 
 
 def _fit(place: _Place, tensor: Any) -> Any:
-    """The bundle's tensor in the form of the module's: a parameter requires a gradient if the module's did."""
+    """Returns the bundle's tensor as a buffer, or as a parameter that requires a gradient if the module's did."""
     import torch
 
     if place.kind == "_buffers":
@@ -117,7 +117,7 @@ def _fit(place: _Place, tensor: Any) -> Any:
 
 
 def _tie(places: dict[str, _Place], found: dict[str, Any]) -> None:
-    """Tensors that were one object before are one object again, under any of its names in the bundle."""
+    """Ties the tensors again that were one object before, whichever of their names the bundle contains."""
     now = {}
     for name in found:
         place = places[name]
@@ -141,14 +141,14 @@ def _complaint(bundle: Bundle, module: Any, missing: list[str], unexpected: list
 
 def _advice(bundle: Bundle, module: Any, missing: list[str], unexpected: list[str]) -> str:
     if missing and (start := _prefix(list(bundle.keys()), missing)):
-        return f"prefix={start!r} takes those below {start!r}"
+        return f"prefix={start!r} loads the tensors below {start!r}"
     if missing and not unexpected and _are_non_persistent(module, missing):
-        return "these buffers are in no state_dict(): share the module itself, share(model)"
-    return "strict=False loads those that both have"
+        return "a state_dict() does not contain these buffers: share the module itself, share(model)"
+    return "strict=False loads the tensors that both have"
 
 
 def _prefix(names: list[str], missing: list[str]) -> str:
-    """The shortest prefix below which the bundle has all missing names; empty if there is none."""
+    """Returns the shortest prefix below which the bundle contains all missing names, or an empty text."""
     starts = [name[: -len(missing[0]) - 1] for name in names if name.endswith(f".{missing[0]}")]
     known = set(names)
     fit = [start for start in starts if all(f"{start}.{name}" in known for name in missing)]
@@ -162,5 +162,5 @@ def _are_non_persistent(module: Any, names: list[str]) -> bool:
 
 def _some(parts: Iterable[str], between: str = ", ") -> str:
     parts = list(parts)
-    more = f"{between}and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return between.join(parts[:_MOST_NAMED]) + more
+    more = f"{between}and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else ""
+    return between.join(parts[:_MAX_NAMED]) + more

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the library in C++ as records of the logger ``onecopy``; on stderr, as without Python, while it has no
-handler.
-"""
+"""Passes log lines of the C++ library to the logger ``onecopy``, or to stderr while the logger has no handler."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ _NAMES = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
 def start() -> None:
-    """Passes the library's lines to Python's logger until the interpreter, or a child of multiprocessing, ends."""
+    """Passes the library's lines to Python's logger until the interpreter or the child of multiprocessing ends."""
     _core._start_log()
     atexit.register(_core._stop_log)
     _stop_with_multiprocessing()
@@ -24,19 +22,19 @@ def start() -> None:
 
 
 def _stop_with_multiprocessing() -> None:
-    """Stops by a finalizer of multiprocessing, whose children end without atexit."""
+    """Registers a finalizer of multiprocessing, whose children end without running atexit functions."""
     global _has_finalizer
     util = sys.modules.get("multiprocessing.util")
     if util is None or _has_finalizer:
         return
     _has_finalizer = True
     util.Finalize(None, _core._stop_log, exitpriority=0)
-    # A child begins with none.
+    # A child starts without finalizers.
     util.register_after_fork(start, lambda _: util.Finalize(None, _core._stop_log, exitpriority=0))
 
 
 def emit(level: int, text: str) -> None:
-    """Logs one line. ``ONECOPY_LOG`` has let it through, so the logger's own level concerns other lines."""
+    """Logs one line. If ``ONECOPY_LOG`` is set, it has chosen the lines already and the logger's level is ignored."""
     logging = sys.modules.get("logging")
     logger = None if logging is None else logging.getLogger("onecopy")
     if logger is None or not logger.hasHandlers():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a name that a bundle does not have."""
+"""The error for a name that a bundle does not contain."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import Bundle
 
-_MOST_NEAR = 3
+_MAX_NEAR = 3
 
 
 class MissingName(KeyError):
-    """A KeyError that names near names. It looks for them when it is printed: programs may try many missing names."""
+    """A KeyError that suggests similar names.
+
+    The names are searched only when the error is printed, since a program may try many missing names.
+    """
 
     def __init__(self, name: str, bundle: Bundle, is_tree: bool) -> None:
         super().__init__(name)
@@ -23,11 +26,13 @@ class MissingName(KeyError):
         import difflib
 
         names = self._bundle.keys()
-        near = difflib.get_close_matches(self.args[0], names, _MOST_NEAR)
-        text = f"{self.args[0]!r} is the name of none of the bundle's {len(names)} tensors"
-        text += f"; near it are {', '.join(map(repr, near))}" if near else "; keys() has their names"
-        return text + ("; tree() gives the whole value, with values that are no tensors" if self._is_tree else "")
+        near = difflib.get_close_matches(self.args[0], names, _MAX_NEAR)
+        text = f"none of the bundle's {len(names)} tensors is named {self.args[0]!r}"
+        text += f"; similar names are {', '.join(map(repr, near))}" if near else "; keys() returns the names"
+        return text + (
+            "; tree() returns the whole value, with the values that are not tensors" if self._is_tree else ""
+        )
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[str]]:
-        """Bundles do not cross processes; the text of the error does."""
+        """Pickles the text of the error, since a bundle cannot be sent to another process."""
         return KeyError, (str(self),)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors are pickled: as a handle for another process, as their elements otherwise.
+"""Pickles tensors: as a handle for another process of this machine, and as their elements otherwise.
 
-A handle dies with its process, so a file must never have one. Picklers that write for a channel are known by the
-module that calls them. ``ForkingPickler``, which any module may call, is also known by its own list of reducers:
-tensors are on that list if multiprocessing was imported before onecopy, or onecopy.multiprocessing was.
+A handle is invalid once its process has ended, so a file must never contain one. A pickler that writes for a channel is
+recognized by the module that calls it. ``ForkingPickler``, which any module may call, has its own list of reducers:
+tensors are on that list if multiprocessing was imported before onecopy, or if onecopy.multiprocessing was imported.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 
 from . import _core, _reopen
 
-TYPE_CHECKING = False  # typing would be another import
+TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
     from typing import Any
 
-# Modules of picklers that another pickler's module may call: the caller above them decides.
+# Modules of picklers that another pickler may call: the module above them in the stack decides.
 _PICKLERS = ("pickle", "cloudpickle.cloudpickle", "joblib.externals.cloudpickle.cloudpickle", "dill._dill")
 
-# Modules that pickle for another process of this machine, and have reducers of their own.
+# Modules that pickle for another process of this machine, and use their own reducers.
 _CHANNELS = (
     "joblib.externals.loky.backend.reduction",
     "joblib.pool",
@@ -34,7 +34,7 @@ _TORCH_SAVE = "torch.serialization"
 
 
 def _pickling_module() -> str:
-    """The module that calls the pickler which called reduce()."""
+    """Returns the name of the module that called the pickler which called reduce()."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in _PICKLERS:
         frame = frame.f_back
@@ -53,8 +53,8 @@ def reduce(tensor: _core.Tensor, protocol: int) -> Any:
 
 
 def _elements(row: _core.Tensor, protocol: int, module: str) -> Any:
-    """Bytes of the elements, as this pickler can write them without a detour."""
-    if module == _TORCH_SAVE:  # its pickles are of protocol 2, and tensors lie beside them in the file
+    """Returns the bytes of the elements in the form that this pickler writes without another copy."""
+    if module == _TORCH_SAVE:  # its pickles use protocol 2, and it writes tensors beside them in the file
         return _alone(row.torch())
     if protocol < 5:
         return bytes(row)
@@ -64,12 +64,12 @@ def _elements(row: _core.Tensor, protocol: int, module: str) -> Any:
 
 
 def _alone(tensor: Any) -> Any:
-    """``torch.save()`` writes whole storages."""
+    """Returns a tensor that fills its storage, since ``torch.save()`` writes whole storages."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def register() -> None:
-    """Makes the picklers of multiprocessing write handles. A reducer that is there already stays."""
+    """Makes the picklers of multiprocessing write handles. A reducer that is registered already stays."""
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is not None:
         reduction.ForkingPickler._extra_reducers.setdefault(_core.Tensor, _core.Tensor._reduce_handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How queues and pipes pickle objects other than plain values: once, with the tensors beside the pickle."""
+"""Pickles what queues and pipes carry besides plain values. Tensors travel beside the pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._children import keep_for_child
 
 
 class _Pickler(ForkingPickler):
-    """Hands every object that is not built in to ``rows.reduce`` first, then to the registered reducers."""
+    """Passes every object that is not built in to ``rows.reduce`` first, then to the registered reducers."""
 
     def __init__(self, file: io.BytesIO, rows: _core._Rows) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -24,7 +24,7 @@ class _Pickler(ForkingPickler):
 def dumps(obj: Any, rows: _core._Rows) -> memoryview:
     """Pickles an object, and moves its tensors and storages into ``rows``.
 
-    Raises pickling's exceptions; nothing of the object is sent then.
+    Raises pickling's exceptions; then nothing is sent.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, rows).dump(obj)
@@ -32,33 +32,34 @@ def dumps(obj: Any, rows: _core._Rows) -> memoryview:
 
 
 def loads(data: memoryview) -> Any:
-    """Unpickles the result of :func:`dumps`, while its message is the current one."""
-    with data:  # the memory goes with the message, and a traceback may keep this frame longer
+    """Unpickles the result of :func:`dumps`. REQUIRES: its message is the current one."""
+    with data:  # the memory is released with the message, and a traceback may keep this frame longer
         return ForkingPickler.loads(data)
 
 
 def open_row(index: int, flags: int) -> Any:
-    """The tensor or storage in a row of the current message. Pickles name this function."""
+    """Returns the tensor or storage in a row of the current message. Pickles contain the name of this function."""
     return _core._open_row(index, flags)
 
 
 def keep_open_for_child(thing: _core.Queue | _core.PipeHandle) -> bool:
-    """Keeps an object until the child that is being started is gone. Returns False if none is being started."""
+    """Keeps an object until the child that is being started has ended. Returns False if no child is being started."""
     kept = [thing]
     return keep_for_child(kept.clear)
 
 
 def reduce_queue(queue: _core.Queue) -> tuple[Any, ...]:
-    """Returns how a queue is pickled: it stays open here for a child, and is held for ten minutes for others."""
+    """Returns the pickle of a queue. The queue stays open here as long as a child being started lives, and for ten
+    minutes for any other receiver."""
     kept = keep_open_for_child(queue)
     return connect_queue, (queue._handle_bytes() if kept else queue._held_handle_bytes(),)
 
 
 def reduce_pipe_end(end: _core.PipeEnd) -> tuple[Any, ...]:
-    """Returns how an end of a pipe is pickled: for a child only.
+    """Returns the pickle of an end of a pipe. Only a child that is being started can receive one.
 
-    The end counts as open until the child is gone, also if the child closes it before. The child's end is noticed
-    by a call that waits for it or asks about it, and by a recv() or poll() that waits.
+    The end counts as open until the child has ended, even if the child closes it earlier. A call that joins or polls
+    the child notices that it has ended, and so does a recv() or poll() that waits.
     """
     context.assert_spawning(end)
     handle = end.handle()
@@ -67,10 +68,10 @@ def reduce_pipe_end(end: _core.PipeEnd) -> tuple[Any, ...]:
 
 
 def connect_queue(handle: bytes) -> _core.Queue:
-    """The queue of these bytes. Pickles name this function."""
+    """Returns the queue of a handle's bytes. Pickles contain the name of this function."""
     return _core._connect_queue(handle)
 
 
 def connect_pipe(handle: bytes) -> _core.PipeEnd:
-    """The end of a pipe of these bytes. Pickles name this function."""
+    """Returns the end of a pipe of a handle's bytes. Pickles contain the name of this function."""
     return _core.PipeEnd.connect(_core.PipeHandle.from_bytes(handle))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the host that cards copy at the speed of the link: existing memory is pinned in place."""
+"""Pins existing memory of the host in place, so that cards copy it at the speed of the link."""
 
 from __future__ import annotations
 
@@ -9,56 +9,57 @@ from collections.abc import Mapping
 from . import _core
 from .errors import InvalidArgument
 
-TYPE_CHECKING = False  # typing would be another import
+TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
 
 def pin(value: Any, device: Any = None) -> Any:
-    """Pins memory for the cards of this process: copies of it run at the speed of the link, and
-    keep no caller waiting.
+    """Pins memory for the cards of this process: copies of it run at the speed of the link, and do
+    not block the caller.
 
-    ``tensor.is_pinned()`` of torch is true then, and ``tensor.to("cuda", non_blocking=True)``
+    Torch's ``tensor.is_pinned()`` is true then, and ``tensor.to("cuda", non_blocking=True)``
     returns at once. Other processes pin the same memory for themselves; nothing is copied. A torch
-    tensor that is not in shared memory moves there first, as with ``share()``. Dropped memory is
-    used again only once the cards have done their work of that moment. Memory is pinned in pieces
-    of 64 MiB, and stays so for the tensors that come after, until ``unpin()``, ``trim()``, or until
+    tensor outside shared memory moves there first, as with ``share()``. Released memory is reused
+    only after the cards have finished the work that was queued at that time. Memory is pinned in
+    pieces of 64 MiB, and stays pinned for later tensors until ``unpin()``, ``trim()``, or until
     the limit needs the room.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a
-            ``torch.nn.Module``. Tensors in it that are on devices are left as they are.
-        device: the card for which it is pinned first, as "cuda:1"; None for one that this process
-            uses already. Every card has a use of it.
+        value: a tensor of onecopy or torch, a Bundle, a ``torch.nn.Module``, or a dict, list or
+            tuple of them. Tensors in it that are on devices are left as they are.
+        device: the card whose driver pins the memory, e.g. "cuda:1"; None for a card that this
+            process uses already. Every card can use the pinned memory.
 
     Returns:
         The value.
 
     Raises:
-        TypeError: value is nothing with memory.
-        InvalidArgument: memory of another library or of a device.
-        Unsupported: this process sees no card, or its driver cannot pin such memory.
-        OutOfMemory: beyond ``ONECOPY_PIN_LIMIT``, which is half of the memory where it is not set.
+        TypeError: value contains an object without memory.
+        InvalidArgument: the memory belongs to another library or a device.
+        Unsupported: this process sees no card, or the driver cannot pin this memory.
+        OutOfMemory: the limit ``ONECOPY_PIN_LIMIT``, by default half of the machine's memory, is
+            reached.
     """
     found = False
     for tensor in _tensors(value, "value"):
         _core._pin(tensor, device)
         found = True
     if not found:
-        raise InvalidArgument("value has no tensor on the cpu that could be pinned")
+        raise InvalidArgument("value contains no tensor on the cpu that could be pinned")
     return value
 
 
 def unpin(value: Any) -> None:
-    """Ends ``pin()``, unless this process has other tensors beside those: such memory stays pinned.
-    Waits for the cards' work. No thread may copy the tensors meanwhile."""
+    """Undoes ``pin()`` for the tensors of ``value``. Memory that other tensors of this process share stays
+    pinned. Waits for the cards' work. No other thread may copy the tensors during the call."""
     for tensor in _tensors(value, "value"):
         _core._unpin(tensor)
 
 
 def is_pinned(value: Any) -> bool:
-    """Returns whether onecopy has pinned ``value`` in this process: each of its tensors if it has many."""
+    """Returns whether onecopy has pinned ``value``, or every tensor that it contains, in this process."""
     return all([_core._is_pinned(tensor) for tensor in _tensors(value, "value")] or [False])
 
 
@@ -92,8 +93,8 @@ def _tensor(value: Any, place: str) -> _core.Tensor:
     if hasattr(value, "__dlpack__"):
         return _core.from_dlpack(value)
     raise TypeError(
-        f"{place} must be a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a "
-        f"torch.nn.Module, not {type(value).__name__}"
+        f"{place} must be a tensor of onecopy or torch, a Bundle, a torch.nn.Module, or a dict, list or tuple of "
+        f"them, not {type(value).__name__}"
     )
 
 

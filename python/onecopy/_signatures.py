@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``inspect.signature()`` of the functions in C++, from the texts that their stubs are made of."""
+"""Makes ``inspect.signature()`` work for functions in C++, from the texts that nanobind makes their stubs of."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class _Spelled(dict[str, Any]):
-    """Names of default values: those that nanobind has numbered, and others as they are written."""
+    """Maps the names of default values: to the values that nanobind has numbered, and others to their own text."""
 
     def __missing__(self, name: str) -> Any:
         return type("", (), {"__repr__": lambda _: name})()
 
 
 def of_function(function: Any) -> inspect.Signature:
-    """The signature of a function, or of a method with its self; of several, the first that is documented."""
+    """Returns the signature of a function, or of a method with its self; of several, the first documented one."""
     all_of_it = function.__nb_signature__
     text, _, defaults = next((one for one in all_of_it if one[1]), all_of_it[0])
     names = _Spelled({f"default_{number}": value for number, value in enumerate(defaults or ())})
@@ -26,6 +26,6 @@ def of_function(function: Any) -> inspect.Signature:
 
 
 def of_bound(method: Any) -> inspect.Signature:
-    """The signature of a method that has its object."""
+    """Returns the signature of a bound method."""
     whole = of_function(method)
     return whole.replace(parameters=list(whole.parameters.values())[1:])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps torch from moving storages out of memory of onecopy.
 
-torch does not know such memory as shared: its ``share_memory_()`` and its reducers would copy the storage into memory
-of torch's own, in place, and processes that opened a handle of the storage before would keep the former memory without
-notice. docs/reference/patches.md lists the three changes that prevent this. onecopy.multiprocessing makes them as well,
-among others.
+torch does not know that this memory is shared. Its ``share_memory_()`` and its reducers would move the storage into
+torch's own shared memory, and processes that opened a handle before would silently keep the old memory.
+docs/reference/patches.md lists the three changes to torch that prevent this. onecopy.multiprocessing makes the same
+changes, among others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["exchange_code", "is_done", "keep_in_place", "reduce_storage"]
 
 
 class _Originals:
-    """The functions of torch itself, for all other storages."""
+    """The functions of torch itself, which serve all other storages."""
 
     is_shared: Callable[[Any], bool]
     share_memory_: Callable[..., Any]
@@ -34,10 +34,10 @@ _done = False
 
 
 def keep_in_place() -> None:
-    """Makes torch leave storages in memory of onecopy where they are; a second call changes nothing.
+    """Makes torch leave storages in memory of onecopy where they are. A second call has no effect.
 
-    The extension calls this before the first such storage of the process. Nothing is changed where
-    onecopy.multiprocessing has changed torch already, nor with ``ONECOPY_DISABLE=1``.
+    The extension calls this before it creates the first of these storages in the process. Nothing is changed if
+    onecopy.multiprocessing has changed torch already, or with ``ONECOPY_DISABLE=1``.
     """
     global _done
     patches = sys.modules.get("onecopy.multiprocessing._state")
@@ -58,10 +58,12 @@ def is_done() -> bool:
 
 
 def exchange_code(function: types.FunctionType, ours: Callable[..., Any]) -> types.FunctionType:
-    """Gives `function` our code, for all who imported it by name; returns a function with the old code.
+    """Replaces the code of `function`, so that modules that imported it by name call `ours`, too.
 
-    `ours` runs with the globals of `function`: it takes the arguments of `function`, and may use nothing but those
-    and its own imports.
+    `ours` runs with the globals of `function`: it may use only its arguments and what it imports itself.
+
+    Returns:
+        A function with the old code.
     """
     old = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -72,12 +74,12 @@ def exchange_code(function: types.FunctionType, ours: Callable[..., Any]) -> typ
 
 
 def _is_shared(self: Any) -> bool:
-    """Returns whether the storage lies in shared memory, of onecopy or of torch; True for devices."""
+    """Returns whether the storage lies in shared memory of onecopy or torch. A storage on a device always does."""
     return _core.torch_is_shared(self) or _originals.is_shared(self)
 
 
 def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Moves the storage into shared memory of torch; without effect where it is shared already."""
+    """Moves the storage into shared memory of torch. Has no effect if it is shared already."""
     if _core.torch_is_shared(self):
         return self
     return _originals.share_memory_(self, *args, **kwargs)
@@ -90,13 +92,13 @@ def _reduce_storage(storage):  # type: ignore[no-untyped-def] # it takes the pla
 
 
 def reduce_storage(storage: Any) -> tuple[Any, ...]:
-    """Names a storage for another process: by a handle if it lies in memory of onecopy, else as torch does.
+    """Pickles a storage for another process: as a handle if it lies in memory of onecopy, else as torch does.
 
     Returns:
-        ``(rebuild, arguments)``, as ``torch.multiprocessing.reductions.reduce_storage()``.
+        ``(rebuild, arguments)``, as ``torch.multiprocessing.reductions.reduce_storage()`` does.
 
     Raises:
-        onecopy.Unsupported: the storage is a part of a block of onecopy.
+        onecopy.Unsupported: the storage covers only a part of a block of onecopy.
     """
     if storage.device.type != "cpu" or not storage.nbytes() or not _core.torch_is_shared(storage):
         return _originals.reduce_storage(storage)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imported first by the packages that need torch, so that a missing torch is an error that says what to install."""
+"""Imports torch, or raises an error that says what to install. Packages that need torch import this module first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types."""
+"""The element types of tensors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ITEMSIZE = {
 
 
 class DType(str):
-    """The name of an element type, e.g. ``"float32"``: a ``str`` that knows its size.
+    """The name of an element type, e.g. ``"float32"``: a ``str`` with an ``itemsize``.
 
-    There are bool, uint8 to uint64, int8 to int64, float16, bfloat16, float32, float64, complex64,
+    The types are bool, uint8 to uint64, int8 to int64, float16, bfloat16, float32, float64, complex64,
     complex128, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz and float8_e8m0fnu.
 
     Raises:
@@ -41,12 +41,12 @@ class DType(str):
 
     def __new__(cls, name: str) -> DType:
         if name not in _ITEMSIZE:
-            raise ValueError(f"{name!r} is no element type; there are {', '.join(_ITEMSIZE)}")
+            raise ValueError(f"{name!r} is not an element type; the types are {', '.join(_ITEMSIZE)}")
         return super().__new__(cls, name)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """The size of one element in bytes."""
         return _ITEMSIZE[self]
 
     def __repr__(self) -> str:

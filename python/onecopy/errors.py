@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of onecopy, one class a cause; each message says the remedy."""
+"""The errors of onecopy: one class for each cause. Each message says what to do."""
 
 from __future__ import annotations
 
 import errno
-import queue  # here, and not by the first Timeout: that may be a daemon thread's, as the interpreter ends
+import queue  # imported early: the first Timeout may be raised by a daemon thread while the interpreter ends
 
 
 class Error(RuntimeError):
     """The base class of all errors of onecopy.
 
     Attributes:
-        code: the cause as a word, e.g. ``"stale_handle"``; the same in C++ and in logs.
-        vendor_code: the number behind it (errno, CUresult, aclError), 0 if there is none.
-        domain: whose number that is: ``"posix"``, ``"cuda"``, ``"ascend"`` or ``""``.
+        code: the cause as a word, e.g. ``"stale_handle"``; C++ and the logs use the same words.
+        vendor_code: the error number of the system or driver (errno, CUresult, aclError), or 0.
+        domain: what ``vendor_code`` belongs to: ``"posix"``, ``"cuda"``, ``"ascend"`` or ``""``.
     """
 
     code: str = "system"
@@ -28,19 +28,19 @@ class InvalidArgument(Error, ValueError):
 
 
 class BadHandle(Error, ValueError):
-    """The bytes are not a handle: truncated, damaged or contradictory."""
+    """The bytes are not a handle: they are truncated, damaged or contradictory."""
 
     code = "bad_handle"
 
 
 class VersionMismatch(Error):
-    """A handle or a process of another version of the protocol."""
+    """The handle or the other process uses another version of the protocol."""
 
     code = "version_mismatch"
 
 
 class OtherBoot(Error):
-    """A handle made before this machine was restarted, or on another machine."""
+    """The handle was made before this machine was restarted, or on another machine."""
 
     code = "other_boot"
 
@@ -58,26 +58,26 @@ class BadSecret(Error, PermissionError):
 
 
 class OwnerDied(Error):
-    """The owner is gone and no other process holds the memory."""
+    """The process that owned the memory has ended, and no other process holds the memory."""
 
     code = "owner_died"
 
 
 class PeerDied(Error, ConnectionError):
-    """A process that this call was waiting for is gone; or it died, or its device failed, before its
-    stream was done."""
+    """The process that this call waited for has ended, or its device has failed before its stream
+    was done."""
 
     code = "peer_died"
 
 
 class StaleHandle(Error):
-    """The tensor was freed, or its memory is used for something else by now."""
+    """The tensor was freed, and its memory may be in use for another tensor."""
 
     code = "stale_handle"
 
 
 class OutOfMemory(Error, MemoryError):
-    """The memory, the address space or a cgroup's limit is used up."""
+    """The memory, the address space or the limit of a cgroup is used up."""
 
     code = "out_of_memory"
 
@@ -95,13 +95,13 @@ class OutOfMappings(Error):
 
 
 class ReadOnly(Error):
-    """A write was asked of memory that was opened for reading only."""
+    """The memory was opened for reading only and cannot be written."""
 
     code = "read_only"
 
 
 class Timeout(Error, TimeoutError):
-    """The time given was not enough."""
+    """The timeout has passed."""
 
     code = "timeout"
 
@@ -113,7 +113,7 @@ class Closed(Error, EOFError):
 
 
 class Unsupported(Error, NotImplementedError):
-    """This machine, device or build cannot do it."""
+    """This machine, device or build does not support the operation."""
 
     code = "unsupported"
 
@@ -131,13 +131,13 @@ class Protocol(Error):
 
 
 class MissingPackage(Unsupported, ModuleNotFoundError):
-    """A package of Python that the call needs is not installed, such as torch."""
+    """The call needs a Python package, such as torch, that is not installed."""
 
 
 class System(Error, OSError):
-    """An operating-system call failed; see ``errno``, which is ``vendor_code``.
+    """A system call failed; ``errno`` and ``vendor_code`` hold its error number.
 
-    Some are also the class that Python has for that number: a missing file is a ``FileNotFoundError``.
+    Some errors also derive from Python's own class: a missing file is a ``FileNotFoundError``.
     """
 
     code = "system"
@@ -167,7 +167,7 @@ _made: dict[tuple[type[Error], type[Exception]], type[Error]] = {}
 
 
 def _both(ours: type[Error], pythons: type[Exception]) -> type[Error]:
-    """A class that programs catch by either name, and read as ours."""
+    """Returns a class that derives from both classes and has the name of ours."""
     bases = (ours, pythons)
     if bases not in _made:
         about = {"__doc__": ours.__doc__, "__module__": __name__, "__reduce__": _reduce}
@@ -184,7 +184,7 @@ def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
     if kind is System and domain == "posix" and vendor_code in _OF_PYTHON:
         kind = _both(System, _OF_PYTHON[vendor_code])
     error = kind(message)
-    error.code = code  # also of causes that have no class of their own
+    error.code = code  # some causes have no class of their own
     error.vendor_code = vendor_code
     error.domain = domain
     if isinstance(error, OSError) and domain == "posix":
@@ -193,7 +193,7 @@ def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
 
 
 def _timeout_of_queue(kind: str, message: str) -> Error:
-    """A Timeout that is also ``queue.Empty`` or ``queue.Full``."""
+    """Returns a Timeout that is also ``queue.Empty`` or ``queue.Full``."""
     return _both(Timeout, getattr(queue, kind))(message)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onecopy.integrations.huggingface`` under a short name."""
+"""The short name of ``onecopy.integrations.huggingface``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of onecopy for torch's allocations on CUDA devices."""
+"""Serves torch's allocations on CUDA devices from memory of onecopy."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from .errors import Unsupported
 __all__ = ["memory", "trim"]
 
 _lock = threading.Lock()
-_idle: dict[int, list[Any]] = {}  # pools that no thread is in, the last one left at the end; guarded by _lock
-_entered = threading.local()  # .pools: the pool that this thread is in, by device
+_idle: dict[int, list[Any]] = {}  # by device: pools that no thread uses, the last used one at the end; under _lock
+_entered = threading.local()  # .pools: the pool that this thread uses, by device
 
 
 @contextlib.contextmanager
 def memory(device: Any = None) -> Iterator[Any]:
-    """Makes torch's CUDA allocations of this thread come from memory of onecopy::
+    """Serves torch's CUDA allocations of this thread from memory of onecopy::
 
         with onecopy.torch.memory("cuda:0"):
             weights = torch.empty(1 << 30, device="cuda:0")
 
-    Such memory can be exported from the start, so that sharing costs nothing the first time, and other processes
-    keep it if this one is killed. Memory of dropped tensors serves torch's next allocations in here.
-    ``torch.cuda.empty_cache()`` does not touch the pool while it lives, which is until ``trim()`` or the end of the
-    process. Tensors that were made before, and threads other than this one, are not concerned. Also good for a CUDA
-    graph's private pool: make the graph's static tensors in here.
+    This memory can be exported from the start: the first ``share()`` of a tensor costs nothing extra, and other
+    processes keep the memory if this process is killed. Memory of released tensors serves torch's next allocations in
+    the block. The pool lives until ``trim()`` or the end of the process, and ``torch.cuda.empty_cache()`` does not
+    shrink it. Older tensors and other threads are not affected. The static tensors of a CUDA graph can be made in the
+    block, too.
 
     Args:
         device: ``"cuda:0"``, a ``torch.device``, a number, or None for torch's current device.
 
     Yields:
-        The ``torch.cuda.MemPool``: one for each device, until ``trim()``. A thread that enters while others are
-            inside has another, as torch records to a pool from one thread only; a thread that enters again
-            stays in the one that it is in.
+        The ``torch.cuda.MemPool`` of the device. If several threads are in the block at once, each uses its own
+            pool, since torch records a pool from one thread only. A nested block uses the pool of the outer block.
 
     Raises:
-        Unsupported: torch cannot use CUDA in this process, or is older than 2.8; or the device cannot give
+        Unsupported: torch cannot use CUDA in this process, torch is older than 2.8, or the device cannot export
             memory to other processes.
     """
     import torch
@@ -62,23 +61,23 @@ def memory(device: Any = None) -> Iterator[Any]:
 
 
 def trim(device: Any = None) -> int:
-    """Returns idle memory to the system now: of one device, or of all and of the host::
+    """Returns idle memory of one device, or of all devices and the host, to the system now::
 
         onecopy.torch.trim("cuda:0")
 
-    That is unused memory of onecopy, and torch's cached memory of ``memory()``. Pools that no thread is in and no
-    graph uses end, and torch's own cache with them (``torch.cuda.empty_cache()``). Tensors stay as they are, also
-    those made in ``memory()``. So does a card's segment with a block in use, and memory that other processes hold.
-    Without this call idle memory goes back after about a second, except for torch's cached memory.
+    Idle memory is unused memory of onecopy and torch's cached memory of ``memory()``. The call destroys the pools that
+    neither a thread nor a graph uses, and empties torch's own cache (``torch.cuda.empty_cache()``). It keeps all
+    tensors, including those made in ``memory()``, a card's segment with a block in use, and memory that other
+    processes hold. Without this call idle memory is returned after about a second, except for torch's cached memory.
 
     Args:
         device: ``"cuda:0"``, ``"cpu"``, a ``torch.device``, a number of a CUDA device, or None for all.
 
     Returns:
-        How many bytes onecopy gave back; 0 for a device that this process has no memory on.
+        The number of bytes that onecopy returned; 0 for a device on which this process holds no memory.
 
     Raises:
-        InvalidArgument: device names none.
+        InvalidArgument: device is not a device.
     """
     chosen = None if device is None else f"cuda:{device}" if isinstance(device, int) else str(device)
     if chosen == "cuda":
@@ -88,7 +87,7 @@ def trim(device: Any = None) -> int:
 
 
 def _end_pools(device: str | None) -> None:
-    """A pool's memory is torch's as long as the pool lives. One that a captured graph uses must not end."""
+    """Destroys the idle pools, so that torch returns their memory. Keeps a pool that a captured graph uses."""
     with _lock:
         ended = [
             pools.pop(at)
@@ -98,7 +97,7 @@ def _end_pools(device: str | None) -> None:
             if pools[at].use_count() == 1
         ]
     if ended:
-        ended.clear()  # the pools go here
+        ended.clear()  # destroys the pools
         _loaded_torch().cuda.empty_cache()
 
 
@@ -125,12 +124,12 @@ def _index_of(torch: Any, device: Any) -> int:
 
 @functools.cache
 def _check_device(index: int) -> None:
-    """Raises the errors that the allocator could only report as a null pointer."""
+    """Raises the errors of an allocation, which torch's allocator could only report as a null pointer."""
     _core.empty(1, "uint8", f"cuda:{index}")
 
 
 def _take_pool(torch: Any, index: int) -> Any:
-    """The pool of the device that was left last, or a new one. It does not end before it is left."""
+    """Returns the idle pool of the device that was used last, or a new pool."""
     with _lock:
         if pools := _idle.get(index):
             return pools.pop()

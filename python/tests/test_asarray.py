@@ -116,10 +116,10 @@ def test_numbers_become_tensors(numbers, dtype):
         ([[1, 2], [3]], onecopy.InvalidArgument, "rows of one length"),
         ([1, [2]], onecopy.InvalidArgument, "rows of one length"),
         ([[2], 1], onecopy.InvalidArgument, "rows of one length"),
-        ("text", TypeError, "'text' is none of them"),
-        ([None], TypeError, "None is none of them"),
+        ("text", TypeError, "or lists of numbers, not 'text'"),
+        ([None], TypeError, "or lists of numbers, not None"),
         ([np.ones(2)], TypeError, "stack them first"),
-        (object(), TypeError, "is none of them"),
+        (object(), TypeError, "or lists of numbers, not <object"),
     ],
 )
 def test_what_is_no_array_is_refused_with_what_to_do(obj, error, message):

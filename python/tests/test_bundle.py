@@ -71,7 +71,7 @@ def test_what_is_not_there():
         (1.5, TypeError),
         (None, TypeError),
     ):
-        with pytest.raises(error, match=r"^'x'|^'\\ud800'|^key"):
+        with pytest.raises(error, match=r"named ('x'|'\\ud800');|^key"):
             bundle[key]
 
 
@@ -81,8 +81,8 @@ def test_a_name_that_is_not_there_is_told_what_is_near():
         bundle["layers.0.c"]
     assert error.value.args == ("layers.0.c",)
     assert str(error.value) == (
-        """'layers.0.c' is the name of none of the bundle's 3 tensors; near it are 'layers.0.b', 'layers.1.0'; """
-        "tree() gives the whole value, with values that are no tensors"
+        """none of the bundle's 3 tensors is named 'layers.0.c'; similar names are 'layers.0.b', 'layers.1.0'; """
+        "tree() returns the whole value, with the values that are not tensors"
     )
 
 
@@ -100,9 +100,7 @@ def test_a_bundle_that_python_did_not_make_has_no_value_to_point_at(tmp_path):
         bundle = onecopy.open(program.stdout.readline().strip())
         program.terminate()
     assert bundle["w"].tolist() == [7]
-    with pytest.raises(
-        KeyError, match=r"^'x' is the name of none of the bundle's 1 tensors; keys\(\) has their names$"
-    ):
+    with pytest.raises(KeyError, match=r"^none of the bundle's 1 tensors is named 'x'; keys\(\) returns the names$"):
         bundle["x"]
 
 

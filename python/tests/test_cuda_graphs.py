@@ -38,7 +38,7 @@ def test_without_an_exchange_of_memory_a_held_output_is_moved_and_a_view_of_it_i
     assert torch.equal(held, want) and same(other, model(x * 2)) and graphs.report(pool).held_outputs == 1
     part = other[1:2]
     want = part.clone()
-    with pytest.raises(graphs.OutputInUse, match="drop them"):
+    with pytest.raises(graphs.OutputInUse, match="release them"):
         call(x)
     del other
     with pytest.raises(graphs.OutputInUse):

@@ -132,7 +132,7 @@ def test_a_module_in_something_larger_is_named_by_its_prefix():
         other = on_meta()
         bundle.load_into(other, prefix=prefix)
         assert torch.equal(other(TOKENS), model(TOKENS))
-    with pytest.raises(onecopy.InvalidArgument, match="prefix='model' takes those below 'model'"):
+    with pytest.raises(onecopy.InvalidArgument, match="prefix='model' loads the tensors below 'model'"):
         bundle.load_into(on_meta())
 
 
@@ -151,7 +151,7 @@ def test_a_state_dict_for_a_meta_model_names_the_buffers_and_the_way():
     message = refusal(onecopy.open(onecopy.share(Model().state_dict())), on_meta())
     assert message == (
         "the bundle lacks 1 of the module's tensors: 'rotary.inv_freq'; "
-        "these buffers are in no state_dict(): share the module itself, share(model)"
+        "a state_dict() does not contain these buffers: share the module itself, share(model)"
     )
 
 
@@ -161,7 +161,7 @@ def test_missing_and_unexpected_names_are_named():
     del state["blocks.0.bias"], state["again.bias"]
     message = refusal(onecopy.open(onecopy.share(state)), Model())
     assert "lacks 2 of the module's tensors: 'blocks.0.bias', 'again.bias'" in message
-    assert "the module lacks 1 of the bundle's: 'more'; strict=False loads those that both have" in message
+    assert "the module lacks 1 of the bundle's: 'more'; strict=False loads the tensors that both have" in message
     other = Model()
     bias = other.blocks[0].bias
     missing, unexpected = onecopy.open(onecopy.share(state)).load_into(other, strict=False)

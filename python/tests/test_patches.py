@@ -211,7 +211,7 @@ def test_a_function_that_torch_made_private_is_found(run_python, name):
 def test_a_function_that_torch_has_not_any_more_stays_as_it_is_and_the_log_names_it(run_python):
     import torch
 
-    said = f"torch {torch.__version__} has no torch.multiprocessing.reductions.reduce_event: CUDA events are torch's to keep\n"
+    said = f"torch {torch.__version__} has no torch.multiprocessing.reductions.reduce_event: the sender must keep CUDA events, as with torch\n"
     assert run_python(RENAMED.format(names=""), stderr=said) == "False\n"
 
 
@@ -380,7 +380,9 @@ print("ok")
 
 def test_what_somebody_replaced_after_us_is_left_to_them(run_python):
     left = ["UntypedStorage.is_shared", "torch.multiprocessing.reductions.reduce_tensor", "the reducer of Tensor"]
-    said = "".join(f"{what} was replaced after us and is left as it is\n" for what in left)
+    said = "".join(
+        f"{what} was replaced by other code after onecopy changed it, and is not restored\n" for what in left
+    )
     assert run_python(LATER_PATCH, stderr=said) == "ok\n"
 
 

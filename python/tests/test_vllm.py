@@ -266,7 +266,7 @@ def test_an_older_vllm_is_named_with_the_version_that_is_needed(run_python):
         "try:\n    vllm.trainer_init_info()\nexcept onecopy.MissingPackage as error:\n    print(error)\n"
     )
     warning, lacks_a_name, lacks_a_module = run_python(program, stderr=None).splitlines()
-    assert warning.startswith("vLLM gets no weight transfer by onecopy: onecopy.integrations.vllm.register() needs")
+    assert warning.startswith("vLLM cannot use weight transfer by onecopy: onecopy.integrations.vllm.register() needs")
     for line in (warning, lacks_a_name, lacks_a_module):
         assert (
             "needs 'vllm>=0.32'; the installed vllm 0.12.0 has no vllm." in line and "pip install 'vllm>=0.32'" in line

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of TorchAir that its guide to memory reuse among graphs uses.
 
-``import onecopy.compat.torchair as torchair`` and ``from onecopy.compat.torchair import graph_pool_handle``.
+Import them with ``import onecopy.compat.torchair as torchair``.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ _LARGEST = 2**63 - 1
 
 
 def _is_switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else "it is True or False"
+    return "" if isinstance(value, bool) else "it must be True or False"
 
 
 def _is_limit(value: Any) -> str:
     is_whole = isinstance(value, int) and 1 <= value <= _LARGEST
-    return "" if is_whole else f"it counts graphs of one function, from 1 to {_LARGEST}"
+    return "" if is_whole else f"it must be a number of graphs from 1 to {_LARGEST}"
 
 
 def _is_mode(value: Any) -> str:
-    return "" if value in _MODES else f"it is one of {', '.join(map(repr, _MODES))}"
+    return "" if value in _MODES else f"it must be one of {', '.join(map(repr, _MODES))}"
 
 
 def _is_pool(value: Any) -> str:
-    return "" if value is None or isinstance(value, Arena) else "it is no pool of graphs; use graph_pool_handle()"
+    return "" if value is None or isinstance(value, Arena) else "it is not a pool of graphs; use graph_pool_handle()"
 
 
 def _is_off(value: Any) -> str:
-    return "" if value is False else "onecopy has only its default, False"
+    return "" if value is False else "onecopy supports only the default, False"
 
 
 _MODES = ("max-autotune", "reduce-overhead")
 
 
 class _Options:
-    """Attributes with defaults, checked when they are set, as TorchAir checks them.
+    """Attributes with defaults that are checked when they are set, as TorchAir checks them.
 
-    Setting another name, or a value that is not possible, raises InvalidArgument, a ValueError.
+    Setting an unknown name or an invalid value raises InvalidArgument, which is a ValueError.
     """
 
     _known: ClassVar[dict[str, tuple[Any, Callable[[Any], str] | None]]] = {}
-    """By name: the default, and a function that says why a value is wrong; None for a group of options."""
+    """Maps a name to its default and a function that says why a value is wrong, or None for a group of options."""
 
     def __init__(self) -> None:
         for name, (default, check) in self._known.items():
@@ -59,10 +59,10 @@ class _Options:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._known:
             near = difflib.get_close_matches(name, self._known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._known)}"
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(self._known)}"
             raise InvalidArgument(f"there is no option {name}; {hint}")
         check = self._known[name][1]
-        reason = "it is a group of options; set those" if check is None else check(value)
+        reason = "it is a group of options; set the options in it" if check is None else check(value)
         if reason:
             raise InvalidArgument(f"{name} is {value!r}; {reason}")
         object.__setattr__(self, name, value)
@@ -98,14 +98,16 @@ class CompilerConfig(_Options):
     """The part of TorchAir's configuration that concerns graphs sharing memory.
 
     ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all
-    functions with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then.
-    ``debug.aclgraph`` has ``clone_input`` (copies of inputs; False: used in place, and compared at each call),
-    ``enable_output_clone`` (True: results are new tensors; False: on a card, the tensors that the graph wrote, which
-    are moved before they would be overwritten) and ``static_capture_size_limit`` (graphs of one function; those used
-    last are kept).
+    functions with this handle share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is ignored.
+    ``debug.aclgraph`` contains
 
-    Values are checked when they are set, as in TorchAir: InvalidArgument, a ValueError, is raised for others. Options
-    that onecopy does not have, such as ``debug.run_eagerly``, can be read, and set to their default.
+    - ``clone_input``: True copies inputs; False uses them in place, and compares their addresses at each call,
+    - ``enable_output_clone``: True returns new tensors; False returns, on a card, the tensors that the graph wrote,
+      which are moved before a later replay overwrites them,
+    - ``static_capture_size_limit``: the maximum number of graphs of one function; the graphs used last are kept.
+
+    A value is checked when it is set: an invalid one raises InvalidArgument, which is a ValueError. Options that
+    onecopy does not support, such as ``debug.run_eagerly``, can be read, and set to their default only.
     """
 
     _known: ClassVar = {
@@ -122,19 +124,19 @@ def get_npu_backend(
     """Returns a backend for ``torch.compile``.
 
     Args:
-        compiler_config: the options; None: the defaults.
+        compiler_config: the options; None for the defaults.
         custom_decompositions: must be empty; graphs run torch's own operators.
 
     Raises:
-        Unsupported: another mode than ``"reduce-overhead"``, or decompositions.
+        Unsupported: the mode is not ``"reduce-overhead"``, or custom_decompositions is not empty.
     """
     config = compiler_config if compiler_config is not None else CompilerConfig()
     if config.mode != "reduce-overhead":
         raise Unsupported(
-            f'config.mode is {config.mode!r}; only "reduce-overhead", the mode with captured graphs, is here'
+            f'config.mode is {config.mode!r}; onecopy supports only "reduce-overhead", the mode with captured graphs'
         )
     if custom_decompositions:
-        raise Unsupported("custom_decompositions has entries, and graphs run torch's own operators; leave it empty")
+        raise Unsupported("custom_decompositions is not empty, but graphs run torch's own operators; leave it empty")
     debug = config.debug.aclgraph
     pool = config.aclgraph_config.use_custom_pool
     return backend(

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured graphs that share their memory.
+"""Captured graphs that share their scratch memory.
 
 >>> import torch
 >>> from onecopy import graphs
 >>> pool = graphs.arena("cpu")
 >>> model = torch.compile(module, backend=graphs.backend(pool), dynamic=True)
 >>> with torch.no_grad():
-...     model(x)  # the first call of a shape captures it, later ones replay it
+...     model(x)  # the first call with a shape captures a graph, later calls replay it
 >>> print(graphs.report(pool))
 
-An engine that captures a graph for each batch size needs as much memory as the largest, not the sum. Outputs that
-are held stay right after any later replay.
+An engine that captures a graph for each batch size needs the scratch memory of its largest graph only, not of all of
+them. Outputs that a program still holds stay valid after later replays.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 
 def arena(device: Any = "cpu", limit: int | None = None) -> Arena:
-    """Returns new memory for graphs to share.
+    """Returns a new arena, whose memory graphs share.
 
     Args:
         device: ``"cpu"``, or a CUDA device such as ``"cuda:0"``.
-        limit: the most bytes of it; None: no limit.
+        limit: the maximum size in bytes; None for no limit.
 
     Raises:
-        Unsupported: for a device of another kind, or a driver that cannot show one memory at two addresses.
+        Unsupported: the device is of another kind, or its driver cannot map one memory at two addresses.
         InvalidArgument: the limit is not above 0.
     """
     return Arena(device, limit)
@@ -48,16 +48,18 @@ _default = Arenas()
 
 
 def default_arena(device: Any = "cpu") -> Arena:
-    """The arena of ``torch.compile(..., backend="onecopy")``: one for each device and all such functions of the
-    process."""
+    """Returns the arena of ``torch.compile(..., backend="onecopy")``.
+
+    A process has one default arena for each device, which all functions compiled this way share.
+    """
     return _default.of(device)
 
 
 def compile_in_default_arena(graph: Any, examples: list[Any], **options: Any) -> Any:
-    """The backend that torch.compile finds by the name ``"onecopy"``. ``options`` are those of ``backend()``."""
+    """Compiles a graph for ``torch.compile(..., backend="onecopy")``. ``options`` go to ``backend()``."""
     return backend(_default, **options.get("options", {}))(graph, examples)
 
 
 def graph_pool_handle() -> Arena:
-    """A new arena, by the name that torch and TorchAir have for it. It is on the device of its first graph."""
+    """Returns a new arena on the device of its first graph. torch and TorchAir use this name."""
     return Arena()

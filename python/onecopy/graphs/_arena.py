@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that captured graphs have in common."""
+"""The arena: the scratch memory that captured graphs share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ._leases import Leases, OutputInUse
 
 
 class Arena:
-    """The scratch memory of graphs on one device: as much as the largest needs, in any order of captures.
+    """The scratch memory of graphs on one device. It is as large as the largest graph needs.
 
-    Graphs of one arena run one at a time. All methods may be called by any thread.
+    Graphs of one arena run one at a time. Thread safety: any thread may call any method.
 
     Args:
-        device: ``"cpu"`` or a CUDA device; None: that of its first graph.
-        limit: the most bytes that graphs may share; a shape that needs more runs eagerly, which ``report()`` counts.
+        device: ``"cpu"`` or a CUDA device; None for the device of the first graph.
+        limit: the maximum of bytes that graphs share; a shape that needs more runs eagerly, which ``report()`` counts.
     """
 
     def __init__(self, device: Any = None, limit: int | None = None) -> None:
@@ -46,11 +46,11 @@ class Arena:
         _arenas.add(self)
 
     def bind(self, device: Any) -> None:
-        """Its graphs are on this device.
+        """Sets the device of the arena. A second call with the same device has no effect.
 
         Raises:
-            InvalidArgument: they are on another one.
-            Unsupported: graphs cannot run there.
+            InvalidArgument: the arena is on another device.
+            Unsupported: graphs do not run on this device.
         """
         device = _with_index(torch.device(device))
         with self.lock:
@@ -67,22 +67,23 @@ class Arena:
     def _prepare_captures(self, device: torch.device) -> None:
         from .._captures import watch
 
-        watch()  # pinned memory that is dropped meanwhile would spoil a capture
+        watch()  # releasing pinned memory during a capture would invalidate the capture
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
         self.lock.core.bind(str(device))
         self.copies_in_graphs = KEEPS_GRAPHS and _core._prepare_graphs(str(device))
 
     def copy_nodes(self, memory: list[tuple[int, int]]) -> list[int]:
-        """Nodes of the graph that is captured now, for copies to or from these addresses and bytes."""
+        """Adds copies to or from these addresses, of these sizes in bytes, to the active capture. Returns their
+        nodes."""
         return list(_core._graph_copies(str(self.device), torch.cuda.current_stream(self.device).cuda_stream, memory))
 
     def open(self, nbytes: int) -> Any:
-        """Returns addresses for one capture on the CPU. Raises OutOfMemory, InvalidArgument while parked."""
+        """Returns a window for one capture on the CPU. Raises OutOfMemory; InvalidArgument while parked."""
         return self._memory.open(max(nbytes, 1))
 
     def open_pool(self) -> Any:
-        """Returns memory for one capture on a card. Raises InvalidArgument while parked, OutOfMappings."""
+        """Returns a window for one capture on a card. Raises OutOfMappings; InvalidArgument while parked."""
         from ._pool import CapturePool, captures_of
 
         assert self.device is not None
@@ -92,31 +93,31 @@ class Arena:
             window = _core._GraphPool(self._memory, window_bytes)
         except OutOfMappings:
             with captures_of(self.device.index):
-                torch.cuda.empty_cache()  # until then torch keeps the addresses of captures that have gone
+                torch.cuda.empty_cache()  # torch returns the addresses of destroyed captures only then
             window = _core._GraphPool(self._memory, window_bytes)
         return CapturePool(window)
 
     def collect(self) -> None:
-        """Gives memory of dropped graphs back."""
+        """Returns the memory of unreferenced graphs."""
         if self.device is not None and self.device.type == "cuda":
             close_dropped()
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes the arena's card the current one in the block: torch takes it for much that has no device."""
+        """Makes the arena's card torch's current device in the block."""
         if self.device is None or self.device.type == "cpu":
             return contextlib.nullcontext()
         return torch.cuda.device(self.device)
 
     @property
     def footprint(self) -> Any:
-        """Bytes: ``shared`` physical memory, ``mapped`` addresses; ``windows``, ``parked``."""
+        """The size of the arena: ``shared`` bytes of memory, ``mapped`` bytes of addresses, ``windows``; ``parked``."""
         return self._memory.footprint() if self._memory is not None else _NOTHING
 
     def park(self) -> None:
-        """Gives the memory back to the system; graphs keep their addresses, and calls fail until ``resume()``.
+        """Returns the memory to the system. Graphs keep their addresses, and calls fail until ``resume()``.
 
         Raises:
-            OutputInUse: an output that lies in the arena is still held.
+            OutputInUse: the program still holds an output that lies in the arena.
         """
         with self.lock, self.on_device():
             self.collect()
@@ -128,7 +129,7 @@ class Arena:
                 self._memory.park()
 
     def resume(self) -> None:
-        """Gets memory again. Raises OutOfMemory; then the arena is parked still."""
+        """Allocates the memory again after ``park()``. Raises OutOfMemory; then the arena stays parked."""
         with self.lock, self.on_device():
             if self._memory is not None:
                 self._memory.resume()
@@ -140,8 +141,10 @@ class Arena:
             raise InvalidArgument("the arena is parked; resume() it before its graphs run")
 
     def try_close(self, *closing: Callable[[], object]) -> bool:
-        """Closes the parts of an unreferenced graph after its last replay. Returns False, and closes nothing, while the
-        arena is in use or an output in it is."""
+        """Closes the parts of an unreferenced graph after its last replay.
+
+        Returns False, and closes nothing, while the arena is in use or the program holds an output in it.
+        """
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -157,9 +160,9 @@ class Arena:
         return True
 
     def _start_over(self) -> None:
-        """Gives the arena new memory in a forked child, since the old memory is the parent's, too.
+        """Gives the arena new memory in a forked child, since the child shares the old memory with its parent.
 
-        Nothing of the old memory is freed: another thread of the parent may have held its locks.
+        The old memory is not freed: another thread of the parent may have held its locks at the fork.
         """
         if self.device is None or self.device.type != "cpu":
             return
@@ -187,14 +190,14 @@ os.register_at_fork(after_in_child=_start_over_in_the_child)
 
 
 class Arenas:
-    """The arenas of a process, one for each device, made on demand. Thread safety: any thread may call any method."""
+    """A set of arenas, one for each device, made on demand. Thread safety: any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arenas: dict[torch.device, Arena] = {}
 
     def of(self, device: Any) -> Arena:
-        """Raises Unsupported for a device that has no graphs."""
+        """Returns the arena of the device. Raises Unsupported if graphs do not run on the device."""
         device = _with_index(torch.device(device))
         with self._lock:
             if device not in self._arenas:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock of an arena."""
+"""The lock of an arena, on threads and on the device."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .. import _core
 
 
 class ArenaLock:
-    """Replays and captures of one arena never overlap, neither on threads nor on the device (I2).
+    """Keeps replays and captures of one arena from overlapping, on threads and on the device (I2).
 
-    As a context manager it is the arena's lock, which its thread may take again. On a device each stream waits for the
-    last one that was there, too.
+    The object is a recursive lock and a context manager. ``of()`` also makes a stream wait for the stream that used the
+    arena last.
 
-    Thread safety: as a lock by any thread; the rest with the lock held.
+    Thread safety: any thread may acquire the lock; the other methods need the lock held.
     """
 
     def __init__(self) -> None:
         self.core = _core._ArenaLock()
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquires the lock. Returns whether this thread has it."""
+        """Acquires the lock. Returns whether this thread holds it then."""
         return bool(self.core.acquire(blocking))
 
     def release(self) -> None:
-        """The end of acquire()."""
+        """Releases the lock."""
         self.core.release()
 
     def __enter__(self) -> ArenaLock:
@@ -39,7 +39,7 @@ class ArenaLock:
 
     @contextlib.contextmanager
     def of(self, stream: Any) -> Iterator[None]:
-        """The arena is this ``torch.cuda.Stream``'s until the end of the block."""
+        """Gives the arena to this ``torch.cuda.Stream`` for the block, after the work of the last stream."""
         self.core.enter_stream(stream.cuda_stream)
         try:
             yield
@@ -47,5 +47,5 @@ class ArenaLock:
             self.core.leave_stream(stream.cuda_stream)
 
     def wait(self) -> None:
-        """Waits, on the host, for the last holder's work."""
+        """Blocks the host until the work of the last stream is done."""
         self.core.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a capture of torch begins, ends and goes, in memory of an arena."""
+"""Begins, ends and destroys torch's captures in memory of an arena."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Protocol
 import torch
 
 KEEPS_GRAPHS = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
-"""Whether torch leaves a captured graph and what runs it to others."""
+"""Whether torch gives access to a captured graph and to its executable."""
 
 
 def new_graph() -> torch.cuda.CUDAGraph:
-    """A graph whose nodes can be changed later, if torch has such."""
+    """Returns a new graph, whose nodes can be changed later if torch supports it."""
     return torch.cuda.CUDAGraph(keep_graph=True) if KEEPS_GRAPHS else torch.cuda.CUDAGraph()
 
 
 class _Collector:
-    """The switch of Python's garbage collector, which may free objects that must not be freed in a capture. The last of
-    several captures to end switches it on again."""
+    """Disables Python's garbage collector during captures, since it may free objects that a capture must not free.
+
+    The collector is enabled again when the last of several captures ends. Thread safety: any thread may call it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +51,7 @@ collector = _Collector()
 
 
 class Pool(Protocol):
-    """The pool of a capture, see CapturePool."""
+    """The memory pool of a capture; see CapturePool."""
 
     @property
     def id(self) -> tuple[int, int]: ...
@@ -63,7 +65,7 @@ class Pool(Protocol):
 
 @contextlib.contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> Iterator[None]:
-    """The block's work is captured on the stream, and its memory is the pool's."""
+    """Captures the block's work on the stream, with memory of the pool."""
     here = torch.cuda.current_stream(stream.device)
     stream.wait_stream(here)
     with collector.paused(), pool.open(), torch.cuda.stream(stream):
@@ -71,7 +73,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream
         try:
             yield
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
+            with contextlib.suppress(RuntimeError):  # only repeats that the capture has failed
                 end_capture(graph, pool)
             raise
         end_capture(graph, pool)
@@ -79,7 +81,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream
 
 
 _failed: list[torch.cuda.CUDAGraph] = []
-"""torch's allocator of pinned memory goes on asking a graph whose capture failed; so they are kept."""
+"""Graphs whose capture failed. They are kept, since torch's allocator of pinned memory still uses them."""
 
 
 def begin_capture(graph: torch.cuda.CUDAGraph, pool: Pool, mode: str) -> None:
@@ -88,9 +90,7 @@ def begin_capture(graph: torch.cuda.CUDAGraph, pool: Pool, mode: str) -> None:
 
 
 def end_capture(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
-    """Raises RuntimeError when the capture has failed. Then torch leaves its pool as in a capture: that is ended
-    here.
-    """
+    """Ends a capture. Raises RuntimeError if the capture has failed; then torch's use of the pool is ended, too."""
     try:
         graph.capture_end()
     except RuntimeError:
@@ -100,25 +100,25 @@ def end_capture(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
 
 
 def drop(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
-    """Drops the graph at once. REQUIRES: the caller has waited for its last replay."""
+    """Destroys the graph at once. REQUIRES: the caller has waited for its last replay."""
     graph.reset()
     pool.close()
 
 
 _dropped: list[Callable[[], bool]] = []
-"""What gives the memory back of graphs that nobody has any more."""
+"""Functions that return the memory of unreferenced graphs."""
 
 
 def drop_later(close: Callable[[], bool]) -> None:
-    """Notes a graph that nobody references. ``close`` gives its memory back, and returns whether it could.
+    """Registers ``close``, which returns the memory of an unreferenced graph, or returns False to be tried again.
 
-    The caller may hold any lock, and any graph may be in a capture.
+    The caller may hold any lock, and a capture may be active.
     """
     _dropped.append(close)
 
 
 def close_dropped() -> None:
-    """Gives back the memory of graphs that have gone. That of an arena in use, or with outputs in use, is for later."""
+    """Returns the memory of unreferenced graphs. A graph whose arena or outputs are in use is tried again later."""
     if torch.cuda.is_current_stream_capturing():
         return
     for _ in range(len(_dropped)):

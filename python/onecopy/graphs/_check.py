@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of a graph's first replay with the run that it was made of."""
+"""Compares a graph's first replay with the run that was recorded."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ._record import NotReplayable
 
 
 class Trial:
-    """A replay that repeats the first run of a shape, without touching the caller's tensors.
+    """Repeats the first run of a shape by a replay that leaves the caller's tensors alone.
 
-    Inputs that the function changes are copied before the run: the replay changes the copies. It draws the same
-    random numbers, and the generator goes on from where the run has left it.
+    Inputs that the function changes are copied, and the replay changes the copies. The replay draws the same random
+    numbers as the run; afterwards the generator is in the state in which the run left it.
 
-    Made before the run.
+    REQUIRES: the object is made before the run.
     """
 
     def __init__(self, arguments: Sequence[Any], in_place: Collection[int], mutated: Collection[int]) -> None:
         self.arguments = _with_copies(arguments, in_place, mutated)
-        """Those of the replay."""
+        """The arguments of the replay."""
         self._caller = list(arguments)
         self.has_copies = any(a is not b for a, b in zip(self.arguments, arguments, strict=True))
-        """Whether some of those are not the caller's."""
+        """Whether some arguments of the replay are copies."""
         self._mutated = [index for index in mutated if isinstance(arguments[index], torch.Tensor)]
         self._before = torch.get_rng_state()
         self._after = self._before
 
     def end_of_run(self) -> None:
-        """The first run has ended."""
+        """Records the state of the random generator at the end of the first run."""
         self._after = torch.get_rng_state()
 
     @contextlib.contextmanager
     def as_the_run(self) -> Iterator[None]:
-        """The block draws the random numbers of the run."""
+        """Makes the block draw the random numbers of the run."""
         is_random = not torch.equal(self._before, self._after)
         if is_random:
             torch.set_rng_state(self._before)
@@ -49,17 +49,17 @@ class Trial:
                 torch.set_rng_state(self._after)
 
     def compare(self, results: Sequence[Any], wanted: Sequence[Any]) -> None:
-        """Raises NotReplayable where the results, or the changed inputs, differ from the run."""
+        """Raises NotReplayable if the results, or the changed inputs, differ from the run."""
         for at, (got, want) in enumerate(zip(results, wanted, strict=True)):
             if not agree(got, want):
-                raise NotReplayable(f"result {at} of its first replay is not that of its first run")
+                raise NotReplayable(f"result {at} of its first replay differs from its first run")
         for index in self._mutated:
             if not agree(self.arguments[index], self._caller[index]):
-                raise NotReplayable(f"its first replay leaves other numbers in input {index} than its first run")
+                raise NotReplayable(f"its first replay writes other numbers into input {index} than its first run")
 
 
 def _with_copies(arguments: Sequence[Any], in_place: Collection[int], mutated: Collection[int]) -> list[Any]:
-    """The arguments, with copies of those in place that share a storage with one that is changed."""
+    """Returns the arguments with a copy of each input in place whose storage the function changes."""
     given = {i: a for i in in_place if isinstance(a := arguments[i], torch.Tensor) and a.layout == torch.strided}
     changed = {given[i].untyped_storage()._cdata: given[i].untyped_storage() for i in mutated if i in given}
     copies = {at: storage.clone() for at, storage in changed.items()}
@@ -72,7 +72,7 @@ def _with_copies(arguments: Sequence[Any], in_place: Collection[int], mutated: C
 
 
 def agree(got: Any, want: Any) -> bool:
-    """Returns whether two results are the same but for rounding: sums may be taken in another order."""
+    """Returns whether two results are equal up to rounding, since sums may be taken in another order."""
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return type(got) is type(want) and repr(got) == repr(want)  # nan is nan
     if got.dtype != want.dtype or got.shape != want.shape or got.stride() != want.stride():

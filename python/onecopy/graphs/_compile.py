@@ -16,7 +16,7 @@ from ._in_place import write_in_place
 from ._record import reads_storage
 
 _CODEGENS = ("aot", "inductor")
-_ON_THE_CPU = 'inductor plans the memory of its code for the CPU by itself; use codegen="aot" for graphs'
+_ON_THE_CPU = 'inductor plans the memory of its own code for the CPU; use codegen="aot" for graphs'
 
 
 def backend(
@@ -28,40 +28,41 @@ def backend(
     limit: int = 64,
     one_arena_a_graph: bool = False,
 ) -> Backend:
-    """A backend for ``torch.compile`` that captures one graph for each shape, and replays it.
+    """Returns a backend for ``torch.compile`` that captures one graph for each shape, and replays it.
 
-    All graphs of one arena share their scratch memory: it takes as much as the largest of them. Use it under
-    ``torch.no_grad()`` or ``torch.inference_mode()``: graphs with gradients run eagerly, which ``report()`` counts.
+    All graphs of one arena share their scratch memory, which is as large as the largest graph needs. Use the backend
+    under ``torch.no_grad()`` or ``torch.inference_mode()``: graphs with gradients run eagerly, which ``report()``
+    counts.
 
     Args:
-        arena: shared with other functions; None: one for all graphs of this backend on a device.
-        codegen: ``"aot"``, the operators of torch one by one; ``"inductor"``, kernels of torch's compiler. Of
-            the latter, graphs on the CPU alone (a piece between two graph breaks) run uncaptured: ``report()`` counts
-            them.
-        inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them in place, and notices if they move.
+        arena: the arena, which other functions may share; None for a new one on each device.
+        codegen: ``"aot"`` runs the operators of torch one by one; ``"inductor"`` runs kernels of torch's compiler.
+            With ``"inductor"``, a graph on the CPU (e.g. a piece between two graph breaks) is not captured, which
+            ``report()`` counts.
+        inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them in place, and captures again if they move.
             Parameters, buffers and inputs that the function changes are always used in place.
-        outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them in place. Outputs that are
-            still held are moved before the next call overwrites them (torch 2.12 and later; else ``OutputInUse``);
-            ``"private"`` gives each graph memory of its own for them.
-        limit: graphs of one function; beyond it, the shapes used last are kept.
-        one_arena_a_graph: nothing is shared.
+        outputs: ``"copy"`` returns new tensors from each call; ``"view"`` returns tensors in the arena, and moves
+            those that are still held before a later call overwrites them (torch 2.12 and later; older versions raise
+            ``OutputInUse``); ``"private"`` allocates memory for the outputs of each graph.
+        limit: the maximum number of graphs of one function; the shapes used last are kept.
+        one_arena_a_graph: gives each graph its own arena, so that nothing is shared.
 
     Raises:
-        InvalidArgument, Unsupported: an option; the message says what it may be.
+        InvalidArgument, Unsupported: an option is invalid; the message says what it may be.
     """
     if arena is not None and not isinstance(arena, (Arena, Arenas)):
         raise InvalidArgument(
-            f"arena is {arena!r}, which is no pool of graphs; use onecopy.graphs.arena() or graph_pool_handle()"
+            f"arena is {arena!r}, which is not a pool of graphs; use onecopy.graphs.arena() or graph_pool_handle()"
         )
     if codegen not in _CODEGENS:
-        raise InvalidArgument(f"codegen is {codegen!r}; it is one of {', '.join(_CODEGENS)}")
+        raise InvalidArgument(f"codegen is {codegen!r}; it must be one of {', '.join(_CODEGENS)}")
     return Backend(Options(arena, inputs, outputs, limit, one_arena_a_graph), codegen)
 
 
 class Backend:
     """A backend for ``torch.compile``, made by ``backend()``.
 
-    A pickled one gets an arena of its own when it is loaded.
+    An unpickled backend uses a new arena.
     """
 
     def __init__(self, options: Options, codegen: str) -> None:
@@ -70,7 +71,7 @@ class Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Any:
         device = _device_of(graph, examples)
-        self._options.arena_of(device)  # a wrong one is refused before anything is compiled
+        self._options.arena_of(device)  # raises before anything is compiled
         by = _by_inductor if self._codegen == "inductor" else _by_operators
         return by(graph, examples, device, self._options)
 
@@ -106,7 +107,7 @@ def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch
     from torch._inductor.utils import BoxedBool
 
     def inner(traced: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        settings["cudagraphs"] = BoxedBool(False)  # captures are ours
+        settings["cudagraphs"] = BoxedBool(False)  # the capture is made here
         whole = reads_storage(traced)
         compiled = compile_fx_inner(traced, inputs, **settings)
         run = lambda boxed: list(compiled(boxed))  # noqa: E731
@@ -122,7 +123,7 @@ def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch
 
 
 def _device_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.device:
-    """The one card of the graph, or the CPU. Raises Unsupported."""
+    """Returns the one card of the graph, or the CPU. Raises Unsupported if the graph uses several cards."""
     tensors = [e for e in examples if isinstance(e, torch.Tensor)]
     for node in graph.graph.nodes:
         value = node.meta.get("example_value", node.meta.get("val"))
@@ -135,7 +136,7 @@ def _device_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.de
 
 
 def _inputs_in_place() -> tuple[set[int], set[int]]:
-    """Returns the inputs of the graph under compilation that are parameters or buffers, and those that it changes."""
+    """Returns two sets of inputs of the graph under compilation: parameters and buffers, and changed inputs."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
@@ -145,7 +146,7 @@ def _inputs_in_place() -> tuple[set[int], set[int]]:
 
 
 def _written(traced: torch.fx.GraphModule) -> set[int]:
-    """Inputs that an operator of the graph writes into."""
+    """Returns the inputs that an operator of the graph writes into."""
     inputs = {node: index for index, node in enumerate(n for n in traced.graph.nodes if n.op == "placeholder")}
     written = set()
     for node in traced.graph.nodes:
@@ -163,11 +164,11 @@ def _written(traced: torch.fx.GraphModule) -> set[int]:
 def capture(function: Callable[..., Any], *examples: Any, **options: Any) -> Callable[..., Any]:
     """Captures ``function`` for the shapes of ``examples``, and returns a function that replays it.
 
-    Other shapes are captured at their first call. ``options`` are those of ``backend()``. The function runs once,
-    on the examples, with its effects on tensors that it changes in place.
+    Another shape is captured at its first call. ``options`` go to ``backend()``. This call runs the function
+    once on the examples, which changes tensors that the function writes into.
 
     Raises:
-        Unsupported: torch cannot trace it whole, or it uses a device that graphs do not run on.
+        Unsupported: torch cannot trace the whole function, or graphs do not run on its device.
     """
     compiled = torch.compile(function, backend=backend(**options), fullgraph=True, dynamic=False)
     with torch.no_grad():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.cuda.graph() into the pages of an arena, for engines that capture their graphs themselves."""
+"""A ``torch.cuda.graph()`` in memory of an arena, for engines that capture their graphs themselves."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def graph(
     stream: torch.cuda.Stream | None = None,
     capture_error_mode: str = "global",
 ) -> Iterator[None]:
-    """Captures as ``torch.cuda.graph()`` does; scratch memory is that of the arena, which all its captures share.
+    """Captures the block as ``torch.cuda.graph()`` does, with scratch memory of an arena.
 
-    Tensors that are still held when the block ends (static inputs that were made in it, outputs) have memory of
-    their own. No other graph overwrites it: only the next replay of this one does. ``cuda_graph.replay()`` waits,
-    on the device, for the last graph of the arena, on any stream.
+    Tensors that are still held when the block ends (static inputs made in the block, outputs) get memory that no other
+    graph overwrites; the next replay of this graph does. ``cuda_graph.replay()`` waits, on the device, for the last
+    graph of the arena, on whatever stream it ran.
 
     Args:
         cuda_graph: a new ``torch.cuda.CUDAGraph``.
-        arena: of the current CUDA device, or of no device yet.
-        stream: where it is captured; None: a stream of the arena.
-        capture_error_mode: torch's: ``"global"``, ``"thread_local"`` or ``"relaxed"``.
+        arena: an arena on the current CUDA device, or on no device yet.
+        stream: the stream to capture; None for a stream of the arena.
+        capture_error_mode: torch's option: ``"global"``, ``"thread_local"`` or ``"relaxed"``.
 
     Raises:
-        InvalidArgument: the arena is parked, or on another device, or another capture is under way.
-        The block's exceptions: nothing is left of the capture then.
+        InvalidArgument: the arena is parked or on another device, or another capture is active.
+        The block's exceptions; then the capture is undone.
     """
     arena.bind(torch.device("cuda", torch.cuda.current_device()))
     if torch.cuda.is_current_stream_capturing():
-        raise InvalidArgument("another graph is being captured; a capture cannot lie in another one")
+        raise InvalidArgument("another graph is being captured; end that capture first, since captures cannot nest")
     with arena.lock:
         arena.require_resumed()
         arena.collect()
@@ -53,7 +53,7 @@ def graph(
                 try:
                     yield
                 except BaseException:
-                    with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
+                    with contextlib.suppress(RuntimeError):  # only repeats that the capture has failed
                         end_capture(cuda_graph, pool)
                     raise
                 end_capture(cuda_graph, pool)
@@ -69,7 +69,7 @@ def graph(
 def _replay(reference: weakref.ref[torch.cuda.CUDAGraph], arena: Arena) -> None:
     """Replays in the order of the current stream, after the last graph of the arena."""
     cuda_graph = reference()
-    assert cuda_graph is not None, "it is a method of the graph"
+    assert cuda_graph is not None, "replay() is called through the graph, which is alive"
     arena.require_resumed()
     with arena.lock, arena.on_device(), arena.lock.of(torch.cuda.current_stream(arena.device)):
         arena.leases.evacuate()

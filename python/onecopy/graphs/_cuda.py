@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph on a CUDA device: torch's capture, in addresses of its own over the pages of an arena."""
+"""A graph on a CUDA device: a capture of torch in its own window of addresses over the pages of an arena."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ._pool import CapturePool, captures_of
 from ._record import NotReplayable
 
 Boxed = Callable[[list[Any]], Any]
-"""A function that takes one list and may empty it."""
+"""A function that takes its arguments in one list, and may empty the list."""
 
 
 class CudaRun:
-    """The first call of a shape: it runs by the book, in memory of the arena, and its results are the caller's.
+    """The first call of a shape: the constructor runs it eagerly in memory of the arena. The caller gets its results.
 
     Raises:
-        NotReplayable: no graph can be captured of such arguments. Nothing has run.
-        OutputInUse: it would overwrite an output. Nothing has run.
+        NotReplayable: these arguments cannot be captured. Nothing has run.
+        OutputInUse: the run would overwrite an output. Nothing has run.
         The function's exceptions.
     """
 
@@ -55,7 +55,7 @@ class CudaRun:
             self._is_random = _random_numbers(arena.device) != numbers
 
     def make(self, arguments: Sequence[Any], outputs: str) -> CudaGraph:
-        """Captures it. Raises NotReplayable, OutOfMemory; nothing is left of the capture then (I5)."""
+        """Captures the graph. Raises NotReplayable, OutOfMemory; then the capture is undone (I5)."""
         return CudaGraph(
             self._function, arguments, self._in_place, self._arena, outputs, self._is_random, self._mutated
         )
@@ -69,13 +69,13 @@ def _check(arguments: Sequence[Any]) -> None:
             and argument.numel() > MAX_KEYED_ELEMENTS
         ):
             raise NotReplayable(
-                f"input {index} is a CPU tensor of {argument.numel()} elements, which a graph would bake in; "
-                "give it on the device"
+                f"input {index} is a CPU tensor of {argument.numel()} elements, whose values a graph would bake in; "
+                "pass it on the device"
             )
 
 
 def _random_numbers(device: Any) -> Any:
-    """Returns the offset of the device's random generator, or None if torch does not tell."""
+    """Returns the offset of the device's random generator, or None if this torch does not report it."""
     generator = torch.cuda.default_generators[device.index]
     return generator.get_offset() if hasattr(generator, "get_offset") else None
 
@@ -96,8 +96,10 @@ def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any
 
 
 def _pool_for_a_run(arena: Arena) -> CapturePool | None:
-    """Returns a pool for an eager run, or None if the run uses torch's memory: neither an arena's limit nor a lack of
-    addresses is a reason for the call to fail."""
+    """Returns a pool for an eager run, or None to use torch's memory.
+
+    A limit of the arena or a lack of addresses must not make the call fail.
+    """
     if arena.limit is not None:
         return None
     try:
@@ -107,7 +109,7 @@ def _pool_for_a_run(arena: Arena) -> CapturePool | None:
 
 
 def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The values in memory of their own. Values that share memory still do, and inputs stay inputs."""
+    """Copies the results out of the arena. Results that share memory still do, and inputs are returned unchanged."""
     given = {address_of(a) for a in arguments if isinstance(a, torch.Tensor)}
     moved: dict[int, torch.UntypedStorage] = {}
     out = []
@@ -123,12 +125,12 @@ def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
 
 
 def _plain(results: Any) -> list[Any]:
-    """Returns the results without torch's marks "conjugated" and "negated": the bytes in memory are the values."""
+    """Resolves lazy conjugation and negation, so that the bytes in memory are the values."""
     return [r.resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
 
 
 def _keep_content(pool: CapturePool, arena: Arena) -> None:
-    """Tensors that the function has kept (a table it made once) get memory of their own, with their content."""
+    """Gives tensors that the function has kept (e.g. a table that it made once) their own pages, with their content."""
     alive = pool.alive()
     if not alive:
         return
@@ -145,7 +147,7 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Place:
-    """The address and layout that an input in place had; the tensor itself may change."""
+    """The address and layout of an input in place at the capture; the tensor itself may change later."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -158,7 +160,7 @@ class _Place:
 
 @dataclasses.dataclass
 class _Captured:
-    """The result of a capture: slots are inputs, addresses, bytes and tensors like them."""
+    """The result of a capture. A slot is the index, address, size in bytes and example tensor of a copied input."""
 
     results: list[Any] = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
@@ -172,11 +174,11 @@ class CudaGraph:
     """A captured graph of one shape of one function.
 
     Between replays the shared pages hold no live value (I1): outputs are copied out or leased, and memory alive at
-    the end of the capture has pages of its own. A replay runs only after every input in place was compared with the
-    graph's address (I3). If torch lets others change its graphs, the graph's first nodes copy inputs, and its last
-    ones outputs.
+    the end of the capture gets its own pages. A replay runs only after the address of every input in place was
+    compared with the graph's (I3). If torch allows it, the graph's first nodes copy the inputs, and its last nodes
+    copy the outputs.
 
-    Thread safety: with the arena's lock.
+    Thread safety: the caller holds the arena's lock.
     """
 
     def __init__(
@@ -198,9 +200,9 @@ class CudaGraph:
         self._leases = arena.leases if outputs == "view" else Leases()
         self._pool: CapturePool | None = None
         self.call: Any = None
-        """Its replay in C++; None where torch keeps its graphs to itself."""
+        """The replay in C++; None if this torch gives no access to its graphs."""
         self.is_quick = False
-        """Whether ``call`` makes the results by itself."""
+        """Whether ``call`` makes all results without Python."""
         self.last_used = self.replays = 0
         self._copies_in_graph = arena.copies_in_graphs and _are_plain(arguments)
         self._capture(arguments)
@@ -220,7 +222,7 @@ class CudaGraph:
         except BaseException:
             drop(graph, pool)
             raise
-        if failure is not None:  # the error's frames, and the tensors in them, are gone by now
+        if failure is not None:  # raised here, after the error's frames and the tensors in them were released
             drop(graph, pool)
             raise failure
 
@@ -228,7 +230,7 @@ class CudaGraph:
         done = self._capture_into(graph, pool, arguments)
         if self._policy != "private":
             done.results.clear()
-        pool.keep_alive()  # where outputs are private, they are alive
+        pool.keep_alive()  # private outputs are still alive here
         done.results.clear()
         if KEEPS_GRAPHS:
             graph.instantiate()
@@ -261,9 +263,9 @@ class CudaGraph:
         return done
 
     def _boxed(self, arguments: Sequence[Any], inputs: Inputs) -> tuple[list[Any], list[tuple[int, int, int, Any]]]:
-        """The arguments, in slots of the window where they are to be copied; and where those slots are.
+        """Returns the arguments, with slots of the window in place of those to copy; and the slots.
 
-        A slot that no operator needs any more is memory for later ones: the box alone keeps it.
+        Only the returned list references a slot, so its memory is reused after the last operator that reads it.
         """
         boxed: list[Any] = []
         slots = []
@@ -296,7 +298,7 @@ class CudaGraph:
         self.call = call
 
     def _add_result(self, call: Any, output: Any, sources: list[Source], arguments: Sequence[Any]) -> bool:
-        """Returns whether the call makes this result by itself."""
+        """Adds a result to the call. Returns whether the call makes this result without Python."""
         if not isinstance(output, Output):
             call.add_object(output)
         elif output.kind == "made" and sources[output.at].only is output:
@@ -310,16 +312,16 @@ class CudaGraph:
         return True
 
     def move(self, arguments: Sequence[Any]) -> None:
-        """Captures the graph anew, for inputs at these places.
+        """Captures the graph again, for inputs at these addresses.
 
         Raises:
-            NotReplayable, OutOfMemory: as CudaRun.make(); the graph is of no use then.
+            NotReplayable, OutOfMemory: as CudaRun.make(); then the graph cannot be used.
         """
         self.close()
         self._capture(arguments)
 
     def close(self) -> None:
-        """Gives its memory back, after its last replay. Raises OutputInUse: then it has it still."""
+        """Returns the graph's memory after its last replay. Raises OutputInUse, and keeps the memory then."""
         if self._pool is None:
             return
         if self._leases is self._arena.leases:
@@ -335,7 +337,7 @@ class CudaGraph:
             self.call.close()
             self.call = None
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end the module is empty
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # bound early: globals end first
         pool = getattr(self, "_pool", None)
         if is_finalizing() or pool is None:
             return
@@ -347,9 +349,9 @@ class CudaGraph:
     # --- the call ---------------------------------------------------------------------------------------
 
     def evacuate(self) -> None:
-        """Moves outputs that a replay would overwrite. They may be inputs of this call: so it comes first.
+        """Moves outputs that a replay would overwrite. Raises OutputInUse.
 
-        Raises OutputInUse.
+        The caller calls it before it reads the inputs, since an output may be an input of the same call.
         """
         for leases in (self._arena.leases, self._leases):
             if not leases.is_empty:
@@ -357,13 +359,13 @@ class CudaGraph:
                     leases.evacuate()
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Returns whether all inputs in place are where the graph has them."""
+        """Returns whether all inputs in place are at the addresses of the capture."""
         if self.call is not None:
             return bool(self.call.is_in_place(arguments))
         return all(place.is_of(arguments[index]) for index, place in self._places.items())
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
-        """Returns in words which inputs have moved, and where to."""
+        """Returns a text that says which inputs have moved, and where to."""
         return ", ".join(
             f"input {index} from {place.address:#x} to {arguments[index].data_ptr():#x}"
             for index, place in self._places.items()
@@ -379,7 +381,7 @@ class CudaGraph:
         return results
 
     def _run(self, arguments: list[Any]) -> list[Any]:
-        """The memory for the results of each source; None: not made yet."""
+        """Runs the graph. Returns the new memory for each source's results, or None for memory not made yet."""
         if self.call is not None:
             made = self.call.run(arguments, self._replay_random if self._is_random else None)
             return made or [None] * len(self._sources)
@@ -389,7 +391,7 @@ class CudaGraph:
         return [None] * len(self._sources)
 
     def _replay_random(self) -> None:
-        """Replays as torch does: its generator gives the graph random numbers."""
+        """Replays through torch, whose generator supplies the graph's random numbers."""
         assert self._arena.device is not None
         with captures_of(self._arena.device.index):
             self._graph.replay()
@@ -409,14 +411,14 @@ class CudaGraph:
         return laid(memory.untyped_storage(), output.dtype, output.shape, output.strides, output.offset)
 
     def _input(self, output: Output, tensor: torch.Tensor) -> torch.Tensor:
-        """An input that is returned: itself, or a view of it."""
+        """Returns the input itself, or the view of it that the function returned."""
         if _is_itself(output, tensor):
             return tensor
         storage, offset = tensor.untyped_storage(), offset_of(tensor) + output.offset
         return laid(storage, output.dtype, output.shape, output.strides, offset)
 
     def _memory_for(self, source: torch.Tensor) -> torch.Tensor:
-        """The memory that outputs of one source share: a copy of it, or itself."""
+        """Returns the memory that outputs of one source share: a copy of the source, or the leased source itself."""
         if self._policy == "copy":
             return source.clone()
         assert self._pool is not None
@@ -428,12 +430,12 @@ class CudaGraph:
 
     @property
     def slow_paths(self) -> frozenset[str]:
-        """Returns the slower ways that the graph uses."""
-        return frozenset() if self.call is not None else frozenset({"copies that are no nodes of the graph"})
+        """The slow paths that the graph uses, in words."""
+        return frozenset() if self.call is not None else frozenset({"copies that are not nodes of the graph"})
 
     @property
     def planned_bytes(self) -> int:
-        """Returns the bytes used in its window."""
+        """The number of bytes that the capture used in its window."""
         return self._pool.window.used if self._pool is not None else 0
 
     lower_bound = planned_bytes
@@ -448,14 +450,14 @@ class CudaGraph:
 
 
 def _can_be_copied(tensor: torch.Tensor) -> bool:
-    """Returns whether its bytes can be copied: not of the CPU, without elements, or with one element in two places."""
+    """Returns whether a copy node can copy the tensor: it is on a card, and not empty, and no elements overlap."""
     if not tensor.is_cuda or tensor.numel() == 0:
         return False
     return all(size <= 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _copied(source: Source) -> tuple[int, int]:
-    """Returns the address and size of the bytes that are copied out: all, or the bytes of its only result."""
+    """Returns the address and size of the bytes to copy out: the whole source, or the bytes of its only result."""
     only = source.only
     if only is None:
         return source.address, source.nbytes
@@ -466,7 +468,7 @@ def _copied(source: Source) -> tuple[int, int]:
 
 
 def _whole(source: Source, memory: torch.Tensor) -> torch.Tensor:
-    """The source as its one result is; as bytes, where there are others."""
+    """Returns the source's memory in the layout of its only result, or as bytes if there are several."""
     only = source.only
     if only is None:
         return memory
@@ -479,5 +481,5 @@ def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
 
 
 def _are_plain(arguments: Sequence[Any]) -> bool:
-    """Returns whether the bytes in memory are the values, in all calls: a copy of bytes loses torch's marks."""
+    """Returns whether bytes can be copied in all calls: a copy would lose torch's lazy conjugation and negation."""
     return not any(isinstance(a, torch.Tensor) and (a.is_complex() or a.is_neg()) for a in arguments)

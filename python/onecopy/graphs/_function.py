@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled function: one graph for each shape that it is called with."""
+"""A compiled function, with one graph for each shape that it is called with."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _log = logging.getLogger("onecopy.graphs")
 INPUTS = ("copy", "place")
 OUTPUTS = ("copy", "view", "private")
 Boxed = Callable[[list[Any]], list[Any]]
-"""Takes one list, which it may empty."""
+"""A function that takes its arguments in one list, and may empty the list."""
 
 
 class Options:
-    """The options of ``backend()``, checked."""
+    """The options of ``backend()``. The constructor checks them, and raises InvalidArgument."""
 
     def __init__(
         self, arena: Arena | Arenas | None, inputs: str, outputs: str, limit: int, one_arena_a_graph: bool
     ) -> None:
         if inputs not in INPUTS:
-            raise InvalidArgument(f"inputs is {inputs!r}; it is one of {', '.join(INPUTS)}")
+            raise InvalidArgument(f"inputs is {inputs!r}; it must be one of {', '.join(INPUTS)}")
         if outputs not in OUTPUTS:
-            raise InvalidArgument(f"outputs is {outputs!r}; it is one of {', '.join(OUTPUTS)}")
+            raise InvalidArgument(f"outputs is {outputs!r}; it must be one of {', '.join(OUTPUTS)}")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(f"limit is {limit!r}; it counts graphs of one function and is at least 1")
+            raise InvalidArgument(f"limit is {limit!r}; it must be a number of graphs, at least 1")
         self._arena = arena if arena is not None else Arenas()
         self.inputs = inputs
         self.outputs = outputs
@@ -52,7 +52,10 @@ class Options:
         self.one_arena_a_graph = one_arena_a_graph
 
     def arena_of(self, device: torch.device) -> Arena:
-        """Raises InvalidArgument when the arena that was given is on another device, Unsupported."""
+        """Returns the arena for the device.
+
+        Raises InvalidArgument if the given arena is on another device, Unsupported if graphs do not run there.
+        """
         if isinstance(self._arena, Arenas):
             return self._arena.of(device)
         self._arena.bind(device)
@@ -60,12 +63,11 @@ class Options:
 
 
 class Code:
-    """The code of a function, and the way to capture a graph of it: on the CPU from torch's graph, on a card from
-    the device.
+    """The code of a function, with the means to run it and to capture a graph of it.
 
-    ``start(arguments, in_place, arena, mutated)`` runs it once eagerly. In its result, ``results`` are the
-    caller's and ``make(arguments, outputs)`` is the graph. If there can be no graph, it raises NotReplayable before
-    anything has run.
+    ``start(arguments, in_place, arena, mutated)`` runs the code once eagerly, and returns a HostRun or CudaRun: its
+    ``results`` go to the caller, and its ``make(arguments, outputs)`` returns the graph. ``start`` raises
+    NotReplayable before anything has run if no graph can be made.
     """
 
     def __init__(
@@ -79,16 +81,16 @@ class Code:
 
 
 def host_code(graph: torch.fx.GraphModule) -> Code:
-    """Returns the code of a graph on the CPU: torch's operators one by one."""
+    """Returns the code of a graph on the CPU, which runs torch's operators one by one."""
     run = lambda boxed: list(graph(*boxed))  # noqa: E731
     start = functools.partial(HostRun, graph)
     return Code(_name_of(graph), torch.device("cpu"), run, start, PassingNumbers(graph))
 
 
 def cuda_code(graph: torch.fx.GraphModule, device: torch.device, run: Boxed | None = None) -> Code:
-    """Returns the code of a graph on a card. ``run`` is its compiled code; None: its operators one by one."""
+    """Returns the code of a graph on a card. ``run`` is its compiled code; None runs its operators one by one."""
     if run is None:
-        graph.graph.set_codegen(torch.fx.graph._BoxedCodeGen())  # it lets go of inputs that it needs no more
+        graph.graph.set_codegen(torch.fx.graph._BoxedCodeGen())  # releases inputs after their last use
         graph.recompile()
         run = lambda boxed: list(graph(boxed))  # noqa: E731
     return Code(_name_of(graph), device, run, functools.partial(CudaRun, run), PassingNumbers(graph))
@@ -99,13 +101,13 @@ def _name_of(graph: torch.fx.GraphModule) -> str:
 
 
 class Eager:
-    """A shape that is not replayed, and why."""
+    """A shape that runs eagerly, with the reason."""
 
     def __init__(self, reason: str, windows: int | None = None) -> None:
         self.reason = reason
         self.last_used = 0
         self.windows = windows
-        """Of the arena, when it had no room: with others it may have."""
+        """The number of windows when the arena was full; the capture is retried once the number changes."""
 
 
 Graph = HostGraph | CudaGraph
@@ -113,17 +115,19 @@ Key = tuple[Any, ...]
 
 
 class Function:
-    """The function that torch.compile calls. Of many shapes those used last are kept (I6).
+    """The function that torch.compile calls. It keeps the graphs of the shapes that were used last (I6).
 
-    A capture commits whole or leaves no trace: the first call of a shape runs eagerly, and its results are the caller's
-    either way (I5).
+    The first call of a shape runs eagerly and returns those results, whether the capture that follows succeeds or is
+    undone (I5).
 
     Args:
-        static: parameters and buffers.
-        mutated: inputs that the function changes.
-        whole: inputs of which it reads the storage, and not only the elements.
+        code: the code that runs.
+        static: the indices of parameters and buffers.
+        mutated: the indices of inputs that the function changes.
+        options: the options of ``backend()``.
+        whole: the indices of inputs whose storage the function reads, and not only their elements.
 
-    Thread safety: calls run one at a time in an arena (I2). A call within another one runs eagerly.
+    Thread safety: any thread may call; calls in one arena run one at a time (I2). A nested call runs eagerly.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class Function:
         options: Options,
         whole: Collection[int] = (),
     ) -> None:
-        self._boxed_call = True  # torch's word: it takes one list, and empties it
+        self._boxed_call = True  # tells torch to pass one list, which the call empties
         self._code = code
         self._on_card = code.device.type != "cpu"
         self._mutated = mutated
@@ -152,14 +156,14 @@ class Function:
         self._replays = 0
         self._thrash = ThrashDetector()
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
-        """The last moves: which inputs, to which addresses."""
+        """The last moves, in words: which inputs moved to which addresses."""
         self.eager: collections.Counter[str] = collections.Counter()
         self.arenas: set[Arena] = {self.arena}
         self.arena.functions.add(self)
 
     @property
     def replays(self) -> int:
-        """Returns the replays of all its graphs."""
+        """The number of replays of all graphs of the function."""
         return self._replays + (self._table.hits if self._table is not None else 0)
 
     def __call__(self, boxed: list[Any]) -> list[Any]:
@@ -196,7 +200,7 @@ class Function:
         key = self._keys.of(arguments)
         entry = self.entries.get(key)
         if isinstance(entry, Eager) and entry.windows is not None and entry.windows != self.arena.footprint.windows:
-            entry = None  # there may be room by now
+            entry = None  # the arena may have room now
         if entry is None:
             if len(self.entries) >= self._options.limit and self._is_in_vain(key, arguments):
                 return self._run_eagerly(_NEW, arguments)
@@ -216,7 +220,7 @@ class Function:
         return entry.replay(arguments)
 
     def _is_in_vain(self, key: Key, arguments: Sequence[Any]) -> bool:
-        """Returns whether a graph that is captured or moved now would most likely not be replayed."""
+        """Returns whether a graph captured or moved now would probably not be replayed."""
         if not self._thrash.is_thrashing(self.replays - self.moves):
             return False
         tensors = (arguments[i] for i in sorted(self._in_place) if isinstance(arguments[i], torch.Tensor))
@@ -231,7 +235,7 @@ class Function:
 
     def _count_eager(self, reason: str) -> None:
         if reason not in self.eager:
-            _log.warning("a graph runs eagerly, since %s", reason)
+            _log.warning("a graph runs eagerly: %s", reason)
         self.eager[reason] += 1
 
     def _first(self, key: Key, arguments: list[Any]) -> list[Any]:
@@ -286,12 +290,12 @@ class Function:
         self.evicted += 1
 
     def _give_up(self, key: Key, reason: str, windows: int | None = None) -> None:
-        """This call is the first that runs eagerly for this reason."""
+        """Marks the shape as one that runs eagerly."""
         self._count_eager(reason)
         self.entries[key] = Eager(reason, windows)
 
     def _move(self, key: Key, entry: Graph, arguments: list[Any]) -> Graph | Eager:
-        """Returns the graph for inputs at these places, or why there is none."""
+        """Moves the graph to the addresses of these inputs. Returns the graph, or an Eager if it cannot be moved."""
         self.moves += 1
         self._thrash.note_miss()
         moves = entry.describe_moves(arguments)
@@ -311,20 +315,20 @@ class Function:
         return self.entries[key]
 
     def forget_graphs(self) -> object:
-        """Returns the graphs, and begins without any: for a forked child."""
+        """Removes all graphs in a forked child, and returns them so that the caller can keep them alive."""
         had = self.entries, self._table
         self.entries, self._table = {}, None
         return had
 
 
 def _check_storages(arguments: Sequence[Any], copied: Collection[int]) -> None:
-    """Raises NotReplayable where a copy has not the storage that the function reads."""
+    """Raises NotReplayable if a copy of an input would not contain the whole storage that the function reads."""
     for index in copied:
         tensor = arguments[index]
         if isinstance(tensor, torch.Tensor) and extent_of(tensor) != tensor.untyped_storage().nbytes():
             raise NotReplayable(
-                f"it reads the storage of input {index}, of which the input is a part, by as_strided(); "
-                "give it a clone() of that part"
+                f"it reads by as_strided() the storage of input {index}, which is larger than the input; "
+                "pass a clone() of the input"
             )
 
 
@@ -334,23 +338,23 @@ def _last_use(entry: Graph | Eager) -> int:
 
 
 _this_thread = threading.local()
-"""``is_in_call``: whether the thread is in a call of a function."""
+"""``is_in_call``: whether this thread is inside a call of a Function."""
 
 _NEW = (
-    "nearly every call has sizes, or numbers in tensors of the CPU, that have not been there before; "
-    "pad sizes, and give numbers that change as tensors of the device"
+    "nearly every call has new sizes, or new numbers in CPU tensors; "
+    "pad sizes, and pass changing numbers as tensors on the device"
 )
-_CAPTURED = "it was called while another graph was captured"
+_CAPTURED = "it was called during the capture of another graph"
 _NESTED = "it was called by an operator of another captured function"
 _GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
 _MOVING = "its inputs in place move at nearly every call; keep them where they are"
 
 
 class EagerFunction:
-    """A graph that is not captured, for one reason: it runs as it is, and is counted."""
+    """A graph that always runs eagerly, for one reason. Each call is counted."""
 
     def __init__(self, run: Boxed, arena: Arena, reason: str = _GRADIENTS) -> None:
-        self._boxed_call = True  # in the object: torch copies what is there to the functions around it
+        self._boxed_call = True  # set on the object, since torch copies its attributes to wrappers
         self._run = run
         self.arena = arena
         self.arenas = {arena}
@@ -361,7 +365,7 @@ class EagerFunction:
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
         self.eager: collections.Counter[str] = collections.Counter()
         arena.functions.add(self)
-        _log.warning("a graph runs eagerly, since %s", reason)
+        _log.warning("a graph runs eagerly: %s", reason)
 
     def __call__(self, boxed: list[Any]) -> list[Any]:
         arguments = list(boxed)

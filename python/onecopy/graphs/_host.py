@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph on the CPU: a list of calls on tensors that lie where a plan has put them."""
+"""A graph on the CPU: a list of operator calls on tensors whose places in memory were planned."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class HostRun:
-    """The first call of a shape: it runs operator by operator and is recorded. Its results are the caller's.
+    """The first call of a shape: the constructor runs and records the operators. The caller gets the results.
 
     Raises:
-        NotReplayable: no graph can be made of it. No object of the caller was changed.
+        NotReplayable: no graph can be made. Nothing has run, and no tensor of the caller was changed.
         The operators' exceptions.
     """
 
@@ -42,12 +42,12 @@ class HostRun:
         self._trial.end_of_run()
 
     def make(self, arguments: Sequence[Any], outputs: str) -> HostGraph:
-        """Returns the graph, after one replay on copies has given the results of the run.
+        """Returns the graph, after a trial replay on copies has produced the results of the run.
 
-        ``outputs`` is without effect: results on the CPU are always tensors of the caller's own.
+        ``outputs`` has no effect: a graph on the CPU always returns new tensors.
 
         Raises:
-            NotReplayable, OutOfMemory: nothing is left of the graph (I5).
+            NotReplayable, OutOfMemory: no graph was made (I5).
         """
         if self._recording.refusal:
             raise NotReplayable(self._recording.refusal)
@@ -61,14 +61,14 @@ class HostRun:
 class HostGraph:
     """A recorded graph of one shape of one function.
 
-    Between replays the arena holds no live value (I1): outputs were copied out. A replay runs only after every input
-    in place was compared with the tensor that the calls hold (I3); ``move()`` makes the calls anew for other inputs,
-    and runs nothing.
+    Between replays the arena holds no live value (I1), since outputs are copied out. A replay runs only after every
+    input in place was compared with the tensor that the calls hold (I3). ``move()`` makes the calls again for other
+    inputs, and runs nothing.
 
-    Each memory of the plan is a storage of its own, with the size that it has in eager execution. So offsets that
-    count from the beginning of a storage mean the same, and what is beyond it is out of reach.
+    Each memory of the plan is a separate storage with the size that it has in eager execution. So offsets from the
+    beginning of a storage are unchanged, and no operator can reach beyond its storage.
 
-    Thread safety: with the arena's lock.
+    Thread safety: the caller holds the arena's lock.
     """
 
     is_quick = False
@@ -88,13 +88,13 @@ class HostGraph:
         }
         self._memory_at = {storage._cdata: memory for memory, storage in self._bases.items()}
         self.slow_paths: set[str] = set()
-        """Operators that do not write into given memory: their results are copied to their places."""
+        """Operators that cannot write into given memory, so that their results are copied."""
 
     # --- the list of calls ------------------------------------------------------------------------------
 
     def move(self, arguments: Sequence[Any]) -> None:
-        """Makes the calls for these inputs in place. Nothing is captured anew."""
-        with torch.no_grad(), torch.inference_mode(False):  # tensors of the arena are for calls in all modes
+        """Makes the calls again for these inputs. Nothing is recorded again."""
+        with torch.no_grad(), torch.inference_mode(False):  # calls in all modes use the arena's tensors
             self._bind_all(arguments)
 
     def _bind_all(self, arguments: Sequence[Any]) -> None:
@@ -103,7 +103,7 @@ class HostGraph:
         self._made: list[tuple[Laid, torch.Tensor]] = []
         self._calls: list[Call] = []
         self._bound: dict[torch.fx.Node, Any] = {}
-        self._inputs: dict[int, int] = {}  # those that are copied, by the storages of their slots
+        self._inputs: dict[int, int] = {}  # copied inputs, by the storages of their slots
         for step in self._recording.steps:
             self._bound[step.node] = self._bind(step, arguments)
         self._results = [self._bound[o] if isinstance(o, torch.fx.Node) else o for o in self._recording.outputs]
@@ -113,7 +113,7 @@ class HostGraph:
         if step.kind == "constant":
             return step.value
         if step.kind == "given":
-            known = arguments[step.value].detach()  # what happens to the caller's object is nothing to the calls
+            known = arguments[step.value].detach()  # so that changes of the caller's object do not reach the calls
             storage = known.untyped_storage()
             self._places.append((step.value, known, storage, storage.nbytes()))
             return known
@@ -142,7 +142,7 @@ class HostGraph:
         return slot
 
     def _checked_view(self, step: Step, view: Any) -> Any:
-        """A step that was recorded as a view must be the same view now."""
+        """Returns the view. Raises NotReplayable if it is another view than the recorded one."""
         for how, part in zip(step.laid, view if isinstance(view, (tuple, list)) else (view,), strict=True):
             if how is None or how.memory is None:
                 continue
@@ -180,7 +180,7 @@ class HostGraph:
         return results
 
     def _mutated(self, step: Step, args: Any, kwargs: Any) -> Any:
-        """The results of an operator that writes into its arguments: those arguments, in their order."""
+        """Returns the results of an operator that writes into its arguments: the written arguments, in order."""
         schema: Any = step.node.target._schema
         written = [
             args[at] if at < len(args) else kwargs.get(argument.name)
@@ -198,10 +198,10 @@ class HostGraph:
     # --- the first replay -------------------------------------------------------------------------------
 
     def try_out(self, trial: Trial, wanted: Sequence[Any]) -> None:
-        """Compares a replay with the first run. Raises NotReplayable if they differ, or the replay fails."""
+        """Compares a replay with the first run. Raises NotReplayable if they differ, or if the replay fails."""
         arguments = trial.arguments
         self.move(arguments)
-        self._shared.fill_(_POISON)  # or the run's own numbers might be where the replay does not write
+        self._shared.fill_(_POISON)  # else memory that the replay fails to write might hold the right numbers
         with trial.as_the_run():
             try:
                 results = self._run(arguments)
@@ -210,15 +210,15 @@ class HostGraph:
         trial.compare(results, wanted)
         for how, tensor in self._made:
             if (tuple(tensor.shape), tensor.stride()) != (how.shape, how.strides):
-                raise NotReplayable("an operator has changed the shape of the memory that it was given")
+                raise NotReplayable("an operator has changed the shape of the tensor that it writes into")
 
     # --- the call ---------------------------------------------------------------------------------------
 
     def evacuate(self) -> None:
-        """Has no effect: no output lies in the arena."""
+        """Has no effect, since no output lies in the arena."""
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Returns whether all inputs in place are what the calls hold."""
+        """Returns whether the calls hold the memory of all inputs in place."""
         for index, known, storage, nbytes in self._places:
             tensor = arguments[index]
             if tensor.dtype is not known.dtype or not known.is_set_to(tensor) or not has_same_marks(tensor, known):
@@ -228,7 +228,7 @@ class HostGraph:
         return True
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
-        """Returns in words which inputs have moved, and where to."""
+        """Returns a text that says which inputs have moved, and where to."""
         return ", ".join(
             f"input {index} from {known.data_ptr():#x} to {arguments[index].data_ptr():#x}"
             for index, known, _, _ in self._places
@@ -236,7 +236,7 @@ class HostGraph:
         )
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
-        """Raises the operators' exceptions."""
+        """Runs the calls on these inputs and returns the results. Raises the operators' exceptions."""
         return self._run(arguments)
 
     def _run(self, arguments: Sequence[Any]) -> list[Any]:
@@ -254,13 +254,13 @@ class HostGraph:
     def _output(
         self, bound: torch.Tensor, arguments: Sequence[Any], fresh: dict[Memory, torch.UntypedStorage]
     ) -> torch.Tensor:
-        """A result for the caller, who may do with it what he likes. Results in one memory share one still."""
+        """Returns a copy of a result for the caller. Results that share a memory share the copy, too."""
         storage = bound.untyped_storage()._cdata
         if storage in self._inputs:
             return view_of_input(arguments[self._inputs[storage]], bound)
         memory = self._memory_at.get(storage)
         if memory is None:
-            return bound.detach()  # of an input in place, of a constant, or without elements
+            return bound.detach()  # a view of an input in place or of a constant, or an empty tensor
         if memory not in fresh:
             fresh[memory] = self._bases[memory].clone()
         made = laid(fresh[memory], bound.dtype, tuple(bound.shape), bound.stride(), offset_of(bound))
@@ -275,12 +275,12 @@ _POISON = 0xA5
 
 
 def has_same_marks(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether torch reads both as they are, or both conjugated or negated."""
+    """Returns whether both tensors agree in lazy conjugation and in lazy negation."""
     return bool(a.is_conj() == b.is_conj() and a.is_neg() == b.is_neg())
 
 
 def _without_layers(operator: Any) -> Callable[..., Any]:
-    """Returns an operator without the layers of Python that torch has around it."""
+    """Returns the function of an operator without torch's wrappers in Python."""
     call: Callable[..., Any] = operator._op if isinstance(operator, torch._ops.OpOverload) else operator
     return call
 
@@ -292,6 +292,6 @@ def _copy_results(operator: Callable[..., Any], places: list[Any], *args: Any, *
             continue
         if to.shape != result.shape or to.dtype != result.dtype:
             raise RuntimeError(
-                f"{operator} gave {result.dtype}{list(result.shape)}, and {to.dtype}{list(to.shape)} before"
+                f"{operator} returned {result.dtype}{list(result.shape)}, but {to.dtype}{list(to.shape)} when recorded"
             )
         to.copy_(result)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of a graph into its inputs, put back in place.
+"""Makes a graph write into its inputs in place again.
 
-AOT Autograd makes ``index_copy`` of ``index_copy_`` and copies the result back into the input at the graph's end: a
-cache would be copied twice a step. Where nothing reads the old content afterwards, the operator writes into the input.
+AOT Autograd turns ``index_copy_`` into ``index_copy`` and a copy back into the input at the graph's end: a cache would
+be copied twice in each step. If nothing reads the old content afterwards, the operator can write into the input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def write_in_place(graph: torch.fx.GraphModule) -> int:
-    """Changes the graph; returns how many copies it has saved."""
+    """Rewrites the graph. Returns the number of copies that it has removed."""
     waiting = [node for node in graph.graph.nodes if node.target is _aten.copy_.default]
     saved = 0
     while waiting:
@@ -34,8 +34,8 @@ def write_in_place(graph: torch.fx.GraphModule) -> int:
 
 
 class _Write:
-    """``copy_(to, chain[-1])``, where each of the chain is an operator's result on the one before, and the first one
-    on ``to``."""
+    """A node ``copy_(to, chain[-1])``. Each node of the chain is an operator on the node before; the first one is an
+    operator on ``to``."""
 
     def __init__(self, copy: torch.fx.Node, to: torch.fx.Node, chain: list[torch.fx.Node]) -> None:
         self._copy = copy
@@ -57,7 +57,7 @@ class _Write:
         return None
 
     def is_safe(self) -> bool:
-        """Returns whether nobody can tell the difference."""
+        """Returns whether no reader can observe that the operators write in place."""
         written = _views_of(origins_of([self._to]))
         begin = self._position[self._chain[0]]
         own = {*self._chain, self._copy}
@@ -74,7 +74,7 @@ class _Write:
         return True
 
     def apply(self) -> list[torch.fx.Node]:
-        """Returns writes that may be put in place further."""
+        """Makes the chain write in place. Returns new writes, which may be rewritten in turn."""
         graph, more = self._copy.graph, []
         graph.erase_node(self._copy)
         for node in self._chain:
@@ -96,7 +96,7 @@ _SCATTERS: dict[Any, Any] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.select_scatter.default: _aten.select.int,
 }
-"""Operators that write a part of a tensor, and the view of that part."""
+"""Maps an operator that writes a part of a tensor to the operator that returns a view of the part."""
 
 _PARTS = {
     "aten::index_copy", "aten::index_put", "aten::index_add", "aten::index_fill", "aten::scatter", "aten::scatter_add",
@@ -109,7 +109,7 @@ def _can_write(node: torch.fx.Node) -> bool:
 
 
 def _writer_of(operator: Any) -> Any:
-    """The operator that does the same in place, or None."""
+    """Returns the operator that does the same in place, or None."""
     if not isinstance(operator, torch._ops.OpOverload) or operator._schema.is_mutable:
         return None
     name = operator._schema.name
@@ -126,7 +126,7 @@ def _writer_of(operator: Any) -> Any:
 
 
 def _is_same_view(a: Any, b: Any) -> bool:
-    """Returns whether both are one node, or the same view of one."""
+    """Returns whether both are the same node, or the same view of one node."""
     if a is b:
         return True
     if not isinstance(a, torch.fx.Node) or not isinstance(b, torch.fx.Node) or not a.args or not b.args:
@@ -136,7 +136,7 @@ def _is_same_view(a: Any, b: Any) -> bool:
 
 
 def _is_alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
-    """Returns whether torch has found both to be of one dtype and layout."""
+    """Returns whether both have the same dtype and layout, as far as torch has determined them."""
     one, other = a.meta.get("val"), b.meta.get("val")
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
@@ -144,12 +144,12 @@ def _is_alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
 
 
 def _layout(tensor: torch.Tensor) -> list[str]:
-    """As text: sizes may be symbols, which a comparison would fix."""
+    """Returns sizes and strides as texts, since comparing symbolic sizes would make them constant."""
     return [str(number) for number in (*tensor.shape, *tensor.stride())]
 
 
 def _views_of(nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes, and all that may be views of them."""
+    """Returns the nodes, and all nodes that may be views of them."""
     seen: set[torch.fx.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -161,7 +161,7 @@ def _views_of(nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _readers_of(values: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Users of the values that are more than views of them."""
+    """Returns the users of the values, without those that only make views."""
     return [u for value in values for u in value.users if u not in values or _is_mutable(u)]
 
 
@@ -170,7 +170,7 @@ def _is_mutable(node: torch.fx.Node) -> bool:
 
 
 def _others_of(node: torch.fx.Node) -> Sequence[torch.fx.Node]:
-    """Its arguments but for the first."""
+    """Returns the arguments of the node except for the first."""
     found: list[torch.fx.Node] = []
     torch.fx.node.map_arg((node.args[1:], node.kwargs), found.append)
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph is captured for: the part of a call's arguments that another graph is needed for if it differs."""
+"""The key of a call: the properties of its arguments that need another graph if they differ."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 MAX_KEYED_ELEMENTS = 8
-"""Elements of a CPU tensor that are compared by value, where a graph runs on a card."""
+"""The maximum number of elements of a CPU tensor that is compared by value, for a graph on a card."""
 
 
 class Keys:
-    """Makes the key of a call. Keys are compared in full (I6).
+    """Makes the keys of calls. Keys are compared in full (I6).
 
     Args:
-        static: parameters and buffers, which are compared by the graph.
-        whole: inputs of which the graph reads the storage, and not only the elements.
-        passing: numbers that the graph does not use.
+        static: the indices of parameters and buffers, which the graph compares itself.
+        whole: the indices of inputs whose storage the graph reads, and not only their elements.
+        passing: the indices of numbers that the graph does not use.
         on_card: whether the graph runs on a card.
     """
 
@@ -40,7 +40,7 @@ class Keys:
 
     def _part(self, index: int, argument: Any) -> Hashable:
         if isinstance(argument, float):
-            return float, argument.hex()  # 0.0 and -0.0 are two, and nan is one
+            return float, argument.hex()  # tells 0.0 from -0.0, and makes nan equal to itself
         if not isinstance(argument, torch.Tensor):
             return type(argument), argument
         more: tuple[Hashable, ...] = (argument.is_conj(), argument.is_neg())
@@ -56,7 +56,7 @@ def is_on_cpu(argument: Any) -> bool:
 
 
 def _content(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """A capture on a card bakes in the content of small tensors on the CPU."""
+    """Returns the content of a small CPU tensor, which a capture on a card makes constant; None for other tensors."""
     if tensor.device.type != "cpu" or tensor.numel() > MAX_KEYED_ELEMENTS:
         return None
     return tuple(tensor.flatten().tolist())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the results of a graph lie in memory."""
+"""Describes how the results of a graph lie in memory."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def offset_of(tensor: torch.Tensor) -> int:
-    """Bytes from the beginning of its storage."""
+    """Returns the tensor's offset in its storage, in bytes."""
     return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def extent_of(tensor: torch.Tensor) -> int:
-    """Bytes from its first element to behind its last."""
+    """Returns the number of bytes from the beginning of the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def laid(storage: Any, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
-    """``offset`` in bytes."""
+    """Returns a tensor in a storage. ``offset`` is in bytes, ``strides`` are in elements."""
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     return tensor.set_(storage, offset // dtype.itemsize, shape, strides)
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """``kind``: ``made`` by the graph, in source ``at``; of an ``input``, ``at``; a ``constant``; ``empty``, without
-    elements.
+    """A result of a graph.
+
+    ``kind`` is ``"made"`` for a result in the source with the index ``at``, ``"input"`` for a view of the input with
+    the index ``at``, ``"constant"``, or ``"empty"`` for a tensor without elements.
     """
 
     kind: str
@@ -46,11 +48,11 @@ class Output:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    """Bytes from the source's first byte, or from the input's first element."""
+    """The number of bytes from the source's first byte, or from the input's first element."""
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether its elements are contiguous, in some order, from the source's first byte on."""
+        """Whether the elements are contiguous, in some order, from the source's first byte on."""
         if self.offset:
             return False
         expected = 1
@@ -63,7 +65,7 @@ class Output:
 
 @dataclasses.dataclass
 class Source:
-    """A piece of the window that holds results."""
+    """A storage in the window that holds results."""
 
     address: int
     nbytes: int
@@ -71,24 +73,25 @@ class Source:
 
     @property
     def only(self) -> Output | None:
-        """The one result in it, where that can be copied as it is."""
+        """The only result in the source, if the source can be copied as this result; else None."""
         return self.users[0] if len(self.users) == 1 and self.users[0].is_whole else None
 
 
 class Inputs:
-    """Inputs of a capture by the addresses of their storages, as far as these are still theirs."""
+    """Finds the inputs of a capture by the addresses of their storages. Inputs that were freed are not found."""
 
     def __init__(self) -> None:
         self._at: dict[int, tuple[int, int, Any]] = {}
 
     def add(self, index: int, tensor: torch.Tensor) -> None:
-        """Keeps no memory."""
+        """Adds an input, without keeping it alive."""
         if address_of(tensor):
             weak = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
             self._at.setdefault(address_of(tensor), (index, offset_of(tensor), weak))
 
     def find(self, result: torch.Tensor) -> tuple[int, int] | None:
-        """The input whose storage it lies in, and the bytes from that one's first element to its own."""
+        """Returns the index of the input whose storage contains the result, and the offset in bytes from the input's
+        first element to the result's, or None."""
         found = self._at.get(address_of(result))
         if found is None:
             return None
@@ -97,7 +100,10 @@ class Inputs:
 
 
 def lay_out(results: Sequence[Any], inputs: Inputs, begin: int, end: int) -> tuple[list[Any], list[Source]]:
-    """The results in order: an ``Output`` for each tensor. ``begin`` and ``end`` are addresses of the window."""
+    """Returns the results, with an ``Output`` in place of each tensor, and the sources that hold them.
+
+    ``begin`` and ``end`` are the addresses of the window.
+    """
     sources: dict[int, Source] = {}
     order: list[Source] = []
     outputs: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs that were handed out in memory that a replay overwrites."""
+"""Tracks outputs that the program holds in memory that a replay overwrites."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._arena_lock import ArenaLock
 
 
 class OutputInUse(Error):
-    """A replay would overwrite an output of an earlier call that is still held; drop it, or use outputs="copy"."""
+    """A replay would overwrite an output that is still held. Release the output, or use outputs="copy"."""
 
 
 class Leases:
-    """Outputs that were handed out in place.
+    """The outputs that calls have returned in place.
 
-    Thread safety: with the arena's lock.
+    Thread safety: the caller holds the arena's lock.
     """
 
     def __init__(self, lock: ArenaLock | None = None) -> None:
-        self._leases: dict[int, _Lease] = {}  # by storage
+        self._leases: dict[int, _Lease] = {}  # by the address of the storage's object
         self._lock = lock
 
     def add(self, storage: torch.UntypedStorage) -> None:
@@ -32,17 +32,17 @@ class Leases:
         self._tell()
 
     def _tell(self) -> None:
-        """Tells the lock how many leases there are: with any, each graph checks them before it runs."""
+        """Tells the lock the number of leases. If it is not 0, each graph evacuates them before it runs."""
         if self._lock is not None:
             self._lock.core.set_leases(len(self._leases))
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether no output has been handed out since they were moved last."""
+        """Whether no output was returned since the last call of evacuate()."""
         return not self._leases
 
     def show_all(self, results: list[Any]) -> None:
-        """Records that ``results`` are handed out; some may be tensors in leased storages."""
+        """Records the tensors among ``results`` that lie in leased storages."""
         if not self._leases:
             return
         for result in results:
@@ -51,10 +51,10 @@ class Leases:
                 lease.tensors.append(weakref.ref(result))
 
     def evacuate(self) -> None:
-        """Moves outputs that are still held to memory of their own.
+        """Moves the outputs that are still held out of the arena.
 
         Raises:
-            OutputInUse: torch before 2.12 cannot move a tensor that others are views of. Nothing is changed.
+            OutputInUse: the outputs have views, which torch before 2.12 cannot move. Nothing is changed.
         """
         if not self._leases:
             return
@@ -63,8 +63,8 @@ class Leases:
         fixed = [storage for lease, storage in held if not swaps and not lease.is_all_there_is(storage)]
         if fixed:
             raise OutputInUse(
-                f"views of {len(fixed)} outputs of earlier calls are held, and this call would overwrite them; drop "
-                'them, clone() them, or use outputs="copy"'
+                f"this call would overwrite {len(fixed)} outputs of earlier calls of which the program holds views; "
+                'release them, clone() them, or use outputs="copy"'
             )
         for lease, storage in held:
             own = torch.UntypedStorage(storage.nbytes(), device=storage.device)
@@ -81,18 +81,18 @@ class Leases:
 
 
 class _Lease:
-    """A storage, and the tensors in it that were handed out."""
+    """A storage, and the tensors in it that calls have returned."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = torch.multiprocessing.reductions.StorageWeakRef(storage)
         self.tensors: list[weakref.ref[torch.Tensor]] = []
 
     def storage(self) -> torch.UntypedStorage | None:
-        """Returns the storage, or None if nothing holds it."""
+        """Returns the storage, or None if it was released."""
         return torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
 
     def is_all_there_is(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether only the tensors that were handed out hold the storage."""
+        """Returns whether no tensors but the recorded ones hold the storage."""
         known = sum(tensor() is not None for tensor in self.tensors)
         return torch._C._storage_Use_Count(storage._cdata) == known + 1  # and `storage` itself
 

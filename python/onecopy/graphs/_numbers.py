@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that pass a graph by: no operator on tensors sees them."""
+"""Computes the results of a graph that are plain numbers and do not depend on its tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.fx
 
 
 class PassingNumbers:
-    """Inputs and results of a graph that are numbers, and have nothing to do with its tensors.
+    """The inputs and results of a graph that are numbers and that no operator on tensors uses.
 
-    A cache that counts its length in a Python int has such: the int would be part of the key, and each step of a
-    request would have a graph of its own. Instead the results are computed anew in each call.
+    A cache that counts its length in a Python int is an example: as a part of the key, the int would need another
+    graph in each step of a request. Instead these results are computed in each call, outside the graph.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
@@ -35,13 +35,13 @@ class PassingNumbers:
         self._inputs = {index: node for index, node in enumerate(inputs) if node in made}
         self._results = {at: node for at, node in enumerate(outputs) if node in made}
         self.inputs = frozenset(self._inputs)
-        """Places of the inputs. No graph depends on them."""
+        """The indices of these inputs. No graph depends on them."""
 
     def __bool__(self) -> bool:
         return bool(self._results)
 
     def results_of(self, arguments: Sequence[Any]) -> dict[int, Any]:
-        """Returns the results for these arguments of the graph, by their places."""
+        """Returns the results for these arguments of the graph, by their indices."""
         values = {node: arguments[index] for index, node in self._inputs.items()}
         for step in self._steps:
             args, kwargs = torch.fx.node.map_arg((step.args, step.kwargs), values.__getitem__)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overloads with ``out=`` that are what their operator is: they write its result into given memory, and nothing else.
+"""A list of ``out=`` overloads that write exactly their operator's result into the given memory.
 
-Some of torch's are not (``huber_loss.out`` resizes a mean to the inputs' size), so none is taken on trust. Those listed
-here were run on the samples that torch has of its operators, in all dtypes: python/tests/test_graphs_out_variants.py
-does it, and prints the list.
+Some overloads of torch do not (``huber_loss.out`` resizes a mean to the inputs' size), so each was tested with torch's
+own sample inputs in all dtypes. python/tests/test_graphs_out_variants.py runs the tests, and prints the list.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch
 
 @functools.cache
 def out_variant(operator: Any) -> tuple[Any, str] | None:
-    """Returns the proved overload that writes the operator's one result into given memory, and its argument's name."""
+    """Returns the tested overload that writes the operator's result into given memory, and the name of its argument."""
     found = candidate(operator)
     return found if found is not None and name_of(found[0]) in PROVED else None
 
 
 def candidate(operator: Any) -> tuple[Any, str] | None:
-    """Returns the overload that has the operator's arguments and one more, which it writes."""
+    """Returns the overload with the operator's arguments and one ``out`` argument, and the name of that argument."""
     if not isinstance(operator, torch._ops.OpOverload) or operator._schema.is_mutable:
         return None
     wanted = [(a.name, str(a.type)) for a in operator._schema.arguments]
@@ -36,7 +35,7 @@ def candidate(operator: Any) -> tuple[Any, str] | None:
 
 
 def name_of(overload: Any) -> str:
-    """Returns its name as in ``aten::add.out``."""
+    """Returns the name of the overload, e.g. ``aten::add.out``."""
     schema = overload._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 

@@ -1,35 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tensors of a graph lie: places for intervals of time, so that tensors alive at one step never overlap."""
+"""Plans the offsets of a graph's storages, so that storages that are needed at the same step never overlap."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 
-ALIGNMENT = 64  # bytes, as torch's own allocator has it
+ALIGNMENT = 64  # bytes, the alignment of torch's own allocator
 
 
 @dataclasses.dataclass(eq=False)
 class Memory:
-    """A storage of a recorded graph. Its bytes are needed from step ``made_at`` to step ``live_until``."""
+    """A storage of a recorded graph, which is needed from step ``made_at`` to step ``live_until``."""
 
     nbytes: int
     made_at: int
     live_until: int
     given: bool = False
-    """It is the caller's: an input in place, or a constant of the graph. It has no place."""
+    """Whether the caller owns the storage: an input in place, or a constant of the graph. It is not planned."""
     offset: int = -1
-    """Its place, once there is one."""
+    """The offset in bytes, once it is planned."""
 
     def meets(self, other: Memory) -> bool:
-        """Returns whether both are needed at some step."""
+        """Returns whether both are needed at the same step."""
         return self.made_at <= other.live_until and other.made_at <= self.live_until
 
 
 def place(memories: Iterable[Memory]) -> int:
-    """Gives each its offset, and returns how many bytes they take together: the largest first, each as low as it
-    can.
-    """
+    """Sets the offset of each memory: the largest first, each at the lowest free offset. Returns the total size in
+    bytes."""
     placed: list[Memory] = []
     end = 0
     for memory in sorted(memories, key=lambda m: m.nbytes, reverse=True):
@@ -53,7 +52,7 @@ def _aligned(offset: int) -> int:
 
 
 def lower_bound(memories: Iterable[Memory]) -> int:
-    """The most bytes that are needed at one step: no plan takes less."""
+    """Returns the maximum of bytes needed at one step. No plan can take less."""
     changes: list[tuple[int, int]] = []
     for memory in memories:
         changes.append((memory.made_at, memory.nbytes))

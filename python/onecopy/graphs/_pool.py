@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of an arena behind torch's CUDA allocator."""
+"""Serves torch's CUDA allocator from the pages of an arena."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .. import _core
 
 @functools.cache
 def _allocator() -> Any:
-    """Returns torch's view of the extension's allocator: one for the process, which outlives all segments (I7)."""
+    """Returns torch's object for the extension's allocator. It is never destroyed, so it outlives all segments (I7)."""
     return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_graph_allocate", "onecopy_graph_free")
 
 
 class CapturePool:
     """A pool of torch whose memory lies in a window of an arena.
 
-    The window lasts until torch has given back its last segment, also if this object has gone before (I7).
+    The window lives until torch has freed its last segment, even if this object is destroyed earlier (I7).
 
-    Thread safety: with the arena's lock.
+    Thread safety: the caller holds the arena's lock.
 
     Args:
         window: a ``_core._GraphPool``.
@@ -37,20 +37,20 @@ class CapturePool:
         self.window = window
         with torch.cuda.device(window.ordinal):  # torch makes a pool on the current device
             self._pool = torch.cuda.MemPool(_allocator().allocator())
-        # Its destructor ends the process while any capture is under way, and after one that failed: it never runs.
+        # The reference is leaked: the destructor aborts the process during any capture, and after a failed one.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._is_open_to_torch = True
 
     @property
     def id(self) -> tuple[int, int]:
-        """Returns torch's name of the pool."""
+        """The id by which torch names the pool."""
         return self._pool.id
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Opens the pool: torch's allocations in it come from the window.
+        """Serves torch's allocations in this pool from the window, in the block.
 
-        One pool of a device is open at a time: other threads wait. Raises InvalidArgument if this thread has one open.
+        Only one pool of a device can be open: other threads wait. Raises InvalidArgument if this thread has opened one.
         """
         with captures_of(self.window.ordinal), torch.cuda.device(self.window.ordinal):
             self.window.open()
@@ -63,12 +63,12 @@ class CapturePool:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """This thread's allocations come from the window."""
+        """Serves all of this thread's allocations on the device from the window, in the block."""
         with self.open(), torch.cuda.use_mem_pool(self._pool, self.window.ordinal):
             yield
 
     def alive(self) -> list[tuple[int, int]]:
-        """Addresses and bytes of the live ranges."""
+        """Returns the addresses and sizes in bytes of the live ranges."""
         return [
             (block["address"], block["size"])
             for segment in segments_of(self.id)
@@ -77,25 +77,25 @@ class CapturePool:
         ]
 
     def keep_alive(self) -> None:
-        """Ranges alive after a capture get memory of their own, which no other window shows (I1)."""
+        """Moves the ranges alive after a capture to memory that no other window maps (I1)."""
         alive = self.alive()
         if alive:
             self.window.keep_alive(alive)
 
     def bytes_at(self, address: int, nbytes: int) -> torch.Tensor:
-        """A view that keeps the window."""
+        """Returns a tensor of bytes in the window, which keeps the window alive."""
         view: torch.Tensor = _core._graph_bytes(self.window, address, nbytes)
         return view
 
     def abandon(self) -> None:
-        """Ends the state that torch keeps if a capture has failed."""
+        """Ends torch's use of the pool after a failed capture."""
         torch._C._cuda_endAllocateToPool(self.window.ordinal, self.id)
         torch._C._cuda_releasePool(self.window.ordinal, self.id)
 
     def close(self) -> None:
-        """Gives the shared pages back, at once; torch gives the addresses back when it empties its caches.
+        """Returns the shared pages at once. torch returns the addresses when it empties its caches.
 
-        The caller has reset the graph, and has waited for its last replay.
+        REQUIRES: the caller has reset the graph, and has waited for its last replay.
         """
         if self._is_open_to_torch:
             self._is_open_to_torch = False
@@ -105,22 +105,22 @@ class CapturePool:
 
 @functools.cache
 def captures_of(ordinal: int) -> threading.RLock:
-    """Returns the lock of a card for first runs and captures: one thread at a time does either.
+    """Returns the lock that serializes first runs and captures on a card.
 
-    torch has one pool and one generator of random numbers for each card, and a capture changes both.
+    A capture changes torch's current pool and random generator of the card.
     """
     return threading.RLock()
 
 
 def _clear_workspaces() -> None:
-    """Clears cuBLAS's table of workspaces, so that they are scratch memory of each capture."""
+    """Clears cuBLAS's table of workspaces, so that each capture allocates them as scratch memory."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:  # without it they count as alive, and have memory of their own in each window
+    if clear is not None:  # otherwise workspaces count as alive, and use unshared memory in each window
         clear()
 
 
 def segments_of(pool: tuple[int, int]) -> Any:
-    """Returns torch's segments of a pool, by its name."""
+    """Returns torch's segments of a pool, by its id."""
     if _a_look_drops_a_reference():
         for number in pool:
             _keep(number)
@@ -129,12 +129,12 @@ def segments_of(pool: tuple[int, int]) -> Any:
 
 @functools.cache
 def _a_look_drops_a_reference() -> bool:
-    """Returns whether torch, asked for a pool, drops one reference too many to each number of its name.
+    """Returns whether torch's query of a pool drops one reference too many to each number of the pool's id.
 
-    That is PyTorch's pull request 196366. Python keeps small numbers for ever; those from 257 on would end early, and
-    some later line would crash.
+    PyTorch's pull request 196366 fixes this. Python never frees numbers below 257; larger ones would be freed while in
+    use, and a later line would crash.
     """
-    number = int("1000000007")  # of no pool, and of no other code
+    number = int("1000000007")  # neither a pool nor other code uses this number
     before = sys.getrefcount(number)
     _keep(number)
     _look_at((0, number))
@@ -142,7 +142,7 @@ def _a_look_drops_a_reference() -> bool:
 
 
 def _keep(number: int) -> None:
-    """Keeps the number for ever, minus a reference that torch drops."""
+    """Adds the reference that torch drops too often."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
 
 

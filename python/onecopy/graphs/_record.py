@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first run of a graph on the CPU, which records what each operator does with memory."""
+"""Runs a graph on the CPU for the first time, and records what each operator does with memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._plan import Memory
 
 
 class NotReplayable(Exception):
-    """The reason why a graph has to run eagerly."""
+    """A graph cannot be replayed and must run eagerly; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Laid:
-    """The layout of a tensor in a storage. ``offset`` counts elements."""
+    """The layout of a tensor in a storage. ``offset`` and ``strides`` are in elements."""
 
     memory: Memory | None
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class Laid:
 
     @property
     def is_dense(self) -> bool:
-        """Returns whether the layout is row-major, as ``out=`` overloads write their results."""
+        """Whether the layout is row-major, as ``out=`` overloads write their results."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -50,12 +50,12 @@ class Step:
 
     ``kind`` is one of
 
-    - ``given`` and ``slot``: an input, used in place or copied; ``value`` is its index,
-    - ``constant``: ``value`` depends on the key alone,
-    - ``view``: a tensor, or several, in memory of other nodes,
+    - ``given`` and ``slot``: an input that is used in place or copied; ``value`` is its index,
+    - ``constant``: a value that depends on the key alone,
+    - ``view``: one or several tensors in memory of other nodes,
     - ``make``: one tensor in new memory,
-    - ``many``: several results in new memory; ``value`` has those that are not tensors,
-    - ``mutate``: an operator that writes into its arguments, and returns nothing or those,
+    - ``many``: several results in new memory; ``value`` contains those that are not tensors,
+    - ``mutate``: an operator that writes into its arguments, and returns nothing or the written arguments,
     - ``effect``: an operator without a result.
     """
 
@@ -67,12 +67,14 @@ class Step:
 
 @dataclasses.dataclass
 class Recording:
+    """The record of a first run."""
+
     steps: list[Step]
     memories: list[Memory]
     outputs: tuple[Any, ...]
-    """What the graph returns: nodes, and values that are none."""
+    """The results of the graph: nodes, or plain values."""
     refusal: str = ""
-    """Why the graph cannot be replayed, found out while it ran."""
+    """The reason, found during the run, why the graph cannot be replayed; else empty."""
 
 
 _NUMBERS = {"int", "float", "bool", "number", "Scalar", "SymInt", "SymFloat", "SymBool"}
@@ -83,28 +85,28 @@ _INDEXING = {"aten::index", "aten::_unsafe_index"}
 def record(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], in_place: Collection[int]
 ) -> tuple[Recording, list[Any]]:
-    """Runs the graph on the arguments; returns what it saw, and the results.
+    """Runs the graph on the arguments. Returns the record and the results.
 
     Raises:
-        NotReplayable: before anything has run.
+        NotReplayable: the graph cannot be replayed. Nothing has run.
     """
     _check(graph)
     for index, argument in enumerate(arguments):
         if isinstance(argument, torch.Tensor) and not has_plain_memory(argument):
-            raise NotReplayable(f"input {index} is a tensor whose values are not those in its memory")
+            raise NotReplayable(f"input {index} is sparse, quantized, or lazily conjugated or negated")
     return _Recorder(graph, list(arguments), in_place).run()
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Returns whether the values in memory are the tensor's: it is strided, and torch has not put conjugation off."""
+    """Returns whether the tensor is strided and the values in memory are its values, without lazy conjugation."""
     return tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg() and not tensor.is_quantized
 
 
 def _check(graph: torch.fx.GraphModule) -> None:
-    """Raises for a step whose replay would differ from eager execution."""
+    """Raises NotReplayable if the graph has a step whose replay would differ from eager execution."""
     for node in graph.graph.nodes:
         if node.op == "get_attr" and not isinstance(getattr(graph, str(node.target), None), torch.Tensor):
-            raise NotReplayable(f"{node.target} is a part of the graph that decides by itself what runs")
+            raise NotReplayable(f"{node.target} is a nested graph, which chooses at run time what runs")
         if node.op in ("call_method", "call_module"):
             raise NotReplayable(f"{node.target} is not an operator")
         if node.op == "call_function":
@@ -122,13 +124,13 @@ def _check_call(node: torch.fx.Node) -> None:
     if depends and not (schema.name in _INDEXING and _are_integers(node.args[1])):
         raise NotReplayable(f"{operator} depends on what a tensor contains")
     if schema.name not in _SIZES and any(str(r.type) in _NUMBERS for r in schema.returns):
-        raise NotReplayable(f"{operator} makes a number of a tensor")
+        raise NotReplayable(f"{operator} turns a tensor into a number")
     if schema.is_mutable and not all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
         raise NotReplayable(f"{operator} writes into its arguments and returns other tensors")
 
 
 def _are_integers(indices: Any) -> bool:
-    """Returns whether none of the indices is a mask: then the result's shape depends on shapes alone."""
+    """Returns whether none of the indices is a mask, so that the result's shape depends on shapes alone."""
     for index in indices:
         value = index.meta.get("val", index.meta.get("example_value")) if isinstance(index, torch.fx.Node) else None
         if index is not None and (not isinstance(value, torch.Tensor) or value.dtype in (torch.bool, torch.uint8)):
@@ -137,8 +139,11 @@ def _are_integers(indices: Any) -> bool:
 
 
 class _Recorder:
-    """Storages are told apart as objects of torch. An input that is to be copied is seen as a storage of its own, as
-    its slot will be: also where the caller's inputs share one."""
+    """Runs the nodes one by one and records their memory.
+
+    Storages are identified by torch's objects. An input that will be copied is recorded as a separate storage, like
+    its slot later, even if the caller's inputs share a storage.
+    """
 
     def __init__(self, graph: torch.fx.GraphModule, arguments: list[Any], in_place: Collection[int]) -> None:
         self._graph = graph
@@ -149,10 +154,10 @@ class _Recorder:
         self._last_use = {n: max((position[u] for u in n.users), default=position[n]) for n in self._nodes}
         self._values: dict[torch.fx.Node, Any] = {}
         self._memory_of: dict[torch.fx.Node, tuple[Memory | None, ...]] = {}
-        self._living: dict[int, Memory] = {}  # by storages that a value keeps
-        self._users: Counter[int] = Counter()  # values of each of those
-        self._copied: dict[int, int] = {}  # inputs by the storages that stand for them
-        self._stand_ins: list[torch.Tensor] = []  # keeps those, so that no other storage is taken for one
+        self._living: dict[int, Memory] = {}  # by the storages that values keep alive
+        self._users: Counter[int] = Counter()  # the number of values in each of these storages
+        self._copied: dict[int, int] = {}  # copied inputs by the storages that stand in for them
+        self._stand_ins: list[torch.Tensor] = []  # keeps these storages, so that their identities are not reused
         self._recording = Recording([], [], ())
 
     def run(self) -> tuple[Recording, list[Any]]:
@@ -228,11 +233,11 @@ class _Recorder:
         return Step(node, "many", laid_, [None if _has_bytes(part) else part for part in parts])
 
     def _refuse(self, reason: str) -> None:
-        """The rest runs without a record."""
+        """Ends the record for this reason. The rest of the graph runs unrecorded."""
         self._recording.refusal = self._recording.refusal or reason
 
     def _keep(self, node: torch.fx.Node, value: Any, at: int, given: bool = False) -> tuple[Laid | None, ...]:
-        """Notes the memory of a value, new memory as made here."""
+        """Records the memory of a value, which is made at step `at` unless it is known. Returns its layouts."""
         parts = _parts(value)
         memories = tuple(self._memory(part, at, given) for part in parts)
         self._enter(node, value, memories)
@@ -251,7 +256,7 @@ class _Recorder:
         memory = Memory(part.untyped_storage().nbytes(), at, at, given)
         if not given:
             self._recording.memories.append(memory)
-        self._living[_storage_of(part)] = memory  # for other parts of this value
+        self._living[_storage_of(part)] = memory  # so that other parts of this value find it
         return memory
 
     def _enter(self, node: torch.fx.Node, value: Any, memories: tuple[Memory | None, ...]) -> None:
@@ -268,7 +273,7 @@ class _Recorder:
                 memory.live_until = max(memory.live_until, at)
 
     def _let_go(self, node: torch.fx.Node) -> None:
-        """Frees what no later step needs: recording takes no more memory than eager execution."""
+        """Frees a value after its last use, so that recording takes no more memory than eager execution."""
         value = self._values.pop(node, None)
         for part, memory in zip(_parts(value), self._memory_of.get(node, ()), strict=False):
             if memory is None:
@@ -285,7 +290,7 @@ class _Recorder:
         return [self._handed_out(value) for value in self._real(list(self._recording.outputs))]
 
     def _handed_out(self, value: Any) -> Any:
-        """A result, as a view of the caller's input where it is one of what stood for that."""
+        """Returns a result for the caller. A view of an input's stand-in becomes a view of the input."""
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not _has_bytes(value):
             return value
         index = self._copied.get(_storage_of(value))
@@ -296,9 +301,9 @@ class _Recorder:
 
 
 def view_of_input(argument: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Returns the part of an input that ``view`` is of the storage that stands for it.
+    """Returns the view of an input that corresponds to ``view``, a view of the input's stand-in.
 
-    That storage begins with the input's first element.
+    The storage of the stand-in begins with the input's first element.
     """
     at = offset_of(argument) + offset_of(view)
     made = laid(argument.untyped_storage(), view.dtype, tuple(view.shape), view.stride(), at)
@@ -306,14 +311,14 @@ def view_of_input(argument: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 
 def with_marks_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view that torch reads as it reads ``like``: conjugated or negated lazily."""
+    """Returns a view of the tensor with the lazy conjugation and negation of ``like``."""
     if like.is_conj() != tensor.is_conj():
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if like.is_neg() != tensor.is_neg() else tensor
 
 
 def _with_storage_of_its_own(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory. The caller keeps it."""
+    """Returns a tensor on the same memory, in a new storage that does not own the memory."""
     storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, extent_of(tensor))
     return laid(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
 
@@ -323,7 +328,7 @@ def _parts(value: Any) -> Sequence[Any]:
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
-    """Returns what tells the storage from others, as long as it lives."""
+    """Returns the identity of the tensor's storage, which is unique while the storage lives."""
     return tensor.untyped_storage()._cdata
 
 
@@ -332,13 +337,15 @@ def _has_bytes(part: Any) -> bool:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """As an expanded tensor does: nothing can be copied into such a layout."""
+    """Returns whether elements overlap, as in an expanded tensor. Nothing can be copied into this layout."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def reads_storage(graph: torch.fx.GraphModule) -> set[int]:
-    """Returns the inputs of which the graph reads more than their elements: as_strided() and storage_offset() count
-    from the beginning of the storage."""
+    """Returns the inputs whose storage the graph reads beyond their elements.
+
+    as_strided() and storage_offset() count from the beginning of the storage.
+    """
     inputs = {node: index for index, node in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
     read: set[int] = set()
     for node in graph.graph.nodes:
@@ -348,7 +355,7 @@ def reads_storage(graph: torch.fx.GraphModule) -> set[int]:
 
 
 def origins_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes, and all of which they may be views."""
+    """Returns the nodes, and all nodes that they may be views of."""
     seen: set[torch.fx.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -362,7 +369,7 @@ def origins_of(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def may_view(operator: Any) -> bool:
-    """Returns whether a result may lie in the memory of an argument."""
+    """Returns whether a result of the operator may lie in the memory of an argument."""
     if not isinstance(operator, torch._ops.OpOverload):
         return True  # getitem
     return operator._schema.name in _UNDECLARED or any(a.alias_info is not None for a in operator._schema.arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of the graphs of an arena, and their replays."""
+"""Reports the memory of the graphs of an arena, and their replays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class GraphRow:
     shapes: str
     planned: int
     lower_bound: int
-    """What is needed at the worst step: no plan takes less."""
+    """The maximum of bytes needed at one step. No plan can take less."""
     private: int
     calls: int
     slow_paths: tuple[str, ...]
-    """Operators whose results are copied to their places, since they do not write there; and other slower ways."""
+    """The slow paths of the graph: operators that cannot write into given memory, and others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,28 +32,28 @@ class Report:
 
     device: str
     shared_bytes: int
-    """Physical memory that all graphs have in common."""
+    """The physical memory that all graphs share."""
     private_bytes: int
     mapped_bytes: int
     parked: bool
     aliases: bool
-    """Whether each graph has addresses of its own; if not, one that leaves tensors alive wants an arena of its own."""
+    """Whether each graph uses its own addresses. If not, a graph that leaves tensors alive needs a separate arena."""
     held_outputs: int
-    """Outputs that are still held where they lie."""
+    """The number of outputs in the arena that the program still holds."""
     captures: int
     replays: int
     moves: int
     evicted: int
     moved_to: tuple[str, ...]
     recaptured: int
-    """Moves for which a graph was captured anew: all of them on a card."""
+    """The number of moves for which a graph was captured again; on a card, all moves."""
     eager: dict[str, int]
-    """Calls that ran eagerly, by reason."""
+    """The number of calls that ran eagerly, by reason."""
     graphs: tuple[GraphRow, ...]
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes saved in comparison with separate memory for each graph."""
+        """The number of bytes saved in comparison with separate memory for each graph."""
         return sum(graph.planned for graph in self.graphs) - self.shared_bytes
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Report:
 
 
 def report(arena: Arena) -> Report:
-    """The memory of the graphs of an arena, and their replays."""
+    """Returns a report on the memory of the graphs of an arena, and on their replays."""
     with arena.lock:
         arena.collect()
         functions = list(arena.functions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether graphs of a function are worth their captures."""
+"""Decides whether captures of a function are worth their cost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MAX_COUNTED = 16
 
 
 class ThrashDetector:
-    """Notices a function whose graphs are captured or moved at nearly every call.
+    """Detects a function whose graphs are captured or moved at nearly every call.
 
-    It is in one of two states. *Capturing*: graphs are captured and moved as calls need it; each time is a miss, and
-    each replay of a graph that was ready makes up for half a miss. *Thrashing*, from 8 misses on: a call that would
-    move a graph, or would drop one to capture another, runs eagerly. A call like the one before may capture
-    nevertheless, since its inputs have come to rest, and replays lead back to *capturing*.
+    The detector has two states. *Capturing*: graphs are captured and moved as calls need it; each time counts as a
+    miss, and each replay of a graph that was ready removes half a miss. *Thrashing*, from 8 misses on: a call that
+    would move a graph, or evict one to capture another, runs eagerly. A call with the key and inputs of the call
+    before may still capture, since its inputs no longer move, and its replays lead back to *capturing*.
 
-    Thread safety: with the arena's lock.
+    Thread safety: the caller holds the arena's lock.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,20 @@ class ThrashDetector:
         self._last: Hashable = None
 
     def note_miss(self) -> None:
-        """A graph is captured or moved."""
+        """Counts the capture or move of a graph."""
         self._misses = min(self._misses + 1, _MAX_COUNTED)
 
     def is_thrashing(self, hits: int) -> bool:
-        """``hits``: replays of the function's graphs that needed neither a capture nor a move, from its beginning."""
+        """Returns whether the function is thrashing.
+
+        ``hits`` is the total number of replays of its graphs that needed neither a capture nor a move.
+        """
         self._misses = max(0.0, self._misses - (hits - self._hits) / 2)
         self._hits = hits
         return self._misses >= _MAX_MISSES
 
     def has_come_to_rest(self, call: Hashable) -> bool:
-        """Returns whether the last call that was asked about had this key and these inputs in place."""
+        """Returns whether ``call``, a key with addresses of inputs, equals the ``call`` of the last query."""
         is_same = call == self._last
         self._last = call
         return is_same

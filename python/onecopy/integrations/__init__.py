@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugs into other programs, each a module that is imported by its name alone.
+"""Plugs for other programs: one module for each program, which is imported by its name.
 
-``huggingface`` (also ``onecopy.hf``), ``ray``, ``vllm``, ``sglang``, ``lmcache`` and ``joblib``. None
-imports its package before it is called; one that is missing is a ``MissingPackage`` that names it.
+The modules are ``huggingface`` (also ``onecopy.hf``), ``ray``, ``vllm``, ``sglang``, ``lmcache`` and ``joblib``. A
+module imports the other program only when it is used, and raises ``MissingPackage`` if it is not installed.
 """
 
 from __future__ import annotations

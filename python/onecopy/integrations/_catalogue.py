@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many handles by name, for the processes of one user: each process writes a file of rows, and all read all files."""
+"""A table of handles by name that processes of one user share.
+
+Each process writes a file of rows, and reads the files of all others.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from .._core import Handle
 from ._notices import _base, _remove_if_left
 
 _numbers = itertools.count()
-_ROWS_TO_REWRITE = 1024  # a file is written anew when so many of its rows, and most of them, say nothing any more
+_ROWS_TO_REWRITE = 1024  # a file is rewritten when it has more rows than this, and half of them are outdated
 
 
 class Catalogue:
-    """Names and handles under one title. For several threads.
+    """The names and handles under one title.
 
-    A process keeps its file locked, so that others know it to be alive; the file goes with ``close()``, and that of a
-    killed process when another one looks. Handles as text keep nothing, so the writer has to keep what they name.
+    A process keeps its file locked, which tells others that it is alive. ``close()`` deletes the file; the file of a
+    killed process is deleted by the next process that reads. The text of a handle keeps no memory alive, so the writer
+    keeps the handles.
+
+    Thread safety: any thread may call any method.
     """
 
     def __init__(self, title: str) -> None:
@@ -35,19 +41,19 @@ class Catalogue:
         self._path, self._file = self._new_file()
 
     def put(self, name: str, handle: Handle) -> None:
-        """Others find the handle from here on, and this process keeps it."""
+        """Publishes a handle under the name, and keeps the handle."""
         with self._lock:
             self._own[_hashed(name)] = handle
             self._write(f"{_hashed(name)} {handle}\n")
 
     def drop(self, name: str) -> None:
-        """Others find it no more."""
+        """Removes the handle of this process from the table. Has no effect for an unknown name."""
         with self._lock:
             if self._own.pop(_hashed(name), None) is not None:
                 self._write(f"{_hashed(name)} -\n")
 
     def find(self, name: str) -> list[str]:
-        """The handles that living processes have under that name: this process's first."""
+        """Returns the handles that living processes have put under the name, this process's first."""
         with self._lock:
             self._look()
             mine = self._own.get(_hashed(name))
@@ -55,6 +61,7 @@ class Catalogue:
             return [*([str(mine)] if mine else []), *(text for text in found if text)]
 
     def close(self) -> None:
+        """Removes all handles of this process from the table."""
         with self._lock:
             if self._file < 0:
                 return
@@ -76,7 +83,7 @@ class Catalogue:
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """A new file first: others may read a handle twice, and miss none."""
+        """Writes a new file before it deletes the old one: others may read a handle twice, but miss none."""
         old = self._path, self._file
         self._path, self._file = self._new_file()
         os.write(self._file, "".join(f"{name} {handle}\n" for name, handle in self._own.items()).encode())
@@ -85,7 +92,7 @@ class Catalogue:
         os.close(old[1])
 
     def _look(self) -> None:
-        """Reads the new rows in the files of others."""
+        """Reads the new rows in the files of other processes."""
         there = {path for path in self._directory.glob("*.rows") if path != self._path}
         for path in self._others.keys() - there:
             del self._others[path]
@@ -98,7 +105,7 @@ class Catalogue:
 
 
 class _Rows:
-    """A file of another process, as far as it has been read. A row is whole once its end is there."""
+    """The rows of another process's file that were read so far. A row is read once it is complete."""
 
     def __init__(self) -> None:
         self.handles: dict[str, str] = {}

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache's storage plugin: a chunk is a bundle that its process shares, and the catalogue has its handle by its
-key.
-"""
+"""LMCache's storage plugin: a process shares a chunk as a bundle, and the catalogue maps its key to its handle."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ _DEFAULT_GIB = 8.0
 
 
 class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined]
-    """Keeps the chunks that its process has put, the least recently used going first, and reads those of others.
+    """Keeps the chunks that this process has put, and reads the chunks of other processes.
 
-    A chunk is copied once when it is put, and once into LMCache's own memory when it is got. It is gone for others when
-    its process ends; a read that has begun goes on.
+    If the memory is full, the least recently used chunks are dropped. A chunk is copied once by a put, and once into
+    LMCache's own memory by a get. When its process ends, other processes no longer find the chunk; a read that has
+    begun succeeds.
     """
 
     def __init__(self, config: Any = None, metadata: Any = None, local_cpu_backend: Any = None, loop: Any = None,
@@ -52,7 +51,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             return there
 
     def exists_in_put_tasks(self, key: Any) -> bool:
-        return False  # a put is done when it returns
+        return False  # a put is complete when it returns
 
     def batched_submit_put_task(self, keys: Any, objs: Any, transfer_spec: Any = None,
                                 on_complete_callback: Any = None) -> None:  # fmt: skip
@@ -78,7 +77,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         found = []
         for key in keys:
             memory = self.get_blocking(key)
-            if memory is None:  # chunks behind a missing one are of no use
+            if memory is None:  # chunks behind a missing one cannot be used
                 break
             found.append(memory)
         return found
@@ -104,7 +103,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             return True
 
     def touch_cache(self) -> None:
-        pass  # a chunk is touched when it is got
+        pass  # a get touches a chunk
 
     def get_allocator_backend(self) -> Any:
         return self.local_cpu_backend
@@ -116,7 +115,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             self._bytes = 0
 
     def _put(self, name: str, memory: Any) -> bool:
-        """Stores a chunk. Returns False if it is stored already, or there is no room for it."""
+        """Stores a chunk. Returns False if it is stored already, or if there is not enough memory."""
         tensor = memory.tensor
         with self._lock:
             if self._catalogue.find(name) or not self._make_room(tensor.nbytes):

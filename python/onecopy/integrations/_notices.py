@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where processes of one user find the memory that the first of them has loaded: handles in a directory that only
-they can read."""
+"""Lets processes of one user find memory that the first of them has loaded, by handles in a private directory."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from typing import Any
 from .. import errors
 from .._core import Handle, open as open_handle
 
-# This process cannot open the memory of such a notice; another one may: the owner can be in another namespace.
+# With these errors this process cannot open a notice. Another process may: the owner can be in another namespace.
 _OF_NO_USE = (errors.OwnerDied, errors.PeerDied, errors.StaleHandle, errors.OtherBoot, errors.BadHandle, errors.Timeout,
               errors.VersionMismatch)  # fmt: skip
 
@@ -30,8 +29,10 @@ _numbers = itertools.count()
 class Notices:
     """The handles that processes of this user have posted under one name.
 
-    Not for several threads. A notice is a file of its own, which its poster keeps locked. It goes with the object that
-    it was posted for, or with its process; that of a killed process goes when the next one looks.
+    A notice is a file that the posting process keeps locked. It is deleted when the object that it was posted for is
+    destroyed or the process ends; the notice of a killed process is deleted by the next process that looks.
+
+    Thread safety: one thread at a time.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,7 +40,7 @@ class Notices:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory for one process at a time. The kernel releases the lock of a process that dies."""
+        """Locks the directory against other processes. The kernel releases the lock of a process that dies."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -49,7 +50,7 @@ class Notices:
             os.close(lock)
 
     def open(self, **arguments: Any) -> Any:
-        """Opens the first notice that is still valid; None if there is none. The arguments are ``open()``'s."""
+        """Opens the first valid notice, with arguments of ``onecopy.open()``. Returns None if no notice is valid."""
         for path in sorted(self._directory.glob("*.handle")):
             with contextlib.suppress(FileNotFoundError, *_OF_NO_USE):
                 if not _remove_if_left(path):
@@ -66,7 +67,7 @@ class Notices:
 
 
 def _take_down(path: Path, file: int, poster: int, handle: Handle) -> None:
-    """The handle is an argument so that it lives until now. A forked child has its parent's finalizers, too."""
+    """Deletes a notice, unless this process is a forked child. The argument ``handle`` keeps the handle until now."""
     del handle
     if os.getpid() == poster:
         path.unlink(missing_ok=True)
@@ -74,7 +75,7 @@ def _take_down(path: Path, file: int, poster: int, handle: Handle) -> None:
 
 
 def _remove_if_left(path: Path) -> bool:
-    """Has its poster died, so that no process has it locked?"""
+    """Removes the notice and returns True if no process has locked it, so that its process has died."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +100,7 @@ def _base() -> Path:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise errors.OtherUser(
-            f"{path} must be a directory of this user with mode 0700, as handles are in it: remove it, or set "
+            f"{path} contains handles and must be a directory of this user with mode 0700: remove it, or set "
             "ONECOPY_RUNTIME_DIR to a directory of your own"
         )
     return path

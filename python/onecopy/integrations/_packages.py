@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that are plugged into: imported when they are needed, or an error that names the one to install."""
+"""Imports the packages of other programs, or raises an error that names the package to install."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def need(module: str, package: str, what: str, *names: str) -> Any:
 
     Args:
         module: the full name of the module.
-        package: what pip installs, with its version.
-        what: the caller, for the message.
-        names: names that the module must have; another version of the package may lack one.
+        package: the package as an argument of pip, with its version.
+        what: the name of the caller, for the message.
+        names: names that the module must contain, since other versions of the package may not.
 
     Raises:
-        MissingPackage: the package is not installed, or the installed version lacks a name. The message says which
-            version is there, and how to install the one that is needed.
+        MissingPackage: the package is not installed, or the installed version lacks a name. The message names the
+            installed version, and the package to install.
     """
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the package is installed, and misses a package of its own
+            raise  # the package is installed, but one of its own requirements is missing
         if "." in error.name and (root := sys.modules.get(module.partition(".")[0])):
             raise _other_version(root, package, what, error.name) from error
         raise _missing_package(package, what, "") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides of vLLM's weight transfer: the trainer names its tensors by a handle, each worker opens it."""
+"""Both sides of vLLM's weight transfer: the trainer sends a handle of its tensors, and each worker opens it."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ _base = need(
 
 @dataclass
 class OnecopyInitInfo(_base.WeightTransferInitInfo):  # type: ignore[name-defined]
-    """An empty message: the handles of a round say all."""
+    """An empty message, since the handles of an update contain everything."""
 
 
 @dataclass
 class OnecopyUpdateInfo(_base.WeightTransferUpdateInfo):  # type: ignore[name-defined]
-    """Handles of all weights, by the device that they are on: text alone, so that it goes through HTTP as it is."""
+    """The handles of all weights, by device. The message is plain text, so HTTP can carry it."""
 
     handles: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.handles:
-            raise ValueError("handles must have at least one handle, by device")
+            raise ValueError("handles must contain at least one handle, by device")
 
 
 @dataclass
 class OnecopyTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[name-defined]
-    """The trainer's side has no settings."""
+    """The settings of the trainer's side, which are empty."""
 
     backend: ClassVar[str] = "onecopy"
 
 
 class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[name-defined]
-    """The worker's side: gives the trainer's tensors to the model, which copies them into its own layout.
+    """The worker's side: passes the trainer's tensors to the model, which copies them into its own layout.
 
-    Between ``initialize_layerwise_reload()`` and ``finalize_layerwise_reload()`` a model cannot serve. Both are called
-    by ``receive_weights()``, once the handle is open, so that a trainer may die at any moment of a round.
+    A model cannot serve between ``initialize_layerwise_reload()`` and ``finalize_layerwise_reload()``.
+    ``receive_weights()`` calls both after it has opened the handle, so that a trainer may die at any moment.
     """
 
     init_info_cls = OnecopyInitInfo
     update_info_cls = OnecopyUpdateInfo
 
     def init_transfer_engine(self, init_info: OnecopyInitInfo) -> None:
-        """Does nothing: a handle needs no connection."""
+        """Does nothing, since a handle needs no connection."""
 
     def start_weight_update(self) -> None:
-        """Does nothing: the model serves its old weights until new ones can be read."""
+        """Does nothing, since the model serves its old weights until new ones can be read."""
 
     def receive_weights(self, update_info: OnecopyUpdateInfo) -> None:
         """Loads all weights.
 
-        The model keeps its old weights when the new ones cannot be opened. When it refuses a weight, the layers that
-        have got all of theirs before keep the new ones, all others keep their old ones, and the model can serve.
+        If the new weights cannot be opened, the model keeps its old weights. If the model refuses a weight, the layers
+        that are complete by then use their new weights, all others keep their old ones, and the model can serve.
 
         Raises:
-            OwnerDied: the trainer has ended, and its memory with it.
-            StaleHandle: the trainer has given up the round.
+            OwnerDied: the trainer has ended, and its memory was freed.
+            StaleHandle: the trainer has abandoned the update.
         """
         bundle = _open(_nearest(update_info.handles, self.device), framework="torch")
         reload = _reload()
@@ -81,16 +81,16 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
             reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Does nothing: the model serves its new weights already."""
+        """Does nothing, since the model serves its new weights already."""
 
     def shutdown(self) -> None:
-        """Does nothing: nothing is kept between rounds."""
+        """Does nothing, since nothing is kept between updates."""
 
 
 class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # type: ignore[name-defined]
-    """The trainer's side: shares the weights where they are, round after round, without a buffer beside them.
+    """The trainer's side: shares the weights in place, without a buffer.
 
-    ``send_weights()`` is called on each rank; rank 0 talks to vLLM. The handles are kept until vLLM has finished.
+    Each rank calls ``send_weights()``; rank 0 talks to vLLM. The handles are kept until vLLM has finished.
     """
 
     init_info_cls = OnecopyTrainerInitInfo
@@ -100,7 +100,7 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
         """Makes the engine of one rank.
 
         Raises:
-            InvalidArgument: there is no source, or each of its ranks yields only a part of the weights.
+            InvalidArgument: source is None, or yields only a part of the weights on each rank.
         """
         if source is None or not _yields_all(source, init_info.rank):
             raise InvalidArgument("the backend onecopy needs source=, a WeightSource that yields whole tensors of the "
@@ -112,7 +112,7 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
         return engine
 
     def send_weights(self) -> None:
-        """Hands the weights to vLLM, and returns when all of its workers have loaded them."""
+        """Sends the weights to vLLM. Returns when all of its workers have loaded them."""
         weights = {name: tensor.detach() for name, tensor in _pass_over(self.source)}
         handle = _share(weights)
         handles = self._of_all_ranks({_device_of(weights): str(handle)})
@@ -121,16 +121,16 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
             self.client.update_weights({"handles": handles})
             self.client.finish_weight_update()
         self._wait_for_all_ranks()
-        del handle, weights  # until here, since a text keeps nothing
+        del handle, weights  # kept until here, since the text of a handle keeps no memory alive
 
     def _start(self) -> None:
-        """Starts a round, also where a trainer that has died left one open: workers take one at a time."""
+        """Starts an update, after finishing one that a dead trainer has left open: workers allow one at a time."""
         try:
             self.client.start_weight_update()
         except Exception as refusal:
             try:
                 self.client.finish_weight_update()
-            except Exception:  # no round is open: vLLM refuses for another cause
+            except Exception:  # no update is open, so vLLM refuses for another reason
                 raise refusal from None
             self.client.start_weight_update()
 
@@ -155,19 +155,19 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
 
 
 def _pass_over(source: Any) -> Any:
-    """Returns an iterator over names and tensors: ``iter_full()`` in vLLM 0.33, the source's own in 0.32."""
+    """Returns an iterator over names and tensors, by ``iter_full()`` of vLLM 0.33 or ``iter()`` of 0.32."""
     return source.iter_full() if hasattr(source, "iter_full") else iter(source)
 
 
 def _yields_all(source: Any, rank: int) -> bool:
-    """Tells whether a rank's source yields the whole model: first for vLLM 0.33, then for 0.32."""
+    """Returns whether a rank's source yields the whole model, for vLLM 0.33 or 0.32."""
     if hasattr(source, "implements_iter_full"):
         return source.implements_iter_full() and len(source.owned_names(rank)) == len(source.metadata)
     return source.held_names() is None
 
 
 def _ranks() -> Any:
-    """Returns torch.distributed if it has several ranks, or None."""
+    """Returns torch.distributed if there are several ranks, or None."""
     import torch
 
     distributed = torch.distributed
@@ -176,9 +176,9 @@ def _ranks() -> Any:
 
 
 def _device_of(weights: dict[str, Any]) -> str:
-    """The device of the first tensor, by a name that all processes have for it."""
+    """Returns the device of the first tensor, by a name that is the same in all processes."""
     if not weights:
-        raise InvalidArgument("the source has no weights")
+        raise InvalidArgument("the source contains no weights")
     return _name_of(next(iter(weights.values())).device)
 
 
@@ -189,12 +189,12 @@ def _name_of(device: Any) -> str:
 
 
 def _nearest(handles: dict[str, str], device: Any) -> str:
-    """The weights on the worker's own card; else the first rank's, which are read from where they are."""
+    """Returns the handle of weights on the worker's own card, or else the handle of the first rank."""
     return handles.get(_name_of(device)) or next(iter(handles.values()))
 
 
 def _drop_partial_layers(model: Any) -> None:
-    """Lets ``finalize_layerwise_reload()`` put the old weights back into each layer that lacks some of its new ones."""
+    """Makes ``finalize_layerwise_reload()`` restore the old weights of each layer whose new weights are incomplete."""
     of = need("vllm.model_executor.model_loader.reload.layerwise", PACKAGE, WHAT, "get_layerwise_info")
     layers = [of.get_layerwise_info(layer) for layer in model.modules()]
     for info in layers:
@@ -203,8 +203,8 @@ def _drop_partial_layers(model: Any) -> None:
     new = sum(not info.can_load() for info in layers)
     if new:
         logging.getLogger("onecopy").warning(
-            "a weight update failed when %d of %d layers had their new weights; the others keep their old ones until "
-            "the next update", new, len(layers),
+            "a weight update failed after %d of %d layers had received their new weights; the other layers keep their "
+            "old weights until the next update", new, len(layers),
         )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def _reload() -> Any:
 
 
 def _without_completeness_check() -> Any:
-    """As vLLM's own engines do it; older versions have no such check."""
+    """Disables a check of vLLM, as its own engines do. Older versions do not have the check."""
     try:
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
     except ImportError:

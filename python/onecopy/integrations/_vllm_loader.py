@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's ``--load-format onecopy``: a server takes its first weights from memory that another process shares."""
+"""vLLM's ``--load-format onecopy``: a server loads its first weights from memory that another process shares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _default = need("vllm.model_executor.model_loader.default_loader", PACKAGE, WHAT
 
 
 class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defined]
-    """Loads the weights that the text of a handle names, such as the one that ``onecopy share FILE`` prints.
+    """Loads weights from the text of a handle, e.g. the text that ``onecopy share FILE`` prints.
 
-    The model copies the tensors into its own layout, and the memory is closed after that. vLLM's check that no
-    parameter is missing is that of its default loader.
+    The model copies the tensors into its own layout, and the memory is closed afterwards. vLLM's default loader checks
+    that no parameter is missing.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -31,7 +31,7 @@ class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defi
         self._handle = extra["handle"]
 
     def download_model(self, model_config: Any) -> None:
-        """Does nothing: the weights are on this host."""
+        """Does nothing, since the weights are on this host."""
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
         """Yields the name and tensor of each weight.

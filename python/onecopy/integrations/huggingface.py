@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face's transformers: one copy of the weights for any number of processes.
+"""Models of Hugging Face's transformers with one copy of the weights for any number of processes.
 
 >>> model = onecopy.hf.from_pretrained(AutoModelForCausalLM, "path/to/checkpoint")
 
-The first process of this user loads the files; the next ones open its weights, without reading them.
+The first process of a user loads the files. Later processes open its weights without reading the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._packages import need
 __all__ = ["from_pretrained"]
 
 _WHAT = "onecopy.hf.from_pretrained()"
-# They place or change parameters in ways that a model made from its config alone does not repeat.
+# These arguments place or change parameters in ways that a model made from its config cannot repeat.
 _REFUSED = ("device_map", "quantization_config", "tp_plan", "tp_size", "distributed_config", "gguf_file", "state_dict",
             "use_kernels", "kernel_config", "output_loading_info", "adapter_kwargs")  # fmt: skip
 _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
@@ -28,25 +28,25 @@ _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revi
 def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = None, access: str = "readwrite",
                     **kwargs: Any) -> Any:  # fmt: skip
     """
-    ``cls.from_pretrained(path, **kwargs)``, with the parameters and buffers of the first process that called it.
+    Returns ``cls.from_pretrained(path, **kwargs)`` with the parameters and buffers of the first process that called it.
 
-    It is the same memory: a process that writes a parameter writes it for all. The files are read again when no
-    process has the model any more, or when one of them has changed. Processes that call it at once wait for the
-    first. ``access="read"`` makes a write an error that ends the process; the first process can always write.
+    All processes use the same memory: a write to a parameter is visible in all of them. The files are read again if no
+    process holds the model, or if a file has changed. If several processes call at once, the others wait for the first.
+    With ``access="read"`` a write ends the process; the first process can always write.
 
     Args:
         cls: a class of transformers: ``LlamaForCausalLM``, ``AutoModelForCausalLM``.
         path: a directory with a checkpoint, or a name on the hub.
-        device: where the first process puts the model: None for the CPU, ``"cuda:0"``. Others have it there.
-        access: of the other processes to the memory: ``"readwrite"`` or ``"read"``.
+        device: the device of the model: None for the CPU, or e.g. ``"cuda:0"``.
+        access: the access of the later processes to the memory: ``"readwrite"`` or ``"read"``.
         kwargs: further arguments of ``cls.from_pretrained()``, such as ``dtype`` and ``attn_implementation``. Processes
-            with other arguments have another copy.
+            with other arguments use another copy.
 
     Raises:
         MissingPackage: transformers is not installed.
-        Unsupported: an argument that spreads or quantizes the model; a quantized model; tensors that are no
-            parameters and buffers of the model.
-        InvalidArgument: an argument that has no text by which processes could compare it.
+        Unsupported: an argument distributes or quantizes the model, the model is quantized, or it holds tensors that
+            are neither parameters nor buffers.
+        InvalidArgument: an argument cannot be compared between processes, since its repr contains an address.
     """
     transformers = need("transformers", "transformers", _WHAT)
     _refuse(kwargs)
@@ -57,7 +57,7 @@ def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = Non
         if bundle is None:
             return _load(cls, path, device, kwargs, notices)
         model = _model_around(bundle, cls, directory, kwargs)
-        _post(model, notices)  # a handle of its own, which opens also when the first process is gone
+        _post(model, notices)  # a second handle, which can be opened after the first process has ended
     return model
 
 
@@ -68,7 +68,7 @@ def _refuse(kwargs: dict[str, Any]) -> None:
 
 
 def _resolve(path: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path:
-    """The directory that the files of the checkpoint are in."""
+    """Returns the directory that contains the files of the checkpoint."""
     if os.path.isdir(path):
         return Path(os.path.realpath(path)) / kwargs.get("subfolder", "")
     hub = need("transformers.utils", "transformers", _WHAT)
@@ -97,14 +97,14 @@ def _post(model: Any, notices: Notices) -> None:
 
 
 def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]) -> Any:
-    """A model without memory of its own, and then with the bundle's."""
+    """Returns a model made without memory, which then uses the bundle's memory."""
     import torch
 
     model = _on_meta(cls, directory, dict(kwargs), torch)
     loaded = _name(type(model)), bundle.tree()["class"]
     if loaded[0] != loaded[1]:
         raise errors.Unsupported(
-            f"this process makes a {loaded[0]} of it, the process that has loaded it a {loaded[1]}"
+            f"this process makes a {loaded[0]} of the checkpoint, but the process that has loaded it made a {loaded[1]}"
         )
     bundle.load_into(model, prefix="model")
     if left := _names_on_meta(model, torch):
@@ -117,7 +117,7 @@ def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]
 
 
 def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> Any:
-    """The class's model of the config, on the device meta."""
+    """Returns a model of the class, made from its config on the device meta."""
     transformers = need("transformers", "transformers", _WHAT)
     about: dict[str, Any] = {
         name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs
@@ -139,7 +139,7 @@ def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> A
 
 
 def _names_on_meta(model: Any, torch: Any) -> list[str]:
-    """Tensors that still have no memory, attributes of modules among them."""
+    """Returns the names of the tensors on the meta device, including attributes of modules."""
     named = [*model.named_parameters(), *model.named_buffers()]
     for path, module in model.named_modules():
         named += [(f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
@@ -175,5 +175,5 @@ def _text(name: str, value: Any) -> str:
         return str(value.to_json_string())
     text = repr(value)
     if " at 0x" in text:
-        raise errors.InvalidArgument(f"{name}={text} has no text that is the same in every process: load without it")
+        raise errors.InvalidArgument(f"{name}={text} cannot be compared between processes: load without it")
     return text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""joblib's default backend (loky): tensors of torch cross to its workers and back by handle, not as copies.
+"""joblib's default backend (loky), with torch tensors sent to workers and back by handle instead of as copies.
 
 >>> onecopy.integrations.joblib.register()
 """
@@ -17,11 +17,10 @@ _WHAT = "onecopy.integrations.joblib.register()"
 
 def register() -> None:
     """
-    Lets loky pickle ``torch.Tensor`` and ``torch.nn.Parameter`` by handle in this process, and the workers' results
-    as well.
+    Makes loky pickle ``torch.Tensor`` and ``torch.nn.Parameter`` by handle in this process and in its workers.
 
-    Workers see the memory of this process, so their writes in place are seen here. ``onecopy.Tensor`` needs no
-    ``register()``; arrays of numpy go by joblib's own way, which maps copies of large ones for reading.
+    Workers use the memory of this process, so their writes in place are visible here. ``onecopy.Tensor`` needs no
+    ``register()``. joblib still sends arrays of numpy its own way: it maps read-only copies of large arrays.
 
     Raises:
         MissingPackage: joblib or torch is not installed.
@@ -43,6 +42,6 @@ def _reduce(tensor: Any) -> tuple[Any, ...]:
 
 
 def _rebuild(rebuild: Any, arguments: tuple[Any, ...]) -> Any:
-    """Rebuilds a tensor of the other side, after which this process passes tensors by handle, too."""
+    """Rebuilds a tensor of another process. Calls register(), so that this process sends tensors by handle, too."""
     register()
     return rebuild(*arguments)

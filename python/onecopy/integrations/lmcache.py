@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage plugin for LMCache: chunks of the KV cache in shared memory, which all engines of a host find.
+"""A storage plugin for LMCache that keeps chunks of the KV cache in memory that all engines of a host share.
 
-LMCache is told of it in its configuration::
+Enable the plugin in LMCache's configuration::
 
     storage_plugins: ["onecopy"]
     extra_config:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray's actors hand tensors over without a copy: a tensor transport of Ray Direct Transport (Ray 2.56 or newer).
+"""A tensor transport of Ray Direct Transport (Ray 2.56 or newer) that passes tensors between actors without a copy.
 
->>> onecopy.integrations.ray.register()  # before the classes of actors are written
+>>> onecopy.integrations.ray.register()  # before the classes of actors are defined
 
-An actor's method with ``@ray.method(tensor_transport="onecopy")`` returns tensors that stay where they are; an actor
-that gets them as arguments opens the same memory, as ``ray.get()`` in a driver on the machine does.
+Tensors that an actor's method with ``@ray.method(tensor_transport="onecopy")`` returns stay where they are. An actor
+that receives them as arguments opens the same memory, and so does ``ray.get()`` in a driver on the same machine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NAME = "ONECOPY"
 
 @dataclasses.dataclass
 class _Metadata(_direct.TensorTransportMetadata):  # type: ignore[name-defined]
-    """The data that Ray carries to the receiver."""
+    """The data that Ray sends to the receiver."""
 
     handle: str = ""
 
 
 class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-defined]
-    """Names the tensors of an actor by one handle, which another process of this machine opens.
+    """Sends the tensors of an object as one handle, which another process of this machine opens.
 
-    Called by Ray's threads, one object at a time. Handles are kept until Ray reports that the object cannot be
-    requested any more.
+    A handle is kept until Ray calls garbage_collect() for its object. Thread safety: Ray's threads call the methods
+    for one object at a time.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
 
     @staticmethod
     def is_one_sided() -> bool:
-        return True  # the receiver opens; the sender does nothing
+        return True  # the receiver opens the handle, and the sender does nothing
 
     @staticmethod
     def can_abort_transport() -> bool:
@@ -54,12 +54,12 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> _Metadata:
-        """Shares the tensors in place: processes that open them see later writes of this actor."""
+        """Shares the tensors in place, so that receivers see later writes of this actor."""
         if not rdt_object:
             return _Metadata(tensor_meta=[])
         device = rdt_object[0].device
         if any(tensor.device.type != device.type for tensor in rdt_object):
-            raise InvalidArgument("Ray takes tensors of one type of device in one object: return them one by one")
+            raise InvalidArgument("Ray needs all tensors of an object on one type of device: return them one by one")
         handle = _share([tensor.detach() for tensor in rdt_object])
         self._handles[obj_id] = handle
         shapes = [(tensor.shape, tensor.dtype) for tensor in rdt_object]
@@ -71,9 +71,11 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
     def recv_multiple_tensors(self, obj_id: str, tensor_transport_metadata: _Metadata, communicator_metadata: Any,
                               target_buffers: list[Any] | None = None) -> list[Any]:  # fmt: skip
         """
+        Opens the tensors of an object, or copies them into ``target_buffers``.
+
         Raises:
-            OwnerDied: the actor that made the tensors has ended, and no other process has them.
-            OtherBoot: it is on another machine: use another transport there.
+            OwnerDied: the actor that made the tensors has ended, and no other process holds them.
+            OtherBoot: the actor is on another machine, which needs another transport.
         """
         if not tensor_transport_metadata.tensor_meta:
             return []
@@ -86,7 +88,7 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
 
     def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: _Metadata,
                               communicator_metadata: Any) -> None:  # fmt: skip
-        raise NotImplementedError("Ray asks nothing of the sender of a one-sided transport")
+        raise NotImplementedError("Ray does not call the sender of a one-sided transport")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: _Metadata, tensors: list[Any]) -> None:
         self._handles.pop(obj_id, None)
@@ -97,9 +99,9 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
 
 def register() -> None:
     """
-    Makes ``tensor_transport="onecopy"`` known to Ray, in this process and in the actors that it makes from now on.
+    Registers ``tensor_transport="onecopy"`` with Ray, in this process and in actors that it creates later.
 
-    Calling it again changes nothing.
+    A second call has no effect.
 
     Raises:
         MissingPackage: torch is not installed.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang: weights of a trainer in one message of a few hundred bytes, and its serializer with our import.
+"""Weight updates for SGLang in one message of a few hundred bytes.
 
 >>> offer = onecopy.integrations.sglang.offer(model.state_dict())  # in the trainer
 >>> engine.update_weights_from_tensor(offer.named_tensors, load_format=offer.load_format)
 
-The server is started with ``--custom-weight-loader onecopy.integrations.sglang.load_weights``.
+Start the server with ``--custom-weight-loader onecopy.integrations.sglang.load_weights``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Offer", "allow", "load_weights", "offer"]
 
 _LOAD_FORMAT = "onecopy.integrations.sglang.load_weights"
 _SCHEME = "onecopy:"
-# Functions and classes that a tensor pickled after "import onecopy.multiprocessing" names; each makes data of a handle.
+# The functions and classes in pickles of tensors after "import onecopy.multiprocessing". Each only opens a handle.
 _OURS = {
     ("onecopy.multiprocessing.reductions", name)
     for name in (
@@ -36,7 +36,8 @@ _OURS = {
 
 
 class Offer(NamedTuple):
-    """Arguments of ``update_weights_from_tensor()``. Keep it until that call has returned: it keeps the memory."""
+    """The arguments of ``update_weights_from_tensor()``. Keep the offer until that call has returned, since it keeps
+    the memory alive."""
 
     named_tensors: list[tuple[str, Any]]
     load_format: str
@@ -45,17 +46,17 @@ class Offer(NamedTuple):
 
 def offer(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Offer:
     """
-    Names all weights by one handle, which is the name of an empty tensor: SGLang serializes that, and nothing else.
+    Shares all weights by one handle, whose text becomes the name of an empty tensor that SGLang serializes.
 
-    Each rank of the server opens the memory where it is. Storages of the CPU are moved into shared memory the first
-    time; later writes of the trainer need no further copy.
+    Each rank of the server opens the memory in place. Storages on the CPU move into shared memory the first time;
+    later writes of the trainer need no further copy.
 
     Args:
         weights: a ``state_dict()``, or ``model.named_parameters()``.
 
     Raises:
         MissingPackage: torch is not installed.
-        InvalidArgument: there are none.
+        InvalidArgument: weights is empty.
     """
     torch = need("torch", "torch", "onecopy.integrations.sglang")
     named = {name: tensor.detach() for name, tensor in dict(weights).items()}
@@ -67,10 +68,10 @@ def offer(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Offer:
 
 def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     """
-    Loads weights in the server, as its ``--custom-weight-loader``: opens offers, and passes other tensors on.
+    Loads weights in the server, as its ``--custom-weight-loader``. Opens offers, and passes on other tensors.
 
     Raises:
-        OwnerDied, StaleHandle: the trainer has ended, or has dropped the offer before the call had returned.
+        OwnerDied, StaleHandle: the trainer has ended, or has released the offer before the call had returned.
     """
     for name, tensor in named_tensors:
         if name.startswith(_SCHEME):
@@ -83,11 +84,11 @@ def allow() -> None:
     """
     Lets SGLang unpickle tensors of a trainer that has imported ``onecopy.multiprocessing``.
 
-    SGLang takes the names of a list only. It calls this itself in each of its processes, by its entry point
-    ``sglang.srt.plugins``. The names that are added make tensors of handles, and call nothing else.
+    SGLang unpickles only names on its list. It calls this function in each of its processes, through its entry point
+    ``sglang.srt.plugins``. The added functions open handles, and call nothing else.
     """
     try:
         common = need("sglang.srt.utils.common", "sglang", "onecopy.integrations.sglang.allow()")
         common.SafeUnpickler.ALLOWED_GLOBALS |= _OURS
     except (ImportError, AttributeError) as error:
-        logging.getLogger("onecopy").warning("SGLang is left as it is: %s", error)
+        logging.getLogger("onecopy").warning("SGLang was not changed: %s", error)

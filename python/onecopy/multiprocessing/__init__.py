@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.multiprocessing, with tensors that travel by handle: change the import, nothing else.
+"""A replacement for torch.multiprocessing that sends tensors by handle. Only the import changes.
 
-Everything that ``torch.multiprocessing`` and ``multiprocessing`` export is here with the same signatures.
-Importing the package also makes the standard library's queues, pipes, listeners, clients, pools and
-managers carry tensors by handle, in processes that import it on both sides. docs/reference/patches.md lists the
-changes; uninstall() takes them back, and ``ONECOPY_DISABLE=1`` leaves everything as it is.
+The package exports everything that ``torch.multiprocessing`` and ``multiprocessing`` export, with the same signatures.
+Importing it also makes the standard library's queues, pipes, listeners, clients, pools and managers send tensors by
+handle, if both processes import the package. docs/reference/patches.md lists the changes to torch and the standard
+library. uninstall() undoes them, and with ``ONECOPY_DISABLE=1`` nothing is changed.
 
-Without PyTorch the names of ``multiprocessing`` are here, and carry onecopy's own tensors.
+Without PyTorch, the package exports the names of ``multiprocessing``, which send onecopy's own tensors by handle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if has_torch():
     from . import _torch_names
     from .spawn import *  # noqa: F403
 
-    # torch's own helpers, for programs that look for them here; a torch without them has no such programs
+    # Helpers of torch, for programs that look for them here. Older versions of torch do not have them.
     globals().update(
         _torch_names.exports(
             "torch.multiprocessing", ("_get_thread_name", "_prctl_pr_set_pdeathsig", "_set_thread_name")
@@ -54,9 +54,9 @@ if has_torch():
     )
 
 _aliases.install()
-patches.install()  # with all names there: a failure has changed nothing
+patches.install()  # after all names are defined, so that a failure changes nothing
 
-if disabled():  # contexts make objects of the standard library's classes then
+if disabled():  # contexts make objects of the standard library's classes
     import multiprocessing.pool
     import multiprocessing.queues
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of ``multiprocessing`` under the name of this package: ``onecopy.multiprocessing.heap`` is the standard
-library's ``multiprocessing.heap``.
+"""Makes modules of ``multiprocessing`` importable from this package.
 
-A module is imported when a program asks for it by either name: some change the process when they are imported, as
-``heap``, which registers a reducer. The ``.pyi`` files beside this one are for type checkers.
+``onecopy.multiprocessing.heap`` is the standard library's ``multiprocessing.heap``. A module is imported only when a
+program asks for it, since some modules change the process when they are imported: ``heap`` registers a reducer. Type
+checkers read the ``.pyi`` files in this folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAMES = frozenset(
 
 
 class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The finder of the modules, and their loader. Thread safety: it has no state."""
+    """Finds and loads the modules. Thread safety: the object is stateless."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -52,12 +52,12 @@ class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives the module its own spec back; importing it by this name has replaced that."""
+        """Restores the module's own spec, which importing it by this name has replaced."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def install() -> None:
-    """Adds the finder behind all others; a second call changes nothing."""
+    """Adds the finder after all others. A second call has no effect."""
     if not any(isinstance(finder, _Aliases) for finder in sys.meta_path):
         sys.meta_path.append(_Aliases())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether tensors travel by handle now, and torch's own functions: what patches.py changes and its modules read.
+"""Holds whether the patches are installed, and the functions of torch that they replace.
 
-Thread safety: install() and uninstall() write under a lock of theirs; all functions may be called concurrently.
+Thread safety: install() and uninstall() write under their own lock; all functions may be called concurrently.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def has_torch() -> bool:
 
 
 def disabled() -> bool:
-    """Returns whether the environment has ``ONECOPY_DISABLE=1``."""
+    """Returns whether ``ONECOPY_DISABLE=1`` is set in the environment."""
     return os.environ.get("ONECOPY_DISABLE", "") not in ("", "0")
 
 
 def installed() -> bool:
-    """Returns whether tensors travel by handle: install() was called and uninstall() was not."""
+    """Returns whether tensors are sent by handle: after install() and before uninstall()."""
     return _installed
 
 
@@ -42,7 +42,7 @@ def set_installed(value: bool) -> None:
 
 
 class TorchOriginals:
-    """The functions that torch had, for devices that onecopy does not carry and storages that it does not know."""
+    """The original functions of torch, for devices and storages that onecopy does not handle."""
 
     reduce_tensor: Callable[[Any], tuple[Any, ...]]
     reduce_storage: Callable[[Any], tuple[Any, ...]]
@@ -58,7 +58,7 @@ class TorchOriginals:
     pin_memory_loop: Callable[..., None]
 
     def __getattr__(self, name: str) -> Any:
-        return _torch_names.of_reductions(name)  # which raises: it is one that was not found
+        return _torch_names.of_reductions(name)  # raises, since install() did not find the name either
 
 
 originals = TorchOriginals()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of torch that may move from one version to the next, each looked up here and nowhere else.
+"""Looks up names of torch that may change from one version to the next.
 
-torch documents few of the names that carry tensors between processes. If one is missing, an import of this package
-goes on. A function of torch's that is not found stays torch's own, with a line in the log. A value that needs the
-name raises ``Unsupported`` with it. ``python/src/torch/torch_api.cpp`` is the other half, for the extension.
+torch documents few of the functions that send tensors between processes. If a name is missing, importing this package
+still succeeds: a function of torch that cannot be found is not replaced, and a warning is logged; a value that needs
+the name raises ``Unsupported``. ``python/src/torch/torch_api.cpp`` does the same for the extension.
 
 Thread safety: all functions may be called concurrently. REQUIRES: torch can be imported.
 """
@@ -43,11 +43,10 @@ _log = logging.getLogger("onecopy")
 
 
 def check_version() -> None:
-    """Checks the version of torch before anything is changed.
+    """Checks the version of torch. Logs a warning for a torch newer than the newest tested one.
 
     Raises:
-        ImportError: this torch is older than the oldest supported one. A torch newer than the newest tested one is
-            a line in the log.
+        ImportError: this torch is older than the oldest supported one.
     """
     import torch
 
@@ -68,10 +67,10 @@ def _dotted(version: Iterable[int]) -> str:
 
 
 def of_reductions(name: str) -> Any:
-    """A function of ``torch.multiprocessing.reductions``, by its name or by that with an underscore before it.
+    """Returns a function of ``torch.multiprocessing.reductions`` by its name, with or without a leading underscore.
 
     Raises:
-        Unsupported: it has neither.
+        Unsupported: this torch has neither name.
     """
     from torch.multiprocessing import reductions
 
@@ -82,7 +81,7 @@ def of_reductions(name: str) -> Any:
 
 
 def exports(module: str, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the names that a module of torch's has, of those in ``names``, to be exported again."""
+    """Returns the attributes of a module that ``names`` lists, without the missing ones."""
     found = importlib.import_module(module)
     return {name: getattr(found, name) for name in names if hasattr(found, name)}
 
@@ -94,36 +93,34 @@ def warn_if_has_hooks(tensor: torch.Tensor) -> None:
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on this one's memory, to be read negated."""
+    """Returns a tensor on the same memory that is lazily negated."""
     return _needed("torch._neg_view", "a tensor that is to be read negated")(tensor)
 
 
 def nested_parts(nested: torch.Tensor) -> tuple[Any, ...]:
-    """Its buffer and the three tensors that describe the parts."""
+    """Returns the buffer of a nested tensor, and the three tensors that describe its parts."""
     methods = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
     return nested.values(), *(_needed(f"torch.Tensor.{name}", _NESTED)(nested) for name in methods)
 
 
 def nested_tensor(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Returns a nested tensor on the parts that nested_parts() returned."""
+    """Returns a nested tensor made of the result of nested_parts()."""
     return _needed("torch._nested_view_from_buffer_copy", _NESTED)(*parts)
 
 
 def sparse_coo_parts(sparse: torch.Tensor) -> tuple[Any, ...]:
-    """Indices and values, also of a tensor that is not coalesced: torch's public methods refuse those."""
+    """Returns the indices and values of a sparse tensor. torch's public methods refuse an uncoalesced tensor."""
     names = ("_indices", "_values")
     return tuple(_needed(f"torch.Tensor.{name}", "a sparse tensor of layout coo")(sparse) for name in names)
 
 
 def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
-    """The storage below one that knows its dtype. The public way to it warns that there are such storages."""
+    """Returns the untyped storage of a typed one, without the deprecation warning of torch's public method."""
     return getattr(storage, "_untyped_storage", None) or storage.untyped()
 
 
 def typed_storage(cls: type, storage: torch.UntypedStorage, **dtype: torch.dtype) -> torch.TypedStorage:
-    """A storage that knows its dtype, on the memory of another one, without the warning that there are such
-    storages.
-    """
+    """Returns a typed storage on the memory of an untyped one, without torch's deprecation warning."""
     return cls(wrap_storage=storage, _internal=True, **dtype)
 
 
@@ -132,7 +129,7 @@ _NESTED = "a nested tensor of layout strided"
 
 @functools.cache
 def _needed(path: str, use: str) -> Any:
-    """Returns torch's object of that name, or raises an error that refuses `use`."""
+    """Returns the object of torch named `path`. Raises Unsupported, with `use` in the message, if it is missing."""
     import torch
 
     found = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split(".")[1:], torch)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts whose queues and pools keep tensors in shared memory.
 
-They are the standard library's contexts with other queues. The default start method is the standard library's own:
-``set_start_method`` here and ``multiprocessing.set_start_method`` set one value, so that locks and queues of both
-can be handed to one child.
+They are the standard library's contexts with other queues and pools. The default start method is shared with the
+standard library: ``set_start_method`` here and ``multiprocessing.set_start_method`` set the same value, so that a
+child can receive locks and queues of both packages.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 
 
 class _SharingContext(BaseContext):
-    """The methods of our contexts in place of the standard library's; while not installed, its own.
+    """Makes the queues and pools of this package, or the standard library's while the patches are not installed.
 
-    Signatures are equal to the standard library's, missing annotations included.
+    The signatures equal the standard library's, including the missing annotations.
     """
 
     def Queue(self, maxsize=0):
@@ -83,7 +83,7 @@ class _SharingContext(BaseContext):
         return Pool(processes, initializer, initargs, maxtasksperchild, context=self.get_context())
 
     def get_context(self, method=None):
-        """The context of a start method; this one without a name."""
+        """Returns the context of a start method, or this context without a name."""
         if method is None:
             return self
         try:
@@ -102,8 +102,8 @@ class Process(multiprocessing.context.Process):
         return _default_context.get_context().Process._Popen(process_obj)
 
 
-# The classes are our own so that a child that unpickles one imports this package first: it then sends
-# and receives tensors as its parent does.
+# A child that unpickles one of these classes imports this package first, and so sends and receives tensors as its
+# parent does.
 class ForkProcess(multiprocessing.context.ForkProcess):
     """A process started by fork()."""
 
@@ -117,25 +117,25 @@ class ForkServerProcess(multiprocessing.context.ForkServerProcess):
 
 
 class ForkContext(_SharingContext, multiprocessing.context.ForkContext):
-    """Processes started by fork()."""
+    """A context that starts processes by fork()."""
 
     Process = ForkProcess
 
 
 class SpawnContext(_SharingContext, multiprocessing.context.SpawnContext):
-    """Processes started as fresh interpreters."""
+    """A context that starts processes as fresh interpreters."""
 
     Process = SpawnProcess
 
 
 class ForkServerContext(_SharingContext, multiprocessing.context.ForkServerContext):
-    """Processes forked by a server that has no threads."""
+    """A context whose processes are forked by a server that has no threads."""
 
     Process = ForkServerProcess
 
 
 class DefaultContext(_SharingContext, multiprocessing.context.DefaultContext):
-    """The context of the start method that the standard library's default context has."""
+    """A context that uses the start method of the standard library's default context."""
 
     Process = Process
 
@@ -143,19 +143,19 @@ class DefaultContext(_SharingContext, multiprocessing.context.DefaultContext):
         self._standard = standard
 
     def get_context(self, method=None):
-        """The context of a start method; without a name of the one that is set."""
+        """Returns the context of a start method; without a name, of the current one."""
         return super().get_context(self._standard.get_start_method() if method is None else method)
 
     def set_start_method(self, method, force=False):
-        """Sets the start method, once: ``multiprocessing`` follows."""
+        """Sets the start method for this package and for ``multiprocessing``. It can be set only once."""
         self._standard.set_start_method(method, force)
 
     def get_start_method(self, allow_none=False):
-        """The start method that is set, here or in ``multiprocessing``."""
+        """Returns the start method that was set here or in ``multiprocessing``."""
         return self._standard.get_start_method(allow_none)
 
     def get_all_start_methods(self):
-        """The start methods of this platform, its default first."""
+        """Returns the start methods of this platform, the default first."""
         return self._standard.get_all_start_methods()
 
 

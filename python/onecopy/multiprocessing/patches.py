@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes of importing onecopy.multiprocessing in torch and in the standard library, and their undoing.
+"""Changes torch and the standard library when onecopy.multiprocessing is imported, and undoes the changes.
 
-docs/reference/patches.md lists every change. Functions that other libraries may have imported by name are changed in
-place (their ``__code__``), so the order of imports does not matter.
+docs/reference/patches.md lists every change. If other libraries may have imported a function by name, its ``__code__``
+is replaced, so that the order of imports does not matter.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if has_torch():  # before anything is changed
 
 
 def install() -> bool:
-    """Makes torch and the standard library carry tensors by handle; a second call changes nothing.
+    """Makes torch and the standard library send tensors by handle. A second call has no effect.
 
     Returns:
-        False, and says so in the log, when the environment has ``ONECOPY_DISABLE=1``.
+        True; or False, after logging a warning, if ``ONECOPY_DISABLE=1`` is set.
     """
     if disabled():
         logging.getLogger("onecopy").warning(
@@ -56,9 +56,9 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Puts back everything that install() changed; tensors that are shared already stay usable.
+    """Undoes everything that install() changed. Tensors that are shared already stay usable.
 
-    torch does not know the memory of those as shared: sending one again copies it.
+    torch does not know that their memory is shared, so sending one of them again copies it.
     """
     with _lock:
         _state.set_installed(False)
@@ -68,7 +68,7 @@ def uninstall() -> None:
 
 
 def init_reductions() -> None:
-    """Makes ForkingPickler carry tensors by handle; importing the package has done so already."""
+    """Makes ForkingPickler send tensors by handle. Importing the package has done this already."""
     if install() and has_torch():
         from torch.multiprocessing.reductions import init_reductions
 
@@ -97,7 +97,9 @@ def _register_reducer(type_: type, reduce: Callable[[Any], tuple[Any, ...]]) -> 
 
 
 def _leave_as_it_is(what: str) -> None:
-    logging.getLogger("onecopy").warning("%s was replaced after us and is left as it is", what)
+    logging.getLogger("onecopy").warning(
+        "%s was replaced by other code after onecopy changed it, and is not restored", what
+    )
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -118,10 +120,9 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _replace(function: types.FunctionType, ours: Callable[..., Any]) -> types.FunctionType:
-    """Gives `function` our code until uninstall(), for all importers; returns the old one.
+    """Replaces the code of `function` until uninstall(), for all importers. Returns a function with the old code.
 
-    `ours` runs with the globals of `function`: it takes the arguments of `function`, and may use nothing but those
-    and its own imports.
+    `ours` runs with the globals of `function`: it may use only its arguments and what it imports itself.
     """
     before = function.__code__
     old = exchange_code(function, ours)
@@ -151,13 +152,13 @@ def _patch_torch() -> None:
     _follow(torch_mp.get_sharing_strategy())
 
 
-# These stay torch's if this torch lacks a function of the known name.
+# The functions to replace, and what happens if this torch has no function of the name.
 _REDUCERS = {
-    "reduce_tensor": "what the standard library pickles has torch's own copies of tensors",
-    "reduce_storage": "storages that are sent by themselves are torch's to carry",
-    "reduce_typed_storage": "storages that know their dtype are torch's to carry",
-    "reduce_typed_storage_child": "storages of the old classes are torch's to carry",
-    "reduce_event": "CUDA events are torch's to keep",
+    "reduce_tensor": "the standard library's queues and pipes send copies of torch tensors, as torch does",
+    "reduce_storage": "storages are sent as torch does",
+    "reduce_typed_storage": "typed storages are sent as torch does",
+    "reduce_typed_storage_child": "storages of the old typed classes are sent as torch does",
+    "reduce_event": "the sender must keep CUDA events, as with torch",
 }
 _REBUILDERS = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_storage_fd", "rebuild_storage_filename")
 
@@ -166,7 +167,7 @@ def _replace_reductions() -> None:
     for name, otherwise in _REDUCERS.items():
         _replace_reduction(name, otherwise)
     for name in _REBUILDERS:
-        _replace_reduction(name, "no program can call it with our arguments either")
+        _replace_reduction(name, "no program can call it with onecopy's arguments either")
 
 
 def _replace_reduction(name: str, otherwise: str) -> None:
@@ -253,12 +254,12 @@ def _patch_storage(untyped_storage: Any) -> None:
 
 
 def _is_shared(self: Any) -> bool:
-    """Returns whether the storage is in shared memory, onecopy's or torch's; True for devices."""
+    """Returns whether the storage lies in shared memory of onecopy or torch. A storage on a device always does."""
     return _core.torch_is_shared(self) or originals.is_shared(self)
 
 
 def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Moves the storage into memory of onecopy, in place; without effect where it is shared already."""
+    """Moves the storage into memory of onecopy, in place. Has no effect if it is shared already."""
     if self.device.type != "cpu" or not self.nbytes():
         return originals.share_memory_(self, *args, **kwargs)
     if not _is_shared(self):
@@ -267,7 +268,7 @@ def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-    """A new storage of `size` bytes in memory of onecopy, uninitialised."""
+    """Returns a new, uninitialised storage of `size` bytes in memory of onecopy."""
     import torch
 
     device = torch.device(device)
@@ -276,7 +277,7 @@ def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
     return _core.torch_new_shared(size)
 
 
-_pinning = threading.local()  # .card: the CUDA device of a DataLoader whose pinning thread this is
+_pinning = threading.local()  # .card: the CUDA device, in the pinning thread of a DataLoader
 
 
 def _patch_loader(tensor: Any) -> None:
@@ -289,14 +290,14 @@ def _patch_loader(tensor: Any) -> None:
 
 
 def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, **named: Any) -> None:
-    """Runs torch's own loop, in which batches in memory of onecopy are pinned in place."""
+    """Runs torch's own loop. It pins batches in memory of onecopy in place."""
     _pinning.card = device_id
     originals.pin_memory_loop(in_queue, out_queue, device_id, *args, **named)
 
 
 def _pin_memory(self: Any, *args: Any, **named: Any) -> Any:
-    """A copy in pinned memory. In a DataLoader's pinning thread, a tensor in memory of onecopy is pinned and
-    returned itself."""
+    """Returns a copy in pinned memory. In the pinning thread of a DataLoader, pins a tensor in memory of onecopy in
+    place and returns the tensor itself."""
     card = getattr(_pinning, "card", None)
     if card is not None and _core._pin_batch(self, card):
         return self

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools of processes whose tasks and results carry tensors by handle."""
+"""A pool of processes that sends the tensors of tasks and results by handle."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Pool", "ThreadPool"]
 
 
 def __getattr__(name: str) -> Any:
-    """The rest of multiprocessing.pool, as it is."""
+    """Returns the other names of multiprocessing.pool."""
     return getattr(multiprocessing.pool, name)
 
 
 class _Tasks(multiprocessing.queues.SimpleQueue):
-    """A pipe of tasks: the number of a task and its work, in two pickles of one message.
+    """A pipe of tasks. Each message contains two pickles: the number of a task, and its work.
 
-    If the work cannot be unpickled, that task fails. With one pickle the worker would end, and its pool would never
-    learn the task's fate.
+    If the work cannot be unpickled, only this task fails. With a single pickle the worker would exit, and the caller
+    would wait for ever.
     """
 
     def put(self, task: tuple | None) -> None:
@@ -52,7 +52,7 @@ class _Tasks(multiprocessing.queues.SimpleQueue):
             return (*which, _fail, (_for_the_caller(error),), {})
 
     def take_away(self) -> None:
-        """Takes a task that no worker will do; unpickled, so that its tensors are not kept any more."""
+        """Removes a task that no worker will run. Unpickling it releases its tensors."""
         self._read(self._reader.recv_bytes())
 
 
@@ -61,7 +61,10 @@ def _fail(error: Exception) -> None:
 
 
 def _for_the_caller(error: Exception) -> Exception:
-    """The error itself if the caller can unpickle it. Otherwise it would end the thread that receives all results."""
+    """Returns the error, or a RuntimeError in its place if the caller could not unpickle it.
+
+    The thread of the caller that receives results would end otherwise.
+    """
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -70,10 +73,10 @@ def _for_the_caller(error: Exception) -> Exception:
 
 
 class Pool(multiprocessing.pool.Pool):
-    """The standard library's pool; results are there although the worker that made them is gone.
+    """A pool whose results survive the worker that made them.
 
-    Results come through our queue, which delivers what a dead process put. Tasks go through a pipe: its end
-    tells workers that their pool was killed.
+    Results come through a queue of onecopy, which still delivers what a dead process has put. Tasks go through a pipe:
+    the pipe's end tells workers that the pool was killed.
     """
 
     def _setup_queues(self) -> None:
@@ -96,5 +99,5 @@ class Pool(multiprocessing.pool.Pool):
         finally:
             while (
                 inqueue._reader.poll()
-            ):  # no worker reads any more, and none was stopped while it did: we have the lock
+            ):  # no worker reads now or was killed while reading, since this thread holds the lock
                 inqueue.take_away()

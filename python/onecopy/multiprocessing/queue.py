@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name that torch.multiprocessing gives to its queues."""
+"""The queues under the module name that torch.multiprocessing uses."""
 
 from .queues import Queue, SimpleQueue
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A queue's two ends, as the connections that code looks for in ``queue._reader`` and ``queue._writer``."""
+"""The two ends of a queue as connections, for programs that use ``queue._reader`` and ``queue._writer``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any, cast
 
 from .. import _core
 
-# Python waits for no longer at a time than a C int of milliseconds says.
+# The maximum time of one wait in seconds: Python counts milliseconds in a C int.
 _SLICE = 1e6
 
 
 class _End:
-    """Closing it is this object's own matter: the queue stays open."""
+    """An end of a queue. Closing the end does not close the queue."""
 
     def __init__(self, queue: _core.Queue) -> None:
         self._queue: _core.Queue | None = queue
 
     @property
     def closed(self) -> bool:
-        """Was this end closed?"""
+        """Whether this end was closed."""
         return self._queue is None
 
     def close(self) -> None:
-        """All other calls raise OSError from here on."""
+        """Closes this end: all other methods raise OSError afterwards."""
         self._queue = None
 
     def _open(self) -> _core.Queue:
@@ -43,19 +43,19 @@ class _End:
 
 
 class Reader(_End):
-    """The end that ``multiprocessing.connection.wait``, selectors and asyncio's ``add_reader`` can watch."""
+    """The reading end, which ``multiprocessing.connection.wait``, selectors and asyncio's ``add_reader`` can watch."""
 
     readable = True
     writable = False
 
     def fileno(self) -> int:
-        """A descriptor that is readable while there are objects. It is not to be read."""
+        """Returns a descriptor that is readable while the queue contains objects. Only poll it; do not read from it."""
         return self._open().fileno()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Is there an object? Waits ``timeout`` seconds for one, for ever with None.
+        """Returns whether the queue contains an object. Waits up to ``timeout`` seconds for one; None waits for ever.
 
-        Another process may take it before recv() does.
+        Another process may take the object before recv() does.
         """
         queue = self._open()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -64,17 +64,18 @@ class Reader(_End):
             if left <= 0:
                 return False
             if wait([cast(Any, self)], min(left, _SLICE)) and queue.empty():
-                if queue.closed:  # recv() does not wait, it raises
+                if queue.closed:  # recv() raises at once
                     return True
-                time.sleep(0.001)  # it is readable a little longer than there are objects
+                time.sleep(0.001)  # the descriptor stays readable shortly after the last object was taken
         return True
 
     def recv(self) -> Any:
-        """The next object; waits for it."""
+        """Returns the next object. Waits for one."""
         return self._open()._get(True, None)
 
     def recv_bytes(self, maxlength: int | None = None) -> bytes:
-        """The next object, pickled. Raises OSError if that is longer than ``maxlength``; it is gone then."""
+        """Returns the pickle of the next object. Raises OSError, and loses the object, if the pickle is longer than
+        ``maxlength`` bytes."""
         pickled = bytes(_Pickler.dumps(self.recv()))
         if maxlength is not None and len(pickled) > maxlength:
             raise OSError("bad message length")
@@ -82,16 +83,16 @@ class Reader(_End):
 
 
 class Writer(_End):
-    """The end to put into."""
+    """The writing end."""
 
     readable = False
     writable = True
 
     def send(self, obj: Any) -> None:
-        """Put an object; waits while the queue is full."""
+        """Puts an object. Waits while the queue is full."""
         self._open()._put(obj, True, None)
 
     def send_bytes(self, buf: Any, offset: int = 0, size: int | None = None) -> None:
-        """Put the object that these bytes are the pickle of."""
+        """Puts the object that these bytes are a pickle of."""
         view = memoryview(buf).cast("B")[offset:]
         self.send(_Pickler.loads(view if size is None else view[:size]))

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queues of multiprocessing on onecopy's: tensors and plain values cross without pickle.
+"""The queues of multiprocessing, implemented by onecopy's queue: tensors and plain values are sent without pickle.
 
-They have the API and the semantics of ``multiprocessing.queues`` and are subclasses of its classes. The
-differences, besides the speed:
+The classes derive from those of ``multiprocessing.queues``, with the same API and semantics. Differences besides speed:
 
-- An object has left when ``put`` returns: there is no feeder thread, no buffer that dies with the process,
-  and nothing to join. The process may end at once, or be killed; a later ``get`` of any process returns the object.
-- The object is pickled by ``put``, not some time later. Failures of pickling are reported as there: to
-  ``_on_queue_feeder_error``, which prints the traceback, and the queue goes on. Errors of onecopy (no memory, a
-  tensor inside an autograd graph) are raised by ``put``. SimpleQueue raises all of them.
+- ``put`` sends the object before it returns: there is no feeder thread, no buffer that is lost with the process, and
+  nothing to join. If the process ends or is killed after ``put``, any process can still ``get`` the object.
+- ``put`` pickles the object at once. As in the standard library, a failure of pickling is passed to
+  ``_on_queue_feeder_error``, which prints the traceback, and the queue stays usable. ``put`` raises errors of onecopy
+  (no memory, a tensor inside an autograd graph). SimpleQueue raises all errors.
 """
 
 from __future__ import annotations
@@ -32,13 +31,16 @@ __all__ = ["Empty", "Full", "JoinableQueue", "Queue", "SimpleQueue"]
 
 
 def _state_for_child(queue: _core.Queue) -> bytes:
-    """The state with which the child that is being started connects. Until it is gone the queue stays open here."""
+    """Returns the state with which a child that is being started connects.
+
+    The queue stays open here until the child has ended.
+    """
     keep_open_for_child(queue)
     return queue._handle_bytes()
 
 
 class _OnQueue:
-    """An attribute for code that looks into a queue of multiprocessing, made at first use."""
+    """The private attributes of multiprocessing's queues that some programs use. They are made at first use."""
 
     _core: _core.Queue
 
@@ -64,17 +66,17 @@ class _OnQueue:
         return self._reader.poll
 
     def __repr__(self) -> str:
-        """Returns how many objects are in the queue now, and its bound."""
+        """Returns a text with the number of objects in the queue and its bound."""
         state = repr(self._core).removeprefix("<onecopy.Queue").removesuffix(">")
         return f"<onecopy.multiprocessing.{type(self).__name__}{state}{', closed here' if self._closed else ''}>"
 
 
 class Queue(_OnQueue, multiprocessing.queues.Queue):
-    """Objects from any number of processes to any number of processes, in order per producer.
+    """A queue between any number of processes. Objects of one producer stay in order.
 
     Args:
-        maxsize: how many objects fit; 0 or less: as many as memory allows.
-        ctx: the context it belongs to.
+        maxsize: the maximum number of objects in the queue; 0 or less for no limit but memory.
+        ctx: the context that the queue belongs to.
     """
 
     def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
@@ -105,17 +107,17 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         self._use(_core._connect_queue(handle))
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Puts an object. Tensors in it are shared with the consumer.
+        """Puts an object. The consumer shares the memory of its tensors.
 
-        Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError if this process
-        has closed the queue, onecopy.Error, and exceptions of signal handlers. Exceptions of pickling are printed.
+        Waits up to ``timeout`` seconds while the queue is full. Raises queue.Full, ValueError if this process has
+        closed the queue, onecopy.Error, and exceptions of signal handlers. Prints exceptions of pickling.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         self._put(obj, block, timeout, self._report)
 
     def _report(self, error: Exception, obj: Any) -> None:
-        """Failures of pickling go to the hook, as with the standard library's queues."""
+        """Passes a failure of pickling to the hook, as the standard library's queues do. Raises onecopy's errors."""
         try:
             raise error  # the hook prints the exception that is being handled
         except Error:
@@ -124,29 +126,29 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
             self._on_queue_feeder_error(error, obj)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next object.
+        """Returns the next object.
 
-        Waits for it, ``timeout`` seconds at most. Raises queue.Empty, ValueError if this process has closed the
-        queue, and exceptions of unpickling; the object is gone then.
+        Waits up to ``timeout`` seconds for one. Raises queue.Empty, and ValueError if this process has closed the
+        queue. Raises exceptions of unpickling, and loses the object then.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         return self._get(block, timeout)
 
     def get_nowait(self) -> Any:
-        """The next object; raises queue.Empty if there is none."""
+        """Returns the next object, or raises queue.Empty."""
         return self.get(False)
 
     def put_nowait(self, obj: Any) -> None:
-        """Puts an object, or raises queue.Full if there is no space."""
+        """Puts an object, or raises queue.Full."""
         return self.put(obj, False)
 
     def qsize(self) -> int:
-        """Objects in the queue now; other processes may change it at any time."""
+        """Returns the number of objects in the queue, which other processes may change at any time."""
         return self._core.size()
 
     def empty(self) -> bool:
-        """Is the queue empty now? Raises OSError if this process has closed its reading end."""
+        """Returns whether the queue is empty now. Raises OSError if this process has closed its reading end."""
         return not self._reader.poll()
 
     def full(self) -> bool:
@@ -154,20 +156,20 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         return 0 < self._maxsize <= self._core.size()
 
     def close(self) -> None:
-        """This process puts and gets no more. Nothing is lost, the others go on."""
+        """Closes the queue for this process only. No object is lost."""
         self._closed = True
 
     def join_thread(self) -> None:
-        """Returns at once: all objects have left. Only after close()."""
+        """Returns at once, since all objects were sent. REQUIRES: close() was called."""
         assert self._closed, f"Queue {self!r} not closed"
 
     def cancel_join_thread(self) -> None:
-        """Has no effect but a flag: there is no thread to wait for, so no object can be lost."""
+        """Sets a flag only, since there is no thread to wait for and no object can be lost."""
         self._joincancelled = True
 
 
 class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
-    """A queue that counts objects that were put and not reported as done."""
+    """A queue that counts the objects that were put and not yet marked as done."""
 
     def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
         Queue.__init__(self, maxsize, ctx=ctx)
@@ -182,7 +184,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         self._cond, self._unfinished_tasks = state[-2:]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As Queue.put; the object counts as unfinished until a process calls task_done()."""
+        """Puts an object as Queue.put does. It counts as unfinished until a process calls task_done()."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         putting = self._begin_put(obj, block, timeout, self._report)
@@ -190,10 +192,10 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
             putting.wait_for_space()
 
     def _counted(self, putting: _core._Putting) -> bool:
-        """Puts and counts if there is space.
+        """Puts and counts the object if there is space. Returns whether there was.
 
-        Both under the lock that task_done takes: a getter that gets the object at once is done with it only after
-        it was counted. Never waits for space in here: an object that was counted and never put could never be done.
+        The lock, which task_done() takes, makes sure that an object is counted before a consumer marks it as done. The
+        call does not wait for space: an object that was counted but never put could never be marked as done.
         """
         with self._cond:
             if not putting.at_once():
@@ -210,7 +212,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
                 self._cond.notify_all()
 
     def join(self) -> None:
-        """Waits until all that was put is done with."""
+        """Waits until all objects that were put are marked as done."""
         with self._cond:
             if not self._unfinished_tasks._semlock._is_zero():
                 self._cond.wait()
@@ -224,7 +226,7 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
 
     def _use(self, queue: _core.Queue) -> None:
         self._core = queue
-        self._put = queue._put  # bound here: torch.compile calls a method of the core's classes without its object
+        self._put = queue._put  # bound here, since torch.compile calls methods of extension classes without self
         self._get = queue._get
         self._closed = False
 
@@ -236,7 +238,7 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
         self._use(_core._connect_queue(state))
 
     def get(self) -> Any:
-        """The next object; waits for it. Raises OSError if this process has closed the queue."""
+        """Returns the next object. Waits for one. Raises OSError if this process has closed the queue."""
         if self._closed:
             raise OSError("handle is closed")
         return self._get(True, None)
@@ -248,11 +250,11 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
         self._put(obj, True, None)
 
     def empty(self) -> bool:
-        """Is nothing in the queue now?"""
+        """Returns whether the queue is empty now."""
         return not self._reader.poll()
 
     def close(self) -> None:
-        """This process puts and gets no more. Nothing is lost, the others go on."""
+        """Closes the queue for this process only. No object is lost."""
         self._closed = True
         self._reader.close()
         self._writer.close()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors and storages are pickled for another process: as a handle, never as their bytes.
+"""Pickles tensors and storages for another process: as a handle, never as their bytes.
 
-The functions have the names and results of ``torch.multiprocessing.reductions``: each gives
-``(rebuild, arguments)``, where ``rebuild(*arguments)`` makes the object in the other process, on the same
-memory. The arguments may be taken apart and sent by any means; they can be rebuilt once, while this process
-lives.
+The functions have the names and results of ``torch.multiprocessing.reductions``: each returns ``(rebuild, arguments)``,
+where ``rebuild(*arguments)`` makes the object in the other process, on the same memory. The arguments may be sent by
+any means. They can be rebuilt once, while this process lives.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = [
     "reduce_typed_storage_child",
 ]
 
-# Devices whose memory travels by handle from any allocator, and those where it must be onecopy's.
+# Device types whose memory is sent by handle from any allocator, and those that need memory of onecopy.
 _CARRIED = ("cpu", "cuda")
 _CARRIED_IF_OURS = ("npu",)
 
@@ -60,7 +59,7 @@ _NON_LEAF = (
 
 
 def __getattr__(name: str) -> Any:
-    """The rest of torch.multiprocessing.reductions, as it is."""
+    """Returns the other names of torch.multiprocessing.reductions."""
     if name.startswith("__") or not has_torch():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torch.multiprocessing import reductions
@@ -72,21 +71,21 @@ def __getattr__(name: str) -> Any:
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Names a tensor for another process.
+    """Reduces a tensor to a handle and arguments for another process.
 
     Returns:
-        ``(rebuild, arguments)``. For strided tensors of devices these are at least 15, in the order of torch's CUDA
-        tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
-        storage size and offset in its block (bytes), requires_grad, and four that torch needs for its own bookkeeping.
-        torch's rebuild_cuda_tensor() takes them, too, if none of ``is_conj()`` and ``is_neg()`` holds.
-        ``arguments[6]`` is the device to open on, as the opener numbers them, or its UUID as a str; left as it is,
-        the memory is opened where it is, whatever number that has there. For tensors of the CPU they are three, as
-        torch's are, so that programs that look at index 6 leave them alone: class, handle, and the rest.
+        ``(rebuild, arguments)``. A strided tensor on a device has at least 15 arguments, in the order of torch's CUDA
+        tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle, storage size and
+        offset in its block (bytes), requires_grad, and four arguments for torch's own bookkeeping. torch's
+        rebuild_cuda_tensor() accepts them, too, unless ``is_conj()`` or ``is_neg()`` is true. ``arguments[6]`` may be
+        replaced by the device to open on: its number in the receiver, or its UUID as a str. Left unchanged, the tensor
+        is opened on its own device, whatever number the receiver gives to the device. A tensor on the CPU has three
+        arguments, as with torch, so that programs that replace index 6 do not touch them: class, handle, and flags.
 
     Raises:
         RuntimeError: the tensor is part of an autograd graph.
-        onecopy.OutOfMemory: its storage is not shared yet and there is no room for it.
-        onecopy.Unsupported: it lies in a block of onecopy, in the middle of an element.
+        onecopy.OutOfMemory: its storage is not shared yet, and there is no memory to share it.
+        onecopy.Unsupported: the storage begins in the middle of an element of its block.
     """
     if not installed():
         from torch.multiprocessing.reductions import reduce_tensor
@@ -114,7 +113,7 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout not in (torch.strided, torch.jagged):
         return reduce_sparse_tensor(tensor)
     if tensor.layout is torch.jagged or tensor.is_quantized:
-        return tensor.__reduce_ex__(2)  # made of tensors and storages, which come back here
+        return tensor.__reduce_ex__(2)  # reduces it to tensors and storages, which are pickled by this module
     if tensor.device.type == "meta":
         return _reduce_meta_tensor(tensor)
     if not _is_carried(tensor.device, tensor.untyped_storage):
@@ -123,7 +122,7 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage]) -> bool:
-    """Does it travel by handle? Other tensors go torch's own way."""
+    """Returns whether the storage is sent by handle. torch sends the others its own way."""
     if device.type in _CARRIED_IF_OURS:
         return _core.torch_is_shared(storage())
     return device.type in _CARRIED
@@ -143,7 +142,7 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) -> tuple[Any, ...]:
-    """Returns arguments of rebuild_shared_tensor(), in the order of torch's rebuild_cuda_tensor()."""
+    """Returns the arguments of rebuild_shared_tensor(), in the order of torch's rebuild_cuda_tensor()."""
     import torch
 
     return (
@@ -166,13 +165,13 @@ def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) ->
 
 
 def rebuild_cpu_tensor(tensor_cls: type, handle: bytes, flags: int) -> Any:
-    """The tensor of the CPU that reduce_tensor() named, on the same memory. Raises as rebuild_shared_tensor()."""
-    del tensor_cls  # the flags say it: a Parameter or a Tensor
+    """Returns the CPU tensor that reduce_tensor() reduced, on the same memory. Raises as rebuild_shared_tensor()."""
+    del tensor_cls  # the flags contain it: a Parameter or a Tensor
     return _core.torch_open(_core.open(handle), flags)
 
 
 def rebuild_unusual_tensor(tensor_cls: type, storage: tuple[Any, ...], metadata: tuple[Any, ...]) -> Any:
-    """As rebuild_cpu_tensor(), for subclasses, tensors with hooks, and dtypes that handles have no number for."""
+    """Returns a CPU tensor that is a subclass, has hooks, or has a dtype that a handle cannot express."""
     handle, size_bytes, begin = storage
     offset, size, stride, requires_grad, dtype, conj, neg = metadata
     offset += begin // dtype.itemsize
@@ -198,12 +197,12 @@ def rebuild_shared_tensor(
     event_handle: bytes,
     event_sync_required: bool,
 ) -> Any:
-    """The tensor that reduce_tensor() named, on the same memory.
+    """Returns the tensor that reduce_tensor() reduced, on the same memory.
 
     Raises:
-        onecopy.StaleHandle: it was rebuilt before, or collect() gave it up, and its memory is free.
-        onecopy.OwnerDied: the process that named it is gone and no other process holds the memory.
-        onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
+        onecopy.StaleHandle: the tensor was rebuilt before, or collect() ended its hold, and its memory was freed.
+        onecopy.OwnerDied: the process that reduced it has ended, and no other process holds the memory.
+        onecopy.Unsupported: the memory cannot be opened on this device, or torch cannot use it in this process.
     """
     del storage_cls, ref_counter_handle, event_handle, event_sync_required
     device = _device_asked(storage_handle, storage_device, named=ref_counter_offset)
@@ -214,9 +213,10 @@ def rebuild_shared_tensor(
 
 
 def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | None:
-    """Returns the device to open on; None: the device of the memory, which the sender numbered `named`."""
+    """Returns the device to open on, or None for the device of the memory, to which the sender gave the number
+    `named`."""
     ordinal = _ordinal_of(asked) if isinstance(asked, str) else asked
-    if handle is None:  # no elements, so not onecopy's memory: one of _CARRIED
+    if handle is None:  # an empty tensor on a device, which is CUDA
         return f"cuda:{ordinal}"
     if asked == named:
         return None
@@ -224,7 +224,8 @@ def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | N
 
 
 def _ordinal_of(uuid: str) -> int:
-    """Returns this process's number of a card. Engines write its UUID to index 6 where numbers differ."""
+    """Returns the number of a card in this process. Engines write a UUID to index 6 if processes number cards
+    differently."""
     import torch
 
     for ordinal in range(torch.cuda.device_count()):
@@ -234,7 +235,7 @@ def _ordinal_of(uuid: str) -> int:
 
 
 def rebuild_lazy_tensor(*arguments: Any) -> Any:
-    """A tensor whose elements are to be read conjugated or negated: 15 arguments and the two bits."""
+    """Returns a lazily conjugated or negated tensor. The two bits follow the 15 arguments of the tensor."""
     *plain, conj, neg = arguments
     requires_grad = plain[10]
     plain[10] = False
@@ -260,7 +261,7 @@ def _finish(tensor: torch.Tensor, tensor_cls: type, requires_grad: bool) -> Any:
     import torch
 
     if tensor_cls is torch.nn.Parameter:
-        # Its constructor wants to know: integers can have no gradient, and its default is that they have.
+        # Its constructor requires a gradient by default, which integers cannot have.
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     tensor.requires_grad = requires_grad
     return tensor
@@ -287,7 +288,7 @@ def rebuild_meta_tensor(
     storage_size_bytes: int,
     requires_grad: bool,
 ) -> Any:
-    """A tensor without elements."""
+    """Returns a tensor on the meta device, which has no elements."""
     import torch
 
     storage = torch.UntypedStorage(storage_size_bytes, device="meta")
@@ -299,17 +300,17 @@ def rebuild_meta_tensor(
 
 
 def reduce_nested_tensor(nt: torch.Tensor) -> tuple[Any, ...]:
-    """A nested tensor (strided layout) as its buffer and three tensors that describe the parts."""
+    """Reduces a nested tensor (strided layout) to its buffer and three tensors that describe its parts."""
     return rebuild_nested_tensor, _reduce_all(_torch_names.nested_parts(nt))
 
 
 def rebuild_nested_tensor(*reduced: Any) -> Any:
-    """A nested tensor from the arguments of reduce_nested_tensor()."""
+    """Returns a nested tensor from the arguments of reduce_nested_tensor()."""
     return _torch_names.nested_tensor(_rebuild_all(reduced))
 
 
 def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple[Any, ...]:
-    """A sparse tensor as its indices and values; layouts: coo, csr, csc, bsr, bsc."""
+    """Reduces a sparse tensor (layouts coo, csr, csc, bsr and bsc) to its indices and values."""
     import torch
 
     if sparse.layout is torch.sparse_coo:
@@ -328,17 +329,17 @@ def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple[Any, ...]:
 
 
 def rebuild_sparse_coo_tensor(*arguments: Any) -> Any:
-    """A sparse tensor of layout coo from the arguments of reduce_sparse_tensor()."""
+    """Returns a sparse tensor of layout coo from the arguments of reduce_sparse_tensor()."""
     import torch
 
     *reduced, shape, is_coalesced = arguments
     indices, values = _rebuild_all(reduced)
-    # The sender has chosen whether to check. The argument is explicit, or torch warns.
+    # The sender has checked the invariants if it wanted to. torch warns without an explicit argument.
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
 
 
 def rebuild_sparse_compressed_tensor(*arguments: Any) -> Any:
-    """A sparse tensor of a compressed layout from the arguments of reduce_sparse_tensor()."""
+    """Returns a sparse tensor of a compressed layout from the arguments of reduce_sparse_tensor()."""
     import torch
 
     *reduced, shape, layout = arguments
@@ -346,7 +347,7 @@ def rebuild_sparse_compressed_tensor(*arguments: Any) -> Any:
 
 
 def _reduce_all(tensors: Iterable[torch.Tensor]) -> tuple[Any, ...]:
-    """Functions and arguments of several tensors, one after the other."""
+    """Returns the functions and arguments of several tensors, one after the other."""
     return tuple(item for tensor in tensors for item in reduce_tensor(tensor))
 
 
@@ -358,14 +359,14 @@ def _rebuild_all(reduced: Sequence[Any]) -> list[Any]:
 
 
 def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
-    """Names a whole storage for another process.
+    """Reduces a whole storage to a handle for another process.
 
     Returns:
-        ``(rebuild, arguments)``: as many arguments as torch gives, three with the strategy ``file_descriptor`` and
-        four with ``file_system``, so that torch's rebuild_storage_fd() and rebuild_storage_filename() take them.
+        ``(rebuild, arguments)``. There are three arguments with the strategy ``file_descriptor`` and four with
+        ``file_system``, as with torch, so that torch's rebuild_storage_fd() and rebuild_storage_filename() accept them.
 
     Raises:
-        RuntimeError: it lies on ``meta`` or on a device that onecopy does not know.
+        RuntimeError: the storage lies on ``meta`` or on a device that onecopy does not support.
     """
     if not installed():
         from torch.multiprocessing.reductions import reduce_storage
@@ -381,52 +382,52 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
 
 
 def rebuild_storage(storage_cls: type, *named: Any) -> Any:
-    """The storage that reduce_storage() named; the same object for the same memory in this process."""
+    """Returns the storage that reduce_storage() reduced. The same memory yields the same object in this process."""
     del storage_cls
     *_, handle, size_bytes = named
     return _open_storage(bytes(handle), size_bytes)
 
 
 def rebuild_storage_empty(cls: Callable[[], Any]) -> Any:
-    """A storage of no bytes: there is nothing to share."""
+    """Returns an empty storage, for which there is nothing to share."""
     return cls()
 
 
 def reduce_typed_storage(storage: torch.TypedStorage) -> tuple[Any, ...]:
-    """A storage that knows its dtype."""
+    """Reduces a typed storage to its untyped storage and its dtype."""
     return rebuild_typed_storage, (_torch_names.untyped_storage(storage), storage.dtype)
 
 
 def rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    """A storage that knows its dtype, on the same memory."""
+    """Returns a typed storage on the same memory."""
     import torch
 
     return _torch_names.typed_storage(torch.TypedStorage, storage, dtype=dtype)
 
 
 def reduce_typed_storage_child(storage: torch.TypedStorage) -> tuple[Any, ...]:
-    """A storage of one of the old classes, such as torch.FloatStorage."""
+    """Reduces a storage of an old typed class, e.g. torch.FloatStorage."""
     return rebuild_typed_storage_child, (_torch_names.untyped_storage(storage), type(storage))
 
 
 def rebuild_typed_storage_child(storage: torch.UntypedStorage, storage_type: type) -> Any:
-    """A storage of one of the old classes, on the same memory."""
+    """Returns a storage of an old typed class on the same memory."""
     return _torch_names.typed_storage(storage_type, storage)
 
 
-# --- torch's own rebuild functions, given our arguments ---------------------------------------------
+# --- torch's own rebuild functions, called with onecopy's arguments ---------------------------------
 
 _MAGIC = b"1COPY\0"  # the first bytes of a handle
 
 
 def _rebuild(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Stands in for torch's function of that name: opens onecopy's arguments, and passes others to torch."""
+    """Replaces torch's function `name`: rebuilds from onecopy's arguments, and passes other arguments to torch."""
     rebuild = _ours_for(name, arguments) or getattr(originals, name)
     return rebuild(*arguments, **named)
 
 
 def _ours_for(name: str, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Returns onecopy's function if the arguments have a handle in place of torch's storages, descriptors and names."""
+    """Returns onecopy's function if the arguments contain a handle in place of a storage, descriptor or file name."""
     place = _PLACES[name]
     named = arguments[place] if len(arguments) > place else None
     if isinstance(named, tuple) and named and (named[0] is None or _is_handle(named[0])):
@@ -448,11 +449,10 @@ def _is_handle(value: Any) -> bool:
 
 
 class SharedStorage:
-    """The storage class among the arguments of a tensor of a device, where torch has ``TypedStorage``.
+    """The storage class among the arguments of a tensor on a device, in place of torch's ``TypedStorage``.
 
-    torch's rebuild_cuda_tensor() has it open the handle, also in a process that has not imported this package: the
-    class is pickled by its name, so that unpickling the arguments imports the package. Without onecopy over there
-    unpickling them raises ModuleNotFoundError.
+    torch's rebuild_cuda_tensor() calls it to open the handle. This works in a process that has not imported this
+    package, too: unpickling the class imports the package, or raises ModuleNotFoundError if onecopy is not installed.
     """
 
     @staticmethod
@@ -465,7 +465,7 @@ class SharedStorage:
         named: int,
         *_event: Any,
     ) -> Any:
-        """A storage that begins where the sender's does; rebuild_shared_tensor() takes the whole block's instead."""
+        """Returns a storage that begins where the sender's does. rebuild_shared_tensor() opens the whole block."""
         block = _core.open(handle, _device_asked(handle, device, named))
         if offset_bytes == 0:
             return _core.torch_open_storage(block)
@@ -475,11 +475,11 @@ class SharedStorage:
 
     @staticmethod
     def _release_ipc_counter(*_arguments: Any, **_named: Any) -> None:
-        """Does nothing: torch found the storage in its cache, and there is no counter to release."""
+        """Does nothing. torch calls it for a storage in its cache, but onecopy has no counter to release."""
 
 
 class StorageHandle(bytes):
-    """The bytes of a handle where torch has a descriptor or a name: its own functions cannot open it and say so."""
+    """The bytes of a handle in place of a descriptor or file name. It raises an error if torch's functions open it."""
 
     def detach(self) -> int:
         """Raises Unsupported. torch's rebuild_storage_fd() calls it first."""
@@ -497,14 +497,14 @@ _NOT_INSTALLED = (
 
 
 def _block_handle(storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[bytes | None, int]:
-    """The whole block that a storage lies in, and the byte where the storage begins in there."""
+    """Returns a handle of the block that contains a storage, and the storage's offset in the block in bytes."""
     if not storage.nbytes():
         return None, 0
     block, begin = _core.torch_share_block(storage)
     if begin % dtype.itemsize:
         raise Unsupported(
-            f"this tensor begins in the middle of an element of {dtype}, {begin} bytes into a block of onecopy, "
-            "where torch can open none; share a clone() of it"
+            f"this tensor begins {begin} bytes into a block of onecopy, in the middle of an element of {dtype}, and "
+            "torch cannot open it; share a clone() of it"
         )
     return held(block), begin
 
@@ -521,7 +521,7 @@ def _open_storage(handle: bytes | None, size: int, device: str | None = None) ->
 
 
 def reduce_event(event: torch.cuda.Event) -> tuple[Any, ...]:
-    """An event made with ``interprocess=True``. It is kept until it is rebuilt."""
+    """Reduces an event made with ``interprocess=True``, and keeps the event until it is rebuilt."""
     if not installed():
         return _torch_names.of_reductions("reduce_event")(event)
     handle = event.ipc_handle()
@@ -529,7 +529,7 @@ def reduce_event(event: torch.cuda.Event) -> tuple[Any, ...]:
 
 
 def rebuild_event(device: Any, handle: bytes, hold: bytes | None = None, event_cls: Any = None) -> Any:
-    """The event that another process made, which need not keep it any more; a CUDA event without a class."""
+    """Returns the event of another process, and lets the other process release it. The default class is CUDA's."""
     import torch
 
     try:
@@ -540,8 +540,8 @@ def rebuild_event(device: Any, handle: bytes, hold: bytes | None = None, event_c
 
 
 def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple[Any, ...]:
-    """A handle, as channels get it, with a hold that lasts. For a child that is being started the hold ends with
-    it."""
+    """Reduces an object of onecopy to a handle whose hold lasts until it is opened, or until a child being started has
+    ended."""
     rebuild, arguments = cast(Any, thing._reduce_handle() if isinstance(thing, _core.Tensor) else thing.__reduce__())
     let_last(arguments[0])
     return rebuild, arguments

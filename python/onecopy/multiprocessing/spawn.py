@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.multiprocessing's spawn and start_processes: their arguments travel by handle, too."""
+"""torch.multiprocessing's ``spawn`` and ``start_processes``, which send tensors in arguments by handle, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if has_torch():
 else:
     __all__ = ["spawn", "start_processes"]
 
-    _NEEDS_TORCH = "it is a function of PyTorch: install torch, or use Process or Pool"
+    _NEEDS_TORCH = "this function needs PyTorch: install torch, or use Process or Pool"
 
     def spawn(
         fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = "spawn"

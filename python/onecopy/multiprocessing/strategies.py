@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How new segments of shared memory are made, under the names of torch.multiprocessing.
+"""Chooses how new segments of shared memory are made, by the names of torch.multiprocessing.
 
-``file_descriptor`` is anonymous memory, of which a process needs a few descriptors, however many tensors
-there are. ``file_system`` gives it names in /dev/shm, for programs that must see them. torch's functions of these
-names set and return this value, too.
+``file_descriptor`` makes anonymous memory; a process needs a few descriptors for any number of tensors.
+``file_system`` makes files in /dev/shm, for programs that must see them. torch's functions of the same names set and
+return the same value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ def set_sharing_strategy(new_strategy: str) -> None:
     """Sets the strategy for sharing CPU tensors.
 
     Args:
-        new_strategy (str): ``"file_descriptor"`` or ``"file_system"``. Memory that is shared already
-            stays as it is.
+        new_strategy (str): ``"file_descriptor"`` or ``"file_system"``. It affects new segments only.
 
     Raises:
-        AssertionError: there is no such strategy (the error that torch raises).
+        AssertionError: new_strategy is not a strategy (torch raises the same error).
     """
     if has_torch():
         from torch.multiprocessing import set_sharing_strategy
