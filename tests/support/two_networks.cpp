@@ -56,6 +56,10 @@ bool TwoNetworks::disturb(const std::string& how) {
       fmt::format("nsenter -t {} -n tc qdisc add dev {} root netem {}", pids_[0], kCables[0], how));
 }
 
+void TwoNetworks::undisturb() {
+  works(fmt::format("nsenter -t {} -n tc qdisc del dev {} root", pids_[0], kCables[0]));
+}
+
 void enter_network() {
   if (::unshare(CLONE_NEWNET | CLONE_NEWNS) != 0)
     throw std::runtime_error("this process got no network namespace");

@@ -23,6 +23,8 @@ class TwoNetworks {
   void mend();
   /// Of what the first sends: "delay 20ms loss 2%". False when the machine has no tc, or no netem.
   bool disturb(const std::string& how);
+  /// Ends what disturb() did.
+  void undisturb();
 
  private:
   const int pids_[2];

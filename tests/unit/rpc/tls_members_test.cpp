@@ -95,6 +95,25 @@ TEST_F(TlsMembers, GetTensorsOfAllSizes) {
   EXPECT_EQ(callee.join(), 0);
 }
 
+/// What is sent is a mixture, and the connection stays.
+TEST_F(TlsMembers, GoOnWhenATensorIsWrittenWhileItIsSent) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  const Tensor tensor = counted(500'000);
+  std::atomic<bool> is_over{false};
+  std::jthread writer([&] {
+    for (std::int64_t n = 0; !is_over; ++n) std::fill_n(tensor.as<volatile std::int64_t>(), 500'000, n);
+  });
+  for (int i = 0; i < 20; ++i)
+    EXPECT_EQ(agent.call("callee", "echo", {{}, {tensor}}).tensors.at(0).layout(), tensor.layout());
+  is_over = true;
+  writer.join();
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
 TEST_F(TlsMembers, KeepTheStridesOfTensors) {
   Child callee = serve(meeting_);
   Agent agent({.name = "caller"});

@@ -2,7 +2,11 @@
 // Members in two network namespaces with a cable between them, which is cut, slow, or lossy.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <cstdlib>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -26,6 +30,13 @@ using testing::TwoNetworks;
 using testing::Watchdog;
 
 constexpr auto kLongTimeout = 60s;
+constexpr std::size_t kMaxRuns = 1 << 20;
+
+/// A few faults by default; ONECOPY_TEST_FAULTS=300 makes many.
+int fault_rounds() {
+  const char* const text = std::getenv("ONECOPY_TEST_FAULTS");
+  return text ? std::atoi(text) : 6;
+}
 
 /// A caller and a callee, each in a network of its own. The caller runs what a test gives it.
 class TwoHosts : public ::testing::Test {
@@ -41,6 +52,10 @@ class TwoHosts : public ::testing::Test {
       const Environment timeout("ONECOPY_RPC_PEER_TIMEOUT", callee_timeout_);
       Agent agent({.name = "callee", .number = 1});
       define_usual(agent);
+      agent.define("run", [this](Values&& values) {
+        ++(*runs_)[static_cast<std::size_t>(number_of(values))];
+        return std::move(values);
+      });
       agent.define("count", [this](Values&&) { return number(++*calls_); });
       agent.define("call back", [&agent](Values&& values) {
         return agent.call("caller", "add one", std::move(values));
@@ -50,7 +65,8 @@ class TwoHosts : public ::testing::Test {
         return std::move(values);
       });
       meeting_->publish(1, agent);
-      meeting_->reach(1);
+      EXPECT_TRUE(
+          eventually([this] { return meeting_->step == 1; }, 2 * testing::kPatience + fault_rounds() * 4s));
       agent.shutdown();
     });
     caller_.emplace([this, run = std::move(run)] {
@@ -75,11 +91,12 @@ class TwoHosts : public ::testing::Test {
     EXPECT_EQ(callee_->join(), 0);
   }
 
-  Watchdog watchdog_;
+  Watchdog watchdog_{Watchdog::kLimit + fault_rounds() * 4s};
   Environment key_{"ONECOPY_RPC_KEY", kTestKey};
   const char *caller_timeout_ = "4", *callee_timeout_ = "4";
   Shared<Meeting> meeting_;
   Shared<std::atomic<int>> entered_, step_, calls_;
+  Shared<std::array<std::atomic<int>, kMaxRuns>> runs_;
   Shared<std::atomic<bool>> has_cable_;
   std::optional<Child> callee_, caller_;
   std::optional<TwoNetworks> networks_;
@@ -207,6 +224,87 @@ INSTANTIATE_TEST_SUITE_P(Timeouts, TwoHostsThatWereCutOff,
                          [](const auto& timeouts) {
                            return timeouts.index == 0 ? "NoticedByBoth" : "NoticedByTheCallerAlone";
                          });
+
+/// Faults at random: cut cables, shorter and longer than the timeout, stopped members, and slow and lossy cables.
+class TwoHostsWithFaults : public TwoHosts {
+ protected:
+  TwoHostsWithFaults() { caller_timeout_ = callee_timeout_ = "1"; }
+
+  /// Calls until the last step. Each call gets its answer, or an error that says why there is none, by its deadline.
+  void call_all_the_time(Agent& agent, std::atomic<std::int64_t>& next) {
+    constexpr auto kDeadline = 2s,
+                   kSlack =
+                       12s;  // a machine with much to do, and a connection that is tried for ten seconds
+    while (*step_ < 2) {
+      const std::int64_t id = next++;
+      if (id >= static_cast<std::int64_t>(kMaxRuns)) return;
+      Values values = number(id);
+      if (id % 8 == 0) values.tensors = tensor_of(1 << 20).tensors;
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        EXPECT_EQ(number_of(agent.call("callee", "run", std::move(values), kDeadline)), id);
+        EXPECT_EQ((*runs_)[static_cast<std::size_t>(id)], 1);
+      } catch (const Error& error) {
+        EXPECT_TRUE(error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout)
+            << error.what();
+        EXPECT_LE((*runs_)[static_cast<std::size_t>(id)], 1);
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, kDeadline + kSlack);
+    }
+  }
+  void disturb(std::mt19937& random) {
+    const auto pause = std::chrono::milliseconds(10 + random() % 200);
+    switch (random() % 4) {
+      case 0: cut_for(pause); break;
+      case 1: cut_for(1500ms + pause); break;
+      case 2: stop_for(pause); break;
+      default:
+        networks_->disturb("delay 50ms loss 1%"), std::this_thread::sleep_for(pause),
+            networks_->undisturb();
+    }
+    std::this_thread::sleep_for(pause);
+  }
+
+ private:
+  void cut_for(std::chrono::milliseconds time) {
+    networks_->cut();
+    std::this_thread::sleep_for(time);
+    networks_->mend();
+  }
+  void stop_for(std::chrono::milliseconds time) {
+    callee_->signal(SIGSTOP);
+    std::this_thread::sleep_for(time);
+    callee_->signal(SIGCONT);
+  }
+};
+
+TEST_F(TwoHostsWithFaults, AnswerEachCallOrSayWhyNotAndRunNothingTwice) {
+  begin([this](Agent& agent) {
+    std::atomic<std::int64_t> next{0};
+    EXPECT_EQ(number_of(agent.call("callee", "count")), 1);
+    *step_ = 1;
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < 3; ++i) threads.emplace_back([&] { call_all_the_time(agent, next); });
+    }
+    EXPECT_TRUE(eventually([&] {
+      try {
+        return number_of(agent.call("callee", "count", {}, 2s)) > 0;
+      } catch (const Error&) {
+        return false;
+      }
+    })) << "the callee cannot be called once all faults are mended";
+    for (std::int64_t id = 0; id < std::min<std::int64_t>(next, kMaxRuns); ++id)
+      EXPECT_LE((*runs_)[static_cast<std::size_t>(id)], 1) << "call " << id;
+    EXPECT_EQ(agent.calls_under_way(), 0U);
+    RecordProperty("calls", std::to_string(next));
+  });
+  await(1);
+  std::mt19937 random(std::random_device{}());
+  for (int i = 0; i < fault_rounds(); ++i) disturb(random);
+  *step_ = 2;
+  end();
+}
 
 TEST_F(TwoHosts, NoticeAMemberThatIsKilledWhileATensorIsSent) {
   begin([this](Agent& agent) {
