@@ -3,7 +3,7 @@
 _onecopy() {
   local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= words= w
   for w in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case $w in demo|share|load|open|ls|report|doctor|gc|key|bench|help|version) command=$w; break ;; esac
+    case $w in demo|share|load|open|store|ls|report|doctor|gc|key|bench|help|version) command=$w; break ;; esac
   done
   case $command:$previous in
     *:--log-level) words='off error warning info debug' ;;
@@ -16,11 +16,12 @@ _onecopy() {
   esac
   if [ -z "$words" ]; then case $command:$word in
     :-*) words='--help -h --version --log-level' ;;
-    :*) words='demo share load open ls report doctor gc key bench help version' ;;
+    :*) words='demo share load open store ls report doctor gc key bench help version' ;;
     demo:-*) words='--help -h --version --log-level' ;;
     share:-*) words='--strategy --help -h --version --log-level' ;;
     load:-*) words='--device --help -h --version --log-level' ;;
     open:-*) words='--out --force --hold --format --help -h --version --log-level' ;;
+    store:-*) words='--help -h --version --log-level' ;;
     ls:-*) words='--format --verbose -v --rpc --watch --help -h --version --log-level' ;;
     report:-*) words='--for --every --help -h --version --log-level' ;;
     doctor:-*) words='--format --help -h --version --log-level' ;;
@@ -31,7 +32,8 @@ _onecopy() {
     version:-*) words='--help -h --version --log-level' ;;
   esac; fi
   if [ -z "$words" ]; then case $command in
-    help) words='demo share load open ls report doctor gc key bench help version' ;;
+    store) words='serve put ls watch rollback rm stop' ;;
+    help) words='demo share load open store ls report doctor gc key bench help version' ;;
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
 }

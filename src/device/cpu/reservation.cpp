@@ -3,10 +3,16 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <system_error>
+#include <thread>
 
 #include "onecopy/core/error.h"
+#include "os/blocked_signals.h"
 #include "physical_chunk.h"
 
 namespace onecopy {
@@ -14,15 +20,68 @@ namespace onecopy {
 namespace {
 
 constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+/// A page table, and a table of those: page tables are moved whole between addresses that are equal below it.
+constexpr std::size_t kPageTable = std::size_t{2} << 20;
+constexpr std::size_t kTableOfPageTables = std::size_t{1} << 30;
+
+/// Returns addresses at a multiple of `alignment`, or null if there are none.
+std::byte* reserve_at(std::size_t bytes, std::size_t alignment) noexcept {
+  void* const all = ::mmap(nullptr, bytes + alignment, PROT_NONE, kNothing, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(all);
+  const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) % alignment;
+  if (before != 0) ::munmap(begin, before);
+  if (before != alignment) ::munmap(begin + before + bytes, alignment - before);
+  return begin + before;
+}
+
+std::size_t alignment_for(std::size_t bytes) noexcept {
+  return bytes < kPageTable ? static_cast<std::size_t>(::getpagesize())
+                            : (bytes < kTableOfPageTables ? kPageTable : kTableOfPageTables);
+}
+
+/// Returns addresses whose page tables can be moved if there is room for these, else any, or null.
+std::byte* reserve(std::size_t bytes) noexcept {
+  std::byte* const aligned = reserve_at(bytes, alignment_for(bytes));
+  return aligned ? aligned : reserve_at(bytes, static_cast<std::size_t>(::getpagesize()));
+}
+
+/// Unmaps in pieces: the kernel lets no other mapping of the process change during one of them.
+void unmap_in_pieces(std::byte* at, std::size_t bytes) noexcept {
+  constexpr std::size_t kAtOnce = std::size_t{8} << 20;
+  for (std::size_t done = 0; done < bytes; done += kAtOnce)
+    ::munmap(at + done, std::min(kAtOnce, bytes - done));
+}
+
+/// Unmaps on a thread of its own.
+void unmap_later(std::byte* at, std::size_t bytes) noexcept {
+  try {
+    const BlockedSignals blocked;
+    std::thread([at, bytes] { unmap_in_pieces(at, bytes); }).detach();
+  } catch (const std::system_error&) {
+    ::munmap(at, bytes);
+  }
+}
+
+/// Moves the pages of one mapping to other addresses, where a thread unmaps them: to unmap 1 GiB of 4 KiB pages takes
+/// 0.1 s, and to move their page tables 0.03 ms (two virtual CPUs, November 2026). The mapping itself stays, without
+/// pages. Has no effect before Linux 5.13, and on addresses that are not one mapping of a file.
+void set_pages_aside(std::byte* at, std::size_t bytes) noexcept {
+  constexpr int kDontUnmap = 4;  // MREMAP_DONTUNMAP of newer headers
+  if (bytes < kPageTable) return;
+  std::byte* const aside = reserve(bytes);
+  if (!aside) return;
+  if (::mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap, aside) == MAP_FAILED)
+    ::munmap(aside, bytes);
+  else unmap_later(aside, bytes);
+}
 
 }  // namespace
 
-HostReservation::HostReservation(std::size_t bytes) : bytes_(bytes) {
-  void* const base = ::mmap(nullptr, bytes, PROT_NONE, kNothing, -1, 0);
-  if (base == MAP_FAILED)
+HostReservation::HostReservation(std::size_t bytes) : bytes_(bytes), base_(reserve(bytes)) {
+  if (!base_)
     throw_errno(fmt::format("cannot reserve {} bytes of addresses", bytes), errno,
                 ErrorCode::out_of_mappings);
-  base_ = static_cast<std::byte*>(base);
 }
 
 HostReservation::~HostReservation() { ::munmap(base_, bytes_); }
@@ -40,6 +99,7 @@ void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
 
 /// The addresses stay reserved. If the system has no room for that, they stay mapped, without access.
 void HostReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
+  set_pages_aside(base_ + at, bytes);
   if (::mmap(base_ + at, bytes, PROT_NONE, kNothing | MAP_FIXED, -1, 0) == MAP_FAILED)
     ::mprotect(base_ + at, bytes, PROT_NONE);
 }

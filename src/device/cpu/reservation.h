@@ -5,7 +5,8 @@
 
 namespace onecopy {
 
-/// Addresses of the host for memfd chunks, parts of them too. Addresses without a mapping fault.
+/// Addresses of the host for memfd chunks, parts of them too. Addresses without a mapping fault. The pages of a large
+/// mapping that ends go on a thread of their own, which may hold the memory for a moment longer.
 /// Thread safety and invariants: see Reservation.
 class HostReservation final : public Reservation {
  public:
@@ -22,7 +23,7 @@ class HostReservation final : public Reservation {
 
  private:
   const std::size_t bytes_;
-  std::byte* base_ = nullptr;
+  std::byte* const base_;
 };
 
 }  // namespace onecopy

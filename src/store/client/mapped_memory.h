@@ -49,6 +49,7 @@ class MappedMemory final : public BlockGroup {
   MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading);
   ~MappedMemory() = default;
   void map();
+  void unmap() noexcept;
 
   const Device device_;
   Client::Reading reading_;  ///< ends after the mapping

@@ -19,6 +19,7 @@
 #include "os/file.h"
 #include "os/log.h"
 #include "os/random.h"
+#include "store/format/message.h"
 #include "store/keeper/guard.h"
 #include "store/keeper/partner.h"
 #include "store/keeper/worker.h"
@@ -48,12 +49,16 @@ Fd block_signals() {
   return fd;
 }
 
+/// Tells whether a worker answers. A socket alone says nothing: a keeper that was killed may not be quite gone.
 bool is_answered(const Place& place) {
+  constexpr std::chrono::milliseconds kPatience{500};
   try {
-    UnixSocket::connect(place.socket(), std::chrono::milliseconds(100));
+    UnixSocket socket = UnixSocket::connect(place.socket(), kPatience);
+    socket.send(pack(Hello{make_nonce<Nonce>()}), {}, kPatience);
+    socket.receive(kPatience);
     return true;
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::timeout;
+  } catch (const Error&) {
+    return false;
   }
 }
 

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store as a program sees it: memory of the host and of a CUDA device, and kills at named points.
+#include "onecopy/store/store.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "core/point.h"
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "store/keeper/keeper.h"
+#include "support/child.h"
+#include "support/die_at.h"
+#include "support/eventually.h"
+
+namespace onecopy::stored {
+namespace {
+
+using onecopy::testing::Child;
+using onecopy::testing::eventually;
+
+// A keeper's processes are forked from each other: one of them all dies at the point.
+const char* fatal_point = nullptr;
+std::atomic<int>* fatal_passes = nullptr;
+
+void die_once(const char* name) noexcept {
+  if (std::strcmp(name, fatal_point) == 0 && fatal_passes->fetch_sub(1) == 1) std::raise(SIGKILL);
+}
+
+/// A keeper of the test's own, in a child that may die at a point.
+class StoreTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    directory_ = fmt::format("{}onecopy-store-test-{}", ::testing::TempDir(), ::getpid());
+    ::setenv("ONECOPY_STORE_DIR", directory_.c_str(), 1);
+  }
+  void TearDown() override {
+    try {
+      Store::connect({.autostart = false}).stop();
+    } catch (const Error&) {  // it has ended
+    }
+    std::filesystem::remove_all(directory_);
+  }
+  /// The first process of the keeper that passes the point dies there.
+  Store start(const char* point = nullptr) {
+    *passes_ = 1;
+    keeper_.emplace([this, point] {
+      fatal_point = point;
+      fatal_passes = &*passes_;
+      if (point) point_hook.store(die_once);
+      serve(Place(directory_), {});
+    });
+    std::optional<Store> store;
+    if (!eventually([&] {
+          try {
+            store.emplace(Store::connect({.autostart = false}));
+          } catch (const Error& error) {
+            if (error.code() != ErrorCode::peer_died) throw;
+          }
+          return store.has_value();
+        }))
+      throw std::runtime_error("no keeper answers");
+    return *store;
+  }
+
+  std::string directory_;
+  onecopy::testing::Shared<std::atomic<int>> passes_;
+  std::optional<Child> keeper_;
+};
+
+constexpr std::int64_t kElements = 1000;
+
+std::vector<TensorSpec> specs() {
+  return {{"a", Layout(DType::f32, {kElements})},
+          {"b", Layout(DType::f32, {2, 3})},
+          {"none", Layout(DType::u8, {0})}};
+}
+
+void fill(const Tensor& tensor, float value) {
+  const std::vector<float> values(tensor.nbytes() / sizeof(float), value);
+  if (!values.empty())
+    copy_bytes_and_wait({tensor.data(), tensor.device(), values.data(), kCpu, tensor.nbytes()});
+}
+
+/// The value of all elements; -1 for a mix.
+float value_of(const Contents& contents) {
+  std::optional<float> found;
+  for (std::size_t row = 0; row < contents.size(); ++row) {
+    const Tensor tensor = contents.tensor(row);
+    std::vector<float> values(tensor.nbytes() / sizeof(float));
+    if (values.empty()) continue;
+    copy_bytes_and_wait({values.data(), kCpu, tensor.data(), tensor.device(), tensor.nbytes()});
+    for (const float value : values)
+      if (value != found.value_or(value)) return -1;
+    found = values.front();
+  }
+  return found.value_or(-1);
+}
+
+std::uint64_t publish(Store& store, Device device, float value, std::uint32_t keep = 2) {
+  Draft draft = store.draft("x", specs(), device, {.keep = keep, .checksums = true});
+  for (std::size_t row = 0; row < draft.size(); ++row) fill(draft.tensor(row), value);
+  return draft.publish();
+}
+
+TEST_P(StoreTest, AFollowerShowsEachVersionAtTheSameAddresses) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  publish(store, device, 1);
+  Follower live = store.follow("x");
+  EXPECT_EQ(live.device(), device);
+  EXPECT_EQ(value_of(live), 1);
+  const void* const place = live.tensor(0).data();
+  for (int number = 2; number <= 5; ++number) {
+    publish(store, device, static_cast<float>(number));
+    EXPECT_EQ(live.update(), static_cast<std::uint64_t>(number));
+    EXPECT_EQ(value_of(live), static_cast<float>(number));
+    live.verify();
+  }
+  EXPECT_EQ(live.tensor(0).data(), place);
+}
+
+TEST_P(StoreTest, AVersionIsReadInAnotherProcessThatTheStoreAloneConnects) {
+  Child publisher([this] {
+    Store store = start();
+    publish(store, Device::parse(GetParam()), 7);
+    keeper_->kill(SIGKILL);  // the worker: its guard goes on
+    keeper_.reset();
+  });
+  EXPECT_EQ(publisher.join(), 0);
+  Store store = Store::connect({.autostart = false});
+  EXPECT_EQ(value_of(store.open("x")), 7);
+}
+
+TEST_P(StoreTest, ADraftThatIsDroppedIsNoVersion) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  publish(store, device, 1);
+  { const Draft dropped = store.draft("x"); }
+  EXPECT_EQ(store.open("x").number(), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
+                         [](const auto& device) { return device.param.substr(0, device.param.find(':')); });
+
+class KilledKeeper : public StoreTest {};
+
+/// The publisher notices nothing, and each version is there once.
+TEST_P(KilledKeeper, LosesNoVersionAndMakesNoneTwice) {
+  Store store = start(GetParam().c_str());
+  for (int number = 1; number <= 4; ++number)
+    EXPECT_EQ(publish(store, kCpu, static_cast<float>(number), 1), static_cast<std::uint64_t>(number));
+  EXPECT_EQ(keeper_->join(), -SIGKILL);
+  EXPECT_EQ(store.list().at(0).current, 4u);
+  EXPECT_EQ(value_of(store.open("x")), 4);
+  EXPECT_TRUE(eventually([&] { return store.list().at(0).versions.size() == 1; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, KilledKeeper,
+                         ::testing::Values("store.publish.held", "store.index.written",
+                                           "store.index.committed", "store.publish.recorded"),
+                         [](const auto& point) {
+                           std::string name = point.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
+
+class KilledPublisher : public StoreTest {};
+
+TEST_P(KilledPublisher, LeavesAWholeVersionOrNone) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Child publisher([this] {
+    onecopy::testing::die_at(GetParam().c_str());
+    Store mine = Store::connect({.autostart = false});
+    publish(mine, kCpu, 2);
+  });
+  EXPECT_EQ(publisher.join(), -SIGKILL);
+  const Version now = store.open("x");
+  EXPECT_EQ(value_of(now), static_cast<float>(now.number()));
+  now.verify();
+  EXPECT_EQ(publish(store, kCpu, 3), now.number() + 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, KilledPublisher,
+                         ::testing::Values("store.draft.sealed", "store.draft.written",
+                                           "store.draft.published"),
+                         [](const auto& point) {
+                           std::string name = point.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
+
+TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  publish(store, kCpu, 2);
+  const Version first = store.open("x", 1);
+  const Version second = store.open("x");
+  const KeeperInfo halves = store.keeper();
+  ::kill(halves.guard, SIGSTOP);  // so that it does not replace the worker
+  keeper_->kill(SIGKILL);
+  ::kill(halves.guard, SIGKILL);
+  Store other = start();
+  EXPECT_TRUE(other.list().empty());
+  store.list();  // the reader's next call
+  EXPECT_EQ(value_of(other.open("x", 1)), 1);
+  EXPECT_EQ(value_of(other.open("x")), 2);
+}
+
+}  // namespace
+}  // namespace onecopy::stored
