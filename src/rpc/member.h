@@ -81,6 +81,12 @@ struct Member {
     counters.count(shares_memory ? route : far_route, tensors);
   }
 
+  /// Returns the last session with the process. It may be newer than a list of members from before.
+  Member& last_session() noexcept {
+    Member* last = this;
+    while (Member* const behind = last->next) last = behind;
+    return *last;
+  }
   /// Returns whether there is no connection, and there was one.
   bool is_gone() const noexcept { return has_ended || (before && !out); }
 

@@ -67,8 +67,7 @@ Member& Node::next_session(Member& ended) {
 }
 
 Member& Node::session_with(Member& known) {
-  Member* last = &known;
-  while (Member* const next = last->next) last = next;
+  Member* const last = &known.last_session();
   const bool was_cut =
       last->is_over && !last->has_left && last->transport && last->transport->reconnects() && !is_stopped();
   return was_cut ? next_session(*last) : *last;
@@ -130,7 +129,7 @@ void Node::release_lanes(Member& member) {
 
 Member* Node::find(std::uint32_t number) {
   for (Member* member : *list_.load())
-    if (member->number() == number && !member->next) return member;
+    if (member->number() == number) return &member->last_session();
   return nullptr;
 }
 
@@ -138,9 +137,9 @@ Member* Node::find(std::uint32_t number) {
 Member* Node::find(std::string_view name) {
   Member* latest = nullptr;
   for (Member* member : *list_.load()) {
-    if (member->name() != name || member->next) continue;
-    if (!member->has_ended) return member;
-    latest = member;
+    if (member->name() != name) continue;
+    latest = &member->last_session();
+    if (!latest->has_ended) return latest;
   }
   return latest;
 }
