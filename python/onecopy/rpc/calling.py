@@ -18,7 +18,7 @@ from .errors import Cancelled, RemoteFailure
 from .futures import CallFuture, error_of, future_in_loop
 from .peers import Member, WorkerInfo
 from .refused import RefusedValue
-from .registry import Deferred, note
+from .registry import Deferred, verb
 from .rref import PyRRef
 
 _lock = threading.Lock()
@@ -226,6 +226,6 @@ def serve(
         agent.endpoint.observe(False, name, time.monotonic() - start, failed)
 
 
-@note("cancel")
+@verb("cancel")
 def _cancel(agent: Any, caller: int, number: int) -> None:
     agent.endpoint.cancel(caller, number)

@@ -20,7 +20,7 @@ import onecopy
 
 from . import peers
 from .peers import Entry
-from .registry import note, verb
+from .registry import verb
 
 _NOBODY = "free"
 
@@ -86,7 +86,7 @@ def _tell(agent: Any, own: Entry) -> None:
             ) from error
 
 
-@note("join")
+@verb("join")
 def _enter(agent: Any, caller: int, entry: Entry) -> None:
     _enter_if_alive(agent, entry)
 

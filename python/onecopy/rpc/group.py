@@ -22,7 +22,7 @@ from . import calling, devices, elastic, peers, registry, telemetry, values, ver
 from .errors import Busy, Cancelled, RemoteFailure, late
 from .futures import CallFuture
 from .peers import Member, Options, WorkerInfo
-from .registry import note_handlers
+from .registry import handlers
 from .serving import Serving
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
@@ -188,8 +188,10 @@ class Agent(Serving):
 
     def take_note(self, sender: int, note: tuple[str, Any]) -> None:
         """Handles a note. Called in the order of its lane."""
-        verb, value = note
-        note_handlers[verb](self, sender, value)
+        name, value = note
+        if name.startswith("."):
+            raise ValueError(f"{name} is called, and came as a note")
+        handlers[name][0](self, sender, value)
 
     # --- native calls
 

@@ -27,7 +27,7 @@ import torch
 from ..errors import PeerDied
 from .futures import CallFuture, done, failed
 from .owned import Cell, OwnedValues, Reference
-from .registry import note
+from .registry import verb
 
 _GATHERING = 0.001  # seconds for which drops of references are gathered
 _MAX_DROPS = 1000  # of one message
@@ -241,20 +241,20 @@ class References:
                 self._agent.note(owner, "drop", references[i : i + _MAX_DROPS])
 
 
-@note("drop")
+@verb("drop")
 def _drop(agent: Any, caller: int, references: list[Reference]) -> None:
     for reference in references:
         agent.references.owned.count(tuple(reference), caller, -1)
 
 
-@note("announce")
+@verb("announce")
 def _announce(agent: Any, caller: int, value: tuple[Reference, Reference, int]) -> None:
     reference, fork, receiver = value
     if not agent.member(receiver).has_ended:
         agent.references.owned.announce(tuple(reference), tuple(fork), receiver)
 
 
-@note("accept")
+@verb("accept")
 def _accept(agent: Any, caller: int, value: tuple[Reference, Reference]) -> None:
     reference, fork = value
     agent.references.owned.accept(tuple(reference), tuple(fork), caller)

@@ -27,9 +27,9 @@ ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that ret
 this_agent: Any = None  # or the agent of this process; calls read it without the frame of find()
 _is_forked = False
 
-# Verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None).
+# Names of verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None). Notes,
+# whose names have no dot, have one argument, and are handled in the order of their lane.
 handlers: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
-note_handlers: dict[str, Callable[..., Any]] = {}  # of notes, called in the order of their lane
 
 
 class Deferred:
@@ -40,21 +40,11 @@ class Deferred:
 
 
 def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
-    """Returns a decorator: members call the function by that name, which begins with a dot. prepare(agent, caller's id,
-    args, reference to the result or None) returns the arguments."""
+    """Returns a decorator: members call the function by that name, which begins with a dot, or send notes to it by a
+    name without one. prepare(agent, caller's id, args, reference to the result or None) returns the arguments."""
 
     def register(function: F) -> F:
         handlers[name] = function, prepare
-        return function
-
-    return register
-
-
-def note(name: str) -> Callable[[F], F]:
-    """Returns a decorator: the function takes notes of that name, as function(agent, caller's id, value)."""
-
-    def register(function: F) -> F:
-        note_handlers[name] = function
         return function
 
     return register

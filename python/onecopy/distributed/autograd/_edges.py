@@ -123,3 +123,22 @@ class SentTensors:
     def name(self) -> str:
         """Returns the name of torch's node."""
         return "torch::distributed::autograd::SendRpcBackward"
+
+
+def wrong_arguments() -> TypeError:
+    """Returns the error of backward() for what is neither an id nor a list of tensors."""
+    return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
+
+
+def edge_of_root(root: torch.Tensor) -> GradientEdge:
+    """Returns the edge at which a pass begins. Raises TypeError, and RuntimeError for a tensor that is no root."""
+    if not isinstance(root, torch.Tensor):
+        raise wrong_arguments()
+    if not root.requires_grad:
+        raise RuntimeError("requires_grad not set on root")
+    if root.numel() != 1:
+        raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+    node = root.grad_fn
+    if node is None:
+        raise RuntimeError("root does not have a valid gradient function.")
+    return GradientEdge(node, root.output_nr)

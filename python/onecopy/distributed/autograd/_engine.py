@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from ...rpc import registry
 from ...rpc.futures import Future
-from ._edges import ReceivedTensors, SentTensors, torch_engine
+from ._edges import ReceivedTensors, SentTensors, edge_of_root, torch_engine, wrong_arguments
 from ._pass import Answer, Arrived, LocalPass, PassKey, Transport
 
 _IDS_OF_A_WORKER = 48
@@ -222,9 +222,9 @@ class Engine:
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
         """Runs a pass: see onecopy.distributed.autograd.backward()."""
         if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)):
-            raise _wrong_arguments()
+            raise wrong_arguments()
         context = self.retrieve(context_id)
-        edges = list(map(_edge_of_root, roots))
+        edges = list(map(edge_of_root, roots))
         if not edges:
             raise RuntimeError("No tensors provided for gradient computation.")
         key = self._begin_pass(bool(retain_graph))
@@ -289,23 +289,6 @@ class Engine:
     def on_mark_blocked(self, context_id: int, key: tuple[int, bool, int]) -> Future:
         """Marks what blocked components will send: see LocalPass.mark_blocked()."""
         return self.retrieve(context_id).local_pass(PassKey(*key)).mark_blocked()
-
-
-def _wrong_arguments() -> TypeError:
-    return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
-
-
-def _edge_of_root(root: torch.Tensor) -> GradientEdge:
-    if not isinstance(root, torch.Tensor):
-        raise _wrong_arguments()
-    if not root.requires_grad:
-        raise RuntimeError("requires_grad not set on root")
-    if root.numel() != 1:
-        raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
-    node = root.grad_fn
-    if node is None:
-        raise RuntimeError("root does not have a valid gradient function.")
-    return GradientEdge(node, root.output_nr)
 
 
 engine_of_this_process = Engine()

@@ -10,7 +10,7 @@ import torch
 
 from ...rpc import registry
 from ...rpc.futures import Future
-from ...rpc.registry import Deferred, note, verb
+from ...rpc.registry import Deferred, verb
 from ._engine import Context, engine_of_this_process as engine
 from ._pass import Answer
 
@@ -117,7 +117,7 @@ def _resolve(agent: Any, caller: int, *arguments: Any) -> list[tuple[int, int]]:
     return engine.on_resolve(*arguments)
 
 
-@note("release_context")
+@verb("release_context")
 def _release_context(agent: Any, caller: int, context_id: int) -> None:
     engine.on_release(caller, context_id, agent.run_soon)
 
