@@ -83,7 +83,7 @@ def test_the_text_of_a_handle_may_come_as_bytes():
     ],
 )
 def test_an_operator_names_the_arrays_that_have_it(calculate):
-    with pytest.raises(TypeError, match=r"a onecopy.Tensor has no operators; .numpy\(\) and .torch\(\) give arrays"):
+    with pytest.raises(TypeError, match=r"a onecopy.Tensor has no operators; .numpy\(\) and .torch\(\) return arrays"):
         calculate(onecopy.zeros((2, 2)))
 
 

@@ -23,21 +23,21 @@ constexpr std::size_t kLongestRepr = 60;
 std::int64_t size_arg(nb::handle value, const char* argument) {
   if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr()))
     raise_type_error(
-        fmt::format("{} must be an int or a sequence of ints; {} is none", argument, short_repr(value)));
+        fmt::format("{} must be an int or a sequence of ints, not {}", argument, short_repr(value)));
   const Py_ssize_t size = PyNumber_AsSsize_t(value.ptr(), nullptr);  // clips; a clipped size is refused
   if (size == -1 && PyErr_Occurred()) throw nb::python_error();
   if (size < 0) refuse_argument(fmt::format("{} has the negative size {}", argument, short_repr(value)));
   return size;
 }
 
-/// An attribute that is a str; empty otherwise.
+/// Returns an attribute if it is a str; empty otherwise.
 std::optional<std::string> text_attr(nb::handle value, const char* attribute) {
   const nb::object found = nb::getattr(value, attribute, nb::none());
   if (const auto text = utf8_of(found)) return std::string(*text);
   return std::nullopt;
 }
 
-/// The dtype that numpy and torch take for Python's own types; null for others. bool has its name.
+/// Returns the dtype that numpy and torch use for int, float and complex; null for other types. bool has its own name.
 const char* name_for_python(nb::handle type) {
   if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type)))) return "int64";
   if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyFloat_Type)))) return "float64";
@@ -55,7 +55,7 @@ std::string dtype_name(nb::handle value, const char* argument) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// "cuda" is torch's current CUDA device.
+/// Parses the name of a device. "cuda" means torch's current CUDA device.
 Device parse_device(std::string_view text) {
   for (const DeviceType type : backend_types())
     if (type != DeviceType::cpu && text == onecopy::name(type)) return {type, torch::current_ordinal(type)};
@@ -101,8 +101,8 @@ std::string text_of(nb::handle value, const char* argument) {
   if (const auto text = utf8_of(value)) return std::string(*text);
   if (!nb::isinstance<nb::str>(value))
     raise_type_error(fmt::format("{} must be a str, not {}", argument, short_repr(value)));
-  refuse_argument(
-      fmt::format("{} is {}, which is no text: it has lone surrogates", argument, short_repr(value)));
+  refuse_argument(fmt::format("{} is {}, which is not valid text: it contains lone surrogates", argument,
+                              short_repr(value)));
 }
 
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
@@ -117,7 +117,7 @@ std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
   return shape;
 }
 
-/// numpy's dtype(">f4") has the name of the native one.
+/// Raises for a byte order other than the machine's, since numpy's dtype(">f4") has the same name as the native one.
 void check_byte_order(nb::handle dtype, const char* argument) {
   if (nb::getattr(dtype, "isnative", nb::none()).is(nb::handle(Py_False)))
     refuse_argument(

@@ -16,7 +16,7 @@
 namespace onecopy::python {
 namespace {
 
-constexpr std::size_t kMostNamed = 4;  // names that repr() shows
+constexpr std::size_t kMaxNamed = 4;  // names that repr() shows
 
 nb::object to_str(std::string_view text) {
   nb::object str =
@@ -27,7 +27,7 @@ nb::object to_str(std::string_view text) {
 
 // ---- what Python calls
 
-/// Empty for an object that is no name at all.
+/// Returns the row with this name. Empty if there is none, or if `key` is not a str.
 std::optional<std::size_t> find_row(const OpenBundle& bundle, nb::handle key) {
   const auto name = utf8_of(key);
   return name ? bundle.find(*name) : std::nullopt;
@@ -46,7 +46,7 @@ std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   }
   if (!PyIndex_Check(key.ptr()))
     raise_type_error(
-        fmt::format("key must be the name or the number of a tensor, not {}", short_repr(key)));
+        fmt::format("key must be the name or the row number of a tensor, not {}", short_repr(key)));
   Py_ssize_t row = PyNumber_AsSsize_t(key.ptr(), PyExc_IndexError);
   if (row == -1 && PyErr_Occurred()) throw nb::python_error();
   const auto size = static_cast<Py_ssize_t>(bundle.size());
@@ -86,8 +86,8 @@ nb::object load_into(nb::handle bundle, nb::handle module, nb::handle prefix, bo
 
 [[noreturn]] void refuse_pickle(nb::handle, nb::handle) {
   raise_type_error(
-      "a Bundle is not pickled: send bundle.handle to another process, and save dict(bundle) or "
-      "bundle.tree(), whose tensors are written");
+      "a Bundle cannot be pickled: send bundle.handle to another process, or save dict(bundle) or "
+      "bundle.tree()");
 }
 
 nb::list items(const OpenBundle& bundle) {
@@ -106,10 +106,10 @@ nb::object iterate(const OpenBundle& bundle) {
 
 std::string to_text(const OpenBundle& bundle) {
   std::string text = fmt::format("<onecopy.Bundle of {}", bundle.size());
-  for (std::size_t row = 0; row < bundle.size() && row < kMostNamed; ++row)
+  for (std::size_t row = 0; row < bundle.size() && row < kMaxNamed; ++row)
     text += fmt::format("{} {} {}", row == 0 ? ":" : ",", nb::repr(bundle.name(row)).c_str(),
                         bundle.layout(row).str());
-  if (bundle.size() > kMostNamed) text += ", ...";
+  if (bundle.size() > kMaxNamed) text += ", ...";
   return text + ">";
 }
 
@@ -124,7 +124,7 @@ OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
       framework_(framework),
       value_(BundleValue::decode(bundle_.structure(), bundle_.size())) {}
 
-/// Neighbouring rows are pinned together, so the next of them cost a look-up.
+/// Neighbouring rows are pinned together, so most rows cost only a look-up.
 void OpenBundle::pin() const {
   for (const Tensor& tensor : open_rows(size()))
     if (is_on_host(tensor)) pin_here(tensor);
@@ -162,14 +162,14 @@ nb::object OpenBundle::tree(Framework framework) const {
   });
 }
 
-/// All at once, without the GIL: the first one may have to wait for its owner.
+/// Opens all rows in one call without the GIL, since the first row may have to wait for its owner.
 std::vector<Tensor> OpenBundle::open_rows(std::size_t count) const {
   std::vector<Tensor> tensors = without_gil([&] { return bundle_.tensors(count); });
   receive(tensors);
   return tensors;
 }
 
-/// Read from the value, without opening anything.
+/// Reads the flags from the value, without opening a tensor.
 std::uint32_t OpenBundle::flags(std::size_t row) const {
   if (!is_tree()) return 0;
   if (flags_.empty()) {
@@ -188,32 +188,32 @@ void init_bundle(nb::module_& m) {
   nb::class_<OpenBundle> c(
       m, "Bundle", nb::is_final(), nb::is_weak_referenceable(),
       nb::sig("class Bundle(collections.abc.Mapping[str, typing.Any])"),
-      "A mapping of names to the tensors of one handle, which opens a tensor when it is asked\n"
-      "for. The tensors of a nested value are named by their place in it, e.g.\n"
-      "``\"layers.3.weight\"``. ``tree()`` gives back values that are no tensors, and the nested\n"
-      "value as it was. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``,\n"
-      "which takes tensors of torch only.");
-  c.attr("__reversed__") = nb::none();  // rows have numbers, too, and would be taken for a sequence's
+      "A mapping from names to the tensors of one handle. Made by ``open()``.\n"
+      "\n"
+      "A tensor is opened when it is accessed. A tensor of a nested value is named by its place in\n"
+      "the value, e.g. ``\"layers.3.weight\"``. ``tree()`` returns the whole nested value, including\n"
+      "values that are not tensors. For ``load_state_dict()``, which accepts only torch tensors, open\n"
+      "the bundle with ``framework=\"torch\"``.");
+  c.attr("__reversed__") = nb::none();  // rows also have numbers, so Python would reverse it as a sequence
   c.def("__len__", &OpenBundle::size)
       .def("__contains__", &contains, nb::arg("name").none(),
            nb::sig("def __contains__(self, name: object) -> bool"))
       .def("__iter__", &iterate, nb::sig("def __iter__(self) -> typing.Iterator[str]"))
       .def("__getitem__", &get_item, nb::arg("key").none(),
            nb::sig("def __getitem__(self, key: str | int) -> typing.Any"),
-           "The tensor of that name or row, in the framework that the bundle was opened with. Each\n"
-           "call opens it anew, on the same memory.\n"
+           "Opens the tensor with this name or row number, in the framework of the bundle.\n"
            "\n"
            "Raises:\n"
-           "    KeyError, IndexError: there is none; the message says which names are near.\n"
+           "    KeyError, IndexError: there is no such tensor; the message suggests similar names.\n"
            "    StaleHandle, OwnerDied: as ``open()``.")
       .def("get", &get, nb::arg("key").none(), nb::arg("default") = nb::none(),
            nb::sig("def get(self, key: str, default: typing.Any = None) -> typing.Any"),
-           "The tensor of that name, or ``default``.")
-      .def("keys", &keys, nb::sig("def keys(self) -> list[str]"), "The names, in order.")
+           "Opens the tensor with this name, or returns ``default``.")
+      .def("keys", &keys, nb::sig("def keys(self) -> list[str]"), "Returns the names, in order.")
       .def("values", &values, nb::sig("def values(self) -> list[typing.Any]"),
            "Opens all tensors at once and returns them.")
       .def("items", &items, nb::sig("def items(self) -> list[tuple[str, typing.Any]]"),
-           "Names and tensors, opened at once.")
+           "Opens all tensors at once and returns pairs of names and tensors.")
       .def(
           "tree",
           [](const OpenBundle& bundle, nb::handle framework) {
@@ -222,34 +222,37 @@ void init_bundle(nb::module_& m) {
           nb::arg("framework") = nb::none(),
           nb::sig("def tree(self, framework: typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> "
                   "typing.Any"),
-          "The nested value that was shared, with all its tensors opened at once. An object that\n"
-          "was at several places is one object again. torch tensors stay Parameters, and keep their\n"
-          "``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and tuple;\n"
-          "a bundle that another language made as a dict.\n"
+          "Opens all tensors at once and returns the nested value that was shared.\n"
+          "\n"
+          "An object that was at several places is one object again. Parameters of torch stay\n"
+          "Parameters, and tensors keep ``requires_grad``. Subclasses of dict, list and tuple become\n"
+          "dict, list and tuple. A bundle that another language made becomes a dict.\n"
           "\n"
           "Args:\n"
-          "    framework: of the tensors; None for the one that the bundle was opened with.")
+          "    framework: the library of the tensors; None for the bundle's framework.")
       .def("load_into", &load_into, nb::arg("module").none(), nb::kw_only(), nb::arg("prefix").none() = "",
            nb::arg("strict") = true,
            nb::sig("def load_into(self, module: typing.Any, *, prefix: str = '', strict: bool = True) -> "
                    "typing.Any"),
-           "Makes the parameters and buffers of a ``torch.nn.Module`` the bundle's memory: nothing is\n"
-           "copied. Unlike ``load_state_dict(assign=True)`` it takes non-persistent buffers too, as\n"
-           "``share(model)`` has them, so a module that was made on ``meta`` is complete. Tied tensors\n"
-           "stay one object. A parameter requires a gradient if the module's did, and has the\n"
-           "bundle's dtype. Hooks of ``load_state_dict()`` are not called.\n"
+           "Makes the parameters and buffers of a ``torch.nn.Module`` use the bundle's memory, without a\n"
+           "copy.\n"
+           "\n"
+           "Unlike ``load_state_dict(assign=True)`` it also loads non-persistent buffers, which\n"
+           "``share(model)`` includes, so that a module made on ``meta`` becomes complete. Tied tensors\n"
+           "stay one object. A parameter keeps the module's ``requires_grad`` and takes the bundle's\n"
+           "dtype. Hooks of ``load_state_dict()`` are not called.\n"
            "\n"
            "Args:\n"
-           "    module: with the same names; on ``meta``, or with values that are dropped.\n"
-           "    prefix: where the module is in the shared value: \"model\" for share({\"model\": ...}).\n"
-           "    strict: refuse names that only one of both has. A non-persistent buffer that is not\n"
-           "        on ``meta`` may be missing, and stays as it is.\n"
+           "    module: a module with the same names, on ``meta`` or with values to replace.\n"
+           "    prefix: the module's place in the shared value: \"model\" for share({\"model\": ...}).\n"
+           "    strict: raise if the module or the bundle lacks a name of the other. A non-persistent\n"
+           "        buffer that is not on ``meta`` may be missing, and keeps its value.\n"
            "\n"
            "Returns:\n"
-           "    The names that were passed over, as ``missing`` and ``unexpected``.\n"
+           "    The names that were not loaded, as ``missing`` and ``unexpected``.\n"
            "\n"
            "Raises:\n"
-           "    InvalidArgument: names or shapes differ; the module is as it was.\n"
+           "    InvalidArgument: names or shapes differ; the module is unchanged.\n"
            "    StaleHandle, OwnerDied: as ``open()``.")
       .def(
           "_values",

@@ -13,14 +13,13 @@
 
 namespace onecopy::python {
 
-/// onecopy.Bundle: a bundle of tensors as its opener sees it. Rows are read on access. Thread safety: used with the
-/// GIL held.
+/// onecopy.Bundle: an opened bundle of tensors. Rows are opened on access. Thread safety: used with the GIL held.
 class OpenBundle {
  public:
-  /// The tensors are for use on `device`, or where they lie.
+  /// Opens the bundle for use of its tensors on `device`, or on their own devices.
   OpenBundle(const Handle& handle, Access access, Framework framework, std::optional<Device> device);
 
-  /// Pins all of it that is memory of the CPU.
+  /// Pins the memory of all tensors on the CPU.
   void pin() const;
   std::size_t size() const { return bundle_.size(); }
   Framework framework() const { return framework_; }
@@ -29,11 +28,11 @@ class OpenBundle {
   nb::object name(std::size_t row) const;
   Layout layout(std::size_t row) const { return bundle_.layout(row); }
   nb::object array(std::size_t row, Framework framework) const;
-  /// All rows, in order.
+  /// Opens all rows, and returns them in order.
   std::vector<nb::object> arrays(Framework framework) const;
-  /// Was it made of a nested value by Python?
+  /// Returns whether Python made the bundle from a nested value.
   bool is_tree() const noexcept { return !value_.value.empty(); }
-  /// The value that was shared; for bundles of other programs a dict of all rows by name.
+  /// Returns the shared value. For a bundle of another language, returns a dict of all rows by name.
   nb::object tree(Framework framework) const;
 
  private:

@@ -17,7 +17,7 @@
 namespace onecopy::python {
 namespace {
 
-/// Copies in the library of their originals: torch opens its own together.
+/// Appends the copies as tensors of their originals' libraries. Neighbouring torch tensors are opened together.
 void append_opened(nb::list& list, const std::vector<Tensor>& made,
                    std::span<const std::optional<std::uint32_t>> flags) {
   std::vector<Tensor> of_torch;
@@ -68,7 +68,7 @@ void Copies::append(ProgramTensor one) {
   if (is_part_full()) copy();
 }
 
-/// To the host there is one part: each one waits for its copy.
+/// Copies to the host form one part, since each part waits for its copy.
 bool Copies::is_part_full() const {
   return !is_to_host_ && bytes_ >= part_ && 4 * descents_ <= waiting_.size();
 }
@@ -101,14 +101,14 @@ std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle dev
 }
 
 void init_copies(nb::module_& m) {
-  nb::class_<Copies>(m, "_Copies", "Copies of a value's tensors on a device, in the value's order.")
+  nb::class_<Copies>(m, "_Copies", "The copies of a value's tensors on a device, in the value's order.")
       .def(nb::init<nb::handle, nb::object, std::size_t>(), nb::arg("device"), nb::arg("stream").none(),
            nb::arg("part") = Copies::kPart,
            "A card copies ``part`` bytes while those behind them are added.")
       .def("add", &Copies::add, nb::arg("objects"),
-           "Adds objects up to the first that is no tensor; how many.")
-      .def("end", &Copies::end, "The copies, each of the library that the original came from.")
-      .def_prop_ro("parts", &Copies::parts, "How many tensors each part had.");
+           "Adds objects up to the first that is not a tensor. Returns how many it added.")
+      .def("end", &Copies::end, "Returns the copies, each as a tensor of its original's library.")
+      .def_prop_ro("parts", &Copies::parts, "The number of tensors in each part.");
 }
 
 }  // namespace onecopy::python

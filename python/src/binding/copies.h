@@ -11,30 +11,31 @@
 
 namespace onecopy::python {
 
-/// A tensor of the program's as ours, with the flags of torch::FlaggedTensor if it is torch's.
+/// A tensor of the program as a Tensor, with the flags of torch::FlaggedTensor if it is a torch tensor.
 struct ProgramTensor {
   Tensor tensor;
   std::optional<std::uint32_t> flags;
 };
-/// Empty for an object that is no plain tensor of onecopy or torch. Throws as torch::share(). Called with the GIL held.
+/// Returns the tensor of an object. Empty if it is not a plain tensor of onecopy or torch. Throws as torch::share().
+/// REQUIRES: the GIL.
 std::optional<ProgramTensor> tensor_of(nb::handle object);
 
-/// Copies of tensors on a device, each of the library that the original came from, in the order in which they are added.
+/// Copies tensors to a device, and returns the copies in the order of addition, in the libraries of the originals.
 ///
-/// A card copies the first half GiB while the tensors behind it are added. Neighbours are joined within such a part, so
-/// tensors whose order is not that of their memory stay together.
+/// The tensors are copied in parts of half a GiB: a card copies one part while the tensors of the next are added.
+/// Tensors that are neighbours in memory are joined within a part, in whatever order they were added.
 ///
 /// Thread safety: used with the GIL held; copying releases it.
 class Copies {
  public:
   static constexpr std::size_t kPart = std::size_t{512} << 20;
 
-  /// `stream`: a stream of torch or cupy or its number; None is the current one. Throws as device_arg().
+  /// `stream`: a stream of torch or cupy, or its number; None for the current stream. Throws as device_arg().
   Copies(nb::handle device, nb::object stream, std::size_t part);
 
-  /// Adds objects up to the first that is no plain tensor of onecopy or torch. Returns how many.
+  /// Adds objects up to the first that is not a plain tensor of onecopy or torch. Returns how many it added.
   std::size_t add(nb::list objects);
-  /// The copies. Throws as to_device().
+  /// Returns the copies. Throws as to_device().
   nb::list end();
 
   const std::vector<std::size_t>& parts() const noexcept { return parts_; }
@@ -56,7 +57,7 @@ class Copies {
   const void* last_ = nullptr;
 };
 
-/// Throws as to_device(). On return copies to the host are there.
+/// Returns copies of the tensors on `device`. Copies to the host are complete on return. Throws as to_device().
 std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream);
 
 }  // namespace onecopy::python

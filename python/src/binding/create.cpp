@@ -17,8 +17,7 @@
 namespace onecopy::python {
 namespace {
 
-/// Runs the handlers of pending signals, as the main thread does. Throws their exceptions. REQUIRES: the GIL is not
-/// held.
+/// Runs Python's handlers of pending signals. Throws their exceptions. REQUIRES: the GIL is not held.
 void handle_signals() {
   if (::getpid() != ::gettid()) return;
   const nb::gil_scoped_acquire acquire;
@@ -46,7 +45,7 @@ Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device, bool pi
   return made;
 }
 
-/// Calls fill(first byte, bytes) for one piece of the memory after the other; handlers of signals run between them.
+/// Calls fill(first byte, bytes) for the memory piece by piece, and runs signal handlers between the pieces.
 /// REQUIRES: the GIL is not held; the tensor is contiguous.
 template <class Fill>
 void fill_in_pieces(const Tensor& tensor, Fill&& fill) {
@@ -95,38 +94,38 @@ void init_create(nb::module_& m) {
         nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
                 "typing.Any = 'cpu', pin: bool = False) -> Tensor"),
-        "A new tensor in shared memory, row-major, not initialised.\n"
+        "Returns a new, uninitialised, row-major tensor in shared memory.\n"
         "\n"
         "Args:\n"
-        "    shape: sizes of the dimensions; one int for one dimension, () for none.\n"
-        "    dtype: element type, e.g. \"bfloat16\"; dtypes of torch and numpy do as well. Python's bool,\n"
-        "        int, float and complex are \"bool\", \"int64\", \"float64\" and \"complex128\", as in "
-        "numpy.\n"
-        "    device: \"cpu\", or a device as this process numbers it: \"cuda:0\", \"npu:0\". \"cuda\" "
-        "alone is\n"
-        "        torch's current CUDA device, or \"cuda:0\" while torch has not used any.\n"
-        "    pin: pins it for this process's cards, as ``pin()`` does.\n"
+        "    shape: the sizes of the dimensions; one int for one dimension, () for none.\n"
+        "    dtype: the element type, e.g. \"bfloat16\", or a dtype of torch or numpy. Python's bool,\n"
+        "        int, float and complex mean \"bool\", \"int64\", \"float64\" and \"complex128\", as in\n"
+        "        numpy.\n"
+        "    device: \"cpu\", or a device by its number in this process: \"cuda:0\", \"npu:0\".\n"
+        "        \"cuda\" alone is torch's current CUDA device, or \"cuda:0\" if torch has not used any.\n"
+        "    pin: pins the memory for this process's cards, as ``pin()`` does.\n"
         "\n"
         "Raises:\n"
-        "    InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.\n"
-        "    Unsupported: there is no driver for the device or it is too old, or it was used before this\n"
-        "        process was forked.\n"
-        "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
+        "    InvalidArgument: a size is negative, the tensor is larger than 2^63 - 1 bytes, or the\n"
+        "        device does not exist.\n"
+        "    Unsupported: the device has no driver or an old one, or was used before this process was\n"
+        "        forked.\n"
+        "    OutOfMemory: there is not enough memory. The call reserves the memory, so that later writes\n"
         "        cannot fail.");
   m.def("zeros", &zeros, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
         nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig("def zeros(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
                 "typing.Any = 'cpu', pin: bool = False) -> Tensor"),
-        "``empty()``, filled with zeros.");
+        "Returns a new tensor of zeros. It takes the arguments of ``empty()``.");
   m.def("full", &full, nb::arg("shape").none(), nb::arg("fill_value").none(),
         nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig(
             "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
             "typing.Any = 'float32', device: typing.Any = 'cpu', pin: bool = False) -> Tensor"),
-        "``empty()``, filled with a number.\n"
+        "Returns a new tensor filled with a number. It takes the other arguments of ``empty()``.\n"
         "\n"
         "Raises:\n"
-        "    TypeError: fill_value is no number of that dtype.\n"
+        "    TypeError: fill_value is not a number of this dtype.\n"
         "    OverflowError: fill_value does not fit into the dtype.");
 }
 

@@ -21,10 +21,10 @@
 namespace onecopy::python {
 namespace {
 
-/// So many bytes are written from the host when a tensor is filled; the device copies the rest itself.
+/// The number of bytes that the host writes to fill a tensor; the device copies the rest itself.
 constexpr std::size_t kStaging = std::size_t{1} << 20;
 
-/// Asking the driver for all its devices takes microseconds.
+/// Returns the handle's device in this process. A query of the driver would take microseconds.
 Device home_of(const HandleFields& handle) {
   if (handle.device_type == DeviceType::cpu) return kCpu;
   static std::map<std::array<std::uint8_t, 16>, Device>* const known =
@@ -41,7 +41,7 @@ Device home_of(const HandleFields& handle) {
                           home.str(), asked.str(), asked.str()));
 }
 
-/// Copies after all work in both sides' current streams, and waits.
+/// Copies after all work in the current streams of both devices, and waits for the copy.
 void copy_and_wait(const TensorView& from, const TensorView& to) {
   const Device at = to.device == kCpu ? from.device : to.device;
   const Stream stream = current_stream(at);
@@ -54,7 +54,7 @@ void copy_and_wait(const TensorView& from, const TensorView& to) {
   });
 }
 
-/// Writes the first bytes from the host; then the device itself copies twice as many each time.
+/// Fills a contiguous tensor: the host writes the first bytes, and the device then copies twice as many each time.
 void fill_row(const Tensor& tensor, const Element& value) {
   const std::size_t element = size_of(tensor.dtype());
   const std::size_t first = std::min(tensor.nbytes(), kStaging);
@@ -73,7 +73,7 @@ void fill_row(const Tensor& tensor, const Element& value) {
   });
 }
 
-/// A handle of our own names a point in the one stream; opening it makes the other stream wait for that.
+/// Returns the tensor in the order of `to`: sharing it records a point in `from`, and opening it makes `to` wait.
 Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   if (from.native == to.native) return tensor;
   return without_gil([&] {
@@ -81,7 +81,7 @@ Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   });
 }
 
-/// On the device. If streams cannot wait for each other, the host waits, which is counted.
+/// Makes the default stream wait for a stream. If streams of the device cannot wait, the host waits and counts it.
 void put_before_default_stream(Device device, Stream stream) {
   if (!stream.native) return;
   without_gil([&] {
@@ -109,7 +109,7 @@ std::uintptr_t stream_number(nb::handle value, const char* argument) {
 
 Stream current_stream(Device device) { return device == kCpu ? Stream{} : torch::current_stream(device); }
 
-/// The default stream has the number 0 for the driver, and 1 if 0 would be ambiguous.
+/// The driver numbers the default stream 0; 1 also means the default stream.
 Stream stream_arg(nb::handle value, const char* argument) {
   const std::uintptr_t number = stream_number(value, argument);
   return {number == 1 ? nullptr : reinterpret_cast<void*>(number)};
@@ -122,7 +122,7 @@ void require_host(const Tensor& tensor, const char* what) {
                           tensor.device().str()));
 }
 
-/// Without the GIL: an allocation that is short of memory may wait for a stream whose work needs Python.
+/// Releases the GIL, since an allocation that lacks memory may wait for a stream whose work needs Python.
 Tensor empty_in_order(const Layout& layout, Device device) {
   Tensor made = without_gil([&] { return empty(layout, device); });
   return device == kCpu ? made : record_stream(made, current_stream(device));

@@ -10,28 +10,28 @@
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/share.h"
 
-/// Memory of devices: the host reaches it by copies only, and all work is in the order of streams. Thread safety: all
-/// functions are called with the GIL held, and release it while they wait.
+/// Functions for memory of devices. The host accesses it only by copies, and all work is ordered by streams. Thread
+/// safety: all functions are called with the GIL held, and release it while they wait.
 namespace onecopy::python {
 
-/// The stream of this program's work on a device. If torch has used such devices, that is torch's current one,
-/// otherwise the device's default stream. None for the CPU.
+/// Returns the stream of this program's work on a device: torch's current stream if torch has used devices of this
+/// type, or else the default stream. Returns no stream for the CPU.
 Stream current_stream(Device device);
-/// A stream's number (1: the default one, 2: the thread's default one), or an object of torch, cupy or numba that
-/// has it. Raises TypeError naming the argument, InvalidArgument for a number that is no stream.
+/// Returns the stream of a number (1: the default stream, 2: the thread's default stream), or of an object of torch,
+/// cupy or numba. Raises TypeError with the argument's name, InvalidArgument for a number that is not a stream.
 Stream stream_arg(nb::handle value, const char* argument);
 
 inline bool is_on_host(const Tensor& tensor) noexcept { return tensor.device().type == DeviceType::cpu; }
-/// Throws unsupported for tensors on devices, with advice. `what` begins the sentence.
+/// Throws unsupported, with advice, for a tensor on a device. `what` is the beginning of the message.
 void require_host(const Tensor& tensor, const char* what);
 
-/// A new tensor for the device's current stream: its memory is kept until that stream has passed the tensor's end
-/// here. On the CPU onecopy::empty().
+/// Allocates a tensor in the order of the device's current stream: the released memory is reused only after the work
+/// that the stream has queued by then. On the CPU it is onecopy::empty().
 Tensor empty_in_order(const Layout& layout, Device device);
-/// onecopy::share(), after the work in the device's current stream.
+/// Calls onecopy::share() in the order of the device's current stream.
 Handle share_in_order(const Tensor& tensor, Exact exact = Exact::no);
-/// onecopy::open(), before later work in the current stream of the device that it is opened on. Throws unsupported
-/// for a device on which the memory cannot be used.
+/// Calls onecopy::open(), before later work in the current stream of the device. Throws unsupported for a device that
+/// cannot use the memory.
 Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> device = {});
 /// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their device.
 /// Tensors of several devices leave in the order of the default streams, which wait for the current ones before.
@@ -42,7 +42,8 @@ Stream stream_to_take_in();
 /// The current stream of each device that this process has used. Empty, without a question to torch, if it has used
 /// none.
 std::vector<DeviceStream> current_streams();
-/// The order in which tensors leave this process. A put or a send makes one, at its door, and keeps it until it is done.
+/// The order in which tensors leave this process. A put or a send makes one, at its door, and keeps it until it is
+/// done.
 ///
 /// Thread safety: belongs to its thread.
 struct Departure {
@@ -56,16 +57,16 @@ struct Departure {
 };
 /// Tensors that came in the order of `from`, for the current streams.
 void receive(std::span<Tensor> tensors, Stream from = {});
-/// Waits for the work in the device's current stream.
+/// Waits for the work in the current stream of the tensor's device.
 void finish_work_on(const Tensor& tensor);
-/// The tensor for another stream, which waits for the work in the current one.
+/// Returns the tensor in the order of another stream, which waits for the work in the current stream.
 Tensor handed_to(const Tensor& tensor, Stream stream);
 
-/// Copies the elements to a new tensor, row-major. Waits until they are there.
+/// Returns a row-major copy of the tensor on a device. Waits for the copy.
 Tensor copied_to(const Tensor& tensor, Device device);
-/// The tensor itself, or a copy of it on the CPU.
+/// Returns the tensor itself if it is on the CPU, or a copy on the CPU.
 Tensor on_host(const Tensor& tensor);
-/// Waits until it is done. REQUIRES: equal dtype and shape.
+/// Copies all elements. Waits until the copy is complete. REQUIRES: equal dtype and shape.
 void copy_elements(const Tensor& to, const Tensor& from);
 void fill_elements(const Tensor& tensor, const Element& value);
 

@@ -19,7 +19,7 @@ struct Word {
   std::string_view python;
 };
 
-/// Words of the core's messages for programs in C++, and those for Python.
+/// The words of the core's messages that name C++ functions, and their replacements for Python.
 constexpr std::array kWords = {
     Word{"Access::read_only", "access=\"read\""},
     Word{"Exact::copy", "exact=\"copy\""},
@@ -54,7 +54,7 @@ void raise(const Error& error) {
 
 void init_errors(nb::module_&) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    if (!pointer) {  // no exception of C++: this is a daemon thread that the interpreter ends
+    if (!pointer) {  // not an exception of C++: the interpreter ends this daemon thread
       if (is_finalizing()) park();
       std::terminate();
     }
@@ -63,7 +63,7 @@ void init_errors(nb::module_&) {
     } catch (const Error& error) {
       try {
         raise(error);
-      } catch (nb::python_error& other) {  // an interpreter that is going away
+      } catch (nb::python_error& other) {  // the interpreter is being finalized
         other.restore();
       }
     }

@@ -18,19 +18,19 @@
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 
-/// Waiting without the GIL, independent of the way in which the interpreter ends.
+/// Functions that wait without the GIL, whichever way the interpreter ends.
 namespace onecopy::python {
 
 using Clock = std::chrono::steady_clock;
 
-/// Waits for ever. A thread that wants the GIL of an interpreter that is going away ends here: its stack cannot be
-/// unwound, and the process is about to exit.
+/// Waits for ever. A thread that needs the GIL of an interpreter that is being finalized stops here: its stack cannot
+/// be unwound, and the process is about to exit.
 [[noreturn]] inline void park() noexcept {
   for (;;) ::pause();
 }
 
-/// Calls a function that runs Python code. If the interpreter goes away, a daemon thread may be ended in there, and
-/// is parked then. Put it close around the call: frames in between are unwound without the GIL.
+/// Calls a function that runs Python code. If CPython ends a daemon thread in the call while the interpreter is being
+/// finalized, the thread is parked. Wrap only the call: frames in between are unwound without the GIL.
 template <class Call>
 auto call_python(Call&& call) {
   try {
@@ -58,8 +58,8 @@ inline bool is_finalizing() noexcept {
 #endif
 }
 
-/// Takes the GIL again. CPython before 3.14 ends daemon threads here by pthread_exit. That would unwind through
-/// frames that do not allow it, and abort the process.
+/// Acquires the GIL again. CPython before 3.14 may end a daemon thread here by pthread_exit, which would unwind frames
+/// that do not allow it and abort the process; the thread is parked instead.
 inline void take_gil(PyThreadState* state) {
   if (is_finalizing() && ::getpid() != ::gettid()) park();
   try {
@@ -69,11 +69,11 @@ inline void take_gil(PyThreadState* state) {
   }
 }
 
-/// Copies of so many bytes and more are made without the GIL.
+/// The number of bytes from which copies are made without the GIL.
 inline constexpr std::size_t kLargeCopy = std::size_t{64} << 10;
 
-/// How many threads are inside of without_gil() now. Threads that are inside when the interpreter ends keep their
-/// objects for ever, which is no leak of ours.
+/// The number of threads inside without_gil(). Objects of threads that are inside when the interpreter ends are never
+/// released, and are not reported as leaks.
 inline std::atomic<int> threads_without_gil{0};
 
 /// Runs work() without the GIL. Its exceptions are thrown with the GIL held. REQUIRES: the GIL is held; work() uses
@@ -99,7 +99,7 @@ auto without_gil(Work&& work) {
   }
 }
 
-/// Runs work() with the GIL, in a thread of Python that let go of it or has it. REQUIRES: work() throws nothing.
+/// Runs work() with the GIL, in a thread of Python that holds or has released it. REQUIRES: work() does not throw.
 template <class Work>
 void with_gil(Work&& work) noexcept {
   if (is_finalizing() && ::getpid() != ::gettid()) park();
@@ -108,9 +108,8 @@ void with_gil(Work&& work) noexcept {
   PyGILState_Release(state);
 }
 
-/// Runs drop() without the GIL: releasing memory may have to wait for streams of devices or for other processes. If
-/// the interpreter goes away, the GIL is kept: no other thread may have it then. REQUIRES: the GIL is held; drop()
-/// uses nothing of Python.
+/// Runs drop() without the GIL, since releasing memory may wait for streams of devices or for other processes. Keeps
+/// the GIL while the interpreter is being finalized. REQUIRES: the GIL is held; drop() does not use Python.
 template <class Drop>
 void drop_without_gil(Drop&& drop) noexcept {
   if (is_finalizing()) drop();
@@ -127,15 +126,15 @@ inline double seconds_of(nb::handle timeout) {
   throw nb::type_error(("timeout must be a number of seconds or None, not " + type).c_str());
 }
 
-/// The deadline of a call with this number of seconds: None is never, zero and less is now. Raises TypeError, and
-/// InvalidArgument, a ValueError, for NaN.
+/// Returns the deadline of a timeout in seconds: None means never, zero and less mean now. Raises TypeError, and
+/// InvalidArgument for NaN.
 inline Deadline deadline_of_seconds(nb::handle timeout) {
   if (timeout.is_none()) return kForever;
   return Deadline::after_seconds(seconds_of(timeout));
 }
 
-/// deadline_of_seconds() for calls without `block`. A bool is taken for a misplaced `block` and refused: it would
-/// mean a second or no wait. `instead` names the call to use. Raises TypeError.
+/// Returns deadline_of_seconds() for a call without the argument `block`. Raises TypeError for a bool, which is
+/// probably a misplaced `block`; `instead` is the advice in the message.
 inline Deadline deadline_of(nb::handle timeout, const char* instead = "") {
   if (!PyBool_Check(timeout.ptr())) return deadline_of_seconds(timeout);
   const std::string message = std::string("timeout must be seconds, or None for ever, not ") +
@@ -145,15 +144,15 @@ inline Deadline deadline_of(nb::handle timeout, const char* instead = "") {
 
 inline constexpr std::chrono::milliseconds kSlice{100};
 
-/// Only the main thread runs Python's signal handlers, so only it has to look for signals.
+/// Returns the longest time to wait before looking for signals, which only the main thread handles.
 inline std::chrono::nanoseconds longest_slice() noexcept {
   constexpr std::chrono::hours kLong{24};
   return ::getpid() == ::gettid() ? std::chrono::nanoseconds(kSlice) : std::chrono::nanoseconds(kLong);
 }
 
-/// Calls attempt(time to wait) without the GIL until its result is true or the deadline has passed. In every slice
-/// signal handlers run, and look(). An exception of any of them ends the wait. REQUIRES: the GIL is held; an attempt
-/// without waiting has failed.
+/// Calls attempt(time to wait) without the GIL until it returns true or the deadline has passed. After every slice it
+/// runs signal handlers and look(), whose exceptions end the wait. REQUIRES: the GIL is held; an attempt without
+/// waiting has failed.
 template <class Attempt, class Look>
 auto wait_looking(Deadline deadline, std::chrono::nanoseconds slice, Attempt&& attempt, Look&& look) {
   using Result = std::invoke_result_t<Attempt, std::chrono::nanoseconds>;
@@ -168,7 +167,7 @@ auto wait_looking(Deadline deadline, std::chrono::nanoseconds slice, Attempt&& a
   }
 }
 
-/// A queue or pipe while another process is stopped, and keeps its lock or does not answer: no item came, none fits.
+/// Calls attempt(). Returns an empty result if another process is stopped while it holds a lock or should answer.
 template <class Attempt>
 auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
   try {

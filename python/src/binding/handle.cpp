@@ -52,23 +52,24 @@ nb::tuple shape(const Handle& handle) {
 void init_handles(nb::module_& m) {
   nb::class_<Handle>(
       m, "Handle", nb::is_final(), nb::is_weak_referenceable(),
-      "The bytes that travel: enough to open a tensor, or a bundle of them, in another process.\n"
-      "Made by ``share()``, a handle keeps the memory alive; read from bytes or text, it keeps\n"
-      "nothing. Pickling one that keeps memory holds it until the first open, ten minutes at\n"
-      "most.")
+      "A handle, with which another process opens a tensor or a bundle of tensors.\n"
+      "\n"
+      "A handle from ``share()`` keeps the memory alive; a handle read from bytes or text does not.\n"
+      "Pickling a handle that keeps memory also holds the memory until the first open, for ten\n"
+      "minutes at most.")
       .def("to_bytes", &to_bytes,
-           "The handle as bytes, about 150. They keep nothing alive: to open them, a process must\n"
-           "keep the tensor meanwhile.")
+           "Returns the handle as about 150 bytes. The bytes do not keep the memory alive: keep the\n"
+           "handle or the tensor until another process has opened them.")
       .def_static("from_bytes", &from_bytes, nb::arg("data").none(),
                   nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Handle"),
-                  "Reads the result of ``to_bytes()``.\n"
+                  "Returns the handle with these bytes, the result of ``to_bytes()``.\n"
                   "\n"
                   "Raises:\n"
-                  "    BadHandle: they are truncated, damaged or contradictory.\n"
-                  "    VersionMismatch: they are of another version.")
+                  "    BadHandle: the bytes are truncated, damaged or contradictory.\n"
+                  "    VersionMismatch: another version of onecopy wrote the bytes.")
       .def_static("from_text", &from_text, nb::arg("text").none(),
                   nb::sig("def from_text(text: str) -> Handle"),
-                  "Reads what ``str()`` gave. Raises as ``from_bytes()`` does.")
+                  "Returns the handle with this text, the result of ``str()``. Raises as ``from_bytes()``.")
       .def("__str__", &Handle::to_text,
            "``\"onecopy:...\"``: safe on command lines, in environment variables and in URLs.")
       .def("__repr__", &to_repr)
@@ -84,21 +85,23 @@ void init_handles(nb::module_& m) {
       .def(
           "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo").none(),
           nb::sig("def __deepcopy__(self, memo: object) -> Handle"))
-      .def_prop_ro("is_bundle", &Handle::is_bundle, "Does it name a bundle?")
+      .def_prop_ro("is_bundle", &Handle::is_bundle, "Whether the handle opens a bundle.")
       .def_prop_ro(
           "device_type",
           [](const Handle& handle) { return std::string(name(handle.fields().device_type)); },
-          "The kind of device that its memory is on: ``\"cpu\"``, ``\"cuda\"``, ``\"npu\"``.")
+          "The type of the memory's device: ``\"cpu\"``, ``\"cuda\"`` or ``\"npu\"``.")
       .def_prop_ro("shape", &shape, nb::sig("def shape(self) -> tuple[int, ...]"),
-                   "Sizes of the tensor's dimensions.")
+                   "The sizes of the tensor's dimensions.")
       .def_prop_ro(
           "dtype", [](const Handle& handle) { return dtype_object(handle.layout().dtype()); },
           nb::sig("def dtype(self) -> onecopy.dtypes.DType"), "The tensor's element type.")
       .def_prop_ro(
-          "nbytes", [](const Handle& handle) { return handle.layout().nbytes(); }, "Bytes of the tensor.")
+          "nbytes", [](const Handle& handle) { return handle.layout().nbytes(); },
+          "The size of the tensor in bytes.")
       .def_prop_ro(
           "storage_nbytes", [](const Handle& handle) { return handle.fields().storage_size; },
-          "Bytes that the opener can see: those of the whole storage that the tensor is a view of.");
+          "The number of bytes that the opener can access: the whole storage that the tensor is a view "
+          "of.");
 }
 
 }  // namespace onecopy::python

@@ -10,7 +10,7 @@
 #include "onecopy/share/share.h"
 #include "share/session.h"
 
-/// For reducers, which write handles down themselves: Handle's own pickling does not return the number of its hold.
+/// Functions for reducers, which write handles themselves: pickling a Handle does not return the number of its hold.
 namespace onecopy::python {
 namespace {
 
@@ -44,13 +44,14 @@ void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(b
 
 void init_holds(nb::module_& m) {
   m.def("_share_held", &share_held, nb::arg("tensor"),
-        "Bytes of a handle that can be opened once, as long as this process lives.");
+        "Returns the bytes of a handle that can be opened once, as long as this process lives.");
   m.def("_hold_object", &hold_object, nb::arg("object"),
-        "Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process "
+        "Keeps an object until any process calls _end_hold() with the returned bytes, or as long as this "
+        "process "
         "lives.");
   m.def("_let_hold_last", &let_last, nb::arg("handle"),
-        "Lets such a hold last as long as this process, not ten minutes.");
-  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: the bytes will not be opened.");
+        "Makes the hold of these bytes last as long as this process instead of ten minutes.");
+  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends the hold of bytes that will not be opened.");
 }
 
 }  // namespace onecopy::python

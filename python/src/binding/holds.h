@@ -6,8 +6,8 @@
 
 namespace onecopy::python {
 
-/// Bytes of a handle that can be opened once, as long as this process lives. In the order of the current stream. Needs
-/// the GIL.
+/// Returns the bytes of a handle, in the order of the current stream, that can be opened once while this process lives.
+/// REQUIRES: the GIL.
 nb::bytes share_held(const Tensor& tensor);
 
 }  // namespace onecopy::python

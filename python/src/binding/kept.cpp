@@ -12,15 +12,15 @@
 namespace onecopy::python {
 namespace {
 
-/// A reference to give up, as an element of the DropQueue. It is allocated when the reference is taken, so that giving
-/// it up needs no memory.
+/// An element of the DropQueue: a reference to release. It is allocated when the reference is taken, so that releasing
+/// the reference needs no memory.
 struct DropNode {
   PyObject* object;
   DropNode* next = nullptr;
 };
 
-/// Objects that are not needed any more. Thread safety: all members may be called concurrently; drop() needs the GIL.
-/// Survives fork. Never destroyed.
+/// The references that wait to be released with the GIL. Thread safety: all members may be called concurrently; drop()
+/// needs the GIL. Usable after fork. Never destroyed.
 class DropQueue {
  public:
   static DropQueue& instance() {
@@ -31,7 +31,7 @@ class DropQueue {
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
-  /// Takes over a reference without the GIL and without an allocation. At the end of the interpreter objects stay.
+  /// Takes over a reference without the GIL and without an allocation. After the interpreter has ended, it is leaked.
   void add(DropNode* dropped) noexcept {
     const LockGuard lock(mutex_);
     dropped->next = std::exchange(first_, dropped);
@@ -87,7 +87,7 @@ void drop_unneeded() {
 std::shared_ptr<const void> kept(nb::object object) {
   drop_unneeded();
   auto node = std::make_unique<DropNode>(DropNode{object.ptr()});
-  object.release();  // from here on the deleter gives the reference up, also if the next line throws
+  object.release();  // the deleter releases the reference, even if the next line throws
   DropNode* const dropped = node.release();
   return {dropped->object, [dropped](const void*) { DropQueue::instance().add(dropped); }};
 }

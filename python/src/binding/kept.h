@@ -7,17 +7,17 @@
 
 namespace onecopy::python {
 
-/// Keeps a Python object for memory that other processes use. The returned pointer may be dropped on any thread,
-/// without the GIL, also from the end of the interpreter on. The object goes soon after, with the GIL: with the next
-/// call of ours, or at the main thread's next step. REQUIRES: the GIL.
+/// Keeps a Python object for memory that other processes use. Any thread may release the returned pointer without the
+/// GIL, even after the interpreter has ended. The object is released soon after, with the GIL: by the next call into
+/// the extension, or at the main thread's next step. REQUIRES: the GIL.
 std::shared_ptr<const void> kept(nb::object object);
 
-/// Gives up a reference in the same way: on any thread, with or without the GIL. Allocates: if there is no memory, the
-/// object stays for good.
+/// Releases a reference in the same way, on any thread, with or without the GIL. If memory for it cannot be allocated,
+/// the object is never released.
 void drop_soon(PyObject* object) noexcept;
 
-/// Drops unneeded objects now. For calls of ours that wait, and calls that make or take memory: the main thread's
-/// next step may be long off. Costs nothing if there are none. REQUIRES: the GIL; objects may end here.
+/// Releases the objects that wait for it now. Calls that wait or allocate memory call it, since the main thread's next
+/// step may be far off. It costs nothing if no object waits. REQUIRES: the GIL; destructors may run.
 void drop_unneeded();
 
 }  // namespace onecopy::python

@@ -5,8 +5,8 @@
 
 namespace onecopy::python {
 
-/// If ONECOPY_REPORT_LEAKS is set, as our tests do, objects that outlive the interpreter are reported on stderr.
-/// Otherwise not: objects that a daemon thread holds when the interpreter ends are no fault.
+/// Reports objects that outlive the interpreter on stderr if ONECOPY_REPORT_LEAKS is set, as in the tests. Otherwise it
+/// is off, since a daemon thread may hold objects when the interpreter ends.
 void init_leaks(nb::module_&) { nb::set_leak_warnings(std::getenv("ONECOPY_REPORT_LEAKS") != nullptr); }
 
 }  // namespace onecopy::python

@@ -22,7 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-/// A listener as Python has it: one thread at a time accepts, any may close.
+/// The listener of Python. One thread at a time may accept; any thread may close it.
 class SharedListener {
  public:
   explicit SharedListener(Listener listener)
@@ -44,7 +44,7 @@ class SharedListener {
     ~Turn() { busy = false; }
   };
 
-  std::shared_ptr<Listener> listener_;  ///< shared with the call that is waiting in it
+  std::shared_ptr<Listener> listener_;  ///< shared with the call of accept() that waits
   std::string address_;
   std::uint64_t refused_ = 0;  ///< until it was closed
   bool is_accepting_ = false;
@@ -73,7 +73,7 @@ int SharedListener::ready_fd() const {
   return listener_->ready_fd();
 }
 
-/// The forms of an address that multiprocessing.connection takes.
+/// Returns the address, or raises an error with advice for the forms that multiprocessing.connection accepts.
 std::string address_arg(nb::handle value) {
   if (nb::isinstance<nb::str>(value)) return text_of(value, "address");
   std::string message =
@@ -125,37 +125,39 @@ PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {
 void init_listener(nb::module_& m) {
   nb::class_<SharedListener>(
       m, "Listener",
-      "Waits at an address for processes of this host that know the key, and makes a pipe with each.\n"
-      "Both sides prove that they know it; it is never sent.\n"
+      "A listener that accepts processes of this host that know the key, and makes a pipe with each.\n"
+      "\n"
+      "Both sides prove that they know the key, which is never sent.\n"
       "\n"
       "Args:\n"
-      "    address: ``unix:/path``, ``unix:@name`` or ``tcp:127.0.0.1:port`` (port 0: any free one).\n"
-      "    key: any bytes but none at all.")
+      "    address: ``unix:/path``, ``unix:@name`` or ``tcp:127.0.0.1:port`` (port 0: any free port).\n"
+      "    key: any bytes, at least one.")
       .def(nb::new_(&listen), nb::arg("address").none(), nb::arg("key").none(),
            "Raises InvalidArgument for other addresses and an empty key, System when the address is\n"
            "taken.")
-      .def_prop_ro("address", &SharedListener::address, "The address to connect to, with the real port.")
+      .def_prop_ro("address", &SharedListener::address, "The address to connect to, with the actual port.")
       .def("accept", &accept, nb::arg("timeout") = nb::none(),
            nb::sig("def accept(self, timeout: float | None = None) -> PipeEnd"),
-           "Our end of the pipe with the next client that knows the key. Others are refused and do not\n"
-           "end the wait: see ``refused``.\n"
+           "Returns this side's end of the pipe with the next client that knows the key.\n"
+           "\n"
+           "Other clients are refused and do not end the wait; ``refused`` counts them.\n"
            "\n"
            "Args:\n"
-           "    timeout: seconds to wait at most; None for ever.\n"
+           "    timeout: the maximum time to wait in seconds; None waits for ever.\n"
            "\n"
            "Raises:\n"
            "    Timeout, Closed.")
       .def("fileno", &SharedListener::ready_fd,
-           "Returns a descriptor that select, poll and epoll find readable while ``accept()`` has "
-           "something\n"
-           "to do: call ``accept(timeout=0)`` then. That may raise Timeout, because a client connects in\n"
-           "several steps. Do not read or close the descriptor.")
+           "Returns a descriptor that select, poll and epoll find readable while a client connects.\n"
+           "\n"
+           "Call ``accept(timeout=0)`` then. It may raise Timeout, since a client connects in several\n"
+           "steps. Do not read or close the descriptor.")
       .def_prop_ro(
           "refused", &SharedListener::refused,
-          "How many clients were refused so far: they do not know the key, or run as another user. The\n"
-          "first is a warning in the log.")
-      .def("close", &SharedListener::close, "No process can connect any more; existing pipes go on.")
-      .def_prop_ro("closed", &SharedListener::is_closed, "Has this process closed it?")
+          "The number of clients that were refused: they did not know the key, or ran as another user.\n"
+          "The first refusal is logged as a warning.")
+      .def("close", &SharedListener::close, "Closes the listener. Existing pipes stay open.")
+      .def_prop_ro("closed", &SharedListener::is_closed, "Whether this process has closed the listener.")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> Listener"))
@@ -168,17 +170,18 @@ void init_listener(nb::module_& m) {
   m.def("connect", &connect_to, nb::arg("address").none(), nb::arg("key").none(),
         nb::arg("timeout").none() = 10.0,
         nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
-        "The other end of a pipe that a listener accepts.\n"
+        "Connects to a listener. Returns this side's end of a new pipe.\n"
         "\n"
         "Args:\n"
-        "    address, key: those of the listener.\n"
-        "    timeout: seconds to wait at most; None for ever.\n"
+        "    address: the listener's address.\n"
+        "    key: the listener's key.\n"
+        "    timeout: the maximum time to wait in seconds; None waits for ever.\n"
         "\n"
         "Raises:\n"
-        "    PeerDied: no process listens there.\n"
-        "    BadSecret: the listener has another key.\n"
-        "    OtherUser: the listener is another user's, on a Unix socket.\n"
-        "    Timeout: it did not answer.");
+        "    PeerDied: no process listens at the address.\n"
+        "    BadSecret: the listener uses another key.\n"
+        "    OtherUser: the listener on a Unix socket belongs to another user.\n"
+        "    Timeout: the listener did not answer.");
 }
 
 }  // namespace onecopy::python

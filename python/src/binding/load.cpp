@@ -13,8 +13,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Calls the caller's function, and the handlers of signals, on the loading thread, which has released the GIL. Their
-/// exceptions end the loading.
+/// Returns a function that calls `progress` and Python's signal handlers on the loading thread, which takes the GIL for
+/// it. Their exceptions end the loading.
 LoadProgress progress_arg(nb::handle progress) {
   if (!progress.is_none() && PyCallable_Check(progress.ptr()) == 0)
     raise_type_error(
@@ -65,23 +65,25 @@ void init_load(nb::module_& m) {
         nb::sig("def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: "
                 "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "
                 "typing.Callable[[int, int], object] | None = None) -> dict[str, typing.Any]"),
-        "Reads all tensors of a safetensors file straight into one block of shared memory, by\n"
-        "name, in the order of the file. The block lives as long as any of the tensors.\n"
+        "Reads all tensors of a safetensors file straight into one block of shared memory.\n"
+        "\n"
+        "The tensors are returned by name, in the order of the file. The block lives as long as any\n"
+        "of them.\n"
         "\n"
         "Args:\n"
-        "    path: the file, or a directory: of one .safetensors file, or of several and the\n"
-        "        model.safetensors.index.json that names the file of each tensor. Each file is a\n"
-        "        block then, and all headers are compared with the index before anything is read.\n"
-        "    framework: of the tensors; None for onecopy's.\n"
+        "    path: the file; or a directory with one .safetensors file, or with several and a\n"
+        "        model.safetensors.index.json that maps tensors to files. Each file becomes one\n"
+        "        block. All headers are compared with the index before anything is read.\n"
+        "    framework: None for tensors of onecopy, or \"torch\" or \"numpy\".\n"
         "    progress: called from time to time with the bytes done and the bytes in all. The first\n"
-        "        half is done while memory is reserved, the second while the file is read. Its\n"
+        "        half passes while memory is reserved, the second while the file is read. Its\n"
         "        exceptions end the loading.\n"
         "\n"
         "Raises:\n"
-        "    BadFile: the file contradicts its format, or a directory its index.\n"
-        "    FileNotFoundError: there is no such file, or one that the index names is missing.\n"
-        "    InvalidArgument: a directory that does not determine the files to read.\n"
-        "    Unsupported: elements that onecopy lacks.\n"
+        "    BadFile: the file contradicts its format, or the directory contradicts its index.\n"
+        "    FileNotFoundError: path or a file of the index does not exist.\n"
+        "    InvalidArgument: the directory does not determine the files to read.\n"
+        "    Unsupported: onecopy does not support the element type.\n"
         "    OutOfMemory, System.");
   m.def("_load", &to_device, nb::arg("path").none(), nb::arg("device"), nb::arg("framework") = nb::none(),
         nb::arg("progress") = nb::none(),
@@ -92,8 +94,10 @@ void init_load(nb::module_& m) {
         nb::sig("def load_npy(path: str | bytes | os.PathLike[str], *, framework: "
                 "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "
                 "typing.Callable[[int, int], object] | None = None) -> typing.Any"),
-        "Reads a NumPy .npy file, in C or Fortran order, straight into shared memory. Arguments\n"
-        "and errors as ``load_safetensors()``; object arrays, records and big-endian numbers are\n"
+        "Reads a NumPy .npy file, in C or Fortran order, straight into shared memory.\n"
+        "\n"
+        "The arguments and errors are as in ``load_safetensors()``. Object arrays, records and\n"
+        "big-endian numbers are\n"
         "Unsupported.");
 }
 

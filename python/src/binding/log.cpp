@@ -16,8 +16,8 @@
 #include "os/fork_hook.h"
 #include "os/mutex.h"
 
-/// Lines of the library for Python's logging. A line may come with locks of the library held and from any thread, so
-/// its caller must not wait for the GIL. A thread of its own, started by the first line, hands the lines over.
+/// Passes lines of the library to Python's logging. Any thread may log while it holds locks of the library, so it must
+/// not wait for the GIL. A separate thread, which the first line starts, passes the lines on.
 namespace onecopy::python {
 namespace {
 
@@ -26,8 +26,8 @@ struct Line {
   std::string text;
 };
 
-/// Lines on their way. Thread safety: all functions may be called concurrently. Never destroyed: its thread waits in
-/// it.
+/// The lines that wait to be passed on. Thread safety: all functions may be called concurrently. Never destroyed, since
+/// its thread waits in it.
 class Lines {
  public:
   void push(Line line) {
@@ -71,7 +71,7 @@ int level_of_python(LogLevel level) noexcept {
   return 40;
 }
 
-/// Exceptions of a handler are the handler's to report. REQUIRES: the GIL.
+/// Passes lines to onecopy._log.emit(). Handlers report their own exceptions. REQUIRES: the GIL.
 void hand_over(const std::vector<Line>& lines) {
   try {
     const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
@@ -101,7 +101,7 @@ void Lines::run() {
 
 void sink(LogLevel level, std::string_view text) { g_lines.load()->push({level, std::string(text)}); }
 
-/// Remaining lines are handed over at once; later ones go to stderr. REQUIRES: the GIL.
+/// Passes on the remaining lines; later lines go to stderr. REQUIRES: the GIL.
 void stop() {
   set_log_sink(nullptr);
   if (Lines* const lines = g_lines.load()) hand_over(lines->take());
@@ -116,7 +116,7 @@ void log_line(const std::string& level, const std::string& text) {
   });
 }
 
-/// In a child there is no thread, and another thread's lock may be held for ever.
+/// A forked child has no thread, and another thread's lock may be held for ever.
 const ForkHook kLinesAtFork{ForkRank::leaves, {.in_child = [] {
                               if (g_lines.load()) g_lines.store(new Lines);
                             }}};
@@ -129,9 +129,10 @@ void start() {
 }  // namespace
 
 void init_log(nb::module_& m) {
-  m.def("_start_log", &start, "Lines of the library go to onecopy._log.emit() from now on.");
-  m.def("_stop_log", &stop, "They go to stderr again.");
-  m.def("_log_line", &log_line, nb::arg("level"), nb::arg("text"), "A line of the library, for tests.");
+  m.def("_start_log", &start, "Makes the library pass its log lines to onecopy._log.emit().");
+  m.def("_stop_log", &stop, "Makes the library write its log lines to stderr again.");
+  m.def("_log_line", &log_line, nb::arg("level"), nb::arg("text"),
+        "Logs a line through the library, for tests.");
 }
 
 }  // namespace onecopy::python

@@ -3,22 +3,23 @@
 
 namespace {
 
-/// The state of onecopy and nanobind belongs to one interpreter.
+/// Throws in an interpreter other than the main one, since the state of onecopy and nanobind belongs to one
+/// interpreter.
 void require_main_interpreter() {
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)  // the main one is the first
     throw nanobind::import_error(
-        "onecopy is for one interpreter of a process; use it in the main interpreter");
+        "onecopy works in one interpreter of a process; use it in the main interpreter");
 }
 
 }  // namespace
 
-// NB_MODULE's function under another name. nanobind begins anew in each interpreter that it is called in, before the
-// module's first line, and forgets the main one.
+// NB_MODULE's function gets another name: nanobind resets its state in each interpreter that calls it, before the
+// module's first line, and so would forget the main interpreter.
 #define PyInit__core init_by_nanobind
 
 NB_MODULE(_core, m) {
   using namespace onecopy::python;
-  require_main_interpreter();  // from Python 3.13 on the main one is asked for the function below
+  require_main_interpreter();  // from Python 3.13 on, PyInit__core itself runs in the main interpreter first
   m.doc() = "The C++ core of onecopy; import onecopy instead.";
   m.attr("__version__") = ONECOPY_VERSION;
   init_errors(m);

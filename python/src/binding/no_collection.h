@@ -5,14 +5,14 @@
 
 namespace onecopy::python {
 
-/// While it is begun, Python's cyclic garbage collector does not run. Otherwise thousands of new tensors, none of them
-/// garbage, would make it walk over all objects of the program again and again. A child that any thread forks
-/// meanwhile has the collector on. Thread safety: used with the GIL held. Another thread that switches the collector
-/// on meanwhile wins; one that switches it off does not.
+/// Disables Python's cyclic garbage collector while many tensors are made. None of them is garbage, but the collector
+/// would walk over all objects of the program again and again. A child forked in this time has the collector enabled.
+/// Thread safety: used with the GIL held. If another thread enables the collector in this time, it stays enabled; if
+/// another thread disables it, it is enabled at the end.
 class NoCollection {
  public:
   NoCollection() noexcept = default;
-  /// Begins if there are many objects to be made.
+  /// Disables the collector if `objects` is large.
   explicit NoCollection(std::size_t objects) noexcept {
     if (objects >= kMany) begin();
   }

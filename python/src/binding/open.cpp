@@ -68,7 +68,7 @@ Handle handle_arg(nb::handle value, const char* argument) {
   if (const auto text = utf8_of(value)) return Handle::from_text(*text);
   if (nb::isinstance<nb::str>(value))
     throw Error(ErrorCode::bad_handle,
-                fmt::format("{}: {} is no handle's text", argument, short_repr(value)));
+                fmt::format("{}: {} is not the text of a handle", argument, short_repr(value)));
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
     const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
     if (!bytes.is_valid()) throw nb::python_error();
@@ -89,40 +89,38 @@ void init_open(nb::module_& m) {
           "def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
           "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
           "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> typing.Any"),
-      "The tensor or bundle that a handle names, on its memory: nothing is copied.\n"
+      "Opens the tensor or bundle of a handle. Nothing is copied.\n"
       "\n"
       "Args:\n"
       "    handle: a Handle, its ``to_bytes()``, or its text.\n"
-      "    device: None for where the memory is, or the device to use it on: another device of this\n"
-      "        process and of the same vendor reaches it where it is. Devices are found by their UUIDs,\n"
-      "        under any CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES of both processes.\n"
-      "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
-      "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
-      "        fault.\n"
-      "    framework: None for a Tensor, which other libraries take by DLPack, such as\n"
+      "    device: the device to use the memory on; None for the memory's own device. Another device\n"
+      "        of the same vendor accesses the memory in place. Devices are identified by their UUIDs,\n"
+      "        so the processes may set CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES differently.\n"
+      "    access: \"read\" maps the memory read-only. numpy arrays are not writeable then; torch has\n"
+      "        no read-only tensors, and writing to one is a segmentation fault.\n"
+      "    framework: None for a Tensor, which other libraries import by DLPack, e.g. with\n"
       "        ``jax.numpy.from_dlpack()``; \"torch\" for a torch.Tensor, \"numpy\" for a numpy.ndarray.\n"
-      "    pin: pins memory of the cpu for this process's cards, as ``pin()`` does; of a bundle all of "
-      "it.\n"
+      "    pin: pins memory of the cpu for this process's cards, as ``pin()`` does; of a bundle, all of\n"
+      "        its memory.\n"
       "\n"
       "Returns:\n"
-      "    An array, or for a bundle's handle a Bundle whose arrays are of that framework.\n"
+      "    An array of the framework, or a Bundle of such arrays for the handle of a bundle.\n"
       "\n"
       "Raises:\n"
       "    StaleHandle: the memory has been freed.\n"
-      "    OwnerDied: the process that allocated it is gone, and no other kept it.\n"
-      "    BadHandle: these are no bytes of a handle.\n"
-      "    ReadOnly: the handle lends its memory for reading only; use ``access=\"read\"``.\n"
-      "    Unsupported: there is no way from that device to the memory; there is no driver for it; the\n"
-      "        device is hidden from this process, or was used before this process was forked.\n"
-      "    Timeout: its owner has not answered for ten seconds: it is stopped (SIGSTOP, a debugger).\n"
-      "    PeerDied: its owner lives, and cannot be reached from this network namespace; or the process\n"
-      "        that shared it died, or its device failed, before its stream was done.\n"
+      "    OwnerDied: the process that allocated the memory has ended, and no other process holds it.\n"
+      "    BadHandle: the bytes or the text are not a handle.\n"
+      "    ReadOnly: the handle allows reading only; use ``access=\"read\"``.\n"
+      "    Unsupported: the device cannot access the memory, has no driver, is hidden from this\n"
+      "        process, or was used before this process was forked.\n"
+      "    Timeout: the owner has not answered for ten seconds; it may be stopped (SIGSTOP, a debugger).\n"
+      "    PeerDied: the owner cannot be reached from this network namespace; or the process that\n"
+      "        shared the memory has ended, or its device has failed, before its stream was done.\n"
       "    OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,\n"
       "    VersionMismatch.\n"
       "\n"
-      "The sharer's work in its current stream before ``share()`` comes before later work in this\n"
-      "program's own current stream. The host does not wait, or else ``stats()[\"host_waits\"]`` counts\n"
-      "it.");
+      "Work that the sharer queued in its current stream before ``share()`` runs before later work in\n"
+      "this program's current stream. The host does not wait, or ``stats()[\"host_waits\"]`` counts it.");
 }
 
 }  // namespace onecopy::python

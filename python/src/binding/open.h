@@ -10,18 +10,17 @@
 #include "onecopy/share/handle.h"
 #include "torch/torch.h"
 
-/// Our tensors as the arrays of a library. REQUIRES: the GIL.
+/// Converts tensors to the arrays of a library. REQUIRES: the GIL.
 namespace onecopy::python {
 
-/// A torch tensor on the tensor's memory. `flags` of the torch bridge tell its properties when it was shared. Imports
-/// torch.
+/// Returns a torch tensor on the tensor's memory. Imports torch.
 nb::object to_torch(const Tensor& tensor);
 
-/// The tensor as the framework's array. `flags` are those of the torch bridge, 0 if it was no torch tensor. Throws
-/// unsupported for tensors that only torch can express: lazily conjugated and negated ones.
+/// Returns the tensor as the framework's array. `flags` are torch::Flags, or 0 if it was not a torch tensor. Throws
+/// unsupported for a lazily conjugated or negated tensor, which only torch can express.
 nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flags = 0);
 
-/// A Handle, its bytes, or its text. Raises TypeError naming the argument.
+/// Returns the handle of a Handle, its bytes, or its text. Raises TypeError with the argument's name.
 Handle handle_arg(nb::handle value, const char* argument);
 
 }  // namespace onecopy::python

@@ -28,7 +28,7 @@ std::optional<Device> card_arg(nb::handle device) {
   return device_arg(device, "device");
 }
 
-/// A batch that cannot be pinned in place is copied by torch, as without onecopy; logged once.
+/// Pins a batch of a DataLoader in place. Returns false if torch must copy it, and logs the first reason.
 bool pin_batch(nb::handle tensor, int ordinal) {
   const auto found = torch::is_loaded() ? torch::find_shared(tensor.ptr()) : std::nullopt;
   if (!found) return false;
@@ -40,13 +40,14 @@ bool pin_batch(nb::handle tensor, int ordinal) {
   } catch (const Error& error) {
     static std::atomic<bool> is_said{false};
     if (!is_said.exchange(true))
-      log_warning(std::string("batches are copied into torch's pinned memory (said once): ") +
+      log_warning(std::string("batches are copied into torch's pinned memory (logged once): ") +
                   error.what());
     return false;
   }
 }
 
-/// A view of a tensor in the library of its original, without gradients; None for an object that is no plain tensor.
+/// Returns a view of a tensor on a device, in the library of the tensor, without gradients; None for an object that is
+/// not a plain tensor.
 nb::object view_here(nb::handle object, nb::handle device) {
   constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
   const auto original = tensor_of(object);

@@ -9,10 +9,10 @@ namespace onecopy::python {
 
 // Thread safety: both are called with the GIL held.
 
-/// Has torch report its captures of graphs: a point in all work of a card spoils captures, and releases of pinned
-/// memory need such points. Once; has no effect while the program has not imported torch.
+/// Makes torch report its captures of graphs, during which pinned memory must not be released. A second call has no
+/// effect, nor has a call before the program has imported torch.
 void watch_captures();
-/// onecopy::pin(), for `card` or else one that is in use here.
+/// Calls onecopy::pin() for `card`, or else for a card that this process uses.
 void pin_here(const Tensor& tensor, std::optional<Device> card = {});
 
 }  // namespace onecopy::python

@@ -43,7 +43,7 @@ void send(const PipeEnd& end, nb::handle object) {
   without_gil([&] { pipe->send(message, departure.stream); });
 }
 
-/// Handles kept for children that are gone make their ends look alive. Without the module there are none.
+/// Releases handles that are kept for children that have ended, which would make the children's ends look open.
 void let_go_of_ended_children() {
   const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy._children").ptr()));
   if (!module.is_valid()) return;
@@ -51,7 +51,7 @@ void let_go_of_ended_children() {
   call_python([&] { return let_go(); });
 }
 
-/// attempt(pipe, time to wait) until its result is true or the deadline has passed.
+/// Calls attempt(pipe, time to wait) until it returns true or the deadline has passed.
 template <class Attempt>
 auto wait_in(const PipeEnd& end, Deadline deadline, Attempt&& attempt) {
   const std::shared_ptr<Pipe> pipe = end.use();
@@ -80,7 +80,7 @@ nb::object recv(const PipeEnd& end, nb::handle timeout) {
 
 bool poll(const PipeEnd& end, nb::handle timeout) {
   const Deadline deadline = deadline_of(timeout);
-  if (end.use()->poll(nanoseconds{0})) return true;  // asks no other process
+  if (end.use()->poll(nanoseconds{0})) return true;  // does not ask another process
   return wait_in(end, deadline, [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
 }
 
@@ -95,15 +95,15 @@ PipeHandle handle_from_bytes(nb::bytes bytes) { return PipeHandle::from_bytes(sp
 void init_handle(nb::module_& m) {
   nb::class_<PipeHandle>(
       m, "PipeHandle",
-      "One end of a pipe, for another process to connect to. The object keeps that end alive; bytes\n"
-      "or text do not.")
-      .def("to_bytes", &handle_bytes, "For ``from_bytes()`` in the other process.")
+      "A handle of one end of a pipe, with which another process connects. The object keeps the end\n"
+      "open; its bytes or text do not.")
+      .def("to_bytes", &handle_bytes, "Returns bytes for ``from_bytes()`` in the other process.")
       .def_static("from_bytes", &handle_from_bytes, nb::arg("data"),
-                  "Reads the result of ``to_bytes()``. Raises BadHandle, VersionMismatch.")
-      .def("__str__", &PipeHandle::to_text, "For ``from_text()`` in the other process.")
+                  "Returns the handle with these bytes. Raises BadHandle, VersionMismatch.")
+      .def("__str__", &PipeHandle::to_text, "Returns a text for ``from_text()`` in the other process.")
       .def_static(
           "from_text", [](const std::string& text) { return PipeHandle::from_text(text); }, nb::arg("text"),
-          "Reads what ``str()`` gave. Raises BadHandle, VersionMismatch.");
+          "Returns the handle with this text. Raises BadHandle, VersionMismatch.");
 }
 
 }  // namespace
@@ -111,52 +111,55 @@ void init_handle(nb::module_& m) {
 void init_pipe(nb::module_& m) {
   init_handle(m);
   m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),
-        "Both ends of a new pipe. Give one to a child, as an argument of its process, and close it here\n"
-        "then; ``handle()`` names it for others.");
+        "Returns both ends of a new pipe.\n"
+        "\n"
+        "Pass one end to a child as an argument of its process, and close the end here afterwards. For\n"
+        "other processes, send ``handle()``.");
   nb::class_<PipeEnd>(m, "PipeEnd", nb::is_weak_referenceable(),
-                      "One end of a connection: each end receives what the other sends, as queues do it.\n"
+                      "One end of a pipe. Each end receives the objects that the other end sends.\n"
                       "\n"
-                      "Several processes may have one end; the first to receive gets the object.")
-      .def_static("connect", &connect_handle, nb::arg("handle"), "The end that a PipeHandle names.")
+                      "Several processes may open the same end; the first to receive gets the object.")
+      .def_static("connect", &connect_handle, nb::arg("handle"), "Opens the end of a PipeHandle.")
       .def(
           "handle", [](const PipeEnd& end) { return end.use()->handle(); },
-          "For another process that is to have this end as well, or in our place.")
+          "Returns a handle with which another process opens this end, too.")
       .def("send", &send, nb::arg("obj").none(), nb::sig("def send(self, obj: object) -> None"),
-           "Send any object that can be pickled; tensors are shared, not copied.\n"
+           "Sends any object that can be pickled. Tensors are shared, not copied.\n"
            "\n"
            "Raises:\n"
-           "    Closed: no process has the other end any more; a death may be noticed some objects\n"
-           "        late.\n"
+           "    Closed: no process holds the other end; the death of the last one may be noticed some\n"
+           "        objects late.\n"
            "    OutOfMemory, and exceptions of pickling.")
       .def("recv", &recv, nb::arg("timeout") = nb::none(),
            nb::sig("def recv(self, timeout: float | None = None) -> typing.Any"),
-           "The next object.\n"
+           "Returns the next object.\n"
            "\n"
            "Args:\n"
-           "    timeout: seconds to wait at most; None for ever.\n"
+           "    timeout: the maximum time to wait in seconds; None waits for ever.\n"
            "\n"
            "Raises:\n"
-           "    Timeout: nothing came.\n"
-           "    Closed: all was received, and no process has the other end any more.\n"
-           "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.")
-      .def(
-          "poll", &poll, nb::arg("timeout").none() = 0.0,
-          nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
-          "Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
+           "    Timeout: no object came.\n"
+           "    Closed: all objects were received, and no process holds the other end.\n"
+           "    StaleHandle, OwnerDied, PeerDied: the object and its tensors are lost.")
+      .def("poll", &poll, nb::arg("timeout").none() = 0.0,
+           nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
+           "Returns whether ``recv()`` would return or raise at once. Waits up to ``timeout`` seconds; "
+           "None\n"
+           "waits for ever.")
       .def(
           "fileno",
           [](const PipeEnd& end) {
             const std::shared_ptr<Pipe> pipe = end.use();
             return without_gil([&] { return pipe->ready_fd(); });
           },
-          "Returns a descriptor that select, poll and epoll find readable while ``poll()`` is true. It "
-          "may\n"
-          "stay readable a little longer. The death of the other end's last process makes it readable "
-          "within\n"
-          "about a tenth of a second. Do not read or close it. The first call starts a thread in this\n"
-          "process, which sleeps until something comes.")
-      .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
-      .def_prop_ro("closed", &PipeEnd::is_closed, "Has this process closed it?")
+          "Returns a descriptor that select, poll and epoll find readable while ``poll()`` is true.\n"
+          "\n"
+          "It may stay readable a little longer. When the last process with the other end dies, it "
+          "becomes\n"
+          "readable within about a tenth of a second. Do not read or close it. The first call starts a\n"
+          "thread in this process, which sleeps until an object comes.")
+      .def("close", &PipeEnd::close, "Closes this end in this process. Other methods raise Closed then.")
+      .def_prop_ro("closed", &PipeEnd::is_closed, "Whether this process has closed the end.")
       .def(
           "__reduce__",
           [](nb::handle end) -> nb::object {

@@ -9,9 +9,8 @@
 
 namespace onecopy::python {
 
-/// One end of a pipe as Python has it: closing it while another thread waits in it is fine, that
-/// thread notices within a slice.
-/// Thread safety: as a value; with the GIL held.
+/// One end of a pipe for Python. If a thread closes the end, a thread that waits in it notices within a slice.
+/// Thread safety: used with the GIL held.
 class PipeEnd {
  public:
   explicit PipeEnd(Pipe pipe);
@@ -22,7 +21,7 @@ class PipeEnd {
   bool is_closed() const noexcept { return !pipe_; }
 
  private:
-  std::shared_ptr<Pipe> pipe_;  ///< shared with the calls that are waiting in it
+  std::shared_ptr<Pipe> pipe_;  ///< shared with the calls that wait
 };
 
 }  // namespace onecopy::python

@@ -17,13 +17,13 @@
 #include "onecopy/share/share.h"
 #include "value/message.h"
 
-/// onecopy.Queue. An attempt is made with the GIL; only a call that has to wait releases it.
+/// onecopy.Queue. A call first tries with the GIL held, and releases the GIL only if it has to wait.
 namespace onecopy::python {
 namespace {
 
 using std::chrono::nanoseconds;
 
-/// A queue as Python has it: others run while it is left.
+/// A queue for Python. Its destructor releases the GIL.
 class Queue : public onecopy::Queue {
  public:
   explicit Queue(onecopy::Queue queue) : onecopy::Queue(std::move(queue)) { import_pickling(); }
@@ -33,7 +33,8 @@ class Queue : public onecopy::Queue {
   }
 };
 
-/// One attempt: is it in the queue now? If a creator has to be asked first, waits for it until the deadline.
+/// Tries to put the message once. Returns whether it is in the queue. If the creator of a segment must be asked first,
+/// waits for the creator until the deadline.
 bool put_now(Queue& queue, const Message& message, const Departure& departure, Deadline deadline) {
   const auto at_once = [&] {
     return unless_stopped([&] { return queue.try_put_at_once(message, departure.stream); });
@@ -44,7 +45,7 @@ bool put_now(Queue& queue, const Message& message, const Departure& departure, D
       return queue.try_put(message, nanoseconds{0}, departure.stream);
     });
   };
-  // If a device's streams write no words, its host waits for the stream, which may need Python itself.
+  // If a device's streams cannot write to host memory, the host waits for the stream, whose work may need the GIL.
   return (departure.needs_a_device ? without_gil(at_once) : at_once()) || without_gil(ask_and_put);
 }
 
@@ -69,7 +70,7 @@ std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream)
   return without_gil([&] { return attempt(nanoseconds{0}); });
 }
 
-/// A Timeout that is queue.Empty or queue.Full, too, for programs that know the standard library's queues.
+/// Raises a Timeout that also derives from queue.Empty or queue.Full.
 [[noreturn]] void raise_timeout(const char* kind, const char* what, nb::handle timeout) {
   const std::string message = fmt::format("{} within {} s", what, nb::str(timeout).c_str());
   const nb::object make =
@@ -80,7 +81,8 @@ std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream)
   throw nb::python_error();
 }
 
-/// Would an attempt without waiting fail for want of space? Then encoding, which moves tensors, is left out.
+/// Returns whether a call that may not wait would find the queue full. Then the value need not be encoded, which moves
+/// tensors.
 bool is_hopeless(const Queue& queue, Deadline deadline) {
   return deadline == kNow && queue.maxsize() != 0 && queue.size() >= queue.maxsize() && !queue.is_closed();
 }
@@ -108,7 +110,7 @@ nb::object get_object(Queue& queue, nb::handle timeout) {
 
 bool try_put(Queue& queue, nb::handle object) { return encode_and_put(queue, object, kNow); }
 
-/// Returns the next object for a loop: the end of the queue ends the loop.
+/// Returns the next object for a loop. Raises StopIteration once the queue is closed and empty.
 nb::object next(Queue& queue) {
   try {
     return get_object(queue, nb::none());
@@ -118,7 +120,7 @@ nb::object next(Queue& queue) {
   }
 }
 
-/// A coroutine of Python's, which waits in the event loop of its caller.
+/// Returns a coroutine of onecopy._async, which waits in the event loop of its caller.
 nb::object get_async(nb::handle queue, const char* function) {
   const nb::object coroutine = nb::module_::import_("onecopy._async").attr(function);
   return call_python([&] { return coroutine(queue); });
@@ -130,22 +132,22 @@ nb::object try_get(Queue& queue, nb::object otherwise) {
   return message ? decode_message(*std::move(message), stream) : std::move(otherwise);
 }
 
-/// For calls with `block` and `timeout`, as the standard library's queues have them.
+/// Returns the deadline of a call with `block` and `timeout`, the arguments of the standard library's queues.
 Deadline deadline_if(nb::handle block, nb::handle timeout) {
   const int is_blocking = PyObject_IsTrue(block.ptr());
   if (is_blocking < 0) throw nb::python_error();
   return is_blocking ? deadline_of_seconds(timeout) : kNow;
 }
 
-/// queue.Empty or queue.Full, which are exceptions without a message.
+/// Raises queue.Empty or queue.Full, without a message.
 [[noreturn]] void raise_from_queue(const char* name) {
   const nb::object type = nb::module_::import_("queue").attr(name);
   PyErr_SetNone(type.ptr());
   throw nb::python_error();
 }
 
-/// The object's message. Empty if pickling it threw and `report`, unless that is None, was told. Only exceptions of
-/// pickling are the object's fault: errors of waiting go to the caller.
+/// Returns the object's message. If pickling throws, passes the exception to `report` and returns nothing; without a
+/// `report` it throws. Errors of waiting are always thrown.
 std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
   try {
     return encode_message(object);
@@ -156,14 +158,14 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
   return {};
 }
 
-/// An object on its way into the queue, for callers that do other work with each attempt. Thread safety: none.
+/// A put in progress, for callers that do other work with each attempt. Thread safety: none.
 struct PutAttempt {
-  Queue& queue;  ///< kept by Python
+  Queue& queue;  ///< kept alive by Python
   Message message;
   Deadline deadline;
 };
 
-/// Empty if `report` was told.
+/// Encodes the object. Returns nothing if pickling failed and `report` was called.
 std::optional<PutAttempt> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
                                     nb::handle report) {
   const Deadline deadline = deadline_if(block, timeout);
@@ -185,7 +187,7 @@ bool put_at_once(const PutAttempt& putting) {
   return put_now(putting.queue, putting.message, departure, putting.deadline);
 }
 
-/// Raises queue.Full also if there is space by now, but the deadline has passed.
+/// Waits for space. Raises queue.Full once the deadline has passed, even if there is space by then.
 void wait_for_space(const PutAttempt& putting) {
   const auto attempt = [&](nanoseconds time) { return putting.queue.wait_for_space(time); };
   if (!wait_until(putting.deadline, attempt)) raise_from_queue("Full");
@@ -193,8 +195,8 @@ void wait_for_space(const PutAttempt& putting) {
 
 void init_putting(nb::module_& m) {
   nb::class_<PutAttempt>(m, "_Putting")
-      .def("at_once", &put_at_once, "Puts the object if there is space now; is it in the queue?")
-      .def("wait_for_space", &wait_for_space, "Waits; raises queue.Full when the time is over.");
+      .def("at_once", &put_at_once, "Puts the object if there is space now. Returns whether it did.")
+      .def("wait_for_space", &wait_for_space, "Waits for space. Raises queue.Full after the timeout.");
 }
 
 nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
@@ -213,7 +215,7 @@ Queue connect_bytes(nb::bytes handle) {
   return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
 }
 
-/// Objects of daemon threads that wait when the interpreter ends are no leak.
+/// Excludes objects of daemon threads that wait when the interpreter ends from the report of leaks.
 void expect_waiting_threads() {
   Py_AtExit([] {
     if (threads_without_gil != 0) nb::set_leak_warnings(false);
@@ -222,43 +224,41 @@ void expect_waiting_threads() {
 
 void init_messages(nb::class_<Queue>& queue) {
   queue
-      .def("put", &put, nb::arg("obj").none(), nb::arg("timeout") = nb::none(),
-           nb::sig("def put(self, obj: _T, timeout: float | None = None) -> None"),
-           "Put any object that can be pickled; tensors are shared, not copied.\n"
-           "\n"
-           "Args:\n"
-           "    timeout: seconds to wait at most while the queue is full; None for ever.\n"
-           "\n"
-           "Raises:\n"
-           "    Timeout, Closed, OutOfMemory, and exceptions of pickling: nothing was put then.")
+      .def(
+          "put", &put, nb::arg("obj").none(), nb::arg("timeout") = nb::none(),
+          nb::sig("def put(self, obj: _T, timeout: float | None = None) -> None"),
+          "Puts any object that can be pickled. Tensors are shared, not copied.\n"
+          "\n"
+          "Args:\n"
+          "    timeout: the maximum time to wait in seconds while the queue is full; None waits for ever.\n"
+          "\n"
+          "Raises:\n"
+          "    Timeout, Closed, OutOfMemory, and exceptions of pickling: nothing was put.")
       .def("get", &get_object, nb::arg("timeout") = nb::none(),
            nb::sig("def get(self, timeout: float | None = None) -> _T"),
-           "The next object.\n"
+           "Returns the next object.\n"
            "\n"
            "Args:\n"
-           "    timeout: seconds to wait at most; None for ever.\n"
+           "    timeout: the maximum time to wait in seconds; None waits for ever.\n"
            "\n"
            "Raises:\n"
-           "    Timeout: nothing came.\n"
+           "    Timeout: no object came.\n"
            "    Closed: the queue is closed and empty.\n"
-           "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.\n"
+           "    StaleHandle, OwnerDied, PeerDied: the object and its tensors are lost.\n"
            "    OutOfDescriptors, OutOfMappings, OutOfMemory: the object is still in the queue.")
       .def("try_put", &try_put, nb::arg("obj").none(), nb::sig("def try_put(self, obj: _T) -> bool"),
-           "Put without waiting; False when the queue is full. Raises as ``put()`` does.")
+           "Puts an object without waiting. Returns False if the queue is full. Raises as ``put()`` does.")
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: typing.Any = None) -> typing.Any"),
-           "The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.")
+           "Returns the next object, or ``default`` if the queue is empty. Raises as ``get()`` does.")
       .def(
           "aget", [](nb::handle q) { return get_async(q, "get"); },
           nb::sig("def aget(self) -> typing.Coroutine[typing.Any, typing.Any, _T]"),
           "Waits for the next object in an event loop of asyncio, without a thread: ``await "
           "queue.aget()``.\n"
           "\n"
-          "May be cancelled, also by ``asyncio.timeout()`` and ``asyncio.wait_for()``: an object is taken "
-          "only\n"
-          "in the step that returns it. Other tasks run between two objects. Raises as ``get()`` does, "
-          "but\n"
-          "Timeout.")
+          "A cancelled call, also by ``asyncio.timeout()`` or ``asyncio.wait_for()``, loses no object.\n"
+          "Other tasks run between two objects. Raises as ``get()`` does, except Timeout.")
       .def(
           "__iter__", [](nb::handle q) { return nb::borrow(q); },
           nb::sig("def __iter__(self) -> Queue[_T]"),
@@ -285,20 +285,21 @@ void init_queue(nb::module_& m) {
   init_putting(m);
   nb::class_<Queue> queue(
       m, "Queue", nb::is_weak_referenceable(), nb::sig("class Queue(typing.Generic[_T])"),
-      "Objects, in order, from any number of processes to any number of processes. Given to others\n"
-      "as an argument of a process or through another queue.\n"
+      "A queue that passes objects, in order, between any number of processes.\n"
       "\n"
-      "A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list,\n"
-      "dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch;\n"
-      "numpy arrays on memory of onecopy cross as they do. Others of 64 KiB and more are copied once,\n"
-      "smaller ones and those of objects are pickled.\n"
+      "Pass the queue to another process as an argument of the process or through another queue.\n"
       "\n"
-      "An object is delivered also if its putter is gone by then. An object whose getter was killed is\n"
-      "not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the standard\n"
-      "library's.\n"
+      "Plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict) and tensors in\n"
+      "them are sent without pickle. Tensors of onecopy and torch are shared, and so are numpy arrays\n"
+      "on memory of onecopy. Other numpy arrays are copied once if they have 64 KiB or more; smaller\n"
+      "arrays and arrays of objects are pickled.\n"
+      "\n"
+      "Objects are delivered at most once: an object is delivered even if its producer has ended, and\n"
+      "is lost if its consumer is killed after ``get()``. ``onecopy.multiprocessing.Queue`` has the\n"
+      "interface of the standard library.\n"
       "\n"
       "Args:\n"
-      "    maxsize: how many objects it holds at most; 0 means: as many as memory allows.");
+      "    maxsize: the maximum number of objects in the queue; 0 for no limit but memory.");
   queue.def(nb::new_(&make_queue), nb::arg("maxsize") = 0);
   const nb::object alias = nb::module_::import_("types").attr("GenericAlias");
   queue.attr("__class_getitem__") =
@@ -308,18 +309,18 @@ void init_queue(nb::module_& m) {
   queue
       .def(
           "close", [](Queue& q) { without_gil([&] { q.close(); }); },
-          "For all processes: puts fail from here on, gets drain the rest.")
-      .def_prop_ro("closed", &Queue::is_closed, "Has any process closed it?")
-      .def("size", &Queue::size, "Objects in it now; others may change it at any time.")
-      .def("empty", &Queue::empty, "Is nothing in it now?")
+          "Closes the queue for all processes: puts fail, and gets return the remaining objects.")
+      .def_prop_ro("closed", &Queue::is_closed, "Whether any process has closed the queue.")
+      .def("size", &Queue::size,
+           "Returns the number of objects in the queue, which other processes may change at any time.")
+      .def("empty", &Queue::empty, "Returns whether the queue is empty now.")
       .def(
           "fileno", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
-          "Returns a descriptor that select, poll and epoll find readable while ``get()`` would not wait. "
-          "It\n"
-          "may stay readable a little longer, so use ``try_get()`` then. Do not read or close it. The "
-          "first\n"
-          "call starts a thread in this process, which sleeps until something comes.")
-      .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
+          "Returns a descriptor that select, poll and epoll find readable while ``get()`` would not wait.\n"
+          "\n"
+          "It may stay readable a little longer, so call ``try_get()`` then. Do not read or close it. The\n"
+          "first call starts a thread in this process, which sleeps until an object comes.")
+      .def_prop_ro("maxsize", &Queue::maxsize, "The maximum number of objects; 0 for no limit.")
       .def(
           "__reduce__",
           [](nb::handle q) -> nb::object {
@@ -330,10 +331,10 @@ void init_queue(nb::module_& m) {
       .def("__bool__", [](const Queue&) { return true; })
       .def(
           "_handle_bytes", [](const Queue& q) { return to_python(q.handle().to_bytes()); },
-          "For a process that connects while this one has the queue open.")
+          "Returns a handle for a process that connects while this process holds the queue open.")
       .def(
           "_held_handle_bytes", [](const Queue& q) { return to_python(hold(q.handle()).to_bytes()); },
-          "For a process that connects within ten minutes.")
+          "Returns a handle for a process that connects within ten minutes.")
       .def("__repr__", [](const Queue& q) {
         return fmt::format("<onecopy.Queue {}{} objects{}>", q.size(),
                            q.maxsize() ? fmt::format(" of {}", q.maxsize()) : "",

@@ -23,7 +23,7 @@
 namespace onecopy::python {
 namespace {
 
-/// The parts that hold the numbers of a sparse tensor.
+/// Returns the names of the dense parts of a sparse tensor of this layout.
 const char* parts_of_layout(std::string_view layout) {
   if (layout == "torch.sparse_coo") return "its indices() and values(), once it is coalesced";
   if (layout == "torch.sparse_csr" || layout == "torch.sparse_bsr")
@@ -45,30 +45,30 @@ std::string text_of_attr(nb::handle object, const char* attribute) {
   if (layout != "torch.strided")
     throw Error(
         ErrorCode::unsupported,
-        fmt::format("{} is a tensor of the layout {}, and only dense ones can be shared; share {}, {}",
+        fmt::format("{} is a tensor of the layout {}, but only dense tensors can be shared; share {}, {}",
                     argument, layout, parts_of_layout(layout), instead));
   throw Error(ErrorCode::unsupported,
-              fmt::format("{} is a tensor of {} on the device {}, and only plain numbers on the cpu and on "
-                          "CUDA and Ascend devices can be shared; share a copy as such, {}",
+              fmt::format("{} is a tensor of {} on the device {}, but only plain numbers on the cpu and on "
+                          "CUDA and Ascend devices can be shared; share a copy of that kind, {}",
                           argument, text_of_attr(array, "dtype"), text_of_attr(array, "device"), instead));
 }
 
-/// `given`: the caller's object, of which `array` may be a view that goes at once.
+/// Returns the memory of an array. `given` is the caller's object; `array` may be a temporary view of it.
 Tensor memory_of(nb::handle array, nb::handle given) {
   if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
   const auto shared = torch::share(array.ptr());
   if (!shared) refuse_array(array, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
     throw Error(ErrorCode::unsupported,
-                "x is lazily conjugated or negated, which a handle cannot say; share x.resolve_conj()."
+                "x is lazily conjugated or negated, which a handle cannot express; share x.resolve_conj()."
                 "resolve_neg(), or a bundle: share({\"x\": x})");
   if (!is_on_host(shared->tensor))
     nb::module_::import_("onecopy._alive").attr("keep_with")(given, nb::cast(shared->tensor));
   return shared->tensor;
 }
 
-/// An array as a tensor that other processes can open, and whether its memory is new; None for an object that is no
-/// array.
+/// Returns an array as a tensor that other processes can open, and whether its memory is new; None if the object is not
+/// an array.
 nb::object as_tensor(nb::handle x, bool copy) {
   drop_unneeded();
   const nb::object array = shareable_array(x, copy, "obj");
@@ -85,12 +85,12 @@ Handle share_array(nb::handle x, bool copy, Exact exact) {
   if (!array.is_valid())
     raise_type_error(fmt::format(
         "x must be an array of onecopy, torch, numpy or another library that speaks DLPack or the buffer "
-        "protocol, a dict, list or tuple of such, or a torch.nn.Module, not {}",
+        "protocol, a dict, list or tuple of arrays, or a torch.nn.Module, not {}",
         short_repr(x)));
   return share_in_order(memory_of(array, x), exact);
 }
 
-/// The bundle's value as bytes, and its tensors.
+/// Returns the message of a bundle: its value as bytes, and its tensors.
 Message encode(const Tree& tree) {
   Message message;
   message.tensors.reserve(tree.leaves().size());
@@ -98,7 +98,8 @@ Message encode(const Tree& tree) {
     for (const Tree::Leaf& leaf : tree.leaves())
       if (torch::is_tensor(leaf.array.ptr()) && !torch::share(leaf.array.ptr()))
         refuse_array(leaf.array, fmt::format("x at \"{}\"", leaf.name));
-    throw Error(ErrorCode::invalid_argument, "x has a str with lone surrogates, or is larger than 4 GiB");
+    throw Error(ErrorCode::invalid_argument,
+                "x contains a str with lone surrogates, or is larger than 4 GiB");
   }
   if (message.tensors.size() != tree.leaves().size())
     throw Error(ErrorCode::invalid_argument, "x was changed by another thread while it was shared");
@@ -107,7 +108,7 @@ Message encode(const Tree& tree) {
 
 Handle share_nested(nb::handle x, bool copy) {
   Tree tree(x, copy);
-  const AdoptionRound round;  // the tree keeps all of it
+  const AdoptionRound round;  // the tree keeps its tensors alive
   Message message = encode(tree);
   const Stream stream = stream_of(message.tensors);
   std::vector<NamedTensor> rows;
@@ -122,7 +123,7 @@ Handle share_nested(nb::handle x, bool copy) {
   tree.let_collect();
   const std::vector<DeviceStream> current =
       PinnedRanges::any() ? current_streams() : std::vector<DeviceStream>();
-  const CurrentStreams in_order(current);  // copies from cards may be filling them
+  const CurrentStreams in_order(current);  // copies from cards may still be filling the tensors
   return without_gil([&] { return share_bundle(rows, value.encode(), stream); });
 }
 
@@ -155,45 +156,42 @@ void init_share(nb::module_& m) {
         nb::sig(
             "def share(x: typing.Any, *, copy: bool = False, exact: bool | typing.Literal['copy'] = False) "
             "-> Handle"),
-        "A handle with which other processes open the same memory.\n"
+        "Returns a handle with which other processes open the same memory.\n"
         "\n"
-        "Memory of onecopy is shared as it is. The storage of a torch tensor is moved into shared\n"
-        "memory in place, with one copy, the first time: the tensor and all its views follow.\n"
-        "Arrays of other libraries (numpy, jax, bytearray, anything with DLPack or the buffer\n"
-        "protocol) cannot be moved: they are copied once, and later writes to the original are\n"
-        "not seen; allocate with ``empty().numpy()`` to share without a copy.\n"
+        "Memory of onecopy is shared in place. The storage of a torch tensor moves into shared memory\n"
+        "with one copy the first time; the tensor and all its views use the new memory then. Arrays\n"
+        "of other libraries (numpy, jax, bytearray, anything with DLPack or the buffer protocol)\n"
+        "cannot move: they are copied once, and later writes to the original are not visible to other\n"
+        "processes. Allocate with ``empty().numpy()`` to share without a copy.\n"
         "\n"
         "Memory of a CUDA device is shared in place, from any allocator (torch, cupy), and stays\n"
-        "allocated until no process has it any more; on Ascend devices that is so for memory of\n"
-        "onecopy. A handle lets others see the whole allocation that the tensor lies in. Work in the\n"
-        "program's current stream (torch's, or else the default stream) comes before the openers'\n"
-        "work.\n"
+        "allocated until no process holds it. On Ascend devices this holds for memory of onecopy only.\n"
+        "A handle gives access to the whole allocation that the tensor lies in. Work in the program's\n"
+        "current stream (torch's, or else the default stream) runs before the openers' work.\n"
         "\n"
-        "A dict, list or tuple, nested as you like, of arrays and plain values, or a\n"
-        "``torch.nn.Module`` (its parameters and buffers, tied ones once), becomes one handle of\n"
-        "a bundle.\n"
+        "A nested dict, list or tuple of arrays and plain values becomes a bundle with one handle, and\n"
+        "so does a ``torch.nn.Module`` (its parameters and buffers, tied ones once).\n"
         "\n"
-        "The handle of a tensor carries neither gradients nor ``requires_grad``: the tensor that it opens\n"
-        "requires no gradient. ``Bundle.tree()`` keeps ``requires_grad``, and carries no gradients.\n"
+        "The handle of a tensor transfers neither gradients nor ``requires_grad``: the opened tensor\n"
+        "requires no gradient. ``Bundle.tree()`` keeps ``requires_grad``, but not the gradients.\n"
         "\n"
         "Args:\n"
-        "    x: the value.\n"
-        "    copy: share a copy; the original stays where it is. Only values are copied, also of\n"
-        "        a tensor in the middle of an autograd graph.\n"
-        "    exact: True refuses (Unsupported, with the numbers) when others could see more than x\n"
-        "        through the handle: the rest of its storage or, for memory of another allocator on a\n"
-        "        device, of the whole allocation. \"copy\" shares a copy then. For one tensor only.\n"
+        "    x: the value to share.\n"
+        "    copy: share a copy and leave the original where it is. Only values are copied, so a tensor\n"
+        "        inside an autograd graph can be shared, too.\n"
+        "    exact: True raises Unsupported, with the sizes, if the handle would give access to more\n"
+        "        memory than x: to the rest of its storage or, on a device with memory of another\n"
+        "        allocator, of the whole allocation. \"copy\" shares a copy instead. For one tensor only.\n"
         "\n"
         "Returns:\n"
-        "    A Handle, which keeps the memory alive.\n"
+        "    A Handle that keeps the memory alive.\n"
         "\n"
         "Raises:\n"
-        "    TypeError: x is no array and nothing with arrays in it.\n"
-        "    InvalidArgument: something inside x is neither an array nor a plain value.\n"
-        "    Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA\n"
-        "        or Ascend, memory of a device that cannot be exported, elements that are no plain\n"
-        "        numbers.\n"
-        "    RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.\n"
+        "    TypeError: x is neither an array nor a value that contains arrays.\n"
+        "    InvalidArgument: x contains an object that is neither an array nor a plain value.\n"
+        "    Unsupported: the tensor is sparse or quantized, its elements are not plain numbers, it is on\n"
+        "        an unsupported device, or the memory of its device cannot be exported.\n"
+        "    RuntimeError: the tensor requires a gradient and is not a leaf.\n"
         "    OutOfMemory.");
 }
 

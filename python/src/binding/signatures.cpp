@@ -4,12 +4,12 @@
 namespace onecopy::python {
 namespace {
 
-/// The namespace of a type behind the proxy that Python shows of it.
+/// Returns the dict of a type, which Python only shows through a read-only proxy.
 nb::object namespace_of(nb::handle type) {
   return nb::module_::import_("gc").attr("get_referents")(type.attr("__dict__"))[0];
 }
 
-/// A property named __signature__ of one of nanobind's types of functions. They refuse setattr(), as built-in types do.
+/// Adds a property __signature__ to one of nanobind's function types, which refuse setattr() as built-in types do.
 void add_signature(PyTypeObject* type, nb::object (*signature)(nb::handle)) {
   const nb::object getter = nb::cpp_function(signature, nb::arg("function"));
   const nb::object property = nb::handle(reinterpret_cast<PyObject*>(&PyProperty_Type))(getter);
@@ -27,7 +27,7 @@ nb::object of_bound(nb::handle method) {
 
 }  // namespace
 
-/// inspect.signature(), and so Jupyter and help(), ask an object for its __signature__. nanobind has texts only.
+/// inspect.signature(), and so Jupyter and help(), read __signature__ of an object, which nanobind does not define.
 void init_signatures(nb::module_& m) {
   add_signature(Py_TYPE(nb::object(m.attr("share")).ptr()), &of_function);
   add_signature(Py_TYPE(nb::object(m.attr("Queue").attr("put")).ptr()), &of_function);

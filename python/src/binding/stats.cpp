@@ -45,7 +45,7 @@ nb::list owners() {
   return all;
 }
 
-/// Handles that were pickled so long ago are not waited for any more.
+/// Ends the holds of handles that were pickled more than `older_than` seconds ago.
 void end_holds(double older_than) {
   using Seconds = std::chrono::duration<double>;
   const auto age =
@@ -98,50 +98,53 @@ void set_strategy_by_name(nb::handle name) {
 
 void init_stats(nb::module_& m) {
   m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
-        "The holders of this process's memory, and its holdings of others' memory. Names with\n"
-        "``bytes`` count bytes, all others objects:\n"
+        "Returns counters of this process's memory, its holders, and memory of other processes.\n"
+        "\n"
+        "Names with ``bytes`` count bytes, all others count objects:\n"
         "\n"
         "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
-        "- ``live_blocks``, ``live_bytes``: allocated here and referenced here;\n"
-        "- ``limbo``: blocks freed here, still held by borrowers;\n"
-        "- ``in_transit``: blocks kept for receivers that have not taken them yet;\n"
-        "- ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;\n"
-        "- ``device_segments``, ``device_bytes``: those among them on devices;\n"
-        "- ``foreign_segments``: of other processes, mapped here;\n"
-        "- ``borrowers``, ``owners``: processes attached to this one, and those it is attached\n"
-        "  to;\n"
-        "- ``leases``: claims of this process on blocks of others;\n"
-        "- ``deposits``: segments of others kept open for receivers to come;\n"
-        "- ``unkept``: segments put into queues that do not keep them: if their process dies, items\n"
-        "  still in the queue are lost. It can fall again: one whose queue's creator was stopped\n"
-        "  counts until a later put has asked again, and none counts once its queue is gone;\n"
+        "- ``live_blocks``, ``live_bytes``: blocks allocated here and still referenced here;\n"
+        "- ``limbo``: blocks freed here, but still held by borrowers;\n"
+        "- ``in_transit``: blocks kept for receivers that have not opened them yet;\n"
+        "- ``segments``, ``bytes_shared``: segments of this process, and the memory reserved in them;\n"
+        "- ``device_segments``, ``device_bytes``: the part of these segments on devices;\n"
+        "- ``foreign_segments``: segments of other processes that are mapped here;\n"
+        "- ``borrowers``, ``owners``: processes that are attached to this process, and processes that\n"
+        "  this process is attached to;\n"
+        "- ``leases``: claims of this process on blocks of other processes;\n"
+        "- ``deposits``: segments of other processes kept open for later receivers;\n"
+        "- ``unkept``: segments in queues that do not keep them: if the owner dies, items in the queue\n"
+        "  are lost. The number can fall: a later put asks the queue's creator again, and the end of a\n"
+        "  queue ends the count;\n"
         "- ``descriptors``: open descriptors of the whole process;\n"
-        "- ``host_waits``: how often this process waited in place of a stream, on devices whose\n"
-        "  streams cannot wait for other processes;\n"
-        "- ``direct_copies``: copies from one card to another that the card which is written to made\n"
-        "  by itself; ``staged_copies``, ``staged_bytes``: those that the driver made by way of the\n"
-        "  host, for want of peer access (CUDA devices);\n"
-        "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch\n"
-        "  came into shared memory.");
+        "- ``host_waits``: how often the host waited instead of a stream, on devices whose streams\n"
+        "  cannot wait for other processes;\n"
+        "- ``direct_copies``: copies between cards that the destination card made itself;\n"
+        "  ``staged_copies``, ``staged_bytes``: copies that the driver made through the host, for lack\n"
+        "  of peer access (CUDA devices);\n"
+        "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: storages of torch that onecopy\n"
+        "  moved to shared memory, that torch moved, and that torch had shared before.");
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
         nb::sig("def collect(older_than: float | None = None) -> None"),
-        "Gives back now, not later: freed memory, mappings of owners that are gone. Drops in default\n"
-        "streams of devices are marked and ended, too; idle streams are given a millisecond to pass\n"
-        "those marks.\n"
+        "Returns freed memory and unmaps memory of ended owners now instead of later.\n"
+        "\n"
+        "It also completes releases in default streams of devices, and waits up to a millisecond for\n"
+        "idle streams.\n"
         "\n"
         "Args:\n"
-        "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
-        "        than this and never opened. Without it that takes ten minutes; handles that\n"
-        "        multiprocessing pickled for its pipes and queues are kept until this process ends.");
-  m.def("_trim", &trim_idle, nb::arg("device").none(), "onecopy.torch.trim(), but for what torch has.");
+        "    older_than: also releases memory kept for handles that were pickled more than this many\n"
+        "        seconds ago and never opened. By default this memory is kept for ten minutes, or until\n"
+        "        this process ends if multiprocessing pickled the handle for its pipes and queues.");
+  m.def("_trim", &trim_idle, nb::arg("device").none(),
+        "Does the part of onecopy.torch.trim() without torch.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
         "Lists all processes of this user that own or serve shared memory. Processes that do not\n"
         "answer are left out.\n"
         "\n"
         "Returns:\n"
-        "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
+        "    For each process a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
         "    ``devices`` (dicts of ``device``, ``uuid``, ``segments`` and ``bytes``),\n"
-        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it holds),\n"
+        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the number of blocks held),\n"
         "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait),\n"
         "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` prints them) and\n"
         "    ``arenas`` (of captured graphs: dicts of ``device``, the bytes ``shared`` by all graphs,\n"
@@ -149,11 +152,12 @@ void init_stats(nb::module_& m) {
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "Returns how memory is allocated: see ``set_strategy()``.");
-  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
-        nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
-        "Sets how memory is allocated: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
-        "leak, or ``\"file_system\"``, files in /dev/shm for programs that need names: ``gc`` of the\n"
-        "command or the next program that uses onecopy removes those of killed processes.");
+  m.def(
+      "set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
+      nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
+      "Sets how memory is allocated: ``\"file_descriptor\"`` for anonymous memory, which cannot leak,\n"
+      "or ``\"file_system\"`` for files in /dev/shm, for programs that need names. ``onecopy gc`` or the\n"
+      "next program that uses onecopy removes the files of killed processes.");
 }
 
 }  // namespace onecopy::python

@@ -48,14 +48,15 @@ nb::object item(const Tensor& tensor) {
   return to_number(tensor.dtype(), on_host(tensor).as<std::byte>());
 }
 
-/// As numpy has it. Otherwise callers that ask whether a tensor is an index, such as bytes(), take it for an array.
+/// Returns a 0-d tensor of ints as an int, and raises TypeError for others, as numpy does: bytes() and other callers
+/// test whether an object is an index.
 nb::object index(const Tensor& tensor) {
   if (tensor.layout().ndim() == 0)
     if (nb::object number = item(tensor); PyLong_CheckExact(number.ptr())) return number;
   raise_type_error("only a 0-d tensor of ints is an index, not " + tensor.layout().str());
 }
 
-/// The result of a function of Python that makes an object.
+/// Returns the new reference of a C API call, or throws its Python exception.
 nb::object owned(PyObject* object) {
   if (!object) throw nb::python_error();
   return nb::steal(object);
@@ -63,7 +64,7 @@ nb::object owned(PyObject* object) {
 
 // ---- layouts
 
-/// The given sizes, as numbers or in a sequence; a size of -1 is computed from the rest.
+/// Returns the given sizes, which are numbers or one sequence. Computes a size of -1 from the others.
 std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes) {
   const nb::object given = sizes.size() == 1 ? nb::object(sizes[0]) : nb::object(sizes);
   const nb::object list =
@@ -79,7 +80,7 @@ std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes
     rest = i;
     PyList_SetItem(list.ptr(), i, PyLong_FromLong(1));
   }
-  PyErr_Clear();  // a size that is too large: shape_arg() says so
+  PyErr_Clear();  // a size is too large, for which shape_arg() raises the error
   std::vector<std::int64_t> shape = shape_arg(list, "shape");
   if (rest < 0) return shape;
   const std::int64_t others = Layout(tensor.dtype(), shape).numel();
@@ -104,7 +105,7 @@ Tensor reshape(const Tensor& tensor, const nb::args& sizes) {
   return tensor.with_layout(std::move(layout));
 }
 
-/// The bytes as elements of another type; the last dimension grows or shrinks with their size.
+/// Returns the bytes as elements of another type. The last dimension grows or shrinks with the element size.
 Tensor reinterpret(const Tensor& tensor, DType dtype) {
   const auto from = static_cast<std::int64_t>(size_of(tensor.dtype()));
   const auto to = static_cast<std::int64_t>(size_of(dtype));
@@ -156,13 +157,13 @@ bool is_number(nb::handle value) {
   return PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()) || PyComplex_Check(value.ptr());
 }
 
-/// torch gives numpy no array of a type that numpy lacks. All such numbers are float32 as well.
+/// Returns a value for numpy. torch cannot export dtypes that numpy lacks, so these tensors become float32, exactly.
 nb::object for_numpy(nb::handle value, const std::optional<Source>& source) {
   const bool is_known = !source || is_native_to_numpy(source->dtype()) || !torch::is_tensor(value.ptr());
   return is_known ? nb::borrow(value) : nb::object(value.attr("detach")().attr("float")());
 }
 
-/// numpy broadcasts and converts.
+/// Assigns through numpy, which broadcasts and converts.
 void assign_by_numpy(const Tensor& target, nb::handle value) {
   const Tensor host = is_on_host(target) ? target : empty(Layout(target.dtype(), target.shape()));
   to_numpy(host)[nb::ellipsis()] = value;
@@ -174,7 +175,7 @@ void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
   const Tensor target = part(tensor, key);
   if (value.is_none()) raise_type_error("value must be a number or an array, not None");
   if (is_number(value)) return fill_elements(target, from_number(target.dtype(), value, "value"));
-  if (is_numpy_scalar(value))  // numpy would wrap and truncate
+  if (is_numpy_scalar(value))  // numpy would wrap and truncate the number
     if (const nb::object number = value.attr("item")(); is_number(number))
       return fill_elements(target, from_number(target.dtype(), number, "value"));
   const auto from = Source::of(value, "value");
@@ -185,11 +186,13 @@ void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
 
 // ---- operators
 
-/// Returns NotImplemented for objects that may have the operator, such as arrays of numpy.
+/// Returns NotImplemented for objects that may implement the operator, such as numpy arrays. Raises TypeError for
+/// others.
 nb::object refuse_operator(nb::handle, nb::handle other) {
   if (!is_number(other) && !as_onecopy_tensor(other.ptr())) return nb::borrow(Py_NotImplemented);
   raise_type_error(
-      "a onecopy.Tensor has no operators; .numpy() and .torch() give arrays on its memory, which do");
+      "a onecopy.Tensor has no operators; .numpy() and .torch() return arrays on its memory, which have "
+      "them");
 }
 
 void add_operators(nb::class_<Tensor>& c) {
@@ -208,7 +211,7 @@ Tensor tensor_to_device(const Tensor& tensor, nb::handle device) {
   return where == tensor.device() ? tensor : copied_to(tensor, where);
 }
 
-/// Does `max_version` allow the form of DLPack 1?
+/// Returns whether `max_version` allows a capsule of DLPack 1.
 bool allows_versioned(nb::handle max_version) {
   if (max_version.is_none()) return false;
   if (!PyTuple_Check(max_version.ptr()) || NB_TUPLE_GET_SIZE(max_version.ptr()) != 2)
@@ -218,7 +221,7 @@ bool allows_versioned(nb::handle max_version) {
   return major >= 1;
 }
 
-/// The tensor itself, or, on the cpu, a copy of one on a device: then a copy must be allowed.
+/// Returns the tensor itself, or a copy on the cpu of a tensor on a device if `copy` allows it.
 Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   if (device.is_none()) return tensor;
   if (!PyTuple_Check(device.ptr()) || NB_TUPLE_GET_SIZE(device.ptr()) != 2)
@@ -230,17 +233,18 @@ Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   if (type == here.device_type && index == here.device_id) return tensor;
   if (type != kDLCpu || copy.is(nb::handle(Py_False)))
     throw nb::buffer_error(
-        fmt::format("dl_device: a tensor of {} can be given out on ({}, {}), and as a copy "
+        fmt::format("dl_device: a tensor of {} can be exported on ({}, {}), and as a copy "
                     "on the cpu, (1, 0)",
                     tensor.device().str(), here.device_type, here.device_id)
             .c_str());
   return on_host(tensor);
 }
 
-/// DLPack has numbers for streams of CUDA. Consumers on other devices do not say where they will use the tensor.
+/// Returns whether DLPack defines stream numbers for the device, as for CUDA. Consumers on other devices name no
+/// stream.
 bool has_stream_numbers(Device device) { return device.type == DeviceType::cuda; }
 
-/// The consumer's stream waits for earlier work on the tensor. -1: it takes care of that itself.
+/// Makes the consumer's stream wait for earlier work on the tensor. -1 means that the consumer orders the work itself.
 Tensor for_consumer(const Tensor& tensor, nb::handle stream) {
   if (is_on_host(tensor)) {
     if (stream.is_none()) return tensor;
@@ -264,7 +268,7 @@ nb::object dlpack(const Tensor& tensor, nb::handle stream, nb::handle max_versio
   const Tensor there = on_dl_device(tensor, dl_device, copy);
   const bool is_copy = there.device() != tensor.device();
   const bool must_copy = !is_copy && !copy.is_none() && PyObject_IsTrue(copy.ptr()) != 0;
-  if (is_copy) return to_capsule(there, versioned, true);  // done already: no stream has to wait
+  if (is_copy) return to_capsule(there, versioned, true);  // the copy is complete, so no stream has to wait
   return to_capsule(for_consumer(must_copy ? own_copy(there) : there, stream), versioned, must_copy);
 }
 
@@ -286,7 +290,7 @@ Tensor from_dlpack(nb::handle x, nb::handle device, nb::handle copy) {
   return copied_to(tensor, where);
 }
 
-/// As numpy writes dtypes down, "<f4". REQUIRES: numpy has it.
+/// Returns the name of the dtype in numpy's array interface, e.g. "<f4". REQUIRES: numpy has the dtype.
 std::string typestr(DType dtype) {
   const std::string_view kinds = "?bBuHuIuLuQubihiiiliqiefffdfZc";  // of the buffer protocol, and of numpy
   const char format = buffer_format(dtype)[0];
@@ -296,7 +300,7 @@ std::string typestr(DType dtype) {
   return fmt::format("{}{}{}", bytes == 1 ? '|' : '<', kinds[at + 1], bytes);
 }
 
-/// The attribute that numba and cupy read. Only tensors on CUDA may have it.
+/// Returns the attribute that numba and cupy read. Raises AttributeError for a tensor that is not on CUDA.
 nb::dict cuda_array_interface(const Tensor& tensor) {
   const char* const format = buffer_format(tensor.dtype());
   if (tensor.device().type != DeviceType::cuda || !format)
@@ -326,13 +330,13 @@ nb::object array(const Tensor& tensor, nb::handle dtype, nb::handle copy) {
   return converted;
 }
 
-/// jax takes neither our dtypes nor, from asarray(), DLPack.
+/// Returns a jax.Array by DLPack, which jax.numpy.asarray() does not use itself.
 nb::object jax_array(nb::handle self) {
   const nb::object from_dlpack = nb::module_::import_("jax.numpy").attr("from_dlpack");
   return call_python([&] { return from_dlpack(self); });
 }
 
-/// The elements, row-major.
+/// Returns the bytes of the elements, row-major.
 nb::object tensor_to_bytes(const Tensor& tensor) {
   const Tensor host = on_host(tensor);
   const Tensor packed = host.layout().is_contiguous() ? host : own_copy(host);
@@ -356,52 +360,53 @@ nb::object reduce_handle(const Tensor& tensor) {
 void add_description(nb::class_<Tensor>& c) {
   c.def_prop_ro(
        "shape", [](const Tensor& t) { return to_tuple(t.shape()); },
-       nb::sig("def shape(self) -> tuple[int, ...]"), "Sizes of the dimensions.")
+       nb::sig("def shape(self) -> tuple[int, ...]"), "The sizes of the dimensions.")
       .def_prop_ro(
           "strides", [](const Tensor& t) { return to_tuple(t.strides()); },
           nb::sig("def strides(self) -> tuple[int, ...]"),
-          "Elements (not bytes) from one element of a dimension to the next.")
+          "The distances from one element of a dimension to the next, in elements (not bytes).")
       .def_prop_ro(
           "dtype", [](const Tensor& t) { return dtype_object(t.dtype()); },
           nb::sig("def dtype(self) -> onecopy.dtypes.DType"),
-          "The element type: a str such as ``\"float32\"``.")
+          "The element type, a str such as ``\"float32\"``.")
       .def_prop_ro(
           "device", [](const Tensor& t) { return t.device().str(); },
-          "Where the memory is, as this process numbers devices: ``\"cpu\"``, ``\"cuda:0\"``, "
+          "The device of the memory, by its number in this process: ``\"cpu\"``, ``\"cuda:0\"``, "
           "``\"npu:0\"``.")
       .def_prop_ro(
           "access", [](const Tensor& t) { return name(t.access()); },
           nb::sig("def access(self) -> typing.Literal['readwrite', 'read']"),
-          "``\"readwrite\"``, or ``\"read\"`` when the memory must not be written.")
+          "The access to the memory: ``\"readwrite\"``, or ``\"read\"`` if it cannot be written.")
       .def_prop_ro(
-          "ndim", [](const Tensor& t) { return t.layout().ndim(); }, "Number of dimensions.")
+          "ndim", [](const Tensor& t) { return t.layout().ndim(); }, "The number of dimensions.")
       .def_prop_ro(
-          "size", [](const Tensor& t) { return t.layout().numel(); }, "Number of elements.")
+          "size", [](const Tensor& t) { return t.layout().numel(); }, "The number of elements.")
       .def_prop_ro(
-          "nbytes", [](const Tensor& t) { return t.nbytes(); }, "Bytes of all elements together.")
+          "nbytes", [](const Tensor& t) { return t.nbytes(); }, "The size of all elements in bytes.")
       .def_prop_ro(
-          "itemsize", [](const Tensor& t) { return size_of(t.dtype()); }, "Bytes of one element.")
+          "itemsize", [](const Tensor& t) { return size_of(t.dtype()); },
+          "The size of one element in bytes.")
       .def_prop_ro(
           "is_contiguous", [](const Tensor& t) { return t.layout().is_contiguous(); },
-          "Do the elements follow each other in row-major order?")
+          "Whether the elements are contiguous in row-major order.")
       .def_prop_ro(
           "is_shared", [](const Tensor& t) { return is_shareable(t); },
-          "Can other processes open it as it is? False for memory of other libraries.")
+          "Whether other processes can open the memory in place. False for memory of other libraries.")
       .def_prop_ro(
           "data_ptr", [](const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.data()); },
-          "Address of element 0 in this process.");
+          "The address of element 0 in this process.");
 }
 
 void add_views(nb::class_<Tensor>& c) {
   c.def("__len__", &length)
       .def("__getitem__", &part, nb::arg("key").none(),
            nb::sig("def __getitem__(self, key: object) -> Tensor"),
-           "A part of the tensor on the same memory. ``key``: ints, slices with positive steps,\n"
-           "``...``, None, or a tuple of those.")
+           "Returns a part of the tensor on the same memory. ``key`` is an int, a slice with a positive\n"
+           "step, ``...``, None, or a tuple of them.")
       .def("__setitem__", &set_item, nb::arg("key").none(), nb::arg("value").none(),
            nb::sig("def __setitem__(self, key: object, value: object) -> None"),
-           "Writes a number or an array into a part of the tensor. Arrays of another dtype or shape\n"
-           "are converted and broadcast by numpy.\n"
+           "Writes a number or an array into a part of the tensor. numpy converts and broadcasts an array\n"
+           "of another dtype or shape.\n"
            "\n"
            "Raises:\n"
            "    ReadOnly: the tensor was opened with ``access=\"read\"``.\n"
@@ -411,34 +416,35 @@ void add_views(nb::class_<Tensor>& c) {
           nb::sig("def __iter__(self) -> typing.Iterator[Tensor]"))
       .def("reshape", &reshape, nb::arg("shape"),
            nb::sig("def reshape(self, *shape: int | typing.Sequence[int]) -> Tensor"),
-           "The elements in another shape, on this memory; -1 stands for the rest.\n"
+           "Returns the tensor in another shape, on the same memory. One size may be -1.\n"
            "\n"
            "Raises:\n"
-           "    InvalidArgument: another number of elements, or the tensor is not contiguous.")
+           "    InvalidArgument: the number of elements differs, or the tensor is not contiguous.")
       .def("view", &view, nb::arg("shape_or_dtype"),
            nb::sig("def view(self, *shape_or_dtype: int | str | typing.Sequence[int]) -> Tensor"),
-           "``reshape()``, or, given a dtype, the same bytes as elements of that type.")
-      .def("copy", &own_copy, "The elements in new shared memory on the tensor's device, row-major.")
+           "Returns the tensor in another shape, as ``reshape()``, or its bytes as elements of a dtype.")
+      .def("copy", &own_copy, "Returns a row-major copy in new shared memory on the tensor's device.")
       .def("to", &tensor_to_device, nb::arg("device").none(),
            nb::sig("def to(self, device: typing.Any) -> Tensor"),
-           "The tensor itself if it is on that device, or else a copy there, row-major. Waits for work\n"
-           "of the program's current streams on it, and until the copy is made.")
-      .def("cpu", &on_host, "``to(\"cpu\")``.")
+           "Returns the tensor itself if it is on the device, or else a row-major copy there. Waits for "
+           "work\n"
+           "of the program's current streams, and for the copy.")
+      .def("cpu", &on_host, "Returns ``to(\"cpu\")``.")
       .def("copy_from", &copy_from, nb::arg("source").none(),
            nb::sig("def copy_from(self, source: object) -> None"),
-           "Copies all elements of an array of the same dtype and shape: of onecopy, torch, numpy,\n"
-           "or anything else with DLPack or the buffer protocol. Large ones without the GIL.\n"
+           "Copies all elements of an array of the same dtype and shape into this tensor. The array may\n"
+           "belong to any library with DLPack or the buffer protocol. Large copies release the GIL.\n"
            "\n"
            "Raises:\n"
-           "    InvalidArgument: another dtype or shape.\n"
+           "    InvalidArgument: the dtype or the shape differs.\n"
            "    ReadOnly: the tensor was opened with ``access=\"read\"``.");
 }
 
 void add_numbers(nb::class_<Tensor>& c) {
   c.def("item", &item, nb::sig("def item(self) -> bool | int | float | complex"),
-        "The one element as a Python number.")
+        "Returns the only element as a Python number.")
       .def("tolist", &to_list, nb::sig("def tolist(self) -> typing.Any"),
-           "The elements as nested lists of Python numbers; one number for a 0-d tensor.")
+           "Returns the elements as nested lists of Python numbers, or a number for a 0-d tensor.")
       .def("__bool__", [](const Tensor& t) { return PyObject_IsTrue(item(t).ptr()) == 1; })
       .def(
           "__int__", [](const Tensor& t) { return owned(PyNumber_Long(item(t).ptr())); },
@@ -457,13 +463,13 @@ void add_exchange(nb::class_<Tensor>& c) {
        nb::sig(
            "def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, "
            "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object"),
-       "The tensor as a DLPack capsule, as the array API standard says. No copy unless\n"
+       "Returns the tensor as a DLPack capsule, as the array API standard specifies. Copies only with\n"
        "``copy=True``. A read-only tensor needs ``max_version=(1, 0)`` or more.\n"
        "\n"
-       "Work of the program's current stream (torch's, or else the default one) on a CUDA tensor\n"
-       "comes before the consumer's later work in ``stream``. None and 1 are the legacy default\n"
-       "stream, 2 the thread's default stream, -1 is for consumers that keep the order themselves.\n"
-       "Consumers on Ascend devices name no stream: the call waits until that work is done.")
+       "Work on a CUDA tensor in the program's current stream (torch's, or else the default stream) runs\n"
+       "before the consumer's later work in ``stream``. None and 1 are the legacy default stream, 2 is\n"
+       "the thread's default stream, and -1 is for consumers that order the work themselves. Consumers\n"
+       "on Ascend devices name no stream: the call waits until the work is done.")
       .def(
           "__dlpack_device__",
           [](const Tensor& t) {
@@ -473,40 +479,42 @@ void add_exchange(nb::class_<Tensor>& c) {
           nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
       .def_prop_ro("__cuda_array_interface__", &cuda_array_interface,
                    nb::sig("def __cuda_array_interface__(self) -> dict[str, typing.Any]"),
-                   "Version 3 of the interface; only tensors of CUDA devices have it.")
+                   "The CUDA array interface, version 3. Only tensors on CUDA devices have it.")
       .def("__array__", &array, nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> typing.Any"))
       .def("numpy", &to_numpy, nb::sig("def numpy(self) -> typing.Any"),
-           "A ``numpy.ndarray`` on the same memory, not writeable when the tensor is read-only.\n"
+           "Returns a ``numpy.ndarray`` on the same memory, which is read-only if the tensor is.\n"
            "bfloat16 and the 8-bit floats need the package ml_dtypes.\n"
            "\n"
            "Raises:\n"
-           "    Unsupported: numpy has no such dtype, and ml_dtypes is not installed; or the tensor is\n"
-           "        on a device: use ``.cpu()`` first.")
+           "    Unsupported: numpy lacks the dtype and ml_dtypes is not installed; or the tensor is on a\n"
+           "        device: use ``.cpu()`` first.")
       .def("torch", &to_torch, nb::sig("def torch(self) -> typing.Any"),
-           "A ``torch.Tensor`` on the same memory. torch has no read-only tensors: writing to one\n"
-           "that was opened with ``access=\"read\"`` is a segmentation fault.")
+           "Returns a ``torch.Tensor`` on the same memory. torch has no read-only tensors: writing to\n"
+           "memory that was opened with ``access=\"read\"`` is a segmentation fault.")
       .def("__copy__", [](const Tensor& t) { return t; })
       .def(
           "__deepcopy__", [](const Tensor& t, nb::handle) { return own_copy(t); }, nb::arg("memo").none(),
           nb::sig("def __deepcopy__(self, memo: object) -> Tensor"))
       .def("__jax_array__", &jax_array, nb::sig("def __jax_array__(self) -> typing.Any"),
-           "A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. The tensor must\n"
-           "not be written from then on, because jax takes its arrays for constant.")
+           "Returns a ``jax.Array`` on the same memory, for ``jax.numpy.asarray()``. Do not write to the\n"
+           "tensor afterwards, since jax assumes that its arrays never change.")
       .def("memoryview", &to_memoryview, nb::sig("def memoryview(self) -> builtins.memoryview"),
-           "A ``memoryview`` on the same memory, for files, sockets and ``struct``. The tensor itself\n"
-           "is no buffer: ``torch.asarray()`` would take its bytes for float32.\n"
+           "Returns a ``memoryview`` on the same memory, for files, sockets and ``struct``. The tensor\n"
+           "itself does not export a buffer, since ``torch.asarray()`` would read it as float32.\n"
            "\n"
            "Raises:\n"
-           "    BufferError: the tensor is on a device, or its dtype has no format: see ``view()``.")
+           "    BufferError: the tensor is on a device, or its dtype has no buffer format; see ``view()``.")
       .def("__bytes__", &tensor_to_bytes, nb::sig("def __bytes__(self) -> bytes"))
-      .def("__reduce_ex__", &reduce, nb::arg("protocol"),
-           nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> tuple[typing.Any, ...]"),
-           "``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor.\n"
-           "Picklers for another process write a handle instead: queues, pipes, pools and arguments of\n"
-           "multiprocessing, joblib and Ray. Then the memory is kept until the first unpickling, ten\n"
-           "minutes at most; memory of other libraries is copied into shared memory first.")
-      .def("_reduce_handle", &reduce_handle, "How a channel pickles the tensor.");
+      .def(
+          "__reduce_ex__", &reduce, nb::arg("protocol"),
+          nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> tuple[typing.Any, ...]"),
+          "Pickles the tensor. ``pickle`` and ``torch.save()`` write the elements, and unpickling makes a\n"
+          "new tensor. Picklers for another process (queues, pipes, pools and arguments of\n"
+          "multiprocessing, joblib and Ray) write a handle: the memory is kept until the first\n"
+          "unpickling, for ten minutes at most. Memory of other libraries is first copied into shared\n"
+          "memory.")
+      .def("_reduce_handle", &reduce_handle, "Pickles the tensor as a handle.");
 }
 
 }  // namespace
@@ -514,10 +522,11 @@ void add_exchange(nb::class_<Tensor>& c) {
 void init_tensor(nb::module_& m) {
   nb::class_<Tensor> c(
       m, "Tensor", nb::is_final(), nb::is_weak_referenceable(),
-      "A strided array in memory that other processes can open without a copy, or, made by\n"
-      "``from_dlpack()``, on memory of another library. It keeps its memory alive. Made by\n"
-      "``empty()``, ``zeros()``, ``full()``, ``from_dlpack()``, ``open()`` and the loaders.\n"
-      "Compared by identity.");
+      "A strided array in memory that other processes can open without a copy.\n"
+      "\n"
+      "A tensor from ``from_dlpack()`` may lie in memory of another library. A tensor keeps its memory\n"
+      "alive. Tensors are made by ``empty()``, ``zeros()``, ``full()``, ``from_dlpack()``, ``open()``\n"
+      "and the loaders, and are compared by identity.");
   add_description(c);
   add_operators(c);
   add_views(c);
@@ -528,16 +537,17 @@ void init_tensor(nb::module_& m) {
         nb::arg("copy") = nb::none(),
         nb::sig("def from_dlpack(x: typing.Any, *, device: typing.Any = None, copy: bool | None = None) -> "
                 "Tensor"),
-        "An array of another library as a tensor on the same memory, which ``share()`` copies\n"
-        "once into shared memory. An array on memory of onecopy is that memory again.\n"
-        "``copy=True`` copies at once, and so does a ``device`` that the array is not on. Memory of a\n"
-        "CUDA device is shared where it is; that of an Ascend device has to be copied. Arrays of jax must\n"
-        "not change, which DLPack does not say: do not write to them here.\n"
+        "Returns an array of another library as a tensor on the same memory.\n"
+        "\n"
+        "``share()`` copies memory of another library once into shared memory. An array on memory of\n"
+        "onecopy yields a tensor on that memory. ``copy=True`` copies at once, and so does a ``device``\n"
+        "that differs from the array's. Memory of a CUDA device is shared in place; memory of an Ascend\n"
+        "device is copied. Do not write to arrays of jax: they must not change.\n"
         "\n"
         "Raises:\n"
-        "    TypeError: x has no ``__dlpack__``.\n"
-        "    Unsupported: a device that is neither the cpu nor of CUDA or Ascend, an unknown dtype,\n"
-        "        negative strides.");
+        "    TypeError: x has no method ``__dlpack__``.\n"
+        "    Unsupported: x is neither on the cpu nor on a CUDA or Ascend device, has an unknown dtype,\n"
+        "        or has negative strides.");
 }
 
 }  // namespace onecopy::python

@@ -11,8 +11,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Tensors of more elements are shown without them.
-constexpr std::int64_t kMostShown = 24;
+/// The maximum number of elements that repr() shows.
+constexpr std::int64_t kMaxShown = 24;
 
 const std::byte* element_at(const std::byte* data, const Tensor& tensor, std::size_t dim, std::int64_t i) {
   return data + i * tensor.strides()[dim] * static_cast<std::int64_t>(size_of(tensor.dtype()));
@@ -29,7 +29,7 @@ nb::object list_from(const std::byte* data, const Tensor& tensor, std::size_t di
   return list;
 }
 
-/// As few digits as tell the number from its neighbours of the same type.
+/// Returns the shortest text that tells the number from its neighbours of the same type.
 std::string number_text(DType dtype, const std::byte* element) {
   const nb::object number = to_number(dtype, element);
   if (!PyFloat_Check(number.ptr()) || dtype == DType::f64) return nb::repr(number).c_str();
@@ -65,7 +65,7 @@ std::string to_text(const Tensor& tensor) {
   if (tensor.access() == Access::read_only) text += ", read-only";
   if (!is_shareable(tensor)) text += ", memory of another library";
   const std::int64_t count = tensor.layout().numel();
-  if (count > 0 && count <= kMostShown && tensor.device() == kCpu) {
+  if (count > 0 && count <= kMaxShown && tensor.device() == kCpu) {
     text += ": ";
     append(text, tensor.as<std::byte>(), tensor, 0);
   }

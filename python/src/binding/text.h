@@ -6,12 +6,12 @@
 #include "binding/module.h"
 #include "onecopy/memory/tensor.h"
 
-/// Elements as Python and people read them. REQUIRES: the GIL, memory of the cpu.
+/// Converts elements to Python numbers and to text. REQUIRES: the GIL, memory of the cpu.
 namespace onecopy::python {
 
-/// Nested lists of numbers; one number for a 0-d tensor.
+/// Returns nested lists of numbers, or a number for a 0-d tensor.
 nb::object to_list(const Tensor& tensor);
-/// The text of repr(): the layout, and the elements if they are few.
+/// Returns the text of repr(): the layout, and the elements if they are few.
 std::string to_text(const Tensor& tensor);
 
 }  // namespace onecopy::python

@@ -24,7 +24,7 @@
 #include "share/session.h"
 #include "torch/torch_api.h"
 
-/// The memory behind onecopy.graphs.
+/// The bindings of arenas and pools for onecopy.graphs.
 namespace onecopy::python {
 namespace {
 
@@ -32,7 +32,7 @@ using graph::Arena;
 using graph::Footprint;
 using graph::Window;
 
-/// What `onecopy ls` shows of an arena. While another thread changes it, that is its last look.
+/// The listing of an arena for `onecopy ls`. While another thread changes the arena, it shows the last known state.
 class ArenaListing {
  public:
   explicit ArenaListing(const std::shared_ptr<Arena>& arena)
@@ -51,7 +51,7 @@ class ArenaListing {
   Footprint last_;
 };
 
-/// A process that cannot be listed has arenas all the same.
+/// Adds the arena to `onecopy ls`. Logs a failure, since a process that cannot be listed may use arenas, too.
 void list(const std::shared_ptr<Arena>& arena) {
   try {
     Session::current().list_arena(ArenaListing(arena));
@@ -70,7 +70,7 @@ std::shared_ptr<Arena> make_arena(nb::handle device, std::optional<std::size_t> 
 
 using Extents = std::vector<std::pair<std::uintptr_t, std::size_t>>;
 
-/// torch names memory by addresses.
+/// Converts the addresses and sizes that torch reports, and keeps this memory alive in the pool.
 void keep_alive(GraphPool& pool, const Extents& alive) {
   std::vector<graph::Extent> extents;
   for (const auto& [at, bytes] : alive) extents.push_back({at - pool.base(), bytes});
@@ -88,11 +88,12 @@ nb::object bytes_at(GraphPool& pool, std::uintptr_t address, std::size_t bytes) 
   return api->import(pool.bytes_at(address, bytes));
 }
 
-/// The bytes of a window, which the buffer keeps. REQUIRES: they are not read while the arena is parked.
+/// Exports the bytes of a window as a buffer that keeps the window. REQUIRES: nothing reads it while the arena is
+/// parked.
 int fill_view(PyObject* self, Py_buffer* view, int flags) {
   const Window& window = *nb::inst_ptr<Window>(self);
   if (window.device() != kCpu) {
-    PyErr_SetString(PyExc_BufferError, "the host has no view of this window, which is on a device");
+    PyErr_SetString(PyExc_BufferError, "the host cannot access this window, which is on a device");
     return -1;
   }
   return PyBuffer_FillInfo(view, self, window.base(), static_cast<Py_ssize_t>(window.size()), 0, flags);
@@ -104,41 +105,44 @@ PyType_Slot window_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&fill_vi
 
 void init_graph(nb::module_& m) {
   nb::class_<Footprint>(m, "_GraphFootprint", "The size of an arena, in bytes.")
-      .def_ro("shared", &Footprint::shared, "Physical memory, shown by all windows.")
-      .def_ro("own", &Footprint::own, "Physical memory that one window alone shows.")
-      .def_ro("mapped", &Footprint::mapped, "Addresses of all windows together.")
+      .def_ro("shared", &Footprint::shared, "The physical memory that all windows map.")
+      .def_ro("own", &Footprint::own, "The physical memory that only one window maps.")
+      .def_ro("mapped", &Footprint::mapped, "The addresses of all windows together.")
       .def_ro("windows", &Footprint::windows)
-      .def_ro("mappings", &Footprint::mappings, "Pieces of memory that the driver shows in all windows.")
+      .def_ro("mappings", &Footprint::mappings, "The number of pieces of memory mapped in all windows.")
       .def_ro("parked", &Footprint::parked)
-      .def_ro("aliases", &Footprint::aliases, "Whether each window has addresses of its own.");
+      .def_ro("aliases", &Footprint::aliases, "Whether each window has its own addresses.");
   nb::class_<Window>(m, "_GraphWindow", nb::type_slots(window_slots),
-                     "Addresses of one capture over the pages of its arena; a buffer of its bytes.")
+                     "The addresses of one capture over the pages of its arena, and a buffer of its bytes.")
       .def_prop_ro("nbytes", &Window::size)
       .def_prop_ro("base",
                    [](const Window& window) { return reinterpret_cast<std::uintptr_t>(window.base()); });
-  nb::class_<Arena>(m, "_GraphArena",
-                    "Scratch memory of captured graphs on one device: as much as the largest.")
+  nb::class_<Arena>(
+      m, "_GraphArena",
+      "The scratch memory of captured graphs on one device, as large as the largest graph needs.")
       .def(nb::new_(&make_arena), nb::arg("device"), nb::arg("limit") = nb::none(),
-           "``limit`` in bytes; None: no limit.")
+           "Makes an arena. ``limit`` is in bytes; None for no limit.")
       .def(
           "open",
           [](Arena& arena, std::size_t nbytes) { return without_gil([&] { return arena.open(nbytes); }); },
-          nb::arg("nbytes"), "A window. Raises OutOfMemory, InvalidArgument while parked.")
+          nb::arg("nbytes"), "Opens a window. Raises OutOfMemory; InvalidArgument while parked.")
       .def(
-          "park", [](Arena& arena) { without_gil([&] { arena.park(); }); }, "Gives the memory back.")
+          "park", [](Arena& arena) { without_gil([&] { arena.park(); }); },
+          "Returns the memory to the system.")
       .def(
           "resume", [](Arena& arena) { without_gil([&] { arena.resume(); }); },
-          "Gets memory again. Raises OutOfMemory.")
+          "Allocates the memory again. Raises OutOfMemory.")
       .def("footprint", &Arena::footprint);
-  nb::class_<GraphPool>(m, "_GraphPool", "Memory of one capture, for torch's allocator.")
-      .def(nb::new_(&make_pool), nb::arg("arena"), nb::arg("most"), "``most`` addresses, in bytes.")
-      .def("open", &GraphPool::open, "torch's segments are of this pool from now on.")
+  nb::class_<GraphPool>(m, "_GraphPool", "The memory of one capture, for torch's allocator.")
+      .def(nb::new_(&make_pool), nb::arg("arena"), nb::arg("most"),
+           "Makes a pool with ``most`` bytes of addresses.")
+      .def("open", &GraphPool::open, "Serves torch's segments from this pool until close().")
       .def("close", &GraphPool::close)
       .def(
           "retire", [](GraphPool& pool) { without_gil([&] { pool.retire(); }); },
-          "Shared memory is no more of this pool. The caller has waited for work that used it.")
+          "Releases the shared pages. REQUIRES: the caller has waited for work that used them.")
       .def("keep_alive", &keep_alive, nb::arg("alive"),
-           "Memory of its own for addresses and bytes, with any content.")
+           "Moves ranges to memory that no other window maps. Their content is lost.")
       .def_prop_ro("ordinal", [](const GraphPool& pool) { return pool.device().index; })
       .def_prop_ro("base", &GraphPool::base)
       .def_prop_ro("used", &GraphPool::used, "Bytes.")
@@ -146,7 +150,7 @@ void init_graph(nb::module_& m) {
       .def_prop_ro("segments", &GraphPool::segments, "How many torch has.")
       .def_prop_ro("refusal", &GraphPool::refusal, "Why the pool last had no room, or an empty text.");
   m.def("_graph_bytes", &bytes_at, nb::arg("pool"), nb::arg("address"), nb::arg("nbytes"),
-        "A tensor of torch's on bytes of a pool, which it keeps.");
+        "Returns a torch tensor on bytes of a pool, which it keeps alive.");
   init_graph_calls(m);
 }
 

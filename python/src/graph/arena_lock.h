@@ -11,35 +11,35 @@
 
 namespace onecopy::python {
 
-/// The lock of an arena: replays and captures of one arena never overlap, neither on threads nor on the device (I2).
-/// On the host it is a lock. On a device each stream waits for the last one that was there, too.
+/// The lock of an arena, which keeps replays and captures from overlapping, on threads and on the device (I2). On a
+/// device, each stream also waits for the stream that used the arena last.
 ///
-/// Thread safety: lock(), try_lock() and unlock() by any thread; the rest with the lock held.
+/// Thread safety: any thread may call lock(), try_lock() and unlock(); the other members need the lock held.
 class ArenaLock {
  public:
   ArenaLock() = default;
   ArenaLock(const ArenaLock&) = delete;
   ArenaLock& operator=(const ArenaLock&) = delete;
 
-  /// Its graphs are on this device. Once. Throws the driver's refusals.
+  /// Sets the device of the graphs. Called once. Throws errors of the driver.
   void bind(Device device);
 
-  /// A thread may lock it again while it has it.
+  /// Acquires the lock. A thread that holds it may acquire it again.
   void lock() { mutex_.lock(); }
   bool try_lock() { return mutex_.try_lock(); }
   void unlock() { mutex_.unlock(); }
 
-  /// The stream goes on after the last holder's work.
+  /// Makes the stream wait for the work of the last stream.
   void enter(Stream stream);
-  /// The next holder's work comes after all work in the stream.
+  /// Records all work in the stream, so that the next stream waits for it.
   void leave(Stream stream);
-  /// The host waits for the last holder's work.
+  /// Blocks the host until the work of the last stream is done.
   void wait();
 
-  /// May graphs run without a look at the arena first?
+  /// Returns whether graphs may run without a check of the arena: it is not parked, and has no leases.
   bool is_open() const noexcept { return is_running_ && leases_ == 0; }
   void set_running(bool is_running) noexcept { is_running_ = is_running; }
-  /// How many outputs lie in the arena that a replay would overwrite.
+  /// Sets the number of outputs in the arena that a replay would overwrite.
   void set_leases(std::size_t leases) noexcept { leases_ = leases; }
 
  private:

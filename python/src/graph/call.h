@@ -17,12 +17,12 @@
 
 namespace onecopy::python {
 
-/// How a tensor was when its graph was captured, to be compared in every call.
+/// The properties of a tensor at the capture of its graph, which are compared in every call.
 struct TensorFacts {
   using View = torch::Shim::View;
 
   explicit TensorFacts(const View& tensor);
-  /// Does not compare addresses.
+  /// Returns whether the dtype, sizes and strides are equal. Does not compare addresses.
   bool is_alike(const View& tensor) const noexcept;
   bool is(const View& tensor) const noexcept { return tensor.data == data && is_alike(tensor); }
 
@@ -38,18 +38,18 @@ struct TensorFacts {
   std::vector<std::int64_t> numbers;  ///< sizes, then strides
 };
 
-/// Empty, and no error, for an object that is no tensor, or one without memory of its own.
+/// Returns the properties of a tensor. Empty, without an error, for another object or a tensor without memory.
 inline std::optional<torch::Shim::View> view_of(const torch::Api& api, const torch::Shim& shim,
                                                 PyObject* object) noexcept {
   if (!api.is_tensor(object)) return std::nullopt;
   return shim.view(object);
 }
 
-/// The calls of one captured graph. Inputs are compared with their places or copied into their slots, the graph is
-/// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
+/// Calls one captured graph. A call compares inputs in place with their addresses at the capture, copies other inputs
+/// into their slots, launches the graph, and returns the results in new memory. The copies are nodes of the graph.
 ///
-/// Thread safety: used with the GIL held. run() releases it, and takes the arena's lock. Invariant: a launch is under
-/// way only after every place was compared in that call (I3).
+/// Thread safety: used with the GIL held. run() releases the GIL, and takes the arena's lock. Invariant: a graph is
+/// launched only after every input in place was compared in the same call (I3).
 class GraphCall {
  public:
   using Arguments = std::span<PyObject* const>;
@@ -63,7 +63,7 @@ class GraphCall {
     nb::object tensor;
     TensorFacts facts;
   };
-  /// Memory of the window that is copied out.
+  /// A piece of the window that is copied out as a result.
   struct Source {
     TensorFacts facts;
     std::size_t bytes;
@@ -88,12 +88,13 @@ class GraphCall {
   void add_result(Kind kind, std::size_t index, nb::object object);
 
   bool is_in_place(Arguments arguments) const noexcept;
-  /// Returns a tensor for each source. `launcher`, if there is one, launches the graph in the current stream. None if
-  /// the graph is closed; and, unless the caller has `looked_at` both, if the arena is not open to it or an input in
-  /// place is elsewhere. Throws the driver's refusals, invalid_argument for arguments that are not those of the graph.
+  /// Runs the graph and returns a tensor for each source. `launcher`, if not None, launches the graph in the current
+  /// stream. Returns nothing if the graph is closed, if the arena is not open, or if an input in place has moved; with
+  /// `looked_at` the caller has checked the last two. Throws errors of the driver, and invalid_argument for arguments
+  /// that do not fit the graph.
   std::optional<std::vector<nb::object>> run(Arguments arguments, nb::handle launcher, bool looked_at);
   nb::list results(Arguments arguments, const std::vector<nb::object>& fresh) const;
-  /// No run() from now on. With the arena's lock.
+  /// Closes the graph: run() returns nothing afterwards. REQUIRES: the arena's lock.
   void close() noexcept { executable_ = nullptr; }
 
   std::size_t runs() const noexcept { return runs_; }

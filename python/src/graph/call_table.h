@@ -12,21 +12,21 @@
 
 namespace onecopy::python {
 
-/// The captured graphs of one function by their keys: dtypes, sizes and strides of its inputs, and the values of
-/// inputs that are no tensor of the device. Keys are compared in full. It declines a call that it cannot serve at
-/// once, and changes nothing then: Python does the rest.
+/// The fast path of a function: its captured graphs by key. A key consists of the dtypes, sizes and strides of the
+/// inputs, and of the values of inputs that are not tensors on the device. Keys are compared in full. The table
+/// declines a call that it cannot serve at once, without changing anything, and Python serves it.
 ///
-/// Thread safety: with the GIL held.
+/// Thread safety: used with the GIL held.
 class GraphCallTable {
  public:
-  /// `keyed` are the inputs that are part of the key.
+  /// `keyed` are the indices of the inputs that belong to the key.
   GraphCallTable(Device device, std::vector<std::size_t> keyed, std::size_t most_elements)
       : device_(device), keyed_(std::move(keyed)), most_elements_(most_elements) {}
 
-  /// Later calls like this one are this graph's. Has no effect if such inputs cannot be keys.
+  /// Serves later calls with the key of these arguments by `call`. Has no effect if the inputs cannot form a key.
   void add(nb::handle arguments, nb::object call);
   void remove(nb::handle call);
-  /// The results, and `boxed` is empty then; None: declined.
+  /// Returns the results and empties `boxed`, or returns None to decline the call.
   nb::object call(nb::handle boxed);
   std::uint64_t tick() noexcept { return ++ticks_; }
   std::size_t hits() const noexcept { return hits_; }

@@ -15,10 +15,10 @@
 
 namespace onecopy::python {
 
-/// Memory of one capture for torch's allocator: segments one behind the other in a window of an arena.
+/// The memory of one capture for torch's allocator: consecutive segments in a window of an arena.
 ///
-/// torch gives segments back on any thread, sometimes long after the graph has gone, and its addresses must be good
-/// until then. So the window ends with the last segment, or with the pool's owner in Python, whichever is later.
+/// torch frees segments on any thread, sometimes long after the graph was destroyed, and its addresses must be valid
+/// until then. So the window lives until the last segment is freed and the pool's owner in Python has released it.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: segments never overlap.
 class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: torch's segments keep it
@@ -26,30 +26,31 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   /// Throws as Arena::open_growing().
   static std::shared_ptr<GraphPool> make(graph::Arena& arena, std::size_t most);
 
-  /// From now on torch's segments on this device are of this pool. One pool of a device at a time is open: if another
-  /// is, throws invalid_argument.
+  /// Serves torch's segments on this device from this pool until close(). Throws invalid_argument if another pool of
+  /// the device is open.
   void open();
-  /// Has no effect on a pool that is not open.
+  /// Closes the pool. Has no effect if it is not open.
   void close() noexcept;
-  /// Gives live ranges, by address and bytes, memory of the window's own. Throws as Window::make_own().
+  /// Moves live ranges (addresses and sizes in bytes) to memory that no other window maps. Throws as
+  /// Window::make_own().
   void keep_alive(std::span<const graph::Extent> alive);
 
-  /// Bytes of the window for torch, which keep the pool.
+  /// Returns bytes of the window as a DLPack tensor, which keeps the pool alive.
   DLManagedTensorVersioned* bytes_at(std::uintptr_t address, std::size_t bytes);
 
-  /// Gives up the shared pages; the rest stays until torch has given all segments back.
+  /// Releases the shared pages. The addresses stay until torch has freed all segments.
   void retire() noexcept { window_.retire(); }
 
   std::uintptr_t base() const noexcept { return reinterpret_cast<std::uintptr_t>(window_.base()); }
   std::size_t used() const;
   std::size_t own_bytes() const { return window_.own_bytes(); }
-  /// Segments that torch has.
+  /// Returns the number of segments that torch holds.
   std::size_t segments() const;
   Device device() const noexcept { return device_; }
   /// Returns why the window last refused to grow, or an empty text. torch itself only says "out of memory".
   std::string refusal() const;
 
-  /// Called by torch. Null if there is no room, which is logged.
+  /// Allocates a segment for torch. Returns null, and logs why, if there is no memory.
   static void* allocate(std::size_t bytes, int ordinal) noexcept;
   static void free(void* segment) noexcept;
 

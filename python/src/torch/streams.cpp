@@ -12,7 +12,7 @@
 namespace onecopy::python {
 namespace {
 
-/// torch's own memory belongs to its allocator, which must be told; memory of onecopy in a torch tensor is ours.
+/// Records the stream with torch's allocator, which owns the memory. Onecopy records its own memory in torch tensors.
 void record_in_torch(nb::handle tensor, nb::handle stream) {
   const Stream native = stream_arg(stream, "stream");
   if (torch::record_stream(tensor.ptr(), native)) return;
@@ -46,20 +46,20 @@ void record(nb::handle tensor, nb::handle stream) {
 }  // namespace
 
 void init_device(nb::module_& m) {
-  m.def(
-      "record_stream", &record, nb::arg("tensor").none(), nb::arg("stream").none(),
-      nb::sig("def record_stream(tensor: typing.Any, stream: typing.Any) -> None"),
-      "Says that a tensor on a device is used in another stream than the one that was current when it was\n"
-      "opened: its memory is kept until that stream, too, has come past the end of the tensor (for\n"
-      "torch: of its storage) here. Needs no host to wait.\n"
-      "\n"
-      "Args:\n"
-      "    tensor: of onecopy or torch, on a CUDA or Ascend device.\n"
-      "    stream: a stream of torch or cupy, or its number. It must live until then.\n"
-      "\n"
-      "Raises:\n"
-      "    TypeError: tensor is no tensor, or stream no stream.\n"
-      "    InvalidArgument: the tensor is on the cpu, which has no streams.");
+  m.def("record_stream", &record, nb::arg("tensor").none(), nb::arg("stream").none(),
+        nb::sig("def record_stream(tensor: typing.Any, stream: typing.Any) -> None"),
+        "Records that another stream than the one that was current at the open uses a tensor on a device.\n"
+        "\n"
+        "When the tensor (or its torch storage) is released, its memory is kept until this stream has\n"
+        "finished the work that was queued at that time. The host does not wait.\n"
+        "\n"
+        "Args:\n"
+        "    tensor: a tensor of onecopy or torch on a CUDA or Ascend device.\n"
+        "    stream: a stream of torch or cupy, or its number. It must live until the memory is released.\n"
+        "\n"
+        "Raises:\n"
+        "    TypeError: tensor is not a tensor, or stream is not a stream.\n"
+        "    InvalidArgument: the tensor is on the cpu, which has no streams.");
   m.def(
       "_current_stream",
       [](nb::handle device) {

@@ -17,24 +17,23 @@
 
 namespace onecopy::python::torch {
 
-/// For the storages of tensors that are made of other tensors: they have a size and no address.
+/// Throws unsupported for the storage of a tensor that is made of other tensors, which has a size but no address.
 [[noreturn]] void refuse_no_memory();
 
-/// The parts of torch that onecopy uses, looked up once per interpreter, here and nowhere else (the half for Python
-/// code is onecopy/multiprocessing/_torch_names.py). A name that this torch lacks is no error until it is needed.
-/// Then a slower public way is taken, or require_names() and the function that needs it throw unsupported with the
-/// name.
+/// The parts of torch that onecopy uses, looked up once per interpreter, and only here (Python code has
+/// onecopy/multiprocessing/_torch_names.py). A missing name is not an error until it is needed: then a slower public
+/// function is used, or require_names() and the function that needs the name throw unsupported with the name.
 ///
-/// The quick way in and out is torch.Tensor.__dlpack_c_exchange_api__, the table of C functions of torch 2.10 and
-/// later. Without it, the attributes of tensors and DLPack capsules give equal results, in more steps.
+/// The fast path is torch.Tensor.__dlpack_c_exchange_api__, the table of C functions of torch 2.10 and later. Without
+/// it, the attributes of tensors and DLPack capsules give the same results more slowly.
 ///
-/// Never destroyed: storages may outlive the module. Thread safety: used with the GIL held.
+/// Never destroyed, since storages may outlive the module. Thread safety: used with the GIL held.
 class Api {
  public:
-  /// None until torch has been imported completely.
+  /// Returns the object, or null until torch has been imported completely.
   static const Api* get();
 
-  /// Throws unsupported if a name is missing without which no tensor of torch's can be shared or opened.
+  /// Throws unsupported if a name is missing that sharing and opening any torch tensor needs.
   void require_names() const;
 
   /// The first part of DLPack's exchange table, version 1; see dlpack.h of DLPack 1.2.
@@ -60,42 +59,42 @@ class Api {
     Device device;
     std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
   };
-  /// Empty for objects that are no plain strided tensor of a known device with a dtype that onecopy has.
+  /// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
   std::optional<Placement> placed(PyObject* tensor) const;
-  /// Throws unsupported for a storage on a device that we do not know.
+  /// Returns the device of a storage. Throws unsupported for a device that onecopy does not support.
   Device device_of_storage(nb::handle storage) const;
-  /// Before torch makes tensors on memory of a device. Throws unsupported when this torch cannot.
+  /// Makes torch initialise a device before it makes tensors on the device's memory. Throws unsupported if it cannot.
   void use(Device device) const;
-  /// The current device of that type; 0 until torch has used such devices.
+  /// Returns torch's current device of this type, or 0 until torch has used devices of this type.
   std::int16_t current_ordinal(DeviceType type) const;
-  /// Until torch has used devices of that type all its work is in the default stream.
+  /// Returns torch's current stream, or the default stream until torch has used devices of this type.
   Stream current_stream(Device device) const;
-  /// Of CUDA: the current device's current stream while it is being captured; the default stream otherwise.
+  /// Returns the current stream of the current CUDA device if it is being captured, or else the default stream.
   Stream captured_stream() const;
-  /// Elements from the start of the storage to the first of the tensor.
+  /// Returns the tensor's offset in its storage, in elements.
   std::size_t offset(nb::handle tensor) const { return number(call(storage_offset_, tensor)); }
 
-  /// A tensor on foreign memory; `managed` is taken over in any case.
+  /// Returns a tensor on foreign memory. Takes over `managed`, even if it throws.
   nb::object import(DLManagedTensorVersioned* managed) const;
-  /// Can import() make tensors of this dtype?
+  /// Returns whether import() supports the dtype.
   static bool can_import(DType dtype) noexcept;
-  /// A tensor on this one's memory, to be read negated. Throws unsupported if this torch lacks the name.
+  /// Returns a lazily negated tensor on the same memory. Throws unsupported if this torch lacks the name.
   nb::object neg_view(nb::handle tensor) const;
-  /// A tensor of any dtype on a storage. `offset` counts bytes.
+  /// Returns a tensor of any dtype on a storage. `offset` is in bytes.
   nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
-  /// A new tensor of the CPU, row-major and not initialised. Throws unsupported for a dtype that torch does not have.
+  /// Returns a new, uninitialised, row-major tensor on the CPU. Throws unsupported for a dtype that torch lacks.
   nb::object make(const Layout& layout) const;
-  /// make() for layouts that come again and again: a tensor like the one before takes torch half of the time.
+  /// Returns make() for layouts that are used repeatedly. Making a tensor like the last one takes half of the time.
   nb::object make_again(const Layout& layout) const;
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
-  /// A fresh tensor as a parameter, or one that requires a gradient, or itself.
+  /// Returns a new tensor as a parameter or with requires_grad set, or the tensor itself.
   nb::object as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const;
 
   nb::object size(nb::handle tensor) const { return call(size_, tensor); }
   nb::object stride(nb::handle tensor) const { return call(stride_, tensor); }
   nb::object dtype(nb::handle tensor) const { return get(tensor, dtype_); }
   nb::object storage_of(nb::handle tensor) const { return call(untyped_storage_, tensor); }
-  /// Throws unsupported for the storage of a tensor that is made of other tensors.
+  /// Returns the address of a storage. Throws unsupported for the storage of a tensor that is made of other tensors.
   std::byte* data(nb::handle storage) const;
   std::size_t nbytes(nb::handle storage) const { return number(call(nbytes_, storage)); }
   bool is_resizable(nb::handle storage) const { return call(resizable_, storage).is(nb::handle(Py_True)); }
@@ -104,33 +103,32 @@ class Api {
   }
   bool is_conj(nb::handle tensor) const { return call(is_conj_, tensor).is(nb::handle(Py_True)); }
   bool is_neg(nb::handle tensor) const { return call(is_neg_, tensor).is(nb::handle(Py_True)); }
-  /// Can the memory of two storages be exchanged (torch 2.12 and later)?
+  /// Returns whether the memory of two storages can be exchanged (torch 2.12 and later).
   bool can_exchange() const noexcept { return !swap_.is_none(); }
-  /// All tensors on either storage follow. REQUIRES: can_exchange(); same device and size.
+  /// Exchanges the memory of two storages, for all tensors on them. REQUIRES: can_exchange(); same device and size.
   void exchange(nb::handle a, nb::handle b) const { swap_(a, b); }
-  /// False for tensors of inference mode, and for tensors whose dimensions have names.
+  /// Returns false for tensors of inference mode, and for tensors with named dimensions.
   bool is_ordinary(nb::handle tensor) const;
-  /// Is the caller's the only reference to this storage, but for one tensor's? Also false if this torch cannot tell.
+  /// Returns whether only the caller and one tensor reference the storage; false if this torch cannot tell.
   bool is_alone(const nb::object& storage) const;
-  /// The tensor gets storage, place and layout of `twin`, and keeps identity, gradient, version and hooks. Returns
-  /// false if torch refuses. REQUIRES: both are plain tensors, and is_ordinary().
+  /// Gives the tensor the storage, offset and layout of `twin`. The tensor keeps its identity, gradient, version and
+  /// hooks. Returns false if torch refuses. REQUIRES: both are plain tensors, and is_ordinary().
   bool try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept;
-  /// Is it in shared memory of torch's own making?
+  /// Returns whether the storage lies in shared memory that torch has made.
   bool is_shared_by_torch(nb::handle storage) const {
     return call(is_shared_, storage).is(nb::handle(Py_True));
   }
-  /// torch's answers, as they are. Throws unsupported when this torch does not have the name.
+  /// Return torch's own results. They throw unsupported if this torch lacks the name.
   nb::object shared_descriptor(nb::handle storage) const;
   nb::object share_by_descriptor(nb::handle storage) const;
   nb::object share_by_name(nb::handle storage) const;
-  /// A number that stands for the storage and does not keep its memory; to be given to upgrade() and,
-  /// once, to free_weak().
+  /// Returns a weak reference to the storage, for upgrade(). The caller must call free_weak() once.
   std::uintptr_t weak(nb::handle storage) const;
-  /// The storage, or None when its memory is gone.
+  /// Returns the storage of a weak reference, or None if it was freed.
   nb::object upgrade(std::uintptr_t weak) const;
   void free_weak(std::uintptr_t weak) const;
 
-  /// Null if torch has none (before 2.10).
+  /// Returns the exchange table, or null before torch 2.10.
   const ExchangeTable* exchange_table() const noexcept { return table_; }
 
   PyTypeObject* tensor_type;
@@ -153,7 +151,7 @@ class Api {
   };
 
   explicit Api(nb::object torch);
-  /// None, and the first of them is remembered, when it is missing.
+  /// Returns the attribute, or None if it is missing. Remembers the first missing name.
   nb::object needed(nb::handle owner, const char* owner_name, const char* name);
   void look_up_tensors();
   void look_up_storages();
@@ -161,7 +159,7 @@ class Api {
   [[noreturn]] void refuse_absent(const std::string& name) const;
   nb::object call_if_there(const nb::object& method, const char* name, nb::handle self) const;
   References references(const nb::object& storage) const;
-  /// A method of torch's types, looked up once, called on an object of that type.
+  /// Calls a method of one of torch's types, which was looked up once, on an object of the type.
   static nb::object call(const nb::object& method, nb::handle self) {
     PyObject* const arguments[] = {nullptr, self.ptr()};  // room in front, for bound methods
     PyObject* result =
@@ -182,9 +180,9 @@ class Api {
   static const ExchangeTable* find_table(nb::handle tensor_type);
   std::optional<Placement> placed_by_table(PyObject* tensor) const;
   std::optional<Placement> placed_by_attributes(nb::handle tensor) const;
-  /// torch's module for devices of that type; none when there is none.
+  /// Returns torch's module for devices of this type, or none.
   nb::object part_for(DeviceType type) const;
-  /// False in a forked child at first, also if its parent has used the device.
+  /// Returns whether torch has used the device in this process. False in a new forked child, even if its parent has.
   bool has_used(DeviceType type) const;
   nb::object device(Device device) const;
 

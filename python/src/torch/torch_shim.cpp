@@ -14,7 +14,7 @@ namespace onecopy::python::torch {
 
 namespace {
 
-/// The library that torch has loaded; it stays loaded.
+/// Returns the library that torch has loaded, which stays loaded.
 void* library(const Api& api) {
   const std::string file = nb::cast<std::string>(nb::str(api.module.attr("__file__")));
   const std::string path = file.substr(0, file.rfind('/')) + "/lib/libtorch_cpu.so";
@@ -29,8 +29,8 @@ bool find(void* library, const char* name, Function& function) {
 
 }  // namespace
 
-/// A static variable without an initializer: look_up() runs Python, which lets other threads run, and one of them would
-/// wait for the initializer with the GIL held.
+/// The static variable has no initializer: look_up() runs Python, which lets other threads run, and they would wait for
+/// the initializer with the GIL held.
 const Shim* Shim::get() {
   static const Shim* known = nullptr;  // never destroyed: it holds objects of Python's
   static bool is_missing = false;
@@ -48,7 +48,7 @@ bool Shim::look_up() {
   if (!api) return false;
   const nb::object aoti = nb::getattr(api->module.attr("_C"), "_aoti", nb::none());
   from_tensor_ = nb::getattr(aoti, "unsafe_alloc_void_ptr_from_tensor", nb::none());
-  // Its sister for one tensor keeps the reference for ever (seen in torch 2.13).
+  // The function for a single tensor leaks the reference (seen in torch 2.13).
   to_tensors_ = nb::getattr(aoti, "alloc_tensors_by_stealing_from_void_ptrs", nb::none());
   void* const lib = library(*api);
   if (lib) find(lib, "aoti_torch__reinterpret_tensor", reinterpret_);
@@ -65,7 +65,7 @@ bool Shim::look_up() {
   return has_all;
 }
 
-/// An at::Tensor is one pointer. The place is taken if two tensors have theirs there.
+/// An at::Tensor is one pointer. An offset is accepted if two tensors have their pointer there.
 std::size_t Shim::find_place(const Api& api) const {
   const nb::object one = api.module.attr("empty")(0), other = api.module.attr("empty")(0);
   const auto size =
@@ -134,7 +134,7 @@ Shim::Tensor Shim::empty_strided(std::span<const std::int64_t> sizes, std::span<
   const auto dim = static_cast<std::int64_t>(sizes.size());
   if (empty_strided_(dim, sizes.data(), strides.data(), dtype, device_type, device_index, &made) == 0)
     return made;
-  PyErr_SetString(PyExc_RuntimeError, "torch has no memory for the results of a graph");
+  PyErr_SetString(PyExc_RuntimeError, "torch cannot allocate memory for the results of a graph");
   throw nb::python_error();
 }
 

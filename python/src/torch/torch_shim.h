@@ -12,15 +12,15 @@ namespace onecopy::python::torch {
 
 class Api;
 
-/// The functions of torch's C interface (aoti_torch_*) that we use, and how Python's tensors become such.
-/// Thread safety: with the GIL held.
+/// The functions of torch's C interface (aoti_torch_*) that onecopy uses, and conversions from and to Python's tensors.
+/// Thread safety: used with the GIL held.
 class Shim {
  public:
   using Tensor = void*;  ///< at::Tensor*
   using Code = std::int32_t;
   static constexpr Code kCpuCode = 0;  ///< torch's number for the CPU, c10::DeviceType
 
-  /// A tensor as it is at present; sizes and strides are the tensor's own.
+  /// The current properties of a tensor. The tensor owns the sizes and strides.
   struct View {
     std::byte* data;
     std::int64_t dim;
@@ -29,25 +29,26 @@ class Shim {
     Code dtype, device_type, device_index;
   };
 
-  /// Null if this torch lacks a function, and as long as torch is not imported.
+  /// Returns the interface, or null if this torch lacks a function or torch is not imported.
   static const Shim* get();
 
-  /// A reference of the caller's, for release(). Throws torch's exceptions.
+  /// Returns a new reference, which the caller must release(). Throws torch's exceptions.
   Tensor acquire(nb::handle tensor) const;
   void release(Tensor tensor) const noexcept { delete_(tensor); }
-  /// Empty, and no error, for a tensor without memory of its own. REQUIRES: Api::is_tensor().
+  /// Returns the properties of a tensor. Empty, without an error, for a tensor without memory. REQUIRES:
+  /// Api::is_tensor().
   std::optional<View> view(PyObject* tensor) const noexcept;
   std::size_t element_size(Code dtype) const noexcept { return element_size_(dtype); }
-  /// A tensor of Python's, which takes over the reference.
+  /// Returns a Python tensor that takes over the reference.
   nb::object to_python(Tensor tensor) const;
-  /// to_python() of each.
+  /// Returns to_python() of each tensor.
   nb::list to_python(std::span<const Tensor> tensors) const;
-  /// Throws RuntimeError if torch has no memory.
+  /// Allocates a tensor. Throws RuntimeError if torch cannot allocate memory.
   Tensor empty_strided(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
                        Code dtype, Code device_type, Code device_index) const;
 
-  /// A tensor of that layout on the storage of `base` and with its dtype. `offset` counts elements from the base's
-  /// first one. Null if torch refuses, or cannot do it.
+  /// Returns a tensor of this layout on the storage of `base`, with its dtype. `offset` is in elements from the first
+  /// element of `base`. Null if torch refuses or lacks the function.
   Tensor reinterpret(Tensor base, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> strides, std::int64_t offset) const noexcept;
 
@@ -58,7 +59,7 @@ class Shim {
  private:
   Shim() = default;
   bool look_up();
-  /// Where in an object of Python's torch keeps its tensor: 0 if that is not found.
+  /// Returns the offset of the at::Tensor in a Python object of torch, or 0 if it is not found.
   std::size_t find_place(const Api& api) const;
   std::optional<View> view_of(Tensor tensor) const noexcept;
 

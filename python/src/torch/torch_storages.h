@@ -17,49 +17,49 @@
 
 namespace onecopy::python::torch {
 
-/// The torch storages of this process that lie in our memory, by the address where their block begins.
+/// The torch storages of this process that lie in memory of onecopy, by the address of their block.
 ///
-/// An entry lives as long as the memory is lent to torch. The thread that frees the storage, with or without the GIL,
-/// calls the DLPack deleter, which takes the entry out and releases the block. Numbers of storages that are then due
-/// wait for the next call with the GIL.
+/// An entry lives as long as torch uses the memory. The thread that frees the storage, with or without the GIL, calls
+/// the DLPack deleter, which removes the entry and releases the block. The weak reference to the storage is freed by
+/// the next call with the GIL.
 ///
-/// Thread safety: all members may be called concurrently; those with nb types need the GIL. Survives fork. Never
-/// destroyed: storages may outlive everything.
+/// Thread safety: all members may be called concurrently; those with nb types need the GIL. Usable after fork. Never
+/// destroyed, since storages may outlive everything else.
 class Storages {
  public:
   static Storages& instance();
 
-  /// Makes torch leave storages in our memory where they are (onecopy._torch_storages), the first time. REQUIRES: before
-  /// a process that may have a handle of such a storage relies on it.
+  /// Makes torch leave storages in memory of onecopy where they are (onecopy._torch_storages). Has no effect after the
+  /// first call. REQUIRES: called before another process may hold a handle of one of these storages.
   void keep_in_place() {
     if (!are_kept_in_place_) [[unlikely]]
       make_torch_keep();
   }
   void set_kept_in_place(bool are_kept) noexcept { are_kept_in_place_ = are_kept; }
-  /// Lends the tensor to torch, on a storage of its own. REQUIRES: the tensor is all of its block, in a row.
+  /// Returns a new torch storage on the tensor's memory. REQUIRES: the tensor is its whole block, as a row.
   nb::object lend(const Api& api, const Tensor& tensor);
-  /// Note that this storage has the block's memory (lent before, and exchanged since). `former` is kept
-  /// alive with it when not none.
+  /// Records that `storage` now has the memory of the block at `begin`, after an exchange. Keeps `former` alive with
+  /// the storage unless it is none.
   void assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former = {});
-  /// The block whose memory begins there, if it is lent to torch.
+  /// Returns the block at this address if a torch storage uses it.
   std::optional<Tensor> block_at(const Api& api, const std::byte* begin);
-  /// A storage in memory that torch mapped itself, which is the memory of `bytes`, mapped once more.
+  /// Records a storage in a mapping of torch's, of the same memory as `bytes`.
   void pair(const Api& api, nb::handle storage, const Tensor& bytes);
-  /// Drops blocks whose storage torch has freed without telling us.
+  /// Releases blocks whose storage torch has freed without reporting it.
   bool is_full() const;
   void drop_expired(const Api& api);
-  /// torch's own memory on a device, which is the block of `bytes` since it was shared.
+  /// Records a storage in torch's own memory on a device, which is shared as the block of `bytes`.
   void note_adopted(const Api& api, nb::handle storage, const Tensor& bytes);
-  /// That block, if any process still has it.
+  /// Returns the block of a recorded storage at this address, if any process still holds the block.
   std::optional<Tensor> adopted_at(const std::byte* begin, std::size_t size, Device device);
-  /// The block that is lent to torch there is used in this stream, too: `bytes` is released in its order. Returns
-  /// false if none is lent there.
+  /// Records that the block at `begin` is used in this stream, too: `bytes` is released in the stream's order. Returns
+  /// false if torch does not use a block there.
   bool also_in(const std::byte* begin, Stream stream, const Tensor& bytes);
-  /// The storage that has the block at `begin`, or none.
+  /// Returns the storage on the block at `begin`, or none.
   nb::object storage_at(const Api& api, const std::byte* begin);
 
  private:
-  /// A block on loan; it owns itself until torch gives it back.
+  /// A block that torch uses. It owns itself until torch calls the deleter.
   struct Loan {
     explicit Loan(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
 
@@ -71,13 +71,14 @@ class Storages {
     std::vector<std::pair<void*, Tensor>> streams;  ///< besides the one of `bytes`; guarded by the mutex
   };
 
-  /// Without an exchange, torch does not report that it frees the storage: it is looked at from time to time.
+  /// A storage that was not exchanged. torch does not report that it frees the storage, so it is checked from time to
+  /// time.
   struct StoragePair {
     Tensor bytes;
     std::uintptr_t weak;
   };
 
-  /// The block is named and not kept: its sharer releases it some time.
+  /// A weak reference to a block of torch's memory. Its sharer owns the block.
   struct Adoption {
     std::uint32_t block;
     std::uint64_t generation;
@@ -105,7 +106,7 @@ class Storages {
     due_weak_.push_back(weak);
     is_due_ = true;
   }
-  /// Keeps room in due_weak_ for each loan besides `more`: torch gives a loan back where nothing may fail.
+  /// Reserves room in due_weak_ for all loans and `more`, since a deleter must not fail.
   void reserve_due(std::size_t more) REQUIRES(mutex_);
 
   // Around a fork.

@@ -10,6 +10,9 @@ from multiprocessing.queues import JoinableQueue, Queue
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 import onecopy
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing.connection import Client, wait
@@ -46,6 +49,18 @@ def handles(t: onecopy.Tensor) -> None:
     onecopy.share(t, exact="maybe")  # type: ignore[arg-type]
     onecopy.set_strategy("named")  # type: ignore[arg-type]
     print(same, onecopy.Handle.from_text(str(handle)).nbytes)
+
+
+def opened(handle: onecopy.Handle) -> None:
+    """The handle decides whether open() returns an array or a bundle, so the caller's annotation says which it is."""
+    tensor: onecopy.Tensor = onecopy.open(handle)
+    weights: onecopy.Bundle = onecopy.open(str(handle), pin=True)
+    array: np.ndarray[Any, Any] = onecopy.open(handle, framework="numpy")
+    of_torch: torch.Tensor = onecopy.open(handle, "cpu", framework="torch")
+    named: onecopy.Bundle = onecopy.open(handle, framework="torch")
+    onecopy.open(handle).load_into(None)
+    weights.reshape(3)  # type: ignore[attr-defined]
+    print(tensor.shape, weights.keys(), array, of_torch, named)
 
 
 def bundles(bundle: onecopy.Bundle) -> None:
