@@ -18,7 +18,7 @@
 
 namespace onecopy::testing {
 
-/// The simulator (or a real runtime, if ONECOPY_ASCEND_RUNTIME names one) as a program sees it.
+/// The functions of the simulator, or of the real runtime that ONECOPY_ASCEND_RUNTIME names, as a program calls them.
 class AclCalls {
  public:
   AclCalls() : library_(::dlopen(std::getenv("ONECOPY_ASCEND_RUNTIME"), RTLD_NOW | RTLD_LOCAL)) {
@@ -31,11 +31,11 @@ class AclCalls {
     sim_unordered = reinterpret_cast<decltype(sim_unordered)>(::dlsym(library_, "sim_unordered"));
   }
 
-  /// Makes the device current, too.
+  /// Initialises the runtime, and makes the device current.
   explicit AclCalls(int ordinal) : AclCalls() { use(ordinal); }
 
 #define MEMBER(CALL, PARAMETERS) ascend::aclError(*CALL) PARAMETERS = nullptr;
-  // The names of acl/acl_rt.h are those of onecopy::ascend.
+  // onecopy::ascend uses the names of acl/acl_rt.h.
   using aclError = ascend::aclError;
   using aclrtStream = ascend::aclrtStream;
   using aclrtEvent = ascend::aclrtEvent;
@@ -103,8 +103,8 @@ class AclCalls {
   void* library_;
 };
 
-/// In a process of its own with variables set: the runtime is initialised once, and not for children forked
-/// later.
+/// Runs a test in a child process with environment variables set, since the runtime is initialised once, and cannot be
+/// used by children that are forked later.
 inline void in_npu_child(const std::vector<std::pair<const char*, std::string>>& variables,
                          const std::function<void()>& body) {
   Child child([&] {
@@ -114,7 +114,7 @@ inline void in_npu_child(const std::vector<std::pair<const char*, std::string>>&
   EXPECT_EQ(child.join(), 0);
 }
 
-/// A copy of the simulator in which the loader does not find a name: as of a runtime from before that call.
+/// A copy of the simulator without one of its functions, like an older runtime.
 class RuntimeWithout {
  public:
   explicit RuntimeWithout(const std::string& call) {

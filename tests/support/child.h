@@ -13,14 +13,14 @@
 
 namespace onecopy::testing {
 
-/// A forked process that runs `body` and ends. EXPECT and ASSERT work inside: their failures are
-/// printed and counted in the exit status, which join() returns. It dies with the thread that forked
-/// it, so no test leaves processes behind.
+/// A forked process that runs `body` and ends. EXPECT and ASSERT work in the body: their failures are printed and
+/// counted in the exit status, which join() returns. The child dies with the thread that forked it, so no test leaves
+/// processes behind.
 ///
-/// Thread safety: used by one thread. Destroying it kills a child that still runs.
+/// Thread safety: used by one thread. The destructor kills a child that still runs.
 class Child {
  public:
-  /// Exit status of a body that threw; the message is on stderr.
+  /// The exit status of a body that threw; the message is printed to stderr.
   static constexpr int kThrew = 101;
 
   explicit Child(const std::function<void()>& body);
@@ -30,13 +30,13 @@ class Child {
 
   int pid() const noexcept { return pid_; }
   bool has_ended();
-  /// Waits for the end. Returns the number of failures inside, kThrew, the body's argument of _exit, or minus the
-  /// signal that killed it. At the deadline the child is killed, and the test fails. The deadline is later than that
-  /// of an eventually() inside, whose failure says more.
+  /// Waits until the child ends. Returns the number of failures in the body, kThrew, the body's argument of _exit, or
+  /// minus the signal that killed the child. At the deadline it kills the child, and the test fails. The deadline is
+  /// later than the deadline of an eventually() in the body, whose failure says more.
   int join(std::chrono::milliseconds deadline = 2 * kPatience);
-  /// Kills it and waits for its end.
+  /// Kills the child and waits until it has ended.
   void kill(int signal = SIGKILL);
-  /// For SIGSTOP, after which it has stopped, and SIGCONT.
+  /// Sends a signal. After SIGSTOP, waits until the child has stopped.
   void signal(int number) noexcept;
 
  private:
@@ -45,8 +45,8 @@ class Child {
   int status_ = 0;
 };
 
-/// A Child that must end without a failure: its destructor waits for the end and expects that. After a fatal failure of
-/// the test it kills the child.
+/// A Child that must end without a failure: its destructor waits for the child and checks the status. After a fatal
+/// failure of the test it kills the child.
 class JoinedChild : public Child {
  public:
   using Child::Child;

@@ -14,7 +14,7 @@ namespace onecopy::testing {
 
 using namespace onecopy::cuda;  // the names of cuda.h
 
-/// The simulator (or a real driver, if ONECOPY_CUDA_DRIVER names one) as a program sees it.
+/// The functions of the simulator, or of the real driver that ONECOPY_CUDA_DRIVER names, as a program calls them.
 class CudaCalls {
  public:
   CudaCalls() : library_(::dlopen(std::getenv("ONECOPY_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL)) {
@@ -33,7 +33,7 @@ class CudaCalls {
     bind(sim_first_unordered, "sim_first_unordered");
   }
 
-  /// Makes the device's primary context current, too.
+  /// Initialises the driver, and makes the device's primary context current.
   explicit CudaCalls(int ordinal) : CudaCalls() { use(ordinal); }
 
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) CUresult(*CALL) PARAMETERS = nullptr;
@@ -49,7 +49,7 @@ class CudaCalls {
   std::size_t (*sim_unordered)() = nullptr;
   const char* (*sim_first_unordered)() = nullptr;
 
-  /// Initialises, and makes the device's primary context current.
+  /// Initialises the driver, and makes the primary context of the device current.
   CUcontext use(int ordinal) const {
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     CUcontext context = nullptr;
@@ -67,7 +67,7 @@ class CudaCalls {
     EXPECT_EQ(cuMemAlloc(&at, bytes), CUDA_SUCCESS);
     return at;
   }
-  /// One chunk of exportable memory, mapped and accessible to `ordinal`.
+  /// Allocates a chunk of exportable memory, mapped and accessible to the device `ordinal`.
   CUdeviceptr mapped(std::size_t bytes, int ordinal, CUmemGenericAllocationHandle* handle = nullptr) const {
     CUmemGenericAllocationHandle made = 0;
     const CUmemAllocationProp prop = exportable(ordinal);
@@ -108,13 +108,14 @@ class CudaCalls {
   void* library_;
 };
 
-/// In a process of its own: the driver is initialised once, and not for children forked later.
+/// Runs a test in a child process, since the driver is initialised once, and cannot be used by children that are forked
+/// later.
 inline void in_child(const std::function<void()>& body) {
   Child child(body);
   EXPECT_EQ(child.join(), 0);
 }
 
-/// in_child() with variables set.
+/// Runs in_child() with environment variables set.
 inline void in_child_with(const std::vector<std::pair<const char*, const char*>>& variables,
                           const std::function<void()>& body) {
   in_child([&] {

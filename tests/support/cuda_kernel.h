@@ -5,8 +5,8 @@
 
 namespace onecopy::testing {
 
-/// A kernel of the current device that copies a byte. A copy runs on any device of the driver's choice; the kernel
-/// finds only memory that its own device may use.
+/// A kernel of the current device that copies a byte. The driver may run a copy on any device, but the kernel can read
+/// only memory that its own device can access.
 class CopyByte {
  public:
   explicit CopyByte(const CudaCalls& cu) : cu_(cu) {
@@ -22,7 +22,7 @@ class CopyByte {
     void* parameters[] = {&to, &from};
     EXPECT_EQ(cu_.cuLaunchKernel(kernel_, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr), CUDA_SUCCESS);
   }
-  /// When the stream has come here, nothing works on the device any more in this process.
+  /// Launches a kernel that reads an invalid address. When the stream runs it, the device fails for this process.
   void fail(CUstream stream) const {
     constexpr CUdeviceptr kNobodys = 64;
     launch(kNobodys, kNobodys, stream);
@@ -50,7 +50,7 @@ class CopyByte {
   void* kernel_ = nullptr;
 };
 
-/// The byte that a kernel of that device finds there.
+/// Returns the byte that a kernel of the device reads at the address.
 inline int read_by_kernel(const CudaCalls& cu, int ordinal, const void* at) {
   cu.use(ordinal);
   const CUdeviceptr to = cu.memory(1);

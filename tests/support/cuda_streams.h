@@ -15,12 +15,12 @@ namespace onecopy::testing {
 
 inline constexpr Device kCuda0{DeviceType::cuda, 0};
 
-/// Stands in for a kernel that takes long: it ends when a process opens it. In memory that is shared.
+/// A gate in shared memory that replaces a long-running kernel: a stream waits until a process opens the gate.
 struct Gate {
   std::atomic<bool> open{false};
 };
 
-/// Later work of the stream waits until the gate is open.
+/// Makes later work of the stream wait until the gate is open.
 inline void close_with(const CudaCalls& cu, CUstream stream, Gate& gate) {
   const auto wait = [](void* at) {
     while (!static_cast<Gate*>(at)->open) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -38,7 +38,7 @@ inline void fill(const CudaCalls& cu, const Tensor& tensor, unsigned char value,
       CUDA_SUCCESS);
 }
 
-/// Devices that this machine has, found out in a process of its own.
+/// Returns the number of devices of this machine, which a child process counts.
 inline std::size_t cuda_devices() {
   Shared<std::atomic<std::size_t>> count;
   in_child([&] { *count = backend(DeviceType::cuda).devices().size(); });

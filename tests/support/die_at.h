@@ -3,8 +3,7 @@
 
 namespace onecopy::testing {
 
-/// From now on this process dies by SIGKILL at the `nth` time it comes past the point of this name.
-/// For children only.
+/// Makes this process die by SIGKILL when it passes the point with this name for the `nth` time. For children only.
 void die_at(const char* point, int nth = 1);
 
 }  // namespace onecopy::testing

@@ -8,8 +8,8 @@ namespace onecopy::testing {
 
 inline constexpr std::chrono::seconds kPatience{20};
 
-/// True as soon as `condition` is; false when it still is not at the deadline. For what other
-/// processes and threads will do soon: EXPECT_TRUE(eventually([&] { return done.load(); })).
+/// Waits until `condition` is true. Returns false if it is still false at the deadline. Use it for what other processes
+/// and threads will do soon: EXPECT_TRUE(eventually([&] { return done.load(); })).
 [[nodiscard]] bool eventually(const std::function<bool()>& condition,
                               std::chrono::milliseconds deadline = kPatience);
 

@@ -7,11 +7,11 @@
 
 namespace onecopy::testing {
 
-/// The resources of this process, to compare before and after work that must leave nothing behind.
+/// The resources of this process, compared before and after work that must not leave anything behind.
 struct Footprint {
   std::uint64_t descriptors = 0;
-  /// Lines of /proc/self/maps that are onecopy's, but for timelines: streams may wait for those of the dead, and
-  /// their 64 KiB stay until this process ends.
+  /// The number of lines of /proc/self/maps that belong to onecopy, without timelines: streams may still wait for the
+  /// timelines of dead processes, whose 64 KiB stay mapped until this process ends.
   std::uint64_t mappings = 0;
   std::uint64_t foreign_segments = 0;
   std::uint64_t owners = 0;
@@ -21,25 +21,25 @@ struct Footprint {
   std::uint64_t deposits = 0;
 
   static Footprint now();
-  /// Once all that it had to do with others has ended, and idle memory is given back.
+  /// Returns the footprint after all connections to other processes were closed and idle memory was returned.
   static Footprint settled();
-  /// The footprint of a process that others borrow from, or did: so many of them are left.
+  /// Returns the footprint once this number of borrowers is left.
   static Footprint settled_owner(std::uint64_t borrowers = 0);
-  /// Once it is equal turn after turn of the watch thread: no work is under way.
+  /// Returns the footprint once it no longer changes between turns of the watch thread, so that no work is pending.
   static Footprint unchanging();
   bool operator==(const Footprint&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
 
-/// It is like this again, soon: the watch thread does the work that others' deaths leave.
+/// Expects that the footprint equals this one soon, since the watch thread cleans up after dead processes.
 void expect_soon(const Footprint& footprint);
 
-/// Of addresses, in bytes.
+/// Returns the size of this process's address space in bytes.
 std::uint64_t address_space();
-/// All lines of /proc/self/maps.
+/// Returns all lines of /proc/self/maps.
 std::uint64_t count_mappings();
-/// Entries of a directory; 0 when it is absent.
+/// Returns the number of entries of a directory, or 0 if it does not exist.
 std::uint64_t count_files(const char* directory);
 
 }  // namespace onecopy::testing

@@ -19,7 +19,7 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
-/// Lowers the soft limit of this process until it is lifted or destroyed.
+/// Lowers a soft limit of this process until it is lifted or the object is destroyed.
 class Limit {
  public:
   Limit(int resource, rlim_t value);
@@ -33,13 +33,13 @@ class Limit {
   rlimit before_;
 };
 
-/// RLIMIT_NOFILE so that exactly `count` more descriptors can be opened now.
+/// Returns the RLIMIT_NOFILE with which exactly `count` more descriptors can be opened.
 rlim_t descriptors_for(int count);
-/// RLIMIT_AS so that `bytes` more can be mapped now.
+/// Returns the RLIMIT_AS with which `bytes` more can be mapped.
 rlim_t address_space_for(std::size_t bytes);
 
-/// For children that have one thread: a mount namespace of their own, with a user namespace around it where they
-/// are not root's. Empty when all went well, else why not.
+/// Moves a child with one thread into a new mount namespace, and into a new user namespace if it does not run as root.
+/// Returns an empty text, or the reason of the failure.
 std::string try_private_mounts();
 std::string try_mount_tmpfs(const std::string& directory, const std::string& options);
 

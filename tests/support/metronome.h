@@ -15,7 +15,7 @@
 
 namespace onecopy::testing {
 
-/// A timer that runs every 20 ms on a thread of its own, and so measures time by the machine's pace.
+/// A timer that runs every 20 ms on its own thread, and so measures time at the pace of the machine.
 class Metronome {
  public:
   explicit Metronome(std::function<void()> at_each = [] {}) {
@@ -36,11 +36,11 @@ class Metronome {
   std::optional<Timer> timer_;
 };
 
-/// How often this process's watch thread looks for work, while another would 60 times; on a starved machine
-/// the two come nearer to each other.
+/// Returns how often this process's watch thread looks for work while the metronome ticks 60 times. On a starved
+/// machine both are delayed alike.
 inline int looks_in_a_while() {
   static std::atomic<int> looks;
-  looks = 0;  // of this process's session: the metronome is another loop
+  looks = 0;  // counts this process's session only, since the metronome is another loop
   point_hook = [](const char* name) noexcept {
     Session* const here = Session::existing();
     if (std::string_view(name) == "loop.pass" && here && here->loop().runs_here()) ++looks;
@@ -50,7 +50,7 @@ inline int looks_in_a_while() {
   return looks;
 }
 
-/// Whether there comes a while in which it looks seldom: processes of other tests list all owners, and wake them.
+/// Returns whether the watch thread looks seldom in some period. Other tests may wake it, since they list all owners.
 inline bool comes_to_look_seldom() {
   for (int i = 0; i < 10; ++i)
     if (looks_in_a_while() < 45) return true;

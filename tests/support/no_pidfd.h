@@ -17,7 +17,7 @@
 namespace onecopy::testing {
 
 /// Makes the kernel refuse pidfd_open() to the calling process and its children, as old sandboxes do. Returns false if
-/// the kernel has no such filters.
+/// the kernel does not support filters of system calls.
 inline bool refuse_pidfd_open() {
   constexpr auto kRefused = SECCOMP_RET_ERRNO | ENOSYS;
   std::array<sock_filter, 4> program{{

@@ -11,8 +11,7 @@
 
 namespace onecopy::testing {
 
-/// Text and a step counter for the processes of one test; use it in a Shared<Note>.
-/// One process writes, others read.
+/// A text and a step counter for the processes of one test, used in a Shared<Note>. One process writes, others read.
 struct Note {
   std::atomic<int> step{0};
   char text[4096] = {};
@@ -27,12 +26,12 @@ struct Note {
     reach(at_step);
     return text;
   }
-  /// Waits until the step is at least this.
+  /// Waits until the step is at least `at_step`.
   void reach(int at_step) {
     EXPECT_TRUE(eventually([&] { return step >= at_step; })) << "waiting for step " << at_step;
   }
-  /// note() for a child that is there as long as the test needs it, which is up to the test: the sum of all waits of
-  /// others. The child dies with the test.
+  /// Waits for the step without a deadline, in a child that lives as long as the test needs it. The child dies with the
+  /// test.
   void serve_until(int at_step) {
     while (!eventually([&] { return step >= at_step; })) {
     }

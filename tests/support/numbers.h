@@ -11,14 +11,14 @@ namespace onecopy::testing {
 /// The device of the tests' tensors: ONECOPY_TEST_DEVICE, or the CPU. Each program runs for both.
 Device device();
 
-/// A fresh tensor i64[count] of first, first + 1, ... on device().
+/// Returns a new tensor i64[count] of first, first + 1, ... on device().
 Tensor numbers(std::int64_t count, std::int64_t first = 0);
-/// One of them.
+/// Returns a new tensor i64[1] of the number `n`.
 inline Tensor number(std::int64_t n) { return numbers(1, n); }
-/// A fresh tensor u8[count] of the CPU, every element `value`.
+/// Returns a new tensor u8[count] on the CPU, whose elements are all `value`.
 Tensor filled_bytes(std::int64_t count, int value, bool pinned = false);
 
-// Element by element, wherever the tensor is. Slow.
+// These functions access single elements on any device, and are slow.
 
 template <class T = std::int64_t>
 T element(const Tensor& tensor, std::int64_t i) {
@@ -32,7 +32,7 @@ void set_element(const Tensor& tensor, std::int64_t i, T value) {
   copy_bytes_and_wait({tensor.as<T>() + i, tensor.device(), &value, kCpu, sizeof value});
 }
 
-/// The first element of a row of numbers, and the last.
+/// Returns the first and the last element of a row of numbers.
 inline std::int64_t number_in(const Tensor& tensor) { return element(tensor, 0); }
 inline std::int64_t last_of(const Tensor& tensor) { return element(tensor, tensor.shape()[0] - 1); }
 

@@ -10,7 +10,7 @@
 
 namespace onecopy::testing {
 
-/// One of a group of peers, as its body sees it: its name, and strings to and from the others.
+/// A peer of a group, for its body: its name, and connections that carry strings to and from the other peers.
 /// Thread safety: used by the thread that runs the body.
 class Role {
  public:
@@ -19,7 +19,7 @@ class Role {
 
   const std::string& name() const noexcept { return name_; }
   void tell(const std::string& role, const std::string& text);
-  /// Waits for the next string from that role. Throws timeout, and peer_died when it has ended.
+  /// Returns the next string from the role. Throws timeout, and peer_died if the role has ended.
   std::string hear(const std::string& role);
 
  private:
@@ -36,16 +36,16 @@ struct Body {
   void (*run)(Role&);
 };
 
-/// How the peers of a group run.
+/// The ways in which the peers of a group run.
 enum class Form { threads, forked, spawned };
 inline constexpr Form kForms[] = {Form::threads, Form::forked, Form::spawned};
 std::string form_name(Form form);
 
-/// Runs one body a role, all at once, until all have ended. A failed expectation, an exception or a
-/// crash in any of them fails the test.
+/// Runs one body for each role, all at the same time, until all have ended. A failed expectation, an exception or a
+/// crash in any body fails the test.
 void run_peers(Form form, const std::map<std::string, const Body*>& roles);
 
-/// In main(), before anything else: runs a body and ends when this program was spawned for it.
+/// Runs a body and exits if this program was spawned for it. REQUIRES: main() calls it first.
 void run_if_spawned(int argc, char** argv);
 
 }  // namespace onecopy::testing

@@ -9,7 +9,7 @@
 
 namespace onecopy::testing {
 
-/// A test of several processes, which share a note. Where it hangs, it tells the stacks of all.
+/// A test of several processes that share a note. If the test hangs, it prints the stacks of all its processes.
 class ProcessesTest : public ::testing::Test {
  protected:
   const Watchdog watchdog;

@@ -11,8 +11,8 @@
 
 namespace onecopy::testing {
 
-/// `call` must throw an Error of `code` whose message contains all of `parts`: the fault with its numbers, and the
-/// way out. Returns the message.
+/// Expects that `call` throws an Error of `code` whose message contains all of `parts`: the fault with its numbers, and
+/// what to do. Returns the message.
 inline std::string expect_refusal(ErrorCode code, std::initializer_list<const char*> parts,
                                   const std::function<void()>& call) {
   try {

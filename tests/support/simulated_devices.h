@@ -3,8 +3,8 @@
 
 namespace onecopy::testing {
 
-/// Lets this process and its children find the simulators where they were built, unless the environment
-/// names real drivers. Call it before the first use of a device.
+/// Makes this process and its children load the simulators, unless the environment names real drivers. REQUIRES: called
+/// before the first use of a device.
 void use_simulated_devices();
 
 }  // namespace onecopy::testing

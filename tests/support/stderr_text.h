@@ -11,7 +11,7 @@
 
 namespace onecopy::testing {
 
-/// Takes this process's output on stderr from here on, in place of showing it. For children.
+/// Captures this process's output on stderr instead of showing it. For children only.
 class StderrText {
  public:
   StderrText() : file_(::memfd_create("stderr", MFD_CLOEXEC)) { ::dup2(file_.get(), STDERR_FILENO); }
@@ -22,7 +22,7 @@ class StderrText {
     text.resize(size < 0 ? 0 : static_cast<std::size_t>(size));
     return text;
   }
-  /// Does it say so soon?
+  /// Waits until the output contains a text. Returns false at the deadline.
   bool says(const std::string& words) const {
     return eventually([&] { return read().find(words) != std::string::npos; });
   }

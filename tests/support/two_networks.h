@@ -5,23 +5,23 @@
 
 namespace onecopy::testing {
 
-/// Two network namespaces with a cable between them, for members of two hosts. Each is the one of a child, which calls
-/// enter_network() first; the test lays the cable.
+/// Two connected network namespaces, which simulate two hosts. Each belongs to a child, which calls enter_network()
+/// first; the test connects them.
 ///
 /// Thread safety: used by one thread.
 class TwoNetworks {
  public:
-  /// Why there can be none on this machine; empty when there can.
+  /// Returns why this machine cannot make them, or an empty text if it can.
   static std::string obstacle();
   static constexpr const char* kAddresses[2] = {"10.213.57.1", "10.213.57.2"};
 
-  /// Between the namespaces of two children that have entered theirs.
+  /// Connects the namespaces of two children. REQUIRES: both have called enter_network().
   TwoNetworks(int first_pid, int second_pid);
 
   void cut();
-  /// Mends the cable that was cut.
+  /// Restores the connection after a cut.
   void mend();
-  /// Of what the first sends: "delay 20ms loss 2%". False when the machine has no tc, or no netem.
+  /// Disturbs what the first child sends, e.g. "delay 20ms loss 2%". Returns false if the machine lacks tc or netem.
   bool disturb(const std::string& how);
   /// Ends what disturb() did.
   void undisturb();
@@ -30,7 +30,7 @@ class TwoNetworks {
   const int pids_[2];
 };
 
-/// Puts the calling process, which has one thread, into a network namespace of its own.
+/// Moves the calling process into a new network namespace. REQUIRES: the process has one thread.
 void enter_network();
 
 }  // namespace onecopy::testing

@@ -10,14 +10,14 @@
 
 namespace onecopy::testing {
 
-/// Ends a test that hangs: when it lives longer than `limit`, the stacks of all threads of this
-/// process and of its children are written to stderr, the children are killed and this process
-/// aborts. Make it before forking, so that children know how to tell their stacks.
+/// Ends a test that hangs: after `limit`, it writes the stacks of all threads of this process and of its children to
+/// stderr, kills the children, and aborts this process. Make it before forking, so that children can write their
+/// stacks.
 ///
 /// Thread safety: made and destroyed by the test's thread.
 class Watchdog {
  public:
-  /// A little less than ctest's limit for a test; with sanitizers it is four times as much.
+  /// The default limit: a little less than ctest's limit for a test, and four times as much with sanitizers.
   static constexpr std::chrono::seconds kLimit{kSanitized ? 200 : 50};
 
   explicit Watchdog(std::chrono::seconds limit = kLimit);
@@ -25,7 +25,7 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog();
 
-  /// The dump alone, without the end.
+  /// Writes the stacks without ending the test.
   static void dump_stacks();
 
  private:
