@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What memory of the pool costs to use, and when it goes back.
+// Measures what memory of the pool costs, and when it is returned.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -23,7 +23,7 @@ constexpr std::size_t kSize = std::size_t{16} << 20;
 
 Tensor block() { return empty(Layout(DType::u8, {static_cast<std::int64_t>(kSize)})); }
 
-/// A copy the compiler cannot leave out.
+/// Makes a copy that the compiler cannot remove.
 void fill(void* to, const std::vector<char>& source) {
   std::memcpy(to, source.data(), kSize);
   asm volatile("" : : "r"(to) : "memory");
@@ -56,7 +56,7 @@ void measure_first_touch(const Effort& effort, const std::vector<char>& source, 
   Samples fresh;
   Samples ours;
   for (int i = -1; i < effort.rounds(kFillRounds); ++i) {
-    collect();  // nothing warm is left
+    collect();  // releases all cached memory
     std::unique_ptr<FreshMemory> memory;
     const double fresh_ns = time_ns([&] {
       memory = std::make_unique<FreshMemory>(kSize);
@@ -76,7 +76,7 @@ void measure_first_touch(const Effort& effort, const std::vector<char>& source, 
             1.3);
 }
 
-/// Frees 256 MiB and waits until the files behind them have no more pages than before.
+/// Frees 256 MiB and waits until their files have no more pages than before.
 void measure_return(const std::vector<char>& source, Row& row) {
   constexpr int kBlocks = 16;
   collect();

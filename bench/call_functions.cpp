@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A function of another process called, beside what it takes to talk to that process at all.
+// Measures calls of a function of another process, against the raw cost of talking to the process.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -21,7 +21,7 @@ constexpr int kCallRounds = 101;
 constexpr std::chrono::milliseconds kSpins{1};
 constexpr std::chrono::nanoseconds kSleeps{0};
 
-/// This process and one that it calls, on another processor.
+/// This process and a process on another processor, which it calls.
 class Callee {
  public:
   explicit Callee(std::chrono::nanoseconds spin)
@@ -30,7 +30,7 @@ class Callee {
     agent_.call("callee", "nothing");
   }
 
-  /// Nanoseconds for each.
+  /// Returns the nanoseconds of each call.
   double round(int count) {
     const Pin pin(0);
     for (int i = 0; i < 20; ++i) agent_.call("callee", "nothing");
@@ -40,7 +40,7 @@ class Callee {
            count;
   }
 
-  /// All calls are under way at once.
+  /// Begins all calls before it waits for the first.
   double pipelined(int count) {
     std::vector<rpc::Future> futures;
     futures.reserve(static_cast<std::size_t>(count));
@@ -59,10 +59,10 @@ class Callee {
 
 }  // namespace
 
-/// Hears how long to spin, says its address, and answers until the end.
+/// Receives the time to spin, sends its address, and answers calls until the end.
 void answer_calls(Parent& parent) {
   const std::chrono::nanoseconds spin(std::stoll(parent.talk.hear()));
-  const Pin pin(1);  // its threads have it from this one
+  const Pin pin(1);  // its threads inherit the processor from this thread
   rpc::Agent agent({.name = "callee", .number = 1, .spin = spin});
   agent.define("nothing", [](rpc::Values&&) { return rpc::Values{}; });
   parent.talk.say(to_hex(agent.address()));

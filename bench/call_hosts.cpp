@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Calls to a member on another host, beside a bare OpenSSL program over the same cable in the same run. The hosts are two
-// network namespaces, with one processor each.
+// SPDX-License-Identifier: Apache-2.0 Calls to a member on another host, beside a bare OpenSSL program over the same
+// cable in the same run. The hosts are two network namespaces, with one processor each.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -28,7 +27,7 @@ constexpr std::int64_t kBytesOfARound = std::int64_t{1} << 30;
 constexpr std::size_t kTensorsUnderWay = 8, kCallsUnderWay = 1000;
 constexpr std::int64_t kRoundTrips = 2000, kEmptyCalls = 100'000;
 
-/// A process in a network of its own that has entered it.
+/// A process that has entered its own network namespace.
 class Host {
  public:
   explicit Host(const std::string& role) : peer_(role) { peer_.hear(); }
@@ -38,7 +37,7 @@ class Host {
   Peer peer_;
 };
 
-/// Begins `count` calls of which so many are under way at most, and waits for all.
+/// Begins `count` calls, with a maximum number of pending calls, and waits for all.
 template <class Begin>
 void keep_under_way(std::size_t most, std::int64_t count, Begin&& begin) {
   std::deque<rpc::Future> under_way;
@@ -49,7 +48,7 @@ void keep_under_way(std::size_t most, std::int64_t count, Begin&& begin) {
   for (rpc::Future& future : under_way) future.get();
 }
 
-/// The caller's measurements, each by the word that asks for it. Rates are per second, times are ns.
+/// The caller's measurements, by the word that requests each. Rates are per second, times in nanoseconds.
 class Caller {
  public:
   Caller(rpc::Agent& agent, BareTls& bare) : agent_(agent), bare_(bare) {}
@@ -90,7 +89,7 @@ class Caller {
 
 }  // namespace
 
-/// Answers in a network of its own until the end.
+/// Answers calls in its own network namespace until the end.
 void answer_calls_of_a_host(Parent& parent) {
   onecopy::testing::enter_network();
   parent.talk.say("entered");
@@ -103,7 +102,7 @@ void answer_calls_of_a_host(Parent& parent) {
   for (std::string message; parent.talk.try_hear(message);) continue;
 }
 
-/// Hears the callee's address, and then what to measure, with the bytes of a tensor.
+/// Receives the callee's address, and then the names of measurements with the size of a tensor.
 void call_a_host(Parent& parent) {
   onecopy::testing::enter_network();
   parent.talk.say("entered");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor handed to another process, and back.
+// Measures a tensor sent to another process and back.
 #include "hand_over.h"
 
 #include <fmt/format.h>
@@ -18,12 +18,12 @@ namespace onecopy::bench {
 namespace {
 
 constexpr int kHandOverRounds = 101;
-/// For a fresh tensor one cache line more crosses. That is more of a round trip the faster the raw one is.
+/// A new tensor needs one more cache line, which weighs more if a raw round trip is faster than this.
 constexpr double kFastRaw = 120;  // ns
 double most_of_fresh(double raw) { return raw < kFastRaw ? 5.5 : 5; }
 
-/// Each round in another order: the time in which two sleeping processes wake each other depends, by a quarter, on
-/// the exchange before theirs.
+/// Returns the exchanges in another order for each round: the time in which two sleeping processes wake each other
+/// varies by a quarter with the exchange before.
 void measure_in_turns(int rounds, std::vector<std::function<void()>> contenders) {
   std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): the same orders in every run
   for (int i = 0; i < rounds; ++i) {
@@ -44,7 +44,7 @@ double HandOver::round(const std::string& name, int count) {
   return lead_round(*exchanges_.at(name), name, peer_, count);
 }
 
-/// Hears the names of the queues, then follows.
+/// Receives the names of the queues, then follows.
 void follow_exchanges(Parent& parent) {
   Exchanges exchanges = raw_exchanges(parent.raw);
   QueueLink queues(parent.talk.hear());

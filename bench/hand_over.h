@@ -9,13 +9,12 @@
 
 namespace onecopy::bench {
 
-/// This process and one that follows, with every exchange there is between them.
-/// Thread safety: none.
+/// This process and a following one, with all exchanges between them. Thread safety: none.
 class HandOver {
  public:
   HandOver();
 
-  /// Nanoseconds each, on two different processors.
+  /// Returns the nanoseconds of an exchange between two processors.
   double round(const std::string& name, int count);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading a safetensors file that is in the page cache.
+// Measures loading a safetensors file that is in the page cache.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ constexpr int kLoadRounds = 9;
 constexpr std::int64_t kTensors = 64;
 constexpr std::int64_t kTensorBytes = std::int64_t{16} << 20;
 
-/// A file of 1 GiB that goes away with the object.
+/// A file of 1 GiB that the destructor deletes.
 class SampleFile {
  public:
   SampleFile()
@@ -65,7 +65,7 @@ double time_load(const std::string& path) {
   std::vector<NamedTensor> tensors;
   const double ns = time_ns([&] { tensors = load_safetensors(path); });
   tensors.clear();
-  collect();  // the next one touches new memory again
+  collect();  // so that the next load uses new memory
   return ns;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures everything the project promises about speed and memory, in one run and beside the raw limits.
+// Measures everything that the project promises about speed and memory, in one run with the raw limits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ int be_a_peer(const std::string& role) {
   } catch (const std::exception& e) {
     try {
       parent.talk.say(std::string("error: ") + e.what());
-    } catch (const std::exception&) {  // the parent is gone, and with it the reason for all this
+    } catch (const std::exception&) {  // the parent has ended, so there is nothing to measure
     }
     return 1;
   }
@@ -73,7 +73,7 @@ int run(const std::vector<std::string>& only, const Effort& effort, const std::s
   const Machine machine = describe_machine();
   for (const auto& [name, value] : machine.facts) fmt::print("{}: {}\n", name, value);
   fmt::print("\n");
-  // Before any thread is pinned: the library remembers how many processors it may use.
+  // This comes before any thread is pinned, since the library remembers how many processors it may use.
   empty(Layout(DType::u8, {std::int64_t{64} << 20}));
   Iceoryx iceoryx;
   std::vector<Row> rows;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first open of an owner: connect, prove the own identity, receive descriptors, map 1 GiB. In a new process each
-// time.
+// Measures the first open from an owner, in a new process each time: connect, prove the identity, receive descriptors,
+// and map 1 GiB.
 #include <fmt/format.h>
 
 #include "onecopy/share/share.h"
@@ -15,8 +15,7 @@ constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 }  // namespace
 
-/// Hears "new" or "used", then a handle; answers the time of opening it. A "used" process has a tensor of
-/// its own already.
+/// Receives "new" or "used", then a handle; answers with the time to open it. A "used" process owns a tensor already.
 void open_one_handle(Parent& parent) {
   const bool used = parent.talk.hear() == "used";
   const Handle handle = Handle::from_text(parent.talk.hear());

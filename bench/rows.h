@@ -7,7 +7,7 @@
 
 namespace onecopy::bench {
 
-/// How much to measure.
+/// The amount of measurements.
 struct Effort {
   bool quick = false;
 

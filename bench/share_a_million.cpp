@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A million live shared tensors, all open in a second process.
+// Measures a million live shared tensors that are all open in a second process.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -21,7 +21,7 @@ constexpr std::int64_t kBytesEach = 64;
 
 std::string name_of(std::size_t i) { return "t" + std::to_string(i); }
 
-/// The answer of both processes: their resources beyond those of before.
+/// The answer of both processes: the resources that they have taken since the beginning.
 std::string describe(const Footprint& before, double ns) {
   const Footprint now = footprint();
   return fmt::format("{} {} {} {}", now.descriptors,
@@ -51,7 +51,7 @@ void judge(Row& row, const std::string& who, const Answer& answer) {
 
 }  // namespace
 
-/// Shares a million tensors as one bundle: says its handle, and, asked again, the cost of all this.
+/// Shares a million tensors as one bundle. Answers with the handle, and when asked again with the cost.
 void own_a_million(Parent& parent) {
   const Footprint before = footprint();
   std::vector<Tensor> tensors;
@@ -72,7 +72,7 @@ void own_a_million(Parent& parent) {
   for (std::string message; parent.talk.try_hear(message);) parent.talk.say(describe(before, ns));
 }
 
-/// Opens every tensor of the bundle it hears of, touches all, and reports the cost.
+/// Receives a handle, opens and touches every tensor of the bundle, and answers with the cost.
 void open_a_million(Parent& parent) {
   const Footprint before = footprint();
   std::vector<Tensor> tensors;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// share + open + release of a pooled block whose owner is connected and whose segment is mapped.
+// Measures share, open and release of a pooled block whose owner is connected and whose segment is mapped.
 #include <fmt/format.h>
 
 #include <vector>
@@ -36,7 +36,7 @@ double time_opening(const std::vector<Bytes>& handles, std::size_t& sum) {
 
 }  // namespace
 
-/// Hears handles as text, then "go": answers the time of one open and release.
+/// Receives handles as text, then "go"; answers with the time of one open and release.
 void open_handles(Parent& parent) {
   std::vector<Bytes> handles;
   const Pin pin(1);

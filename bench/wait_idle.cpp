@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to wait for a queue in which nothing comes.
+// Measures the cost of waiting for an empty queue.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace onecopy::bench {
 namespace {
 
-/// Processor time of the busiest of `users` processes that each wait for one item, in milliseconds.
+/// Returns the processor time, in milliseconds, of the busiest of `users` processes that each wait for one item.
 double cpu_of_waiting(int users, std::chrono::seconds how_long) {
   Queue queue = Queue::create();
   std::vector<std::unique_ptr<Peer>> waiters;
@@ -36,7 +36,7 @@ double cpu_of_waiting(int users, std::chrono::seconds how_long) {
   return most;
 }
 
-/// Processor time per item, in nanoseconds, of `users` processes that share one item a millisecond.
+/// Returns the processor time per item, in nanoseconds, of `users` processes that share one item per millisecond.
 double cpu_of_taking(int users, int items_each) {
   Queue queue = Queue::create();
   std::vector<std::unique_ptr<Peer>> takers;
@@ -57,7 +57,7 @@ double cpu_of_taking(int users, int items_each) {
 
 }  // namespace
 
-/// Hears a queue, then how many items to take from it: answers the processor time that this took.
+/// Receives a queue, then a number of items to take from it; answers with the processor time.
 void wait_for_items(Parent& parent) {
   Queue queue = Queue::connect(Handle::from_text(parent.talk.hear()));
   parent.talk.say("ready");

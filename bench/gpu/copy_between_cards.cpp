@@ -10,7 +10,7 @@
 namespace onecopy::bench {
 namespace {
 
-/// Memory of the driver's own allocator, as frameworks have it.
+/// Memory of the driver's own allocator, which frameworks use.
 class Allocation {
  public:
   Allocation(Device device, std::int64_t bytes) : device_(device) {
@@ -30,7 +30,7 @@ class Allocation {
   cuda::CUdeviceptr at_ = 0;
 };
 
-/// The limit of two cards: memory of cudaMalloc, peer access enabled, and the card that is written to reads.
+/// Copies at the limit of two cards: memory of cudaMalloc, peer access enabled, and the destination card reads.
 void copy_raw(const Allocation& from, const Allocation& to, Device at, std::int64_t bytes) {
   const cuda::UseDevice use(at.index);
   cuda::Driver::get().cuMemcpyDtoDAsync.must(to.at(), from.at(), static_cast<std::size_t>(bytes), nullptr);

@@ -12,7 +12,7 @@ namespace onecopy::bench {
 inline constexpr Device kFirstCard{DeviceType::cuda, 0};
 inline constexpr Device kSecondCard{DeviceType::cuda, 1};
 
-/// The measured memory is never more than this part of the card: 1 GiB on a large one.
+/// Returns the wanted number of bytes, but at most one `part`-th of the card.
 std::int64_t large_bytes(std::int64_t wanted, int part);
 std::size_t cards();
 Tensor card_bytes(std::int64_t bytes, Device device = kFirstCard);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on a card through a Queue: the host's time for each put and each get, in the order of streams.
+// Measures tensors on a card sent through a Queue: the host's time for each put and get, in stream order.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -24,7 +24,7 @@ Stream new_stream() {
   return {stream};
 }
 
-/// Host time of one put; the getter empties the queue afterwards.
+/// Returns the host's time of one put. The consumer empties the queue afterwards.
 template <class Make>
 double time_puts(Queue& queue, Stream stream, Make&& make) {
   return time_ns([&] {
@@ -33,7 +33,7 @@ double time_puts(Queue& queue, Stream stream, Make&& make) {
          kBatch;
 }
 
-/// Of one get and of giving back what it got.
+/// Returns the host's time of one get and of releasing the tensor.
 double time_gets(Queue& queue, Stream stream) {
   return time_ns([&] {
            for (int i = 0; i < kBatch; ++i) queue.get_tensor(stream);
@@ -41,7 +41,7 @@ double time_gets(Queue& queue, Stream stream) {
          kBatch;
 }
 
-/// This process and one that follows, with a queue each way.
+/// This process and a following one, with a queue in each direction.
 struct CardLink {
   CardLink() : peer("follow_on_a_card"), stream(new_stream()) {
     peer.ask(there.handle().to_text() + " " + back.handle().to_text());
@@ -78,7 +78,7 @@ double time_round_trips(CardLink& link, const Tensor& tensor) {
          kBatch;
 }
 
-/// The least that ordering two streams costs a host: one word written, one waited for.
+/// Measures the minimum that ordering two streams costs a host: one word written, and one waited for.
 double time_words(Stream stream) {
   static auto& words = *new Mapping(Mapping::anonymous(1 << 16));
   Backend& cuda = backend(DeviceType::cuda);
@@ -122,7 +122,7 @@ Row hand_over_on_a_card(int rounds) {
   OneWay after_pause, same, fresh, one_gib;
   Samples trips, words;
   for (int i = -2; i < rounds; ++i) {
-    if (i == 0) after_pause = same = fresh = one_gib = {};  // those before were warm-ups
+    if (i == 0) after_pause = same = fresh = one_gib = {};  // the rounds before were warm-ups
     after_pause.measure(link, [&] { return small; });
     same.measure(link, [&] { return small; });
     one_gib.measure(link, [&] { return big; });

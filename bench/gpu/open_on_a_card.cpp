@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first open of memory on a card by a process that has a context, a state_dict's worth of tensors, and the memory
-// that stays behind of them.
+// Measures the first open of memory on a card by a process with a context, the open of all tensors of a state_dict, and
+// the memory that stays allocated afterwards.
 #include <fmt/format.h>
 
 #include <map>
@@ -33,7 +33,7 @@ void make_context() {
   cuda::Driver::get().cuCtxSynchronize.must();
 }
 
-/// The driver's part of it, import, reserve, map, allow, in a process that has done so before.
+/// Measures the driver's part (import, reserve, map, allow) in a process that has done it before.
 double time_mapping(std::int64_t bytes, int rounds) {
   Backend& cuda = backend(DeviceType::cuda);
   const auto memory = cuda.create(0, static_cast<std::size_t>(bytes), SegmentKind::cuda_vmm, "bench", 0);
@@ -47,7 +47,7 @@ double time_mapping(std::int64_t bytes, int rounds) {
   return samples.median();
 }
 
-/// Of experts, mostly: many small tensors, and some large ones that make up most of the bytes.
+/// Returns tensors with the sizes of a mixture of experts: many small tensors, and some large ones with most of the bytes.
 std::vector<NamedTensor> state_dict(std::int64_t bytes) {
   std::vector<NamedTensor> tensors;
   const std::int64_t each = bytes / kTensors;
@@ -74,7 +74,7 @@ void open_on_a_card(Parent& parent) {
   parent.talk.say(fmt::format("{}", time_ns([&] { opened = open(handle); })));
 }
 
-/// Hears a handle, answers the time of the driver's part of opening it.
+/// Receives a handle; answers with the time of the driver's part of opening it.
 void import_on_a_card(Parent& parent) {
   make_context();
   parent.talk.say("ready");
@@ -86,7 +86,7 @@ void import_on_a_card(Parent& parent) {
       time_ns([&] { mapped = backend(DeviceType::cuda).open(0, std::move(memory), Access::read_write); })));
 }
 
-/// Hears a bundle's handle; answers the time of opening all of it, then its descriptors.
+/// Receives a bundle's handle; answers with the time to open all tensors, then with the open descriptors.
 void open_many_on_a_card(Parent& parent) {
   make_context();
   parent.talk.say("ready");

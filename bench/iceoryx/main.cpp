@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWarm = 20;
 
-/// As large as the tensor that the other exchanges hand over. Not initialised when loaned.
+/// A chunk as large as the tensor of the other exchanges. It is not initialised when loaned.
 struct Chunk {
   Chunk() noexcept {}  // NOLINT: empty on purpose
   std::uint64_t number;
@@ -44,7 +44,7 @@ iox::popo::SubscriberOptions blocking_subscriber() {
   return options;
 }
 
-/// A topic each way.
+/// Two topics, one for each direction.
 class Link {
  public:
   explicit Link(bool leads)
@@ -74,7 +74,7 @@ class Link {
   void send() {
     for (;;) {
       auto loan = publisher_.loan();
-      if (loan.has_error()) continue;  // its consumer is behind: there is no chunk left
+      if (loan.has_error()) continue;  // the consumer is behind, and no chunk is free
       loan.value()->number = ++sent_;
       loan.value().publish();
       return;
@@ -117,7 +117,7 @@ void one_way(Link& link, bool leads, int count) {
   else link.send();
 }
 
-/// Nanoseconds an exchange.
+/// Returns the nanoseconds of an exchange.
 double run_round(Link& link, bool leads, const std::string& message) {
   const std::size_t space = message.rfind(' ');
   const std::string kind = message.substr(0, space);

@@ -19,7 +19,7 @@ from report import Row, at_least, at_most
 
 _TENSORS = 100_000
 _ELEMENTS = 16
-_AT_ONCE = 50  # put before an answer; they fit into a pipe
+_AT_ONCE = 50  # the number of objects put before an answer; they fit into a pipe
 _KIND_NAMES = {
     "fresh": "fresh tensors",
     "views": "views of fresh tensors",
@@ -43,7 +43,7 @@ def _fresh_views() -> Iterator[Any]:
 
 
 def _state_dict_values() -> Iterator[Any]:
-    """The Parameters stay alive with their module."""
+    """Returns values with Parameters, whose module stays alive."""
     import torch
 
     module = torch.nn.ParameterList(torch.full((_ELEMENTS,), 1.0) for _ in range(_TENSORS))
@@ -60,7 +60,7 @@ def _values(kind: str) -> Iterator[Any]:
 
 
 def lead(talk: Talk, contender: dict[str, Any], kind: str) -> None:
-    """Says how many came to be alive, why no more, and how many files both processes have open then."""
+    """Answers with the number of tensors alive, the error that limited it, and the open files of both processes."""
     chosen = Contender(**contender)
     measure = _load if kind == "collate" else _send
     came, why, here, there = measure(chosen, kind)
@@ -89,7 +89,7 @@ def _send(contender: Contender, kind: str) -> tuple[int, str, Footprint, Footpri
 
 
 def _put_all(values: Iterator[Any], there: Any, back: Any) -> tuple[int, str]:
-    """How many the other process has, and the error that stopped it."""
+    """Puts all tensors. Returns how many the other process holds, and the error that stopped it."""
     came = 0
     while came < _TENSORS:
         try:
@@ -106,7 +106,7 @@ def _put_all(values: Iterator[Any], there: Any, back: Any) -> tuple[int, str]:
 
 
 def keep(there: Any, back: Any, strategy: str | None) -> None:
-    """Keeps the values that come until None does; answers 0 with their number and the error, if any."""
+    """Keeps the received values until None comes. Answers 0 with their number and the error, if any."""
     if strategy:
         import torch.multiprocessing
 
@@ -128,7 +128,7 @@ def keep(there: Any, back: Any, strategy: str | None) -> None:
 
 
 class Numbers:
-    """A data set of small tensors without end."""
+    """An endless data set of small tensors."""
 
     def __len__(self) -> int:
         return 4 * _TENSORS
@@ -210,6 +210,6 @@ def alive(effort: Effort) -> Row:
 
 
 def _order(kind: str, answer: Any) -> Any:
-    """Sender first; of a DataLoader it is the other process that sends."""
+    """Returns the two processes, the sender first; with a DataLoader, the other process sends."""
     came, why, here, there = answer
     return [came, why, there, here] if kind == "collate" else [came, why, here, there]

@@ -21,14 +21,14 @@ class Contender:
     package: str
     queue: str = "Queue"
     strategy: str | None = None
-    sleeps: bool = False  # told that there is one processor, so that no process spins
+    sleeps: bool = False  # whether the package sees only one processor, so that no process spins
 
     @property
     def name(self) -> str:
         return f"{self.package}.{self.queue}" + (f", {self.strategy}" if self.strategy else "")
 
     def context(self) -> Any:
-        """The spawn context of the package, in this process; what it needs is set."""
+        """Returns the package's spawn context after setting up this process for it."""
         package = importlib.import_module(self.package)
         if self.strategy:
             package.set_sharing_strategy(self.strategy)
@@ -41,7 +41,7 @@ class Contender:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Around making queues and starting processes."""
+        """Restricts this process to one processor in the block, which makes queues and processes, if none may spin."""
         usable = os.sched_getaffinity(0)
         if self.sleeps:
             os.sched_setaffinity(0, {min(usable)})
@@ -60,6 +60,6 @@ TORCH_FS_SIMPLE = Contender("torch.multiprocessing", "SimpleQueue", "file_system
 
 
 def raise_descriptor_limit() -> None:
-    """torch needs a descriptor for each tensor. A few are left for footprint()."""
+    """Raises the limit, since torch needs a descriptor for each tensor. Leaves a few for footprint()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - SPARE_DESCRIPTORS, hard))

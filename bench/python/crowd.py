@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four producers and four consumers on one queue."""
+"""Measures four producers and four consumers on one queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from report import Row, at_most
 from samples import Samples
 
 _USERS = 4
-_ITEMS = 4000  # of each producer in a round
+_ITEMS = 4000  # put by each producer in a round
 _REPORT = 50  # items between two reports of a consumer
 _ROUNDS = 15
 _IDLE_SECONDS = 2.0
@@ -28,7 +28,7 @@ _IDLE_SECONDS = 2.0
 
 
 def lead(talk: Talk, contender: dict[str, Any]) -> None:
-    """Answers "round" with items a second, "idle" with the processor seconds of the busiest consumer
+    """Answers "round" with items per second, and "idle" with the processor seconds of the busiest consumer
     blocked for _IDLE_SECONDS."""
     chosen = Contender(**contender)
     context = chosen.context()
@@ -56,7 +56,7 @@ def lead(talk: Talk, contender: dict[str, Any]) -> None:
 
 
 class Rounds:
-    """Starts the producers and waits until the consumers have taken what they put.
+    """Starts the producers and waits until the consumers have taken all items.
 
     Each consumer may keep some items to itself until its next report, so a round ends that much early;
     what it leaves belongs to the next one.
@@ -68,7 +68,7 @@ class Rounds:
         self._due = 0
 
     def time(self) -> float:
-        """Seconds that one took."""
+        """Returns the seconds that one item took."""
         start = time.perf_counter()
         for _ in range(_USERS):
             self._starts.put(_ITEMS)
@@ -93,7 +93,7 @@ def produce(items: Any, starts: Any, ends: Any) -> None:
 
 
 def consume(items: Any, ends: Any) -> None:
-    """Says now and then how many items came, until None does."""
+    """Takes items and reports their number now and then, until None comes."""
     ends.put("ready")
     taken = 0
     while items.get() is not None:
@@ -132,7 +132,7 @@ def _measure(rounds: int) -> tuple[dict[Contender, Samples], float]:
 
 
 def one_processor(effort: Effort) -> Row:
-    """A process that spins here takes the processor from the one that it waits for."""
+    """Runs all processes on one processor, where a spinning process delays the process that it waits for."""
     row = Row(
         "An int there and back, both processes on one processor",
         "no spinning: not slower than multiprocessing.SimpleQueue",

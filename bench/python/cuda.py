@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on a CUDA device: to another process and an int back, opened in a new process, and a whole model.
+"""Measures tensors on a CUDA device: sent to another process, opened in a new process, and a whole model.
 
 All processes are spawned: CUDA does not survive a fork.
 """
@@ -40,14 +40,14 @@ TORCH_SIMPLE = Contender("torch.multiprocessing", "SimpleQueue")
 
 
 def fresh_tensors(device: str, elements: int) -> Callable[[int], Callable[[], Any]]:
-    """A new one for each exchange, from memory that torch's allocator has at hand."""
+    """Returns a new tensor for each exchange, from memory in torch's cache."""
     import torch
 
     return lambda count: lambda: torch.empty(elements, device=device)
 
 
 def lead(talk: Talk, contender: dict[str, Any], device: str) -> None:
-    """Answers [elements, count] with the nanoseconds that one of so many exchanges took."""
+    """Answers [elements, count] with the nanoseconds per exchange."""
     chosen = Contender(**contender)
     there, back = chosen.queues(2)
     arguments = (there, back, None, os.sched_getaffinity(0))
@@ -133,7 +133,7 @@ def _send_model(chosen: Contender, there: Any, back: Any, model: dict[str, Any])
 
 
 def open_model(there: Any, back: Any, device: str) -> None:
-    """Bytes are a bundle's handle; a dict of tensors is open already."""
+    """Opens the handle of a bundle; a dict of tensors is open already."""
     import torch
 
     torch.zeros(1, device=device)
@@ -238,7 +238,7 @@ def model(effort: Effort) -> Row:
                 leader.hear()
                 for _ in range(effort.rounds(_OPENS)):
                     values.append(leader.ask("send"))
-                    time.sleep(0.2)  # what was let go goes home
+                    time.sleep(0.2)  # so that released memory is returned
     ours, theirs = samples.values()
     row.add("the first time in both processes", ours[0], "ns")
     row.judge("as a bundle", ours.median(), "ns", at_most(ours.median(), 100e6))
@@ -257,7 +257,7 @@ _ALLOCATORS = {
 
 
 def first_model(effort: Effort) -> Row:
-    """Both processes are new for each figure."""
+    """Measures the first model, with two new processes for each figure."""
     row = Row(
         "20,000 torch tensors as above, for the first time: shared as a bundle, and opened in another process",
         "≤ 250 ms from torch's allocator, ≤ 400 ms from expandable segments",
@@ -275,7 +275,7 @@ def first_model(effort: Effort) -> Row:
 
 
 def _add_floor(row: Row, effort: Effort) -> None:
-    """The driver's time for as many allocations as the model lies in, one call after the other."""
+    """Adds the driver's own time for as many allocations as the model lies in."""
     ordinal = int(effort.device.partition(":")[2] or 0)
     floors = {"cudaMalloc": cuda_floor.allocations, "descriptors": cuda_floor.chunks}
     for name, floor in floors.items():
@@ -289,7 +289,7 @@ def _add_floor(row: Row, effort: Effort) -> None:
 
 @contextlib.contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """For processes that are started meanwhile."""
+    """Sets the environment of processes that are started in the block."""
     before = dict(os.environ)
     os.environ.update(settings)
     try:

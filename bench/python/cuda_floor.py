@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other processes' device memory by the driver alone: the limit of any library.
+"""Measures opening device memory of other processes by the driver alone, the limit of any library.
 
-The calls are made one after the other, by their names, with nothing of onecopy or torch in between.
+The driver's functions are called directly, without onecopy or torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Access(ctypes.Structure):
 
 
 class Driver:
-    """libcuda, with a context of the device's own. Raises RuntimeError with the driver's number."""
+    """The functions of libcuda, with a context on the device. Raises RuntimeError with the driver's error number."""
 
     def __init__(self, ordinal: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -70,7 +70,7 @@ class Driver:
 
 
 def lend_allocations(talk: Talk, ordinal: int) -> None:
-    """Answers [count, bytes] with the nanoseconds that all handles took, and the file that they are in."""
+    """Answers [count, bytes] with the nanoseconds for all handles, and the file that contains them."""
     driver = Driver(ordinal)
     for count, nbytes in talk.questions():
         places = [ctypes.c_uint64() for _ in range(count)]
@@ -105,7 +105,7 @@ def open_allocations(talk: Talk, ordinal: int) -> None:
 
 
 def allocations(ordinal: int, count: int, nbytes: int) -> tuple[int, int]:
-    """Nanoseconds for the handles of so many allocations, and for opening them in another new process."""
+    """Returns the nanoseconds for exporting `count` allocations, and for opening them in another new process."""
     with Peer(lend_allocations, ordinal=ordinal) as owner, Peer(open_allocations, ordinal=ordinal) as borrower:
         exported, file = owner.ask([count, nbytes])
         return exported, borrower.ask([count, file])
@@ -196,7 +196,7 @@ def open_chunks(talk: Talk, ordinal: int, name: str) -> None:
 
 
 def chunks(ordinal: int, count: int, nbytes: int) -> tuple[int, int]:
-    """Nanoseconds for the descriptors of so many chunks, and for having them in another new process."""
+    """Returns the nanoseconds for exporting `count` chunks, and for mapping them in another new process."""
     name = f"onecopy-bench-{os.getpid()}"
     with (
         Peer(lend_chunks, ordinal=ordinal, name=name) as owner,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much to measure."""
+"""The number of rounds and exchanges of a measurement."""
 
 from __future__ import annotations
 

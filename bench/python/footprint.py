@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open files of a process, asked from any process of its user."""
+"""Counts the open files of a process, from any process of its user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def footprint(pid: int) -> Footprint:
 
 @contextlib.contextmanager
 def _whole_limit() -> Iterator[None]:
-    """A process that has used up its descriptors can still be counted."""
+    """Raises the limit in the block, so that a process without free descriptors can still be counted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -36,7 +36,7 @@ def _whole_limit() -> Iterator[None]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that all threads of a process took so far."""
+    """Returns the processor time of all threads of a process, in seconds."""
     total = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/schedstat") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured graphs on the CPU: the arena beside what any plan needs, and a call beside eager execution."""
+"""Measures captured graphs on the CPU: the arena against the minimum of any plan, and a call against eager execution."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def calls(effort: Effort) -> Row:
 
 
 def llama(effort: Effort) -> Row:
-    """A step of one token; each request has a cache of its own."""
+    """Measures a step of one token. Each request uses its own cache."""
     import torch
 
     from llama import Llama
@@ -112,7 +112,7 @@ def llama(effort: Effort) -> Row:
 
 
 def interleavings(effort: Effort) -> Row:
-    """Graphs of eight shapes at random; shared pages are overwritten after each, and seven outputs are held."""
+    """Runs graphs of eight shapes in random order, overwrites the shared pages after each, and holds seven outputs."""
     import torch
 
     from onecopy import graphs

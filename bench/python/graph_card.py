@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured graphs on a CUDA device, beside torch's own in the same run: memory, held outputs, calls, moves, parking."""
+"""Measures captured graphs on a CUDA device against torch's own: memory, held outputs, calls, moves, parking."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _layers(device: str, width: int = _WIDTH, layers: int = _LAYERS) -> Any:
 
 
 def _best_us(call: Callable[[], Any], calls: int, rounds: int = 7) -> float:
-    """Of the host, with the device idle before each round."""
+    """Returns the best time of the host in microseconds. The device is idle before each round."""
     import torch
 
     for _ in range(10):
@@ -56,7 +56,7 @@ def _best_us(call: Callable[[], Any], calls: int, rounds: int = 7) -> float:
 
 
 class _Taken:
-    """Device memory beside that of the beginning, now and at most."""
+    """The device memory taken since the beginning: the current and the maximum bytes."""
 
     def __init__(self) -> None:
         self._begin = self._free()
@@ -76,12 +76,12 @@ class _Taken:
 
 
 def _load_kernels(model: Any, order: list[int], device: str) -> int:
-    """The bytes of the kernels' code and of cuBLAS's workspaces, which come with the first call of a shape."""
+    """Runs each shape once, which loads the kernels' code and cuBLAS's workspaces."""
     import torch
 
     torch.zeros(1, device=device)
     gc.collect()
-    torch.cuda.empty_cache()  # of what the model was made from
+    torch.cuda.empty_cache()  # frees what the model was made from
     taken = _Taken()
     for rows in order:
         model(torch.randn(rows, _WIDTH, device=device).half())
@@ -110,7 +110,7 @@ def _ours_in(order: list[int], device: str) -> dict[str, int]:
 
 
 def _torchs_in(order: list[int], device: str) -> dict[str, int]:
-    """torch at its best: one pool, one static input, outputs dropped."""
+    """Runs torch's graphs at their best: one pool, one static input, and outputs released."""
     import torch
 
     model, pool = _layers(device), torch.cuda.graph_pool_handle()
@@ -132,7 +132,7 @@ def _torchs_in(order: list[int], device: str) -> dict[str, int]:
 
 
 def _measure_memory(whose: str, name: str, device: str) -> None:
-    """In a process of its own: prints the figures as JSON."""
+    """Measures in a new process and prints the figures as JSON."""
     import torch
 
     order = [max(_SIZES)] if name == "largest" else _orders()[name]
@@ -180,7 +180,7 @@ def memory(effort: Effort) -> Row:
 
 
 def held(effort: Effort) -> Row:
-    """Seven outputs are held while graphs of eight shapes are replayed at random."""
+    """Holds seven outputs while graphs of eight shapes are replayed in random order."""
     import torch
 
     from onecopy import graphs
@@ -226,7 +226,7 @@ def _torch_graphs(model: Any, inputs: list[Any]) -> Callable[[int], Any]:
 
 
 def _weak_view(out: Any) -> Callable[[], Any]:
-    """Tensors on the output's memory that do not keep it, as engines hold outputs of graphs in a shared pool."""
+    """Returns tensors on the output's memory that do not keep it alive, as engines hold outputs in a shared pool."""
     import torch
 
     class Memory:
@@ -239,7 +239,7 @@ def _weak_view(out: Any) -> Callable[[], Any]:
 
 
 def _count_wrong(replay: Callable[[int], Any], inputs: list[Any], count: int, device: str) -> int:
-    """Outputs are compared when they are let go of, with those of the first replays."""
+    """Counts outputs that differ, when they are released, from the outputs of the first replays."""
     import torch
 
     chance = random.Random(7)
@@ -258,7 +258,7 @@ def _count_wrong(replay: Callable[[int], Any], inputs: list[Any], count: int, de
 
 
 def alive(effort: Effort) -> Row:
-    """A table that a capture leaves alive, and a larger graph that is replayed afterwards."""
+    """Checks a table that a capture leaves alive, after the replay of a larger graph."""
     import torch
 
     from onecopy import graphs
@@ -304,7 +304,7 @@ def _entry_of(function_arena: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _noted(function: Any) -> Any:
-    """The list of arguments that torch.compile gives our function."""
+    """Returns the list of arguments that torch.compile passes to a captured function."""
     kind, seen = type(function), []
     original = kind.__call__
 
@@ -481,7 +481,7 @@ def streams(effort: Effort) -> Row:
 
 
 def llama(effort: Effort) -> Row:
-    """Each request has a cache of its own, which moves; the first request of each warms up.
+    """Measures requests whose own caches move. The first request warms up.
 
     Compiled code rounds otherwise than eager execution, with graphs and without: the tokens of ours are judged by those
     of the code that ours capture.
@@ -541,12 +541,12 @@ def _requests(model: Any, steps: int, requests: int, **compiled: Any) -> tuple[l
 
 
 def _count_others(made: list[list[int]], wanted: list[list[int]]) -> int:
-    """Requests whose tokens differ."""
+    """Returns the number of requests whose tokens differ."""
     return sum(a != b for a, b in zip(made, wanted, strict=True))
 
 
 def _runner_in(order: list[int], device: str, whose: str) -> dict[str, float]:
-    """A runner as vLLM's: one input, one output, a graph for each batch size, each after a run without capture."""
+    """Returns a runner like vLLM's: one input, one output, and a graph for each batch size, captured after an eager run."""
     import torch
 
     from onecopy import graphs
@@ -582,7 +582,7 @@ def _runner_in(order: list[int], device: str, whose: str) -> dict[str, float]:
 
 
 def _count_wrong_replays(kept: list[tuple[int, Any]], model: Any, given: Any, made: Any) -> int:
-    """In another order than that of the captures, with other inputs."""
+    """Counts wrong results of replays in another order than the captures, with other inputs."""
     import torch
 
     wrong = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small object to another process and an int back."""
+"""Measures a small object to another process and an int back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ELEMENTS = 16
 
 
 def lead(talk: Talk, contender: dict[str, Any], what: str, settled_ms: float) -> None:
-    """Answers each count with the nanoseconds that one of so many exchanges took, after others for settled_ms."""
+    """Answers each count with the nanoseconds per exchange, after warming up for settled_ms."""
     chosen = Contender(**contender)
     usable = os.sched_getaffinity(0)
     with chosen.starting():
@@ -93,7 +93,7 @@ def fresh_parameters() -> Callable[[int], Callable[[], Any]]:
 
 
 def state_dict_values() -> Callable[[int], Callable[[], Any]]:
-    """The Parameter stays alive beside the tensor; modules and dicts are made before the time runs."""
+    """Returns values whose modules and dicts are made before the measurement. The Parameter stays alive."""
     import torch
 
     def prepare(count: int) -> Callable[[], Any]:
@@ -115,7 +115,7 @@ MAKERS = {f.__name__: f for f in (fresh_tensors, fresh_views, fresh_parameters, 
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """The contender beside ours, exchanges a round, and how many times faster ours must be."""
+    """A contender to compare with, the exchanges per round, and the factor by which onecopy must be faster."""
 
     contender: Contender
     count: int
@@ -125,7 +125,7 @@ class Other:
 def measure(
     what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = _SETTLED_MS
 ) -> list[Samples]:
-    """A round asks each of them, ours first; the samples are in their order."""
+    """Measures all contenders in each round, onecopy first. Returns the samples in this order."""
     counts = ours | {other.contender: other.count for other in others}
     with contextlib.ExitStack() as stack:
         leaders = [
@@ -204,7 +204,7 @@ def numbers(effort: Effort) -> Row:
 
 
 def numbers_sleeping(effort: Effort) -> Row:
-    """Ours is told that there is one processor, as the standard library never spins."""
+    """Measures onecopy as on one processor, where it does not spin, since the standard library never spins."""
     row = Row("An int there and back, both sides sleep", "not slower than multiprocessing.SimpleQueue")
     ours = dataclasses.replace(contenders.OURS, sleeps=True)
     others = [Other(contenders.STANDARD_SIMPLE, 200), Other(contenders.STANDARD, 200)]

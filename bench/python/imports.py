@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of importing, in a new interpreter each time."""
+"""Measures the time of an import in a new interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAMS = {
     "import onecopy.multiprocessing": "import onecopy.multiprocessing",
 }
 
-# The difference of two that take more than a second each would be lost in their variation.
+# The difference of two imports of more than a second each would be lost in their variation.
 _AFTER_TORCH = """
 from time import perf_counter_ns
 import torch

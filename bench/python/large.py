@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor of 16 MiB to another process and an int back, beside one memcpy of as much."""
+"""Measures a tensor of 16 MiB to another process and an int back, against one memcpy of 16 MiB."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Sender:
         return ns
 
     def fresh(self) -> Any:
-        """Memory of torch, just written."""
+        """Returns a newly written tensor in memory of torch."""
         return self._torch.empty(_BYTES // 4).fill_(1)
 
     def send_fresh(self) -> float:
         return self.exchange(self.fresh())
 
     def send_own(self) -> float:
-        """Allocated by onecopy."""
+        """Sends a tensor that onecopy has allocated."""
         return self._send_allocated(_BYTES)
 
     def send_own_small(self) -> float:
@@ -100,7 +100,7 @@ class Sender:
 
 
 def lead(talk: Talk, contender: dict[str, Any], keeps: bool) -> None:
-    """Answers the names of the methods above with the nanoseconds that they took."""
+    """Answers the names of the methods above with their nanoseconds."""
     sender = Sender(Contender(**contender), keeps)
     talk.say(sender.send_fresh())
     for question in talk.questions():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Llama with random weights and static caches: that of transformers, or of plain torch where there is none."""
+"""A small Llama with random weights and static caches, of transformers if installed or else of plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADS = 8
 
 
 class Llama:
-    """One token a step. ``step`` writes into the cache that it is given, and may be compiled."""
+    """A model that makes one token per step. ``step`` writes into its cache argument, and may be compiled."""
 
     def __init__(self, layers: int, hidden: int, device: str, dtype: Any) -> None:
         import torch
@@ -28,7 +28,7 @@ class Llama:
         self.step, self.new_cache = made(layers, hidden, device, dtype)
 
     def tokens(self, step: Any, cache: Any, steps: int, first: int = 7) -> list[int]:
-        """A request: each token is the likeliest after those before."""
+        """Runs a request, and returns its tokens: each is the most likely token after the ones before."""
         import torch
 
         token = torch.tensor([[first]], device=self.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of Hugging Face in a second process, which the first has loaded: time, and memory of its own."""
+"""Measures a model of Hugging Face in a second process: the time to open it, and the process's own memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gib() -> float:
 
 
 def _write_model(directory: pathlib.Path, gib: float) -> int:
-    """The files of a Llama of so many layers as give its size; returns their bytes."""
+    """Writes the files of a Llama with as many layers as the size needs. Returns their size in bytes."""
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -54,7 +54,7 @@ def _write_model(directory: pathlib.Path, gib: float) -> int:
 
 
 def hold_model(talk: Talk, path: str) -> None:
-    """Loads the model when it is asked, and holds it until no question is left."""
+    """Loads the model when asked, and holds it until the questions end."""
     import torch
     import transformers
 
@@ -70,7 +70,7 @@ def hold_model(talk: Talk, path: str) -> None:
 
 
 def huggingface(effort: Effort) -> Row:
-    """The first process reads the files, the second and the third open its tensors."""
+    """Measures three processes: the first reads the files, the others open its tensors."""
     gib = _gib()
     row = Row(f"A Llama in bfloat16, {gib:g} GiB asked for", "a second process has it in 0.3 s, with 50 MiB of its own")
     if importlib.util.find_spec("transformers") is None:

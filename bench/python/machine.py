@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that was measured, as bench/support/machine.cpp describes it."""
+"""Describes the measured machine, as bench/support/machine.cpp does."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def today() -> str:
 
 
 def kind() -> str:
-    """For file names: processor, number of processors, whether virtual."""
+    """Returns the processor, the number of processors and whether it is virtual, for file names."""
     slug = "-".join(re.findall(r"[a-z0-9]+", _processor().lower()))
     return f"{slug}-{len(os.sched_getaffinity(0))}cpu{'-vm' if _is_virtual() else ''}"
 
 
 def describe() -> dict[str, str]:
-    """The facts that a reader of the numbers must know."""
+    """Returns the facts that a reader of the numbers must know."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = " with changes" if _git("status", "--porcelain", "-uno") else ""
     huge = "/sys/kernel/mm/transparent_hugepage/"
@@ -77,7 +77,7 @@ def describe() -> dict[str, str]:
 
 
 def describe_device(device: str) -> dict[str, str]:
-    """The facts about a CUDA device, from a process of its own."""
+    """Returns the facts about a CUDA device, which a new process collects."""
     if device == "cpu":
         return {}
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]

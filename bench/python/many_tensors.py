@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""20,000 tensors of 4 KiB to another process at once."""
+"""Measures 20,000 tensors of 4 KiB sent to another process at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 0.5  # torch's daemon goes on removing files when its processes
 
 
 class Link:
-    """Another process, which opens all tensors that it is sent and says how many there were."""
+    """A process that opens all received tensors and answers with their number."""
 
     def __init__(self, contender: Contender) -> None:
         self._there, self._back = contender.queues(2)
@@ -40,12 +40,12 @@ class Link:
             raise AssertionError("not all tensors came")
 
     def sum(self) -> float:
-        """Of the elements that the other process sees now."""
+        """Returns the sum of the elements that the other process sees now."""
         self._there.put("sum")
         return self._back.get()
 
     def forget(self) -> None:
-        """The other process keeps none of them any more."""
+        """Makes the other process release all tensors."""
         self._there.put("forget")
         self._back.get()
 
@@ -102,7 +102,7 @@ def _send_bundle(link: Link, tensors: Any) -> None:
 
 
 def lead_module(talk: Talk, contender: dict[str, Any]) -> None:
-    """Says once how long a module took that was not shared before."""
+    """Answers once with the time for a module that was not shared before."""
     import torch
 
     chosen = Contender(**contender)
@@ -120,7 +120,7 @@ def lead_module(talk: Talk, contender: dict[str, Any]) -> None:
 
 
 def _check_unharmed(link: Link, loss: Any, optimizer: Any) -> None:
-    """The backward that was pending and a step of the optimizer, seen by both processes."""
+    """Checks that both processes see a pending backward pass and a step of the optimizer."""
     loss.backward()
     optimizer.step()
     expected = 2.0 * _ELEMENTS * _TENSORS
@@ -176,7 +176,7 @@ def _start(stack: contextlib.ExitStack, contender: Contender) -> Peer:
 
 @contextlib.contextmanager
 def failures_noted(row: Row, contender: Contender) -> Iterator[None]:
-    """torch may need more descriptors than there are."""
+    """Notes failures in the block, since torch may need more descriptors than there are."""
     try:
         yield
     except Failed as why:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that measure: each a fresh interpreter that runs one function and answers questions.
+"""Starts processes that measure: each is a new interpreter that runs one function and answers questions.
 
 `python peers.py <module> <function> <arguments as JSON>` calls `function(talk, **arguments)`. Questions
 and answers are lines of JSON over its standard input and output.
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class Failed(RuntimeError):
-    """A peer could not do what it was asked; the text says why, in one line."""
+    """A peer failed; the text is the reason in one line."""
 
 
 class Talk:
-    """The peer's side: hears questions until the other side has no more."""
+    """The peer's side, which receives questions until they end."""
 
     def __init__(self) -> None:
         # Other output on standard output must not meet the answers.
@@ -50,7 +50,7 @@ class Peer:
     def __init__(self, role: Callable[..., None], **arguments: Any) -> None:
         self._name = f"{role.__module__}.{role.__name__} {arguments}"
         command = [sys.executable, __file__, role.__module__, role.__name__, json.dumps(arguments)]
-        # In a group of its own, with the processes that it starts: one signal ends them all.
+        # The peer leads a new process group, so that one signal ends it and the processes that it starts.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
 
@@ -66,7 +66,7 @@ class Peer:
             self._kill_group()
 
     def ask(self, question: Any, timeout: float = 120) -> Any:
-        """Raises Failed when the peer fails, TimeoutError when it says nothing."""
+        """Asks a question and returns the answer. Raises Failed if the peer fails, TimeoutError if it does not answer."""
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return self.hear(timeout)
 
@@ -89,7 +89,7 @@ class Peer:
                 raise TimeoutError(f"{self._name}: said nothing for {timeout} s")
 
     def kill(self) -> None:
-        """For one that has no end of its own."""
+        """Kills a peer that does not end by itself."""
         self._kill_group()
 
     def _kill_group(self) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
-SAYING = {**os.environ, "ONECOPY_LOG": "info"}  # where the time goes
+SAYING = {**os.environ, "ONECOPY_LOG": "info"}  # logs where the time goes
 rows: list[dict[str, Any]] = []
 
 
@@ -33,7 +33,7 @@ def row(what: str, figure: float, unit: str, bound: str = "", met: bool | None =
 
 
 def say(text: str) -> None:
-    """Prints the lines that the library logs in a process, beside its row."""
+    """Prints the lines that the library logs in a process next to its row."""
     for line in text.splitlines():
         if "[onecopy]" in line:
             print("    " + line, flush=True)
@@ -126,7 +126,7 @@ def second_process(gib: float, device: str) -> None:
 
 
 def registered_by_hand(nbytes: int, device: str) -> float:
-    """Seconds for the driver and the kernel alone, with pages that are there."""
+    """Returns the seconds that the driver and the kernel alone need to pin existing pages."""
     code = (
         "import mmap, sys, time, numpy, torch; torch.zeros(1, device=sys.argv[3]); "
         "b = time.perf_counter(); m = mmap.mmap(int(sys.argv[1]), int(sys.argv[2])); "
@@ -148,7 +148,7 @@ def registered_by_hand(nbytes: int, device: str) -> float:
 
 
 def model(device: str, count: int, gib: float) -> None:
-    """Of the sizes that a model has: many small tensors, and some large ones."""
+    """Returns tensors with the sizes of a model: many small ones and some large ones."""
     import torch
 
     import onecopy
@@ -234,7 +234,7 @@ def load_times(path: Path, device: str, how: str) -> list[float]:
 
 
 def raw_direct(path: Path, threads: int = 16) -> float:
-    """The disk's rate for direct reads of 2 MiB by so many threads."""
+    """Returns the disk's rate for direct reads of 2 MiB by this number of threads."""
     part, size = 2 << 20, path.stat().st_size // (2 << 20) * (2 << 20)
     fd, places, lock = os.open(path, os.O_RDONLY | os.O_DIRECT), iter(range(0, size, part)), threading.Lock()
 
@@ -341,7 +341,7 @@ def main() -> None:
         if not chosen.only or name in chosen.only.split(","):
             try:
                 part()
-            except Exception as error:  # the others are worth their time all the same
+            except Exception as error:  # the other rows are still measured
                 print(f"{name}: {type(error).__name__}: {error}", flush=True)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(rows, indent=1))

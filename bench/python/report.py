@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures, the bounds they are judged by, and the file they are written to (as bench/support/report.h)."""
+"""Figures, their bounds, and the file of results, like bench/support/report.h."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Figure:
 
 
 class Row:
-    """One promise and the figures beside it."""
+    """A promise and its figures."""
 
     def __init__(self, title: str, promise: str) -> None:
         self.title = title
@@ -84,7 +84,7 @@ class Row:
         self.figures.append(Figure(what, value, unit, bound=bound))
 
     def judge_ratio(self, what: str, value: float, unit: str, to: str, bound: Bound) -> None:
-        """Judges the ratio, which is the bound's value."""
+        """Adds a figure that is judged by its ratio to `to`, the value of the bound."""
         self.figures.append(Figure(what, value, unit, bound.value, to, bound))
 
     def note(self, text: str) -> None:
@@ -103,7 +103,7 @@ class Row:
 
 
 def format_value(value: float, unit: str) -> str:
-    """312 ns, 4.10 µs, 3.20 million/s."""
+    """Returns a text such as 312 ns, 4.10 µs or 3.20 million/s."""
     if unit == "ns":
         scales = [(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")]
     elif unit == "/s":
@@ -118,7 +118,7 @@ def format_value(value: float, unit: str) -> str:
 
 
 def to_text(row: Row) -> str:
-    """A row as a block of text for terminals."""
+    """Returns a row as a block of text for terminals."""
     widest = max((len(figure.what) for figure in row.figures), default=0)
     lines = [row.title, f"  promise: {row.promise}"]
     for f in row.figures:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls between two processes, each on a processor of its own, beside torch.distributed.rpc in the same run.
+"""Measures calls between two processes on separate processors, against torch.distributed.rpc.
 
-Each package's two members are pinned when they have their threads: two that spin on one processor measure its
-scheduler. torch is quicker so, too."""
+The members are pinned after their threads were started: two members that spin on one processor would measure its
+scheduler. Pinning makes torch faster, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = {"onecopy": "onecopy.distributed.rpc", "torch": "torch.distributed.r
 
 
 def nothing() -> None:
-    """The empty call."""
+    """Does nothing: the empty call."""
 
 
 def echo(value: Any) -> Any:
@@ -47,7 +47,7 @@ def lent_echo(value: Any) -> Any:
 
 
 def _pin(rank: int) -> None:
-    """All threads of this process that there are: torch's agent has some."""
+    """Pins all threads of this process, including those of torch's agent."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         return
@@ -56,7 +56,7 @@ def _pin(rank: int) -> None:
 
 
 def member(talk: Talk, package: str, rank: int, rendezvous: str, spin: str) -> None:
-    """Rank 0 answers (what, count) with the nanoseconds that one of so many calls took; rank 1 is called."""
+    """Runs a member: rank 0 answers (what, count) with the nanoseconds per call, and rank 1 is called."""
     if spin:
         os.environ["ONECOPY_RPC_SPIN_US"] = spin
     import torch
@@ -80,7 +80,7 @@ def member(talk: Talk, package: str, rank: int, rendezvous: str, spin: str) -> N
 
 
 def _after_pauses(call: Callable[[], object], count: int) -> int:
-    """Nanoseconds of so many calls, each when the other side has fallen asleep."""
+    """Returns the nanoseconds of `count` calls, each made after the other side has fallen asleep."""
     took = 0
     for _ in range(count):
         time.sleep(0.0005)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of one thing, round by round (as bench/support/samples.h)."""
+"""Measurements of one thing, round by round, like bench/support/samples.h."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import perf_counter_ns
 
 
 class Samples(list[float]):
-    """One value a round."""
+    """The values of one measurement, one for each round."""
 
     def median(self) -> float:
         return statistics.median(self)
@@ -27,7 +27,7 @@ class Samples(list[float]):
 
 
 def time_ns(work: Callable[[], object]) -> float:
-    """Nanoseconds that `work` takes."""
+    """Returns the nanoseconds that `work` takes."""
     start = perf_counter_ns()
     work()
     return float(perf_counter_ns() - start)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New weights of a trainer in another process, until that one has read a byte of each page of them."""
+"""Measures new weights of a trainer until another process has read a byte of each of their pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from report import Row, at_least
 from samples import Samples, time_ns
 
 _TENSORS = 64
-_BYTES = 16 << 20  # of each
+_BYTES = 16 << 20  # the size of each tensor
 _BUCKET = 512 << 20
 _ROUNDS = 5
 _RAY_BYTES = 256 << 20
@@ -25,7 +25,7 @@ _RAY_BYTES = 256 << 20
 
 
 def own_memory() -> int:
-    """This process's memory besides mapped files and shared memory."""
+    """Returns this process's memory without mapped files and shared memory."""
     with open("/proc/self/smaps_rollup") as file:
         return sum(int(kib) << 10 for kib in re.findall(r"^Anonymous:\s+(\d+) kB", file.read(), re.MULTILINE))
 
@@ -35,7 +35,7 @@ def _touch(tensors: Any) -> int:
 
 
 def _receive(kind: str, given: Any, ends: Any) -> None:
-    """Answers each word with the bytes it has read, and in the end with the memory that it took."""
+    """Answers each word with the bytes that it has read, and at the end with the memory that it took."""
     import torch
 
     torch.set_num_threads(1)
@@ -100,7 +100,7 @@ class _Trainer:
             tensor.fill_(self.step)
 
     def measure(self, kind: str, given: Any, hand_over: Callable[[Any], None], rounds: int) -> tuple[Samples, int]:
-        """Time to hand over and to read, and the receiver's own memory."""
+        """Measures the time to send and to read, and the receiver's own memory."""
         here, there = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(target=_receive, args=(kind, given, there))
         process.start()
@@ -108,7 +108,7 @@ class _Trainer:
         for number in range(rounds + 1):
             self.train()
             ns = time_ns(lambda: hand_over(here))
-            if number:  # the first maps the memory
+            if number:  # the first round maps the memory
                 samples.append(ns)
         here.send(None)
         memory = here.recv()
@@ -151,7 +151,7 @@ class _Trainer:
 
 
 def weights(effort: Effort) -> Row:
-    """1 GiB of new weights, of which the receiver reads a byte of each page."""
+    """Measures 1 GiB of new weights, of which the receiver reads a byte of each page."""
     import onecopy
 
     row = Row(
@@ -188,7 +188,7 @@ def weights(effort: Effort) -> Row:
 
 
 def ray_actors(effort: Effort) -> Row:
-    """256 MiB from one actor to another, which reads a byte of each page."""
+    """Measures 256 MiB from one actor to another, which reads a byte of each page."""
     row = Row("256 MiB from actor to actor of Ray", "at least ten times as fast as Ray's object store")
     if importlib.util.find_spec("ray") is None:
         row.note("ray is not installed: nothing was measured")

@@ -9,7 +9,7 @@
 
 namespace onecopy::bench {
 
-/// The words that two processes spin and sleep on, each in lines of its own.
+/// The words that two processes spin and sleep on, each in its own cache lines.
 struct Arena {
   template <class T>
   using Word = std::atomic<T>;

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 void wait_in_calls(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK); }
 
-/// The call that rpc has no use for.
+/// A function of OpenSSL that rpc does not use.
 void set_descriptor(openssl::SSL* ssl, int fd) {
   const auto library = SharedLibrary::open({"libssl.so.3"});
   reinterpret_cast<int (*)(openssl::SSL*, int)>(library.value().symbol("SSL_set_fd"))(ssl, fd);

@@ -15,7 +15,7 @@ namespace onecopy::bench {
 /// Thread safety: none of its own.
 class BareTls {
  public:
-  /// Proves the key. Throws system.
+  /// Makes the handshake, which proves the key. Throws system.
   BareTls(StreamSocket socket, rpc::Side side);
   ~BareTls();
   BareTls(const BareTls&) = delete;
@@ -23,7 +23,7 @@ class BareTls {
 
   /// Sends `count` messages of `bytes` bytes, and returns when the other side has received all of them.
   void send(std::uint64_t bytes, std::uint64_t count);
-  /// Receives what send() sends until the other side is gone.
+  /// Receives the messages of send() until the other side has ended.
   void serve();
 
  private:

@@ -6,7 +6,7 @@
 
 namespace onecopy::bench {
 
-/// Processors this thread may run on.
+/// Returns the processors that this thread may run on.
 std::vector<int> allowed_cpus();
 
 /// Keeps the calling thread on one processor while it lives. `index` counts the allowed ones and wraps.
@@ -21,10 +21,10 @@ class Pin {
   std::vector<int> before_;
 };
 
-/// Processor time of this process so far, user and system, in milliseconds.
+/// Returns the processor time of this process so far, user and system, in milliseconds.
 double cpu_time_ms();
 
-/// Lets others run on this processor.
+/// Yields the processor to other threads.
 void give_way() noexcept;
 
 /// Tells the processor that this is a waiting loop.
@@ -36,7 +36,7 @@ inline void relax() noexcept {
 #endif
 }
 
-/// Spins until ready(); gives the processor away now and then, for there may be only one.
+/// Spins until ready() is true. Yields the processor now and then, since there may be only one.
 template <class Ready>
 void spin_until(Ready&& ready) {
   for (std::uint32_t spins = 1; !ready(); ++spins) {

@@ -10,7 +10,7 @@
 
 namespace onecopy::bench {
 
-// Bytes as a word of the text that a peer answers.
+// Converts bytes to a word of a peer's answer, and back.
 
 inline std::string to_hex(ByteSpan bytes) {
   std::string text;

@@ -8,11 +8,11 @@
 
 namespace onecopy::bench {
 
-/// Two processes that talk through iceoryx, and its daemon, which lives as long as this object.
+/// Two processes that communicate through iceoryx, and its daemon, which lives as long as this object.
 /// Thread safety: none.
 class Iceoryx {
  public:
-  /// Without the program or the daemon, or when they do not start, why_absent() says so.
+  /// Starts the program and the daemon. If they are missing or do not start, why_absent() returns the reason.
   Iceoryx();
   ~Iceoryx();
   Iceoryx(const Iceoryx&) = delete;
@@ -20,7 +20,7 @@ class Iceoryx {
 
   bool present() const { return leader_ != nullptr; }
   const std::string& why_absent() const { return why_; }
-  /// "spin", "sleep" (round trips) or "one way". Nanoseconds for each.
+  /// Measures "spin", "sleep" (round trips) or "one way". Returns the nanoseconds of each exchange.
   double round(const std::string& kind, int count);
 
   static constexpr const char* kName = "iceoryx 2.0.3";

@@ -25,7 +25,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// The text behind "key<spaces>:" in a file of such lines.
+/// Returns the text after "key<spaces>:" in a file.
 std::string value_in(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

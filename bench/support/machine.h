@@ -7,7 +7,7 @@
 
 namespace onecopy::bench {
 
-/// The facts without which a number is worth nothing.
+/// The facts about a machine that a measured number needs.
 struct Machine {
   std::string kind;  ///< for file names: "amd-epyc-2cpu-vm"
   std::string date;  ///< 2026-01-31, UTC

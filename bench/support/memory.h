@@ -6,7 +6,7 @@
 
 namespace onecopy::bench {
 
-/// The memory of a process now.
+/// The current memory of a process.
 struct Footprint {
   std::uint64_t descriptors = 0;
   std::uint64_t mappings = 0;
@@ -15,10 +15,10 @@ struct Footprint {
 };
 Footprint footprint();
 
-/// Bytes of physical memory behind the memfds that this process has open.
+/// Returns the bytes of physical memory behind the memfds that this process has open.
 std::uint64_t memfd_bytes();
 
-/// Private memory that was never touched, unmapped with the object.
+/// Untouched private memory, which the destructor unmaps.
 class FreshMemory {
  public:
   explicit FreshMemory(std::size_t size);

@@ -23,7 +23,7 @@ extern char** environ;
 namespace onecopy::bench {
 namespace {
 
-// Where a peer finds its ends.
+// The descriptors of a peer's ends.
 constexpr int kTalk = 3;
 constexpr int kArena = 4;
 constexpr int kFrom = 5;
@@ -45,7 +45,7 @@ std::pair<Fd, Fd> pipe_pair() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-/// Out of the way of the numbers above, so that no dup2 overwrites what a later one copies.
+/// Moves a descriptor above these numbers, so that no dup2 overwrites what a later dup2 copies.
 int moved_up(const Fd& fd) {
   const int copy = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 32);
   if (copy < 0) throw_errno("fcntl(F_DUPFD_CLOEXEC)", errno);
@@ -111,7 +111,7 @@ void Peer::spawn(const std::string& program, const std::string& role, const std:
 
 Peer::~Peer() {
   talk_ = Talk(Fd());
-  raw_ = RawLink();  // its ends close: a peer that waits on any of them ends
+  raw_ = RawLink();  // closes its ends, so that a peer that waits on one of them ends
   int status = 0;
   for (int ms = 0; ms < 1000; ++ms) {
     if (::waitpid(pid_, &status, WNOHANG) != 0) return;

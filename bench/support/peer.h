@@ -11,23 +11,22 @@
 
 namespace onecopy::bench {
 
-/// Whole messages between two processes.
-/// Thread safety: none.
+/// A channel of whole messages between two processes. Thread safety: none.
 class Talk {
  public:
   explicit Talk(Fd socket) : socket_(std::move(socket)) {}
   void say(std::string_view text);
-  /// Throws peer_died when the other end is gone, timeout after two minutes.
+  /// Returns the next message. Throws peer_died if the other end has ended, timeout after two minutes.
   std::string hear();
   double hear_number();
-  /// False: the other end has said all it will.
+  /// Receives the next message. Returns false if the other end sends no more.
   bool try_hear(std::string& text);
 
  private:
   Fd socket_;
 };
 
-/// The objects that raw limits are measured on; both processes have the same four.
+/// The four objects, shared by both processes, that raw limits are measured with.
 struct RawLink {
   Mapping arena;  ///< shared memory for words to spin and sleep on
   Fd from;        ///< pipe, reading end
@@ -36,11 +35,10 @@ struct RawLink {
 };
 inline constexpr std::size_t kArenaBytes = 1 << 16;
 
-/// Another process: `program` started as `program peer <role>`. Killed and reaped with the object.
-/// Thread safety: none.
+/// Another process: `program` started as `program peer <role>`. The destructor kills and reaps it. Thread safety: none.
 class Peer {
  public:
-  /// An empty program is this one.
+  /// Starts the process. An empty `program` is this program.
   explicit Peer(const std::string& role, const std::string& program = {});
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;

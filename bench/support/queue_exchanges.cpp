@@ -19,14 +19,14 @@ constexpr std::size_t kTensorsOneWay = 64;
 
 Tensor tensor_of(std::int64_t bytes) { return empty(Layout(DType::u8, {bytes})); }
 
-/// As when there are more users than processors.
+/// Makes queues sleep instead of spin, as with more users than processors.
 QueueOptions that_sleeps() {
   QueueOptions options;
   options.may_spin = false;
   return options;
 }
 
-/// A queue each way.
+/// Two queues, one for each direction.
 struct Pair {
   Queue there;
   Queue back;
@@ -72,7 +72,7 @@ class OneWay final : public Exchange {
   std::vector<Tensor> tensors_;
 };
 
-/// Makes the tensor when it is first asked for, and keeps it.
+/// Makes the tensor at the first use, and keeps it.
 RoundTrip::Make same(std::int64_t bytes) {
   return [bytes, tensor = Tensor()]() mutable {
     if (!tensor) tensor = tensor_of(bytes);

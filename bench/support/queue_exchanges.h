@@ -8,19 +8,19 @@
 
 namespace onecopy::bench {
 
-/// Exchanges of tensors through our Queue:
+/// Exchanges of tensors through a Queue:
 ///   "queue", "queue fresh"              round trips as they come: adaptive spinning
 ///   "queue sleep", "queue sleep fresh"  both sides sleep
 ///   "queue 4 bytes", "queue 1 GiB"      round trips of tensors of that size
 ///   "queue to", "queue to fresh"        one way
-/// Tensors have 4 KiB unless said otherwise, and are the same again and again, or fresh each time.
+/// Tensors have 4 KiB unless a size is given. They are the same each time, or new ("fresh").
 /// Thread safety: none.
 class QueueLink {
  public:
   /// The side that leads makes the queues. Make it before any thread is pinned: a queue asks how many
   /// processors there are.
   QueueLink();
-  /// The other side, by the leader's names().
+  /// Opens the other side by the leader's names().
   explicit QueueLink(const std::string& names);
   ~QueueLink();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the system itself can do, without a library in between.
+// Measures the system itself, without a library.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -20,7 +20,7 @@
 namespace onecopy::bench {
 namespace {
 
-/// Two words, both sides spinning: the fastest that two processes can talk.
+/// An exchange over two words with both sides spinning, the fastest way in which two processes can communicate.
 class Spin final : public Exchange {
  public:
   explicit Spin(Arena& arena) : arena_(arena) {}
@@ -108,8 +108,7 @@ class Pipe final : public Exchange {
 
 constexpr std::size_t kTensorBytes = 4096;
 
-/// One descriptor per tensor, as torch.multiprocessing does it: the receiver maps what it gets, and
-/// unmaps it when it is done.
+/// An exchange of one descriptor per tensor, as in torch.multiprocessing: the receiver maps and unmaps each.
 class Descriptors {
  public:
   Descriptors(const RawLink& link, bool spin)
@@ -141,7 +140,7 @@ class Descriptors {
       return Fd(fd);
     }
   }
-  /// Receives, maps, looks, unmaps.
+  /// Receives, maps, reads and unmaps a tensor.
   Fd take() {
     Fd fd = receive();
     void* memory = ::mmap(nullptr, kTensorBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
@@ -200,7 +199,7 @@ class DescriptorOneWay final : public Exchange {
   Descriptors descriptors_;
 };
 
-/// One producer, one consumer, eight bytes an item: the limit of a queue that does nothing else.
+/// A ring with one producer, one consumer and eight bytes per item: the limit of any queue.
 class RingOneWay final : public Exchange {
  public:
   explicit RingOneWay(Arena& arena) : arena_(arena) {}
@@ -232,7 +231,7 @@ class RingOneWay final : public Exchange {
   std::uint64_t sum_ = 0;
 };
 
-/// A handle's worth of bytes.
+/// As many bytes as a handle has.
 class PipeOneWay final : public Exchange {
  public:
   explicit PipeOneWay(const RawLink& link) : link_(link) {}

@@ -25,7 +25,7 @@ std::string verdict(const Figure& figure) {
   return figure.bound->holds() ? "pass" : "MISS";
 }
 
-/// "must be <= 5.00"; in the unit of the value where it is not a ratio.
+/// Returns a text such as "must be <= 5.00", in the unit of the value unless it is a ratio.
 std::string demand(const Figure& figure) {
   if (!figure.bound) return {};
   const std::string limit = figure.ratio ? fmt::format("{:.2f} x", figure.bound->limit)
@@ -38,7 +38,7 @@ std::string ratio(const Figure& figure) {
 }
 
 std::string padded(const std::string& text, std::size_t width) {
-  std::size_t columns = 0;  // of UTF-8: continuation bytes take none
+  std::size_t columns = 0;  // the width of UTF-8 text, in which continuation bytes take no column
   for (const char c : text) columns += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   return text + std::string(width > columns ? width - columns : 0, ' ');
 }

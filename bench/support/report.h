@@ -32,7 +32,7 @@ struct Figure {
   std::optional<Bound> bound;
 };
 
-/// One promise and the figures beside it.
+/// A promise and its figures.
 class Row {
  public:
   Row(std::string what, std::string promised) : title(std::move(what)), promise(std::move(promised)) {}
@@ -44,7 +44,7 @@ class Row {
            const std::string& to) {
     figures.push_back({what, value, unit, ratio, to, {}});
   }
-  /// The ratio must be at most `limit`.
+  /// Adds a figure whose ratio must be at most `limit`.
   void judge(const std::string& what, double value, const std::string& unit, double ratio,
              const std::string& to, double limit) {
     figures.push_back({what, value, unit, ratio, to, at_most(ratio, limit)});
@@ -60,9 +60,9 @@ class Row {
   std::vector<std::string> notes;
 };
 
-/// "312 ns", "4.10 µs", "3.20 million/s".
+/// Returns a text such as "312 ns", "4.10 µs" or "3.20 million/s".
 std::string format_value(double value, const std::string& unit);
-/// A row as a block of text for terminals.
+/// Returns a row as a block of text for terminals.
 std::string to_text(const Row& row);
 /// Writes <directory>/<date>-<kind of machine>.json, of which bench/page.py makes docs/benchmarks.md, and returns its
 /// path.

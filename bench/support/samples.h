@@ -11,7 +11,7 @@ namespace onecopy::bench {
 
 using Clock = std::chrono::steady_clock;
 
-/// Nanoseconds that `work` takes.
+/// Returns the nanoseconds that `work` takes.
 template <class Work>
 double time_ns(Work&& work) {
   const auto start = Clock::now();
