@@ -31,14 +31,14 @@ describe_machine() {
 
 build() {
   local options=(-S . -B "$BUILD" -DCMAKE_BUILD_TYPE=Release -DONECOPY_PYTHON=ON -DONECOPY_MERGE_SOURCES=ON
-                 -DONECOPY_TESTS=OFF -DONECOPY_BENCH=OFF -DONECOPY_EXAMPLES=OFF -DONECOPY_CLI=OFF
+                 -DONECOPY_TESTS=OFF -DONECOPY_BENCH=OFF -DONECOPY_EXAMPLES=OFF -DONECOPY_CLI=ON
                  -DPython_EXECUTABLE="$("$PYTHON" -c 'import sys; print(sys.executable)')")
   command -v ninja >/dev/null && options+=(-G Ninja)
   if ! has_header fmt/format.h || ! has_header nlohmann/json.hpp; then
     [ -d build/headers ] || { echo "run 'tests/gpu/run.sh headers' where the headers are, and bring build/headers"; return 1; }
     options+=("-DONECOPY_HEADERS=$PWD/build/headers")
   fi
-  cmake "${options[@]}" && cmake --build "$BUILD" -j "$(nproc)" --target onecopy_python && name_entry_points
+  cmake "${options[@]}" && cmake --build "$BUILD" -j "$(nproc)" --target onecopy_python onecopy_command && name_entry_points
 }
 
 # Lets torch find the backend by its name, as in an installed package.
@@ -133,6 +133,10 @@ run_all() {
     start hogwild 80 "$PYTHON" "$folder/hogwild.py"
     start aclgraph_reuse 100 "$PYTHON" "$folder/aclgraph_reuse.py" cuda:0
     names+=(ipc_guide queue_and_explicit two_programs hogwild aclgraph_reuse)
+    if [ -f "$folder/failover.py" ]; then
+      start failover 200 env ONECOPY_STORE_DIR="$PWD/$BUILD/store" "$PYTHON" "$folder/failover.py" cuda:0
+      names+=(failover)
+    fi
     if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then
       start ipc_guide_two_cards 60 "$PYTHON" "$folder/ipc_guide.py" cuda:0 1
       start aclgraph_other_card 100 "$PYTHON" "$folder/aclgraph_reuse.py" cuda:1
@@ -159,6 +163,7 @@ main() {
   timeout -k 5 90 bash -c "$(declare -f build has_header name_entry_points); PYTHON='$PYTHON' BUILD='$BUILD' build" >"$BUILD/build.log" 2>&1 ||
     { tail -n 60 "$BUILD/build.log"; echo "the build failed: $BUILD/build.log"; return 1; }
   export PYTHONPATH=$PWD/$BUILD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+  export PATH=$PWD/$BUILD/bin:$PATH  # the store's keeper is the command
   export ONECOPY_CUDA_DRIVER=${ONECOPY_CUDA_DRIVER:-libcuda.so.1} ONECOPY_TEST_PATIENCE=60
   run_all
   print_failures
