@@ -54,31 +54,31 @@ nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector
 
 /// Owners without memory of their own: they borrow, or have released all their memory.
 std::string idle_line(const std::vector<ListedOwner>& idle) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMax = 8;
   std::string pids;
-  for (std::size_t i = 0; i < std::min(kMost, idle.size()); ++i)
+  for (std::size_t i = 0; i < std::min(kMax, idle.size()); ++i)
     pids += fmt::format("{}{}", i == 0 ? "" : ", ", idle[i].info.pid);
   return fmt::format("{} {} without memory of {} own: {}{}\n", idle.size(),
                      idle.size() == 1 ? "process" : "processes", idle.size() == 1 ? "its" : "their", pids,
-                     idle.size() > kMost ? ", ..." : "");
+                     idle.size() > kMax ? ", ..." : "");
 }
 
 /// Of memory of their own, and of others: each process pins its own mappings.
 std::string pinned_line(const std::vector<ListedOwner>& owners) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMax = 8;
   std::string who;
   std::size_t count = 0;
   for (const ListedOwner& owner : owners) {
     const std::uint64_t bytes = owner.info.stats.pinned_bytes;
-    if (bytes == 0 || ++count > kMost) continue;
+    if (bytes == 0 || ++count > kMax) continue;
     who += fmt::format("{}{} ({})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes));
   }
-  return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMost ? ", ..." : "");
+  return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMax ? ", ..." : "");
 }
 
 /// Memory that captured graphs have in common. None of it is shared with other processes.
 std::string arenas_line(const std::vector<ListedOwner>& owners) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMax = 8;
   std::string who;
   std::size_t count = 0;
   for (const ListedOwner& owner : owners) {
@@ -87,12 +87,12 @@ std::string arenas_line(const std::vector<ListedOwner>& owners) {
       bytes += arena.shared + arena.own;
       graphs += arena.windows;
     }
-    if (owner.info.arenas.empty() || ++count > kMost) continue;
+    if (owner.info.arenas.empty() || ++count > kMax) continue;
     who += fmt::format("{}{} ({} for {})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes),
                        plural(graphs, "graph"));
   }
   return count == 0 ? ""
-                    : fmt::format("Arenas of captured graphs: {}{}\n", who, count > kMost ? ", ..." : "");
+                    : fmt::format("Arenas of captured graphs: {}{}\n", who, count > kMax ? ", ..." : "");
 }
 
 std::string silent_lines(const std::vector<SilentOwner>& silent) {

@@ -35,7 +35,7 @@ struct ReportOptions {
   std::string version;  ///< of this program
 };
 
-constexpr std::size_t kMostMoments = 1000;
+constexpr std::size_t kMaxMoments = 1000;
 
 struct Observations {
   Look last;
@@ -57,7 +57,7 @@ Moment moment_of(const Look& look) {
 
 /// Keeps the past short: a drawing has no room for more, nor has this process if it watches for a day.
 void thin(std::vector<Moment>& past) {
-  if (past.size() < kMostMoments) return;
+  if (past.size() < kMaxMoments) return;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < past.size(); i += 2) past[kept++] = std::move(past[i]);
   past.resize(kept);

@@ -16,10 +16,10 @@
 namespace onecopy::cli {
 namespace {
 
-constexpr std::size_t kMostLines = 6;
-constexpr std::size_t kMostBoxes = 24;
-constexpr std::array<std::string_view, kMostLines> kColours{"#3b6ea8", "#c2742e", "#4f8f56",
-                                                            "#9a5ba5", "#b3484f", "#5f7f8c"};
+constexpr std::size_t kMaxLines = 6;
+constexpr std::size_t kMaxBoxes = 24;
+constexpr std::array<std::string_view, kMaxLines> kColours{"#3b6ea8", "#c2742e", "#4f8f56",
+                                                           "#9a5ba5", "#b3484f", "#5f7f8c"};
 
 struct Point {
   double seconds = 0;
@@ -51,7 +51,7 @@ std::vector<int> largest(const std::vector<Moment>& past) {
     if (bytes != 0) order.emplace_back(bytes, pid);
   std::sort(order.rbegin(), order.rend());
   std::vector<int> pids;
-  for (std::size_t i = 0; i < std::min(kMostLines, order.size()); ++i) pids.push_back(order[i].second);
+  for (std::size_t i = 0; i < std::min(kMaxLines, order.size()); ++i) pids.push_back(order[i].second);
   return pids;
 }
 
@@ -159,7 +159,7 @@ std::string borrowing_map(const Look& look) {
   std::size_t owners = 0, hidden = 0;
   for (const ListedOwner& owner : look.owners) {
     if (owner.info.borrowers.empty()) continue;
-    if (owners == kMostBoxes) {
+    if (owners == kMaxBoxes) {
       ++hidden;
       continue;
     }
@@ -169,7 +169,7 @@ std::string borrowing_map(const Look& look) {
                               plural(owner.info.stats.live_blocks, "block"))});
     for (const BorrowerInfo& borrower : owner.info.borrowers) {
       const auto [at, is_new] = right.try_emplace(borrower.pid, right.size());
-      if (at->second >= kMostBoxes) continue;
+      if (at->second >= kMaxBoxes) continue;
       lines += line_between(owners, at->second, borrower.claims);
       if (is_new)
         boxes += box(kRightAt, at->second,
@@ -179,9 +179,8 @@ std::string borrowing_map(const Look& look) {
     ++owners;
   }
   if (owners == 0) return "";
-  if (right.size() > kMostBoxes) hidden += right.size() - kMostBoxes;
-  const double height =
-      kRow * static_cast<double>(std::max(owners, std::min(right.size(), kMostBoxes))) + 8;
+  if (right.size() > kMaxBoxes) hidden += right.size() - kMaxBoxes;
+  const double height = kRow * static_cast<double>(std::max(owners, std::min(right.size(), kMaxBoxes))) + 8;
   return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"who holds what\">\n{}{}</svg>\n",
                      kMapWidth, height, lines, boxes) +
          (hidden == 0 ? "" : fmt::format("<p>{} more in the tables only.</p>\n", processes(hidden)));

@@ -36,12 +36,12 @@ class StreamMark {
 /// at a time.
 class GraphDriver {
  public:
-  static constexpr std::size_t kMostRanges = 64;
+  static constexpr std::size_t kMaxRanges = 64;
 
   virtual ~GraphDriver() = default;
   /// Makes copy() ready on a device; it may wait for the device. REQUIRES: no stream of the thread is captured.
   virtual void prepare(int ordinal) = 0;
-  /// Copies these ranges, kMostRanges at most, in one launch. Returns its node in a captured stream, and null in
+  /// Copies these ranges, kMaxRanges at most, in one launch. Returns its node in a captured stream, and null in
   /// others. REQUIRES: prepare().
   virtual GraphNode copy(int ordinal, Stream stream, std::span<const CopyRange> ranges) = 0;
   /// Sets the ranges of a node that copy() returned, for all launches from now on. Launches that are under way keep

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPart = 2 * kMiB;  // what a window gets of its own at least
 constexpr std::size_t kLargestPage = 64 * kMiB;
-constexpr std::size_t kMostBytes = SIZE_MAX / 2;  // rounding up does not overflow
+constexpr std::size_t kMaxBytes = SIZE_MAX / 2;  // rounding up does not overflow
 constexpr std::size_t kGrowth = 4;  // a page is at most so many times as large as all before it
 
 /// All that the device has. A device may say it from its first use on only.
@@ -48,7 +48,7 @@ using Chunks = std::map<std::size_t, std::unique_ptr<PhysicalChunk>>;
 /// Where a window lies.
 struct Arena::View {
   std::shared_ptr<Reservation> addresses;  // shared by all windows where memory has one address
-  std::size_t most = 0;                    // bytes that it may grow to
+  std::size_t max_bytes = 0;               // bytes that it may grow to
   std::size_t bytes = 0;
   std::size_t end = 0;               // of its last page
   std::set<std::size_t> in_parts{};  // pages that it shows in parts, by their offsets
@@ -92,8 +92,8 @@ void Arena::check_running() const {
 
 void Arena::check_room(std::size_t bytes) const {
   check_running();
-  const std::size_t end = round_up(std::min(bytes, kMostBytes), part_bytes_);
-  if (bytes > kMostBytes || end > limit_)
+  const std::size_t end = round_up(std::min(bytes, kMaxBytes), part_bytes_);
+  if (bytes > kMaxBytes || end > limit_)
     throw Error(
         ErrorCode::out_of_memory,
         fmt::format("a capture needs {} bytes of the arena on {}, in pages {}, and its limit is {}; "
@@ -111,8 +111,8 @@ Window Arena::open(std::size_t bytes) {
   return {shared_from_this(), std::move(view)};
 }
 
-Window Arena::open_growing(std::size_t most) {
-  auto view = has_aliases_ ? reserve(most) : nullptr;
+Window Arena::open_growing(std::size_t max_bytes) {
+  auto view = has_aliases_ ? reserve(max_bytes) : nullptr;
   const std::lock_guard lock(mutex_);
   check_running();
   if (!view) view = look_at_common();
@@ -129,29 +129,29 @@ std::size_t Arena::addresses_for(std::size_t bytes) const noexcept {
 
 std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
   auto view = std::make_unique<View>();
-  view->most = std::min(bytes, kMostBytes);
-  view->addresses = backend(device_.type).reserve(device_.index, addresses_for(view->most));
+  view->max_bytes = std::min(bytes, kMaxBytes);
+  view->addresses = backend(device_.type).reserve(device_.index, addresses_for(view->max_bytes));
   return view;
 }
 
 /// REQUIRES: mutex_, as those below. The addresses are for as much memory as there may be: they cannot grow.
 std::unique_ptr<Arena::View> Arena::look_at_common() {
   if (!common_) {
-    common_most_ = std::min<std::uint64_t>(limit_, memory_of(device_));
-    common_ = backend(device_.type).reserve(device_.index, addresses_for(common_most_));
+    common_max_ = std::min<std::uint64_t>(limit_, memory_of(device_));
+    common_ = backend(device_.type).reserve(device_.index, addresses_for(common_max_));
   }
   auto view = std::make_unique<View>();
   view->addresses = common_;
-  view->most = common_most_;
+  view->max_bytes = common_max_;
   return view;
 }
 
 void Arena::grow(View& view, std::size_t bytes) {
   check_room(bytes);
-  if (bytes > view.most)
+  if (bytes > view.max_bytes)
     throw Error(ErrorCode::out_of_mappings,
                 fmt::format("a capture needs {} bytes of the arena on {}, and has addresses for {}", bytes,
-                            device_.str(), view.most));
+                            device_.str(), view.max_bytes));
   add_pages(round_up(bytes, part_bytes_));
   const std::size_t before = view.end;
   view.end = std::max(before, end_of(bytes));
@@ -172,9 +172,9 @@ void Arena::grow(View& view, std::size_t bytes) {
 /// before it, since a small window keeps its last page whole. It has no memory yet.
 void Arena::add_pages(std::size_t end) {
   while (pages_end() < end) {
-    const std::size_t most =
+    const std::size_t largest =
         std::clamp(kGrowth * pages_end(), part_bytes_, round_up(kLargestPage, part_bytes_));
-    const std::size_t bytes = std::min(end - pages_end(), most);
+    const std::size_t bytes = std::min(end - pages_end(), largest);
     pages_.emplace_back(device_, pages_end(), bytes, part_bytes_);
   }
 }

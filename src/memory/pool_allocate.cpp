@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kFirstShared = std::uint64_t{64} << 20;
 constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 30;
 constexpr std::uint64_t kLeastAhead = std::uint64_t{256} << 10;
-constexpr std::uint64_t kMostAhead = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxAhead = std::uint64_t{64} << 20;
 constexpr std::uint64_t kReturned = std::uint64_t{128} << 10;
 constexpr std::uint32_t kSmallestPage = 4096;
 constexpr std::uint64_t kLargestWhole = std::uint64_t{256} << 20;
@@ -275,7 +275,7 @@ std::uint32_t Pool::Impl::pages_for(std::uint64_t bytes) const noexcept {
 
 /// Grows by a share of the memory in use: the first tensor stays cheap, and the calls stay few.
 std::uint32_t Pool::Impl::pages_ahead() const noexcept {
-  return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMostAhead) /
+  return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMaxAhead) /
                                     page_bytes_);
 }
 

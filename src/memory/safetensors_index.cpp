@@ -37,7 +37,7 @@ std::string read_text(const Fd& file) {
 class KeyCheck {
  public:
   bool operator()(int depth, Json::parse_event_t event, Json& value) {
-    if (depth > kMostDeep) refuse_index(fmt::format("it is nested more than {} deep", kMostDeep));
+    if (depth > kMaxDeep) refuse_index(fmt::format("it is nested more than {} deep", kMaxDeep));
     if (event != Json::parse_event_t::key) return true;
     const auto& key = value.get_ref<const std::string&>();
     if (depth == 1) is_in_map_ = key == kMap;
@@ -47,7 +47,7 @@ class KeyCheck {
   }
 
  private:
-  static constexpr int kMostDeep = 32;
+  static constexpr int kMaxDeep = 32;
 
   bool is_in_map_ = false;
   std::set<std::string> names_;

@@ -178,14 +178,14 @@ bool HeaderReader::number_unsigned(number_unsigned_t value) {
 }  // namespace
 
 std::string printable(std::string_view text) {
-  constexpr std::size_t kMost = 120;
+  constexpr std::size_t kMax = 120;
   std::string out;
-  for (const char c : text.substr(0, kMost)) {
+  for (const char c : text.substr(0, kMax)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte >= 0x7f) out += fmt::format("\\x{:02x}", byte);
     else out += c;
   }
-  return text.size() > kMost ? out + "..." : out;
+  return text.size() > kMax ? out + "..." : out;
 }
 
 void parse_safetensors_json(ByteSpan json, SafetensorsHeader& header) {

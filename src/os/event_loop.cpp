@@ -24,9 +24,9 @@ constexpr std::uint64_t kWakeToken = 0;
 /// An error at one packet comes at the next thousand, too. A text is logged once, and so is a lack of descriptors,
 /// which names another file each time.
 void say_once(const std::exception& e) {
-  constexpr std::size_t kMostTexts = 64;
+  constexpr std::size_t kMaxTexts = 64;
   thread_local std::set<std::string> said;
-  if (said.size() >= kMostTexts) said.clear();
+  if (said.size() >= kMaxTexts) said.clear();
   const std::string text = fmt::format("onecopy's watch thread: {}", e.what());
   const auto* error = dynamic_cast<const Error*>(&e);
   const bool is_lack = error && error->code() == ErrorCode::out_of_descriptors;

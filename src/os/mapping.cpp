@@ -134,10 +134,10 @@ void Mapping::reset() noexcept {
 /// Neighbours differ in access, or they would be one mapping to the kernel.
 bool has_room_for_mappings(std::size_t count) noexcept {
   constexpr std::size_t kSmallest = 4096;
-  constexpr std::size_t kMost = 64;
-  std::array<void*, kMost> tried;
+  constexpr std::size_t kMax = 64;
+  std::array<void*, kMax> tried;
   std::size_t made = 0;
-  for (count = std::min(count, kMost); made < count; ++made) {
+  for (count = std::min(count, kMax); made < count; ++made) {
     const int access = made % 2 == 0 ? PROT_NONE : PROT_READ;
     tried[made] = ::mmap(nullptr, kSmallest, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (tried[made] == MAP_FAILED) break;

@@ -16,9 +16,9 @@ constexpr std::size_t kPiece = std::size_t{2} << 20;
 
 std::size_t threads_for(std::size_t bytes) {
   constexpr std::size_t kBytesPerThread = std::size_t{16} << 20;
-  constexpr std::size_t kMostThreads = 16;
+  constexpr std::size_t kMaxThreads = 16;
   const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
-  return std::min({bytes / kBytesPerThread, kMostThreads, cpus});
+  return std::min({bytes / kBytesPerThread, kMaxThreads, cpus});
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ struct Agent::State {
   explicit State(AgentOptions&& from)
       : options(std::move(from)),
         node({options.name, options.number, options.spin}),
-        workers(node, options.most_workers, [this](Work& work) { run(work); }) {
+        workers(node, options.max_workers, [this](Work& work) { run(work); }) {
     workers.add();
   }
 

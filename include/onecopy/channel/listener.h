@@ -12,31 +12,33 @@
 
 namespace onecopy {
 
-/// Waits at an address for processes of this host that know the key, and makes a pipe with each. Addresses:
-/// "unix:/path", "unix:@name" and "tcp:127.0.0.1:port" (port 0: any free one). Both sides prove that they know the
-/// key; it is never sent.
+/// A server that waits at an address for processes of this host and opens a pipe with each one that knows the key. An
+/// address is "unix:/path", "unix:@name" or "tcp:127.0.0.1:port" (port 0 picks a free port). Both sides prove that they
+/// know the key; the key is never sent.
 ///
 /// Thread safety: one thread at a time. Move-only.
 class Listener {
  public:
-  /// Throws invalid_argument for other addresses and empty keys, system if the address is taken.
+  /// Starts to listen. Throws invalid_argument for any other form of address and for an empty key, system if the
+  /// address is taken.
   static Listener listen(const std::string& address, ByteSpan key);
   Listener(Listener&&) noexcept;
   Listener& operator=(Listener&&) noexcept;
   ~Listener();
 
-  /// The address to connect to, with the real port.
+  /// Returns the address to connect to. A port of 0 is replaced by the port that was picked.
   const std::string& address() const noexcept;
-  /// The next client that knows the key. Other clients do not hold it up: clients without the key, and on Unix
-  /// sockets those of other users, are refused and counted. At most 64 unproved clients are kept at a time, or a
-  /// third of the process's descriptor limit; beyond that, the oldest are dropped.
+  /// Waits for the next client that knows the key. Clients without the key, and on Unix sockets clients of other users,
+  /// are refused and counted; a slow client does not delay others. The listener keeps at most 64 clients that have not
+  /// proved the key yet (fewer if a third of the process's descriptor limit is less) and drops the oldest beyond that.
   Pipe accept();
-  /// Returns an empty optional if no client came until the timeout.
+  /// Does what accept() does, but returns an empty optional if no client came within the timeout.
   std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
-  /// A descriptor that select, poll and epoll find readable while try_accept() has something to do: call it then with a
-  /// timeout of zero, which may return no pipe, because a client connects in several steps. Do not read or close it.
+  /// Returns a descriptor that select, poll and epoll report as readable while try_accept() has work to do. Call
+  /// try_accept() with a timeout of zero then; it may return an empty optional, because a client connects in several
+  /// steps. The caller must not read from or close the descriptor.
   int ready_fd() const;
-  /// Clients that were refused so far. The first is a warning in the log. Any thread.
+  /// Returns the number of clients refused so far. The first refusal is logged as a warning. Callable from any thread.
   std::uint64_t refused() const noexcept;
 
  private:
@@ -45,18 +47,18 @@ class Listener {
   std::unique_ptr<State> state_;
 };
 
-/// A connection attempt to a listener: connect() for programs that have other work in between. Thread safety: one
-/// thread at a time. Move-only.
+/// A connection attempt to a listener, for programs that do other work while they connect. connect() is the blocking
+/// form. Thread safety: one thread at a time. Move-only.
 class ConnectionAttempt {
  public:
-  /// Throws invalid_argument for an empty key.
+  /// Starts to connect. Throws invalid_argument for an empty key.
   ConnectionAttempt(const std::string& address, ByteSpan key);
   ConnectionAttempt(ConnectionAttempt&&) noexcept;
   ConnectionAttempt& operator=(ConnectionAttempt&&) noexcept;
   ~ConnectionAttempt();
 
-  /// The other end of the pipe of accept(). Empty if the listener has not answered by then: call it again. Throws as
-  /// connect() does, and is over then.
+  /// Returns the connected pipe, or an empty optional if the listener has not answered within the timeout; call again
+  /// then. Throws what connect() throws, which ends the attempt.
   std::optional<Pipe> try_finish(std::chrono::milliseconds timeout);
 
  private:
@@ -64,8 +66,9 @@ class ConnectionAttempt {
   std::unique_ptr<State> state_;
 };
 
-/// The other end of the pipe of accept(). Throws peer_died if no process listens there, bad_secret if the listener
-/// has another key, other_user if the listener is known to be another user's, timeout.
+/// Connects to a listener and returns the other end of the pipe that its accept() returns. Throws peer_died if no
+/// process listens at the address, bad_secret if the listener holds another key, other_user if the listener is known to
+/// belong to another user, and timeout.
 Pipe connect(const std::string& address, ByteSpan key,
              std::chrono::milliseconds timeout = std::chrono::seconds(10));
 

@@ -15,8 +15,8 @@
 
 namespace onecopy {
 
-/// A handle of one end of a pipe, to which another process connects. An object made by Pipe::handle() counts as a
-/// holder of that end while it lives; bytes or text do not. Thread safety: as a value; move-only.
+/// A handle of one end of a pipe, to which another process connects. A handle made by Pipe::handle() keeps that end
+/// open while the handle lives; its bytes or text do not. Thread safety: as a value; move-only.
 class PipeHandle {
  public:
   PipeHandle(PipeHandle&&) noexcept;
@@ -24,7 +24,7 @@ class PipeHandle {
   ~PipeHandle();
 
   Bytes to_bytes() const;
-  /// Throws bad_handle or version_mismatch.
+  /// Decodes the bytes of to_bytes(). Throws bad_handle or version_mismatch.
   static PipeHandle from_bytes(ByteSpan bytes);
   /// Returns "onecopy-pipe:...", for command lines and environment variables.
   std::string to_text() const;
@@ -37,47 +37,49 @@ class PipeHandle {
   std::unique_ptr<Parts> parts_;
 };
 
-/// An end of a connection between two ends, each of which receives the other's messages, as queues do. Several
-/// processes may have one end: the first to receive gets the message.
+/// An end of a connection between two ends, each of which receives the messages that the other end sends. Several
+/// processes may hold one end: each message goes to one of them.
 ///
-/// The other end is gone when all processes with it, forked children among them, have closed it, exited or been killed.
-/// Then recv() still delivers sent messages, and throws closed afterwards. send() throws closed soon: a death may be
-/// noticed some messages late.
+/// The other end is gone once every process that holds it, forked children included, has closed it, exited or been
+/// killed. recv() still delivers the messages sent before and then throws closed. send() throws closed as well, though
+/// a few messages may be accepted before the death is noticed.
 ///
-/// Thread safety: all members may be called concurrently, but for moving and close(). Move-only.
+/// Thread safety: all members may be called concurrently, except moving and close(). Move-only.
 class Pipe {
  public:
-  /// Returns both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  /// Creates a pipe and returns both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static std::pair<Pipe, Pipe> create();
-  /// Throws as open() does.
+  /// Opens the end that the handle names. Throws what open() throws.
   static Pipe connect(const PipeHandle& handle);
-  /// Returns a handle for another process that is to use this end, too or instead.
+  /// Returns a handle with which another process opens this end, in addition to this process or in its place.
   PipeHandle handle() const;
 
   Pipe(Pipe&&) noexcept;
   Pipe& operator=(Pipe&&) noexcept;
   ~Pipe();
 
-  /// Throws closed, out_of_memory, invalid_argument for memory of other libraries. Streams as in queues.
+  /// Sends a message. Throws closed, out_of_memory, and invalid_argument for memory of other libraries. `stream` means
+  /// what it means in Queue::put().
   void send(const Tensor& tensor, Stream stream = {});
   void send(const Message& message, Stream stream = {});
-  /// Waits for a message, also while a stopped process holds it up. Throws closed, and as Queue::get() does but
-  /// timeout.
+  /// Waits for a message, without a limit even if a stopped process blocks the pipe. Throws closed, and what
+  /// Queue::get() throws except timeout.
   Message recv(Stream stream = {});
-  /// Returns an empty optional if no message came until the timeout; zero: does not wait. Throws as Queue::try_get()
-  /// does.
+  /// Returns an empty optional if no message came within the timeout; a timeout of zero does not wait. Throws what
+  /// Queue::try_get() throws.
   std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// Receives one tensor, as Queue::get_tensor() does.
+  /// Receives a message that was sent as one tensor. See Queue::get_tensor().
   Tensor recv_tensor(Stream stream = {});
-  /// Returns true if recv() would not wait now: there is a message, or there will never be one.
+  /// Returns whether recv() would return or throw without waiting.
   bool poll(std::chrono::nanoseconds timeout = {});
-  /// Messages that have been sent to this end and not been received; others may change the number at any time.
+  /// Returns the number of messages that were sent to this end and not yet received. Other processes may change it at
+  /// any time.
   std::uint64_t size() const;
-  /// A descriptor that select, poll and epoll find readable while poll() is true; a little longer, too, so use
-  /// try_recv() then. The other end's death makes it readable within about a tenth of a second. The first call starts
-  /// one thread in this process. Do not read or close it.
+  /// Returns a descriptor that select, poll and epoll report as readable while poll() is true. It may stay readable a
+  /// little longer, so call try_recv() then. It becomes readable within about a tenth of a second of the other end's
+  /// death. The first call starts a thread in this process. The caller must not read from or close the descriptor.
   int ready_fd() const;
-  /// This process gives up this end; all other members throw closed.
+  /// Gives up this process's hold on this end. All other members throw closed afterwards.
   void close() noexcept;
   bool is_closed() const noexcept { return !end_; }
 

@@ -17,7 +17,7 @@ namespace onecopy {
 
 class Channel;
 
-/// An item of a queue: plain bytes, and tensors that are not copied.
+/// A message of a queue: bytes, and tensors that are passed without a copy.
 struct Message {
   std::uint32_t tag = 0;  ///< the user's own
   Bytes data;
@@ -28,35 +28,35 @@ struct Message {
 /// Options of Queue::create().
 struct QueueOptions {
   std::uint64_t maxsize = 0;  ///< items; 0 = as many as memory allows
-  /// Bytes of addresses for items, which each process reserves twice; memory is taken for present items only. Rounded
-  /// down to a power of two, 1 MiB at least (4,096 items); halved if a process may not have as many. put() throws
-  /// out_of_memory when they are full. Programs with hundreds of queues want fewer.
+  /// The address space for messages, in bytes, which each process reserves twice. Memory is used only for the messages
+  /// present. The value is rounded down to a power of two of at least 1 MiB (4,096 messages), and halved until the
+  /// process may reserve it. put() throws out_of_memory when the range is full. Programs with hundreds of queues should
+  /// choose less.
   std::uint64_t range = std::uint64_t{4} << 30;
-  /// Lets waits poll for a few microseconds before they sleep, if each process that has the queue open can have a
-  /// processor of its own. Set it to false for more threads at work than processors.
+  /// Allows waits to poll for a few microseconds before they sleep, if every process that has opened the queue can have
+  /// a processor of its own. Set to false if more threads are at work than there are processors.
   bool may_spin = true;
 };
 
-/// Messages, in order, from any number of producers to any number of consumers in any processes. Tensors are passed,
-/// not copied: getter and putter see one memory. A message is delivered also if its putter has exited or was killed
-/// meanwhile, and no process harms the queue by dying. For a tensor, one of three processes must live until it is
-/// taken: its owner, its putter, or the queue's creator.
+/// A queue of messages, in order, from any number of producers to any number of consumers in any processes. Tensors are
+/// passed, not copied: producer and consumer use the same memory. A message is delivered even if its producer has
+/// exited or was killed, and the death of a process does not damage the queue. For a tensor to be delivered, one of
+/// three processes must live until it is received: its owner, its producer, or the creator of the queue. Memory of
+/// cudaMalloc and of Ascend ends with the process that allocated it, so such a tensor needs its owner.
 ///
-/// Memory of cudaMalloc and of Ascend ends with the process that allocated it, so it needs its owner.
+/// A get throws stale_handle or owner_died if a tensor of the message is lost: its owner freed it, or died and no
+/// process kept the memory. A get throws peer_died if the producer died, or its device failed, before its stream had
+/// written the tensors. Such a message is lost; the queue stays usable.
 ///
-/// A get throws stale_handle or owner_died if its tensors are lost: their owner freed them, or died and no process
-/// kept them. It throws peer_died if the putter died, or its device failed, before its stream had written the
-/// tensors. That item is gone, the queue goes on.
-///
-/// Thread safety: all members may be called concurrently, but for moving. A forked child may use what it inherited.
-/// Move-only; destroying it means that this process leaves, once its streams have written the tensors it has put.
+/// Thread safety: all members may be called concurrently, except moving. A forked child may use the queue it inherited.
+/// Move-only. Destroying the object leaves the queue, once this process's streams have written the tensors it has put.
 class Queue {
  public:
-  /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  /// Creates a queue. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Queue create(const QueueOptions& options = {});
-  /// Throws as open() does, and bad_handle if the handle is not a queue's.
+  /// Opens the queue that the handle names. Throws what open() throws, and bad_handle for a handle of anything else.
   static Queue connect(const Handle& handle);
-  /// Returns a handle for connecting in another process, valid while any process has the queue open.
+  /// Returns a handle with which another process opens the queue. The handle is valid while any process has it open.
   Handle handle() const;
 
   Queue(Queue&& other) noexcept : channel_(std::exchange(other.channel_, nullptr)) {}
@@ -66,81 +66,83 @@ class Queue {
   }
   ~Queue();
 
-  // `stream` belongs to the device of the message's tensors; if none is named, the default stream of each such device
-  // is meant. Work in the putter's stream at the put is done before work given to the getter's stream after the get.
-  // The memory is not reused before the work in the getter's stream at the drop of the tensor. No host waits for
-  // that. A named stream must live as long as the tensor, and all tensors of the message must be on its device.
+  // `stream` belongs to the device of the message's tensors; the default means the default stream of each such device.
+  // Work that is in the producer's stream at the put is done before work that is given to the consumer's stream after
+  // the get. The memory is reused only after the work that is in the consumer's stream when the tensor is dropped. The
+  // host does not wait for any of this. A named stream must live as long as the tensor, and all tensors of the message
+  // must be on its device.
   //
-  // A message without tensors on devices has an order, too, once this process has shared or opened memory of a
-  // device. It comes after the work in the stream, or in each such device's default stream, at the put. A getter has
-  // it at once. Work given to the getter's streams after the get waits, on every device whose memory the getter has
-  // opened or opens later.
+  // A message without tensors of a device is ordered as well, once this process has shared or opened memory of a
+  // device: it comes after the work that is in the stream (or in each such device's default stream) at the put. A
+  // consumer receives the message at once; work given to the consumer's streams after the get waits, on every device
+  // whose memory the consumer has opened or opens later.
   //
-  // A named stream must then be of the one device that this process has used. If it has used several, put() throws
-  // invalid_argument, and a get waits on the host. So does a get in a stream that is being captured. An idle stream
-  // costs one query. A stream that is being captured, or whose device has failed, orders nothing, and so does one of
-  // Ascend. The message is delivered also if the work is never done, and the log says so. Work that itself waits for
-  // the getter must be put into another stream.
+  // A named stream must then belong to the one device that this process has used. If the process has used several,
+  // put() throws invalid_argument, and a get waits on the host, as does a get in a stream that is being captured. An
+  // idle stream costs one query. A stream that is being captured, whose device has failed, or that belongs to Ascend
+  // orders nothing. The message is delivered even if the work never completes, and the log says so. Work that itself
+  // waits for the consumer must go into another stream.
 
-  /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then), invalid_argument for
-  /// memory of other libraries, unsupported for a stream that is being captured.
+  /// Puts a message, and waits while the queue is full. Throws closed, out_of_memory (the queue is unchanged then),
+  /// invalid_argument for memory of other libraries, and unsupported for a stream that is being captured.
   ///
-  /// Throws timeout if a stopped process (SIGSTOP, a debugger) holds the queue's lock, or is the queue's creator or
-  /// the owner of the next item and must be asked. A call with a timeout then ends a tenth of a second after it for
-  /// each such process; a call without one after ten seconds of asking. Nothing was put or taken: try again once the
-  /// process runs.
+  /// Throws timeout if a stopped process (SIGSTOP, a debugger) holds the queue's lock, or if the process that must be
+  /// asked (the queue's creator, or the owner of the next message's tensors) is stopped. A call with a timeout then
+  /// ends at most a tenth of a second late for each such process; a call without one ends after ten seconds of asking.
+  /// Nothing was put or taken: retry once the process runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});
-  /// Puts and empties the tensor: cheaper than keeping it.
+  /// Puts the tensor and empties it, which costs less than keeping it.
   void put(Tensor&& tensor, Stream stream = {});
-  /// Returns false if the queue was full all the time; zero: does not wait. Throws as put() does.
+  /// Returns false if the queue stayed full for the timeout; a timeout of zero does not wait. Throws what put() throws.
   bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// try_put() for callers that keep others waiting, e.g. with an interpreter's lock. Also returns false if the
-  /// queue's creator must first be asked to keep memory: prepare_put() does that.
+  /// Does what try_put() does without waiting, for callers that block other threads (with an interpreter's lock). Also
+  /// returns false if the queue's creator must first be asked to keep memory, which prepare_put() does.
   bool try_put_at_once(const Message& message, Stream stream = {});
-  /// Puts nothing: asks the queue's creator to keep the memory of this message's tensors for receivers to come,
-  /// unless it has been asked already. A put does so itself. If the creator does not answer, waits two seconds at
-  /// most, and no longer than the timeout or a tenth of a second. Throws as put() does.
+  /// Asks the queue's creator to keep the memory of this message's tensors for later consumers, unless it was asked
+  /// before. Puts nothing; a put asks by itself. Waits at most two seconds if the creator does not answer, and not
+  /// longer than the timeout or a tenth of a second, whichever is greater. Throws what put() throws.
   void prepare_put(const Message& message, std::chrono::nanoseconds timeout);
-  /// Puts nothing: waits until there is space, which others may take, or the queue is closed. Returns false if it was
-  /// full all the time.
+  /// Waits until the queue has space, which other producers may take, or is closed. Puts nothing. Returns false if the
+  /// queue stayed full for the timeout.
   bool wait_for_space(std::chrono::nanoseconds timeout = {}) const;
 
-  /// Waits for a message. Throws closed if the queue is closed and empty.
+  /// Waits for a message. Throws closed if the queue is closed and empty, and timeout as put() does.
   Message get(Stream stream = {});
-  /// Returns an empty optional if no message came until the timeout; zero: does not wait. Throws closed if the queue
-  /// is closed and empty.
+  /// Returns an empty optional if no message came within the timeout; a timeout of zero does not wait. Throws closed if
+  /// the queue is closed and empty.
   std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock. Takes under a microsecond, but
-  /// 20 ms before it throws timeout if a stopped process has the lock. Also empty if the first message is long, or if
-  /// opening its tensors would mean to ask another process; it stays the first then.
+  /// Does what try_get() does without waiting, for callers that block other threads (with an interpreter's lock). Takes
+  /// less than a microsecond, or 20 ms before it throws timeout if a stopped process holds the lock. Also returns an
+  /// empty optional, and leaves the message first in the queue, if the message is long or if opening its tensors
+  /// requires a request to another process.
   std::optional<Message> try_get_at_once(Stream stream = {});
-  /// Waits for a message that was put as one tensor. If the message is another one, throws invalid_argument and
-  /// leaves it in its place.
+  /// Waits for a message that was put as one tensor. Throws invalid_argument for any other message and leaves it in the
+  /// queue.
   Tensor get_tensor(Stream stream = {});
   std::optional<Tensor> try_get_tensor(std::chrono::nanoseconds timeout = {}, Stream stream = {});
 
-  /// Items waiting now; others may change it at any time.
+  /// Returns the number of messages in the queue. Other processes may change it at any time.
   std::uint64_t size() const;
   bool empty() const { return size() == 0; }
   std::uint64_t maxsize() const;
-  /// A descriptor for select, poll and epoll. It is readable while a get would not wait, that is while there are
-  /// messages or the queue is closed. It may be readable a little longer, so use try_get() then; it is never
-  /// unreadable for longer than 100 ms while there is a message. It stays unchanged and open while this process has
-  /// the queue; a forked child gets another one when it asks. Callers must not read or close it. The first call
-  /// starts a thread that sleeps on the queue. Throws out_of_descriptors, out_of_memory.
+  /// Returns a descriptor for select, poll and epoll. It is readable while a get would not wait: while the queue holds
+  /// messages or is closed. It may stay readable a little longer, so call try_get() then; it becomes readable at most
+  /// 100 ms after a message arrives. It stays open and the same while this process has the queue open; a forked child
+  /// gets another one when it asks. The caller must not read from or close it. The first call starts a thread that
+  /// sleeps on the queue. Throws out_of_descriptors, out_of_memory.
   int ready_fd() const;
-  /// Closes the queue for all processes: puts fail, and gets drain the remaining messages. Throws timeout if a stopped
-  /// process keeps the queue's lock; then the queue is still open.
+  /// Closes the queue for all processes: puts fail, and gets return the remaining messages. Throws timeout if a stopped
+  /// process holds the queue's lock; the queue stays open then.
   void close();
   bool is_closed() const;
 
  private:
   explicit Queue(Channel& channel) noexcept : channel_(&channel) {}
 
-  Channel* channel_;  ///< counted: see Channel::leave
+  Channel* channel_;  ///< reference-counted: see Channel::leave
 };
 
 }  // namespace onecopy

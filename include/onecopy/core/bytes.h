@@ -31,7 +31,8 @@ void store(std::byte* at, const T& value) noexcept {
   std::memcpy(at, &value, sizeof value);
 }
 
-/// CRC-32C (Castagnoli), as in iSCSI and ext4; hardware instruction where there is one.
+/// Returns the CRC-32C (Castagnoli) of the bytes, as iSCSI and ext4 use it. Uses the processor's instruction if there
+/// is one.
 std::uint32_t crc32c(ByteSpan bytes, std::uint32_t seed = 0) noexcept;
 
 }  // namespace onecopy

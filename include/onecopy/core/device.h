@@ -9,10 +9,10 @@
 
 namespace onecopy {
 
-/// Kinds of device. The numbers travel in handles.
+/// The kinds of device. The numbers are part of handles.
 enum class DeviceType : std::uint8_t { cpu = 1, cuda = 2, npu = 3 };
 
-/// A device as this process numbers it. Never sent to other processes: those get the Uuid.
+/// A device by this process's own numbering. Other processes are sent the Uuid instead.
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::int16_t index = 0;
@@ -26,11 +26,11 @@ struct Device {
 
 inline constexpr Device kCpu{};
 
-/// The name of a device in every process of the host. All zero for the CPU.
+/// The name of a device that is the same in every process of the host. All bytes are zero for the CPU.
 struct Uuid {
   std::array<std::uint8_t, 16> bytes{};
 
-  /// "GPU-xxxxxxxx-xxxx-..." without the prefix: 8-4-4-4-12 hexadecimal digits.
+  /// Returns 8-4-4-4-12 hexadecimal digits, as in "GPU-xxxxxxxx-xxxx-...", without the prefix.
   std::string str() const;
   bool operator==(const Uuid&) const = default;
 };

@@ -10,7 +10,7 @@
 
 namespace onecopy {
 
-/// Element types. The numbers travel in handles: append, never renumber.
+/// The element types. The numbers are part of handles: append new ones, never renumber.
 enum class DType : std::uint8_t {
   boolean = 1,
   u8 = 2,
@@ -44,15 +44,15 @@ inline constexpr std::array<std::uint8_t, 21> kDTypeSizes{0, 1, 1, 1, 2,  2, 4, 
                                                           2, 4, 8, 8, 16, 1, 1, 1, 1, 1};
 }
 
-/// Bytes of one element; 0 for an unknown type.
+/// Returns the size of one element in bytes, or 0 for an unknown type.
 constexpr std::size_t size_of(DType dtype) noexcept {
   return is_valid(dtype) ? detail::kDTypeSizes[static_cast<std::size_t>(dtype)] : 0;
 }
-/// numpy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
+/// Returns the NumPy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view name(DType dtype) noexcept;
 /// Returns the names of all element types.
 std::span<const std::string_view> dtype_names() noexcept;
-/// The reverse of name(); empty if the name is unknown.
+/// Returns the type of that name(), or an empty optional.
 std::optional<DType> parse_dtype(std::string_view name) noexcept;
 
 }  // namespace onecopy

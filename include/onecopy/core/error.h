@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// The fault, in terms that a caller can act on.
+/// The kind of failure, as far as a caller can react to it.
 enum class ErrorCode : std::uint8_t {
   invalid_argument,    ///< the call itself is wrong: shape, stride, size, name
   bad_handle,          ///< the bytes are not a handle: truncated, damaged, contradictory
@@ -31,10 +31,10 @@ enum class ErrorCode : std::uint8_t {
   system,              ///< an operating-system call failed; see system_code()
 };
 
-/// The vendor whose numbers `Error::vendor_code` uses.
+/// The vendor that defines the number in Error::vendor_code().
 enum class ErrorDomain : std::uint8_t { none, posix, cuda, ascend };
 
-/// The one exception type of onecopy. `what()` tells the fault and the remedy. Thread safety: as a value.
+/// The only exception type of onecopy. what() says what failed and what to do. Thread safety: as a value.
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorCode code, const std::string& message, int vendor_code = 0,
@@ -51,14 +51,15 @@ class Error : public std::runtime_error {
   int vendor_code_;
 };
 
-/// The code's name as it is written in messages and logs, e.g. "stale_handle".
+/// Returns the code's name for messages and logs, e.g. "stale_handle".
 const char* name(ErrorCode code) noexcept;
 
-/// Returns true for a lack of memory, descriptors or mappings: a smaller request, or a later one, may succeed.
+/// Returns whether the code reports a lack of memory, descriptors or mappings: a smaller or a later request may
+/// succeed.
 bool is_shortage(ErrorCode code) noexcept;
 
-/// Throws an Error for a failed system call: appends strerror(error) and picks out_of_descriptors
-/// (EMFILE, ENFILE), out_of_memory (ENOMEM, ENOSPC) or `otherwise`.
+/// Throws an Error for a failed system call: appends strerror(error) to `what` and picks out_of_descriptors (EMFILE,
+/// ENFILE), out_of_memory (ENOMEM, ENOSPC) or `otherwise`.
 [[noreturn]] void throw_errno(const std::string& what, int error, ErrorCode otherwise = ErrorCode::system);
 
 }  // namespace onecopy

@@ -14,21 +14,23 @@ namespace onecopy {
 
 inline constexpr std::size_t kMaxDims = 64;
 
-/// The element type, shape and strides (in elements) of a strided array, without its memory.
+/// The element type, shape and strides (in elements) of a strided array, without its memory. Copying is cheap up to
+/// three dimensions, which need no allocation.
 ///
-/// A value: copying is cheap up to three dimensions (no allocation). Invariant: dims <= 64, shape and strides >= 0,
-/// and both nbytes() and the reach of the last element fit in 63 bits.
+/// Invariant: at most 64 dimensions, shape and strides >= 0, and both nbytes() and extent_bytes() fit in 63 bits.
+/// Thread safety: as a value.
 class Layout {
  public:
-  /// A 0-d u8.
+  /// Constructs the layout of a 0-d u8.
   Layout() noexcept : Layout(DType::u8) {}
-  /// A 0-d tensor of `dtype`. REQUIRES: is_valid(dtype).
+  /// Constructs the layout of a 0-d `dtype`. REQUIRES: is_valid(dtype).
   explicit Layout(DType dtype) noexcept : dtype_(dtype) {}
-  /// Constructs a row-major layout. Throws invalid_argument (negative sizes, overflow, too many dims).
+  /// Constructs a row-major layout. Throws invalid_argument for negative sizes, an overflow or too many dimensions.
   Layout(DType dtype, std::span<const std::int64_t> shape);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape)
       : Layout(dtype, std::span(shape.begin(), shape.size())) {}
-  /// Constructs a layout with strides in elements. Negative strides are refused: no framework here can use them.
+  /// Constructs a layout with strides in elements. Throws invalid_argument also for negative strides, which no
+  /// supported framework can use.
   Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape,
          std::initializer_list<std::int64_t> strides)
@@ -62,24 +64,23 @@ class Layout {
 
   /// Returns the number of elements: 1 for 0-d, 0 if any size is 0.
   std::int64_t numel() const noexcept;
-  /// Returns numel() * element size.
   std::size_t nbytes() const noexcept;
-  /// Bytes from the first element to the end of the last one; 0 if empty.
+  /// Returns the number of bytes from the first element to the end of the last one; 0 if there are no elements.
   std::size_t extent_bytes() const noexcept;
   bool is_contiguous() const noexcept;
 
-  /// Returns "float32[3, 4]", with strides if not contiguous: "float32[3, 2] strides [4, 2]".
+  /// Returns e.g. "float32[3, 4]", or "float32[3, 2] strides [4, 2]" if not contiguous.
   std::string str() const;
   bool operator==(const Layout& other) const noexcept;
 
  private:
   static constexpr std::size_t kInline = 6;  // shape and strides of three dimensions
 
-  /// How many: shape and strides.
+  /// Returns how many numbers describe the shape and the strides together.
   std::size_t numbers() const noexcept { return std::size_t{2} * ndim_; }
   bool is_inline() const noexcept { return numbers() <= kInline; }
   const std::int64_t* dims() const noexcept { return is_inline() ? inline_ : heap_; }
-  /// Takes the sizes and strides of `other`, which becomes 0-d. REQUIRES: dtype and ndim are equal already.
+  /// Moves the sizes and strides of `other` here and makes `other` 0-d. REQUIRES: dtype and ndim are equal already.
   void steal(Layout& other) noexcept {
     if (is_inline()) std::memcpy(inline_, other.inline_, sizeof inline_);
     else heap_ = other.heap_;

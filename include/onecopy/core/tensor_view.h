@@ -6,10 +6,10 @@
 
 namespace onecopy {
 
-/// The permission to write the memory. Enforced by how the memory was mapped.
+/// The permission to write memory, enforced by how the memory was mapped.
 enum class Access : std::uint8_t { read_write = 0, read_only = 1 };
 
-/// An array of another library: nothing is kept alive. `data` points at element 0.
+/// An array on memory that another library owns. The view does not keep the memory alive. `data` points at element 0.
 struct TensorView {
   void* data = nullptr;
   Layout layout;

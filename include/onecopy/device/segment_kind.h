@@ -7,7 +7,8 @@
 
 namespace onecopy {
 
-/// The way in which a segment's memory was allocated, and so in which it is opened. The numbers travel in handles.
+/// The way in which a segment's memory was allocated, which determines how it is opened. The numbers are part of
+/// handles.
 enum class SegmentKind : std::uint8_t {
   memfd = 1,        ///< anonymous file: strategy file_descriptor
   named_file = 2,   ///< a file with a name in shared_directory(): strategy file_system
@@ -18,9 +19,9 @@ enum class SegmentKind : std::uint8_t {
   shared_file = 7,  ///< host memory made by other means: a memfd or a file on tmpfs
 };
 
-/// Does such memory end with the process that allocated it, even while borrowers have it open?
+/// Returns whether the memory ends with the process that allocated it, even while borrowers have it open.
 bool is_weak(SegmentKind kind) noexcept;
-/// The device of such memory.
+/// Returns the type of device that holds memory of this kind.
 DeviceType device_type(SegmentKind kind) noexcept;
 
 }  // namespace onecopy

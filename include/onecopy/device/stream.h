@@ -3,7 +3,7 @@
 
 namespace onecopy {
 
-/// A queue of work on a device, by the vendor's own handle. None is the device's default stream.
+/// A stream of a device, by the vendor's own handle. Null is the device's default stream.
 struct Stream {
   void* native = nullptr;
 };

@@ -26,7 +26,7 @@ struct ArenaOptions {
   std::size_t limit_bytes = SIZE_MAX;  ///< of physical memory
 };
 
-/// Bytes of a window.
+/// A range of bytes in a window.
 struct Extent {
   std::size_t from = 0;
   std::size_t bytes = 0;
@@ -35,30 +35,30 @@ struct Extent {
 /// The size of an arena, in bytes.
 struct Footprint {
   std::size_t shared = 0;  ///< physical memory that windows have in common
-  std::size_t own = 0;     ///< physical memory that one window alone shows
+  std::size_t own = 0;     ///< physical memory that belongs to one window
   std::size_t mapped = 0;  ///< addresses of all windows together
   std::size_t limit = 0;   ///< for the pages of a window
   std::size_t windows = 0;
   std::size_t mappings = 0;  ///< pieces of memory that the driver shows in all windows, own ones among them
   bool parked = false;
-  bool aliases = true;  ///< has each window addresses of its own?
+  bool aliases = true;  ///< whether each window has addresses of its own
 };
 
-/// The scratch memory of captured graphs. Each capture has a Window: addresses of its own over common physical pages,
-/// from the first page on. So the arena is as large as its largest window, in any order of windows, and no two
-/// captures have an address in common.
+/// The scratch memory of captured graphs. Each capture gets a Window: addresses of its own over physical pages that all
+/// windows share, beginning with the first page. The arena is therefore as large as its largest window, in any order of
+/// windows, and two captures never have an address in common.
 ///
-/// Where one memory cannot have several addresses, all windows have one address (Footprint::aliases is false).
-/// REQUIRES, there: nothing of a capture is alive when the next one begins. A capture that leaves something alive is
-/// made in an arena of its own.
+/// Where the driver cannot map memory at several addresses, all windows have the same addresses (Footprint::aliases is
+/// false). REQUIRES then: nothing of a capture is alive when the next one begins. A capture that leaves something alive
+/// needs an arena of its own.
 ///
-/// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
+/// Nothing reads the pages between replays. REQUIRES: one replay at a time uses them.
 ///
-/// A page is as large as what a window missed when it grew, up to 64 MiB and to four times all before it. A window
-/// with memory of its own has it in parts of 2 MiB, and shows other parts around it, which all such windows share.
+/// A page covers the shortfall of the window that caused it, at most 64 MiB and at most four times the memory before
+/// it. A window with memory of its own gets it in parts of 2 MiB; the parts around it stay shared with other windows.
 ///
-/// Thread safety: all members may be called concurrently. Invariant: the last page is one that a window shows. A
-/// parked arena has no memory.
+/// Thread safety: all members may be called concurrently. Invariant: at least one window shows the last page. A parked
+/// arena holds no memory.
 class Arena : public std::enable_shared_from_this<Arena> {  // shared by its windows and its maker
  public:
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
@@ -66,18 +66,18 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, unsupported if the
-  /// device does not tell addresses from memory, and invalid_argument while the arena is parked; nothing is changed
-  /// then.
+  /// Reserves addresses for at least `bytes` and maps pages there. Throws out_of_memory with the numbers,
+  /// out_of_mappings, unsupported if the device cannot reserve addresses apart from memory, and invalid_argument while
+  /// the arena is parked; nothing has changed then.
   Window open(std::size_t bytes);
-  /// Addresses for a capture whose size is unknown until it ends: `most` bytes of them, without pages until
-  /// Window::grow(). Throws out_of_mappings, and invalid_argument while the arena is parked.
-  Window open_growing(std::size_t most);
+  /// Reserves `max_bytes` of addresses for a capture whose size is unknown until it ends; Window::grow() maps the
+  /// pages. Throws out_of_mappings, and invalid_argument while the arena is parked.
+  Window open_growing(std::size_t max_bytes);
 
-  /// Gives the shared pages back to the system. Each window keeps its addresses and its own memory. REQUIRES: the
-  /// addresses are not touched until resume().
+  /// Gives the shared pages back to the system. Each window keeps its addresses and its own memory. REQUIRES: nothing
+  /// touches the addresses until resume().
   void park() noexcept;
-  /// Gets pages for all windows, with any content. Throws out_of_memory: then the arena is still parked.
+  /// Allocates pages for all windows, with undefined content. Throws out_of_memory; the arena stays parked then.
   void resume();
 
   Footprint footprint() const;
@@ -121,14 +121,14 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   mutable std::mutex mutex_;
   std::vector<Page> pages_;
   std::set<View*> views_;
-  std::shared_ptr<Reservation> common_;  ///< the addresses of all windows, without aliases; theirs, too
-  std::size_t common_most_ = 0;          ///< bytes of pages that it has room for
-  std::size_t shown_ = 0;                ///< bytes of it that show pages
+  std::shared_ptr<Reservation> common_;  ///< without aliases: the addresses that all windows share
+  std::size_t common_max_ = 0;           ///< bytes of pages that common_ has room for
+  std::size_t shown_ = 0;                ///< bytes of common_ that show pages
   bool parked_ = false;
 };
 
-/// The addresses of one capture. Ends with the object. Move-only.
-/// Thread safety: const members may be called concurrently.
+/// The addresses of one capture. The destructor releases them. Move-only. Thread safety: const members may be called
+/// concurrently.
 class Window {
  public:
   Window() noexcept;
@@ -137,23 +137,23 @@ class Window {
   ~Window();
 
   std::byte* base() const noexcept;
-  /// The bytes that were requested, and grown to.
+  /// Returns the bytes requested, or grown to.
   std::size_t size() const noexcept;
-  /// Of its own memory.
+  /// Returns the bytes of memory that belong to this window alone.
   std::size_t own_bytes() const;
-  /// The CPU for a window that was moved from.
+  /// Returns the device of the arena; the CPU for a window that was moved from.
   Device device() const noexcept;
 
-  /// Shows pages for at least so many bytes from the beginning. Throws out_of_memory and out_of_mappings with the
-  /// numbers, invalid_argument while the arena is parked; nothing is changed then.
+  /// Maps pages for at least the first `bytes`. Throws out_of_memory and out_of_mappings with the numbers,
+  /// invalid_argument while the arena is parked; nothing has changed then.
   void grow(std::size_t bytes);
-  /// Gives each 2 MiB that the extents touch memory of the window's own, with any content, which no replay of another
-  /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use. Throws
-  /// unsupported, with nothing changed, where all windows have one address.
+  /// Replaces each 2 MiB part that an extent touches by memory of this window alone, with undefined content, which
+  /// replays of other windows cannot overwrite. Throws out_of_memory, after which some parts may be replaced and the
+  /// window must not be used. Throws unsupported, with nothing changed, where all windows have the same addresses.
   /// REQUIRES: the caller has waited for work that used the pages.
   void make_own(std::span<const Extent> extents);
-  /// Shows no shared page any more; addresses and own memory stay until the window ends. REQUIRES: the caller has
-  /// waited for work that used the pages.
+  /// Unmaps all shared pages; addresses and own memory stay until the window ends. REQUIRES: the caller has waited for
+  /// work that used the pages.
   void retire() noexcept;
 
  private:

@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// Where blocks live, in coordinates that all processes have in common.
+/// The place of a block, in coordinates that all processes share.
 struct BlockInfo {
   std::uint32_t number = 0;      ///< index in the owner's block table
   std::uint64_t generation = 0;  ///< of the block when it was allocated
@@ -16,17 +16,17 @@ struct BlockInfo {
   std::uint64_t size = 0;        ///< bytes
 };
 
-/// Counts the references of a group of blocks: the ledger for blocks allocated here, a peer for borrowed ones, a
-/// framework for memory that is not shared at all. Thread safety: all members may be called concurrently. None
-/// throws.
+/// An interface that counts references to a group of blocks. Implemented by the ledger for blocks allocated here, by a
+/// peer for borrowed blocks, and by a framework for memory that is not shared. Thread safety: all members may be called
+/// concurrently. No member throws.
 class BlockGroup {
  public:
   /// Returns whether other processes can open these blocks: false for memory of frameworks.
   bool shareable() const noexcept { return shareable_; }
-  /// Returns another reference to a block that the caller already holds.
+  /// Adds a reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
-  /// Releases one reference to each of these, which costs less than one by one.
+  /// Releases one reference to each block, at less cost than one call for each.
   virtual void release_all(std::span<const std::uint32_t> numbers) noexcept {
     for (const std::uint32_t number : numbers) release(number);
   }
@@ -39,12 +39,12 @@ class BlockGroup {
   bool shareable_;
 };
 
-/// Keeps one block alive. Copyable: a copy is another reference. Thread safety: as a value; references to one block
-/// may be dropped concurrently.
+/// A reference that keeps one block alive. A copy is another reference. Thread safety: as a value; references to one
+/// block may be dropped concurrently.
 class BlockRef {
  public:
   BlockRef() noexcept = default;
-  /// Takes over a reference that the caller already counted.
+  /// Takes over a reference that the caller has already counted.
   BlockRef(BlockGroup* group, std::uint32_t number) noexcept : group_(group), number_(number) {}
   BlockRef(const BlockRef& other) noexcept : group_(other.group_), number_(other.number_) {
     if (group_) group_->retain(number_);
@@ -61,7 +61,7 @@ class BlockRef {
   void reset() noexcept {
     if (group_) std::exchange(group_, nullptr)->release(number_);
   }
-  /// The reference is the caller's to count from here on.
+  /// Gives the reference to the caller, who must release it.
   void detach() noexcept { group_ = nullptr; }
   explicit operator bool() const noexcept { return group_ != nullptr; }
   BlockGroup* group() const noexcept { return group_; }

@@ -8,10 +8,10 @@
 
 namespace onecopy {
 
-// The C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in
-// capsules. Their layout must not change.
+// These are the C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in capsules.
+// Their layout must not change.
 
-/// The ABI version of a struct; another major version has another layout.
+/// The ABI version of a struct. Another major version has another layout.
 struct DLPackVersion {
   std::uint32_t major;
   std::uint32_t minor;
@@ -30,7 +30,7 @@ struct DLDataType {
   std::uint16_t lanes;
 };
 
-/// An array on memory of another library. It owns nothing.
+/// An array on memory of another library. The struct owns nothing.
 struct DLTensor {
   void* data;
   DLDevice device;
@@ -41,14 +41,14 @@ struct DLTensor {
   std::uint64_t byte_offset;
 };
 
-/// Capsule "dltensor".
+/// The content of a capsule named "dltensor".
 struct DLManagedTensor {
   DLTensor dl_tensor;
   void* manager_ctx;
   void (*deleter)(DLManagedTensor* self);
 };
 
-/// Capsule "dltensor_versioned".
+/// The content of a capsule named "dltensor_versioned".
 struct DLManagedTensorVersioned {
   DLPackVersion version;
   void* manager_ctx;
@@ -59,30 +59,30 @@ struct DLManagedTensorVersioned {
 
 inline constexpr std::int32_t kDLCpu = 1;
 inline constexpr std::int32_t kDLCuda = 2;
-inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned, and the host's own nevertheless
+inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned memory, which is host memory all the same
 inline constexpr std::int32_t kDLCudaManaged = 13;  ///< migrates between the host and devices
 inline constexpr std::int32_t kDLExtDev =
     12;  ///< torch_npu's number for its devices; DLPack has none for them
 inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 
-// Thread safety: all functions may be called concurrently. None waits for a device: the caller orders the work of its
-// streams on the memory.
+// Thread safety: all functions may be called concurrently. No function waits for a device: the caller orders the work
+// of its streams on the memory.
 
-/// Returns DLPack's name of a device. Throws unsupported.
+/// Returns DLPack's name of a device. Throws unsupported for a device that DLPack has no number for.
 DLDevice to_dl(Device device);
-/// The reverse. Pinned memory of the host is the CPU's. If Ascend's runtime is loaded, an extension's memory is
-/// Ascend's. Throws unsupported for all others.
+/// Returns the device of DLPack's name. Pinned host memory belongs to the CPU. The number for extensions means Ascend
+/// if Ascend's runtime is loaded. Throws unsupported for all other numbers.
 Device from_dl(DLDevice device);
 
-/// The tensor as DLPack 1.x. The caller, or the struct's next owner, must call the deleter; the block is kept alive
-/// until then. Throws unsupported for devices that DLPack has no number for here.
+/// Returns the tensor as DLPack 1.x. The caller, or the next owner of the struct, must call the deleter, which releases
+/// the block. Throws unsupported for devices that DLPack has no number for.
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
-/// The tensor in DLPack's old form, which cannot mark read-only memory: throws read_only for such tensors.
+/// Returns the tensor in DLPack's old form. Throws read_only for a read-only tensor, which that form cannot express.
 DLManagedTensor* to_dlpack(const Tensor& tensor);
 
-/// A tensor on the foreign memory. The last copy of the tensor gives the memory back (deleter). Takes `managed` over
-/// in any case: if the call throws, it is given back at once. Throws version_mismatch, unsupported (device, dtype,
-/// negative strides), invalid_argument (contradictions).
+/// Returns a tensor on the foreign memory. The last copy of the tensor calls the deleter. Takes ownership of `managed`
+/// in any case: if the call throws, the deleter has been called. Throws version_mismatch, unsupported (device, dtype,
+/// negative strides), and invalid_argument for fields that contradict each other.
 Tensor from_dlpack(DLManagedTensorVersioned* managed);
 Tensor from_dlpack(DLManagedTensor* managed);
 

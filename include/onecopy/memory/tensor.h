@@ -10,12 +10,12 @@
 
 namespace onecopy {
 
-/// A strided array over a block, which it keeps alive. Copying copies the reference, not the data. Thread safety: as
-/// a value; the data is shared memory, and its users synchronise it.
+/// A strided array on a block, which the tensor keeps alive. Copying copies the reference, not the data. Thread safety:
+/// as a value; the data is shared memory, and its users synchronise their accesses.
 class Tensor {
  public:
   Tensor() = default;
-  /// `data` points at element 0 inside the memory that `block` keeps alive.
+  /// Constructs a tensor. `data` points at element 0 inside the memory that `block` keeps alive.
   Tensor(BlockRef block, void* data, Layout layout, Device device, Access access) noexcept;
 
   const Layout& layout() const noexcept { return layout_; }
@@ -27,7 +27,7 @@ class Tensor {
   Access access() const noexcept { return access_; }
   const BlockRef& block() const noexcept { return block_; }
 
-  /// Returns the address of element 0. Writing through a read-only tensor's pointer is a segmentation fault.
+  /// Returns the address of element 0. A write through the pointer of a read-only tensor raises SIGSEGV.
   void* data() const noexcept { return data_; }
   template <class T>
   T* as() const noexcept {
@@ -36,15 +36,15 @@ class Tensor {
 
   TensorView view() const { return {data_, layout_, device_, access_}; }
 
-  /// The part [begin, end) of dimension `dim`, on the same block. Throws invalid_argument.
+  /// Returns the part [begin, end) of dimension `dim`, on the same block. Throws invalid_argument.
   Tensor slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
-  /// Returns a tensor with another layout over the same block, starting `offset_bytes` after element 0. It must stay
-  /// inside the bytes that this tensor reaches. Throws invalid_argument.
+  /// Returns a tensor with another layout on the same block, `offset_bytes` after element 0. Throws invalid_argument if
+  /// it would reach beyond the bytes of this tensor.
   Tensor with_layout(Layout layout, std::size_t offset_bytes = 0) const;
 
-  /// Gives the reference back early; the tensor is empty afterwards.
+  /// Releases the reference. The tensor is empty afterwards.
   void release() noexcept;
-  /// Takes the reference over for the caller; the tensor is empty afterwards.
+  /// Returns the reference. The tensor is empty afterwards.
   BlockRef take_block() noexcept { return std::move(block_); }
   explicit operator bool() const noexcept { return static_cast<bool>(block_); }
 

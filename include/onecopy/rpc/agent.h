@@ -20,46 +20,47 @@
 
 namespace onecopy::rpc {
 
-/// Arguments of a call, or its result: bytes, and tensors that are not copied. A tensor is lent: caller and callee see
-/// the same memory, each as long as it has the tensor.
+/// The arguments or the result of a call: bytes, and tensors that are not copied. A tensor is lent: caller and callee
+/// use the same memory, each for as long as it holds the tensor.
 struct Values {
   Bytes data;
   std::vector<Tensor> tensors;
 };
 
-/// Runs in the process that is called, on a thread of its agent. Its exceptions are thrown at the caller.
+/// A function that the other members may call. It runs in the process that is called, on a thread of its agent. Its
+/// exceptions are thrown at the caller.
 using Function = std::function<Values(Values&&)>;
 
-/// A function of plain values, for callers in C++ and in Python; runs and throws as a Function. Its tensors are copies
-/// that the function may keep, or lent by a caller in C++.
+/// A function of plain values, callable from C++ and from Python; runs and throws as a Function does. Its tensors are
+/// copies that the function may keep, or are lent by a caller in C++.
 using PlainFunction = std::function<Value(const Value::List& arguments)>;
 
 struct AgentOptions {
   std::string name;          ///< of this member, unique in its group
   std::uint32_t number = 0;  ///< of this member, unique in its group
-  /// The timeout of calls without one of their own; zero: none.
+  /// The timeout of calls that name none; zero means no limit.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
-  /// The time for which a thread polls for a message before it sleeps: the time that it takes to wake a process is
-  /// well spent looking. Negative: as the environment's ONECOPY_RPC_SPIN_US says, or 100 µs; zero: sleeps at once.
+  /// The time for which a thread polls for a message before it sleeps; polling is faster than waking a process.
+  /// Negative: the value of ONECOPY_RPC_SPIN_US, or 100 µs. Zero: sleeps at once.
   std::chrono::nanoseconds spin{-1};
-  /// Threads that run functions, at most. A function that waits for a call of its own runs others' meanwhile when all
-  /// are taken, so that calls which wait for each other do not use them up.
-  std::size_t most_workers = 1024;
+  /// The max number of threads that run functions. When all are taken, a function that waits for a call of its own runs
+  /// other functions meanwhile, so that calls that wait for each other cannot exhaust the threads.
+  std::size_t max_workers = 1024;
 };
 
-/// The result of a call that may be under way. Letting go of it does not end the call. REQUIRES: the agent outlives it.
-/// Thread safety: all members may be called concurrently, but for moving. Move-only.
+/// The result of a call that may be in progress. Destroying the Future does not end the call. REQUIRES: the agent
+/// outlives it. Thread safety: all members may be called concurrently, except moving. Move-only.
 class Future {
  public:
   Future(Future&&) noexcept;
   Future& operator=(Future&&) noexcept;
   ~Future();
 
-  /// Waits. Throws the function's exception (as remote_error, or the Error that it was), timeout at the call's
-  /// deadline, and peer_died when the member has ended. The function may have run then, and is not run again. May be
-  /// called once.
+  /// Waits for the result and returns it. Throws the function's exception (an Error as it was, anything else as
+  /// remote_error), timeout at the call's deadline, and peer_died if the member has ended; the function may have run
+  /// then, and is not run again. May be called once.
   Values get();
-  /// Is the outcome there within that time?
+  /// Returns whether the call completes within the timeout.
   bool wait_for(std::chrono::nanoseconds timeout);
   bool is_ready() const;
 
@@ -70,53 +71,55 @@ class Future {
   std::unique_ptr<State> state_;
 };
 
-/// This process as a member of a group of processes of one user, that call functions of each other. Those on other
-/// hosts need ONECOPY_RPC_KEY (docs/guides/rpc.md).
+/// A member of a group of processes of one user that call each other's functions. Members on other hosts need
+/// ONECOPY_RPC_KEY (docs/guides/rpc.md).
 ///
-/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory
-/// itself. Threads of the agent run functions, each on the thread that took the call. Whenever all of them run
-/// something, there is one more. So a function may call back, and wait, at any depth.
+/// A call runs at most once: it is never sent again. A thread that waits for a reply takes the reply from shared memory
+/// itself. The agent's threads run functions, each on the thread that received the call. A new thread starts whenever
+/// all are busy, so a function may call back and wait, at any depth.
 ///
-/// Does not survive fork(): a child may not use it. Thread safety: all members may be called concurrently, but for
-/// moving. Move-only; destroying it shuts it down.
+/// A forked child must not use the agent it inherited. Thread safety: all members may be called concurrently, except
+/// moving. Move-only. The destructor shuts the agent down.
 class Agent {
  public:
-  /// Throws out_of_memory, out_of_descriptors, out_of_mappings, invalid_argument for an empty name.
+  /// Starts an agent. Throws out_of_memory, out_of_descriptors, out_of_mappings, and invalid_argument for an empty
+  /// name.
   explicit Agent(AgentOptions options);
   Agent(Agent&&) noexcept;
   Agent& operator=(Agent&&) noexcept;
   ~Agent();
 
   const std::string& name() const noexcept;
-  /// Returns the address that others pass to join(): they may get it in any way. It names this process while the
-  /// agent lives.
+  /// Returns the address that other members pass to join(). It may reach them in any way, and names this process while
+  /// the agent lives.
   Bytes address() const;
-  /// Enters the member of that address, or this process itself. Connects at the first call. Returns the member's name.
-  /// Throws bad_handle, version_mismatch, invalid_argument when its number is another's.
+  /// Adds the member with that address, which may be this process itself, and returns its name. The first call
+  /// connects. Throws bad_handle, version_mismatch, and invalid_argument if another member has the same number.
   std::string join(ByteSpan address);
 
-  /// Members may call `function` by that name from here on. In place of one that was there.
+  /// Registers `function` for calls by that name, in place of a function registered before.
   void define(std::string name, Function function);
   void define_plain(std::string name, PlainFunction function);
 
-  /// Calls a function of a member that has joined. `timeout` of zero: the agent's own; negative: none.
-  /// Throws invalid_argument for an unknown member, peer_died for one that has ended, closed after shutdown(), and what
-  /// Future::get() throws.
+  /// Calls a function of a member that has joined. A `timeout` of zero means the agent's own, a negative one no limit.
+  /// Throws invalid_argument for an unknown member, peer_died for a member that has ended, closed after shutdown(), and
+  /// what Future::get() throws.
   Values call(std::string_view member, std::string_view function, Values&& arguments = {},
               std::chrono::nanoseconds timeout = {});
-  /// Begins a call() without waiting for the answer. Throws before anything was sent, or not at all.
+  /// Starts a call without waiting for the reply. If it throws, nothing was sent.
   Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
                     std::chrono::nanoseconds timeout = {});
 
-  /// Calls a plain function: one of a program in C++ by its name, one of a program in Python as "module:name". Throws
-  /// as call(), invalid_argument for values that cannot be written, unsupported for a result that Value cannot hold.
+  /// Calls a plain function: one of a C++ program by its name, one of a Python program as "module:name". Throws what
+  /// call() throws, invalid_argument for values that cannot be encoded, and unsupported for a result that a Value
+  /// cannot hold.
   Value call_plain(std::string_view member, std::string_view function, Value::List arguments = {},
                    std::chrono::nanoseconds timeout = {});
 
-  /// Calls of this process that have no answer yet.
+  /// Returns the number of calls of this process that await a reply.
   std::size_t calls_under_way() const;
-  /// Leaves the group: the others learn of it, calls under way throw closed here and peer_died there. Returns when no
-  /// function runs here; called by a function that this agent runs, it returns at once.
+  /// Leaves the group. Other members learn of it: pending calls throw closed here and peer_died there. Returns when
+  /// none of this agent's functions is running; called from one of them, it returns at once.
   void shutdown();
 
  private:

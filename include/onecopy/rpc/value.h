@@ -16,9 +16,8 @@
 
 namespace onecopy::rpc {
 
-/// A plain value of Python, for calls between programs in C++ and in Python. Copies are cheap: they have their parts in
-/// common, which never change.
-/// Thread safety: as a value.
+/// A plain value of Python, for calls between programs in C++ and in Python. Copies are cheap because they share their
+/// parts, which never change. Thread safety: as a value.
 class Value {
  public:
   enum class Kind : std::uint8_t {
@@ -35,7 +34,7 @@ class Value {
     tensor
   };
   using List = std::vector<Value>;
-  using Dict = std::vector<std::pair<Value, Value>>;  ///< in the order in which its keys came
+  using Dict = std::vector<std::pair<Value, Value>>;  ///< in the order in which the keys were added
 
   Value() = default;
   Value(std::same_as<bool> auto truth) : value_(truth) {}
@@ -54,20 +53,20 @@ class Value {
 
   Kind kind() const noexcept { return static_cast<Kind>(value_.index()); }
 
-  // Each throws invalid_argument for a value of another kind, and says of which.
+  // Each of these throws invalid_argument for a value of another kind and names that kind.
   bool as_bool() const;
   std::int64_t as_int() const;
-  double as_double() const;  ///< of an integer, too
+  double as_double() const;  ///< accepts an integer as well
   std::complex<double> as_complex() const;
   const std::string& as_text() const;
   const Bytes& as_bytes() const;
-  const List& as_list() const;  ///< of a tuple, too
+  const List& as_list() const;  ///< accepts a tuple as well
   const Dict& as_dict() const;
   const Tensor& as_tensor() const;
 
  private:
   template <class T>
-  using Shared = std::shared_ptr<const T>;  ///< with all copies of the value
+  using Shared = std::shared_ptr<const T>;  ///< shared by all copies of the value
   struct TupleItems {
     List items;
   };
@@ -80,7 +79,7 @@ class Value {
       value_;
 };
 
-/// Returns a text such as "a list", for errors.
+/// Returns the kind with an article, e.g. "a list", for error texts.
 const char* name(Value::Kind kind) noexcept;
 
 }  // namespace onecopy::rpc

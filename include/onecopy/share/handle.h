@@ -9,26 +9,27 @@
 
 namespace onecopy {
 
-/// The bytes that travel: enough to open a tensor, or a bundle of them, in another process.
+/// The data with which another process opens a tensor, or a bundle of tensors.
 ///
-/// A handle made by share() keeps its block alive while it lives. Bytes or text written down hold nothing, unless
-/// hold() made the handle: opening them works while any process keeps the tensor, and throws stale_handle afterwards.
+/// A handle made by share() keeps its block alive while the handle lives. Its bytes or text keep nothing alive, unless
+/// hold() made the handle: they can be opened while any process holds the tensor, and throw stale_handle afterwards.
 /// Thread safety: as a value.
 class Handle {
  public:
   Handle() = default;
-  /// `keep` may be empty.
+  /// Constructs a handle of these fields. `keep` may be empty.
   Handle(HandleFields fields, BlockRef keep) noexcept
       : fields_(std::move(fields)), keep_(std::move(keep)) {}
 
   const HandleFields& fields() const noexcept { return fields_; }
-  /// The block that this handle keeps alive; none if it was read from bytes or text.
+  /// Returns the block that this handle keeps alive; empty if the handle was read from bytes or text.
   const BlockRef& block() const noexcept { return keep_; }
   const Layout& layout() const noexcept { return fields_.layout; }
   bool is_bundle() const noexcept { return fields_.is_bundle(); }
 
   Bytes to_bytes() const { return encode(fields_); }
-  /// Throws bad_handle or version_mismatch. Only open() tells whether it can be opened.
+  /// Decodes the bytes of to_bytes(). Throws bad_handle or version_mismatch. Only open() finds out whether the tensor
+  /// can still be opened.
   static Handle from_bytes(ByteSpan bytes);
   /// Returns "onecopy:...", for command lines and environment variables.
   std::string to_text() const;

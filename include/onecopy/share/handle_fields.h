@@ -15,25 +15,27 @@
 
 namespace onecopy {
 
-/// The identity of a process. Random and secret: the name of its broker's socket is derived from it one way.
+/// The identity of a process. It is random and secret: the name of its broker's socket is derived from it with a
+/// one-way function.
 using ProcessId = std::array<std::uint8_t, 16>;
-/// The first 8 bytes of the boot id: handles die with the machine's uptime.
+/// The first 8 bytes of the boot id, which invalidate handles when the machine restarts.
 using BootId = std::array<std::uint8_t, 8>;
 
-/// Bits of HandleFields::flags.
+/// The bits of HandleFields::flags.
 inline constexpr std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
 inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends it for reading only
-inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory is a queue's
+inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory belongs to a queue
 
 inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
-/// The greatest length of a handle, optional parts of later versions included.
+/// The max length of a handle in bytes, with the optional parts of later versions.
 inline constexpr std::size_t kMaxHandleBytes = 4096;
 
-/// The fields of a handle, byte by byte in docs/design/formats/handle-v1.md.
+/// The fields of a handle. docs/design/formats/handle-v1.md gives the bytes.
 struct HandleFields {
   BootId boot{};
-  ProcessId owner{};  ///< allocated the block
-  ProcessId maker{};  ///< made this handle: the owner, or a borrower that shares on
+  ProcessId owner{};  ///< the process that allocated the block
+  ProcessId
+      maker{};  ///< the process that made this handle: the owner, or a borrower that shares the tensor on
   DeviceType device_type = DeviceType::cpu;
   Uuid device;
   std::uint32_t segment = 0;
@@ -43,11 +45,12 @@ struct HandleFields {
   std::uint64_t generation = 0;
   std::uint64_t storage_size = 0;   ///< bytes of the block that belong to the tensor's storage
   std::uint64_t tensor_offset = 0;  ///< bytes from the start of the block to element 0
-  std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 = none
+  std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 means no hold
   std::uint32_t flags = 0;
   Layout layout;
-  std::uint32_t timeline_slot = 0;   ///< with timeline_value: wait for it before touching the memory
-  std::uint64_t timeline_value = 0;  ///< slot and value 0 = nothing to wait for
+  std::uint32_t timeline_slot =
+      0;  ///< with timeline_value: the point to wait for before touching the memory
+  std::uint64_t timeline_value = 0;  ///< slot and value 0 mean that there is nothing to wait for
 
   bool is_bundle() const noexcept { return (flags & kHandleIsBundle) != 0; }
   bool is_queue() const noexcept { return (flags & kHandleIsQueue) != 0; }
@@ -55,22 +58,23 @@ struct HandleFields {
   bool operator==(const HandleFields&) const = default;
 };
 
-/// Bytes that encode() will write.
+/// Returns the number of bytes that encode() writes.
 std::size_t encoded_size(const HandleFields& fields) noexcept;
 /// Writes exactly encoded_size(fields) bytes. REQUIRES: out.size() == encoded_size(fields).
 void encode(const HandleFields& fields, std::span<std::byte> out) noexcept;
-/// Appends to `out`.
+/// Appends the encoded fields to `out`.
 void encode(const HandleFields& fields, Bytes& out);
 Bytes encode(const HandleFields& fields);
 
-/// Checks each field of a handle against all others, so that offsets and sizes can be added without overflow; only
-/// the boot id is left to the opener. Throws version_mismatch, or bad_handle with the field and the numbers. Does not
-/// allocate up to 3 dims.
+/// Decodes and checks each field of a handle against all others, so that offsets and sizes can be added without
+/// overflow; only the boot id is left to the caller. Throws version_mismatch, or bad_handle with the field and the
+/// numbers. Allocates only for more than 3 dimensions.
 HandleFields decode_handle(ByteSpan bytes);
 
 /// Returns "onecopy:" and base64url without padding: safe in environment variables and URLs.
 std::string to_text(ByteSpan handle);
-/// The bytes of to_text(), not yet decoded. White space around the text is ignored. Throws bad_handle.
+/// Returns the bytes that to_text() was given, not decoded further. Ignores white space around the text. Throws
+/// bad_handle.
 Bytes from_text(std::string_view text);
 
 }  // namespace onecopy

@@ -11,7 +11,7 @@
 
 namespace onecopy {
 
-/// The holders of this process's memory, and its holdings of others' memory.
+/// Counts of the memory that this process shares and of the memory that it borrows.
 struct Stats {
   std::uint64_t shared_total = 0;  ///< handles made since the start
   std::uint64_t opened_total = 0;  ///< tensors opened since the start
@@ -19,46 +19,46 @@ struct Stats {
   std::uint64_t live_bytes = 0;
   std::uint64_t limbo = 0;             ///< freed here, still held by borrowers
   std::uint64_t in_transit = 0;        ///< blocks held for receivers that have not taken them yet
-  std::uint64_t segments = 0;          ///< of our own
+  std::uint64_t segments = 0;          ///< owned by this process
   std::uint64_t foreign_segments = 0;  ///< of other processes, mapped here
-  std::uint64_t bytes_shared = 0;      ///< physical memory reserved in our segments
-  std::uint64_t device_segments = 0;   ///< those of `segments` that are memory of devices
-  std::uint64_t device_bytes = 0;      ///< those of `bytes_shared`
-  std::uint64_t borrowers = 0;         ///< processes attached to us
-  std::uint64_t owners = 0;            ///< processes we are attached to
-  std::uint64_t leases = 0;            ///< claims we hold on blocks of others
-  std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
-  /// Segments put into queues that do not retain them: if their process dies, items still in the queue are lost. The
-  /// count can fall again. A segment whose queue's creator was stopped, or too busy to answer, counts until a later
-  /// put has asked again. None counts once its queue is closed and empty, or not open here any more.
+  std::uint64_t bytes_shared = 0;      ///< physical memory reserved in this process's segments
+  std::uint64_t device_segments = 0;   ///< the part of `segments` that is memory of devices
+  std::uint64_t device_bytes = 0;      ///< the part of `bytes_shared` that is memory of devices
+  std::uint64_t borrowers = 0;         ///< processes attached to this one
+  std::uint64_t owners = 0;            ///< processes that this one is attached to
+  std::uint64_t leases = 0;            ///< claims that this process holds on blocks of others
+  std::uint64_t deposits = 0;          ///< segments of others kept open for later receivers
+  /// Segments of this process that were put into queues whose creator does not retain them: if this process dies, items
+  /// that are still in the queue are lost. If the creator was stopped or too busy to answer, the segment counts until a
+  /// later put has asked again. No segment counts once its queue is closed and empty, or closed here.
   std::uint64_t unkept = 0;
   std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
-  /// The number of waits of the host in place of a stream: the device has no stream memory operations.
+  /// Waits of the host in place of a stream, on devices without stream memory operations.
   std::uint64_t host_waits = 0;
-  /// Copies from one card to another since the start: read by the other card itself, or left to the driver. The
-  /// driver goes by way of the host unless its own allocator has mapped the memory for both cards. A copy with gaps
-  /// counts for each run of bytes.
+  /// Copies from one card to another since the start: read by the other card directly, or left to the driver (staged),
+  /// which copies through the host unless its own allocator has mapped the memory for both cards. A strided copy counts
+  /// once for each run of bytes.
   std::uint64_t direct_copies = 0;
   std::uint64_t staged_copies = 0;
   std::uint64_t staged_bytes = 0;
-  std::uint64_t pinned_bytes = 0;  ///< of the host's memory, pinned here now for cards
-  /// Copies by onecopy between cards and memory of the host since the start. Those of memory that is not pinned run at
-  /// a fraction of the link's speed. Those that reach over the edge of a pinned range are cut.
+  std::uint64_t pinned_bytes = 0;  ///< host memory that is pinned here for cards now
+  /// Copies by onecopy between cards and host memory since the start. Copies of memory that is not pinned (pageable)
+  /// run at a fraction of the link's speed. A copy that crosses the edge of a pinned range is cut in two.
   std::uint64_t pageable_copies = 0;
   std::uint64_t pageable_bytes = 0;
   std::uint64_t cut_copies = 0;
-  /// References to pinned memory that were dropped here while the cards had work, and ended when that was done.
+  /// References to pinned memory that were dropped here while the cards had work, and were released after that work.
   std::uint64_t late_releases = 0;
 };
 Stats stats();
 
-/// Gives back now, not later: freed memory, mappings of owners that are gone. Drops in default streams are marked and
-/// ended, too; it gives idle streams a millisecond to pass those marks.
+/// Releases unused resources now instead of later: freed memory, mappings of owners that are gone. Also ends drops that
+/// wait for default streams, and gives idle streams a millisecond to reach them.
 void collect();
 
-/// Gives idle memory of this process's pools back to the system and to cards now: that of one device or of all, the
-/// host included. Memory that other processes hold stays, and so does a card's segment with a block in use. Returns
-/// how many bytes the pools gave back.
+/// Gives idle memory of this process's pools back to the system and to the cards now: the pools of one device, or of
+/// all devices and the host. Keeps memory that other processes hold, and a card's segment while any block in it is in
+/// use. Returns the number of bytes given back.
 std::uint64_t trim(std::optional<Device> device = {});
 
 /// A process that has opened blocks of this one.
@@ -68,7 +68,7 @@ struct BorrowerInfo {
   std::uint64_t claims = 0;  ///< blocks it holds
 };
 
-/// Blocks that wait for a receiver in one place.
+/// The blocks that wait for a receiver in one place.
 struct TransitInfo {
   std::uint64_t blocks = 0;
   double age_seconds = 0;
@@ -83,35 +83,35 @@ struct DeviceUse {
   std::uint64_t bytes = 0;  ///< physical memory reserved in them
 };
 
-/// A peer in a group of rpc, as one member sees it.
+/// A peer in an rpc group, as one member sees it.
 struct PeerInfo {
   std::string name;
   std::uint32_t number = 0;
   int pid = 0;
   std::string state;                  ///< "new" until the first call, "open", "ended", "left", or "here"
-  std::uint64_t lanes = 0;            ///< to it and from it
-  std::uint64_t calls_under_way = 0;  ///< of the process, to the peer
-  std::uint64_t calls = 0;            ///< sent to it so far
-  std::uint64_t answers = 0;          ///< that have come from it
-  std::uint64_t served = 0;           ///< calls that have come from it
-  std::vector<std::pair<std::string, std::uint64_t>> routes;  ///< how many tensors went to it in which way
+  std::uint64_t lanes = 0;            ///< connections to it and from it
+  std::uint64_t calls_under_way = 0;  ///< calls of this process to the peer without a reply
+  std::uint64_t calls = 0;            ///< calls sent to it so far
+  std::uint64_t answers = 0;          ///< replies received from it
+  std::uint64_t served = 0;           ///< calls received from it
+  std::vector<std::pair<std::string, std::uint64_t>> routes;  ///< how many tensors went to it by each route
 };
 
-/// A group of rpc, as one of its members sees it.
+/// An rpc group, as one of its members sees it.
 struct GroupInfo {
   std::string name;  ///< of the member
   std::uint32_t number = 0;
   std::uint64_t calls_under_way = 0;
   std::uint64_t idle_workers = 0;
-  std::vector<PeerInfo> peers;  ///< 256 at most
-  std::uint64_t unlisted = 0;   ///< peers beyond those
+  std::vector<PeerInfo> peers;  ///< at most 256
+  std::uint64_t unlisted = 0;   ///< peers beyond the 256
 };
 
-/// An arena of captured graphs. Sizes in bytes.
+/// An arena of captured graphs. Sizes are in bytes.
 struct ArenaInfo {
   std::string device;        ///< as the process numbers it
-  std::uint64_t shared = 0;  ///< physical memory that all its graphs have in common
-  std::uint64_t own = 0;     ///< physical memory that one graph alone has
+  std::uint64_t shared = 0;  ///< physical memory that all its graphs share
+  std::uint64_t own = 0;     ///< physical memory that belongs to one graph alone
   std::uint64_t mapped = 0;  ///< addresses of all its graphs together
   std::uint64_t windows = 0;
   bool parked = false;
@@ -132,24 +132,24 @@ struct OwnerInfo {
 
 /// An owner that did not answer.
 struct SilentOwner {
-  int pid = 0;  ///< 0 if not even that is known
+  int pid = 0;  ///< 0 if not even the pid is known
   std::string socket;
   std::string why;
 };
 
-/// The answers of ask_owners().
+/// The result of ask_owners().
 struct OwnerList {
   std::vector<OwnerInfo> owners;
   std::vector<SilentOwner> silent;
 };
 
-/// Asks every owner of this user on the host. All have the same two seconds to answer, also if many are stopped;
-/// owners beyond the 64th wait for their turn. Owners with no room for a caller are asked again at the end, for two
-/// seconds. Other users' sockets are passed over.
+/// Asks every owner of this user on the host. All share the same two seconds to answer, even if many are stopped;
+/// owners beyond the 64th are asked once earlier ones have answered. An owner that had no room for another caller is
+/// asked again at the end, for up to two seconds. Sockets of other users are skipped.
 OwnerList ask_owners();
-/// Asks all owners, logs those without an answer and leaves them out.
+/// Asks all owners and returns those that answered. Logs the others.
 std::vector<OwnerInfo> list_owners();
-/// This process as ask_owners() describes it, without a question.
+/// Returns what ask_owners() would report of this process, without asking.
 OwnerInfo this_owner();
 
 }  // namespace onecopy

@@ -119,7 +119,7 @@ nb::object GraphCall::make_fresh(const Source& source, CopyRange& range) const {
 
 void GraphCall::set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const {
   for (const GraphNode node : nodes) {
-    const auto some = ranges.first(std::min(ranges.size(), GraphDriver::kMostRanges));
+    const auto some = ranges.first(std::min(ranges.size(), GraphDriver::kMaxRanges));
     driver_.set_copy(device_.index, executable_, node, some);
     ranges = ranges.subspan(some.size());
   }

@@ -174,7 +174,7 @@ Handles capture_copies(nb::handle device, std::uintptr_t stream,
   Handles nodes;
   std::span<const CopyRange> rest = ranges;
   while (!rest.empty()) {
-    const auto some = rest.first(std::min(rest.size(), GraphDriver::kMostRanges));
+    const auto some = rest.first(std::min(rest.size(), GraphDriver::kMaxRanges));
     GraphNode node = graphs->copy(on.index, {reinterpret_cast<void*>(stream)}, some);
     if (!node) throw Error(ErrorCode::unsupported, "a copy became no node of the graph that is captured");
     nodes.push_back(reinterpret_cast<std::uintptr_t>(node));

@@ -14,7 +14,7 @@ namespace {
 constexpr char kName[] = "onecopy_copy_ranges";
 constexpr unsigned kThreads = 256;
 constexpr std::uint64_t kBytesOfABlock = std::uint64_t{16} * kThreads * 2;
-constexpr std::uint64_t kMostBlocks = 1056;  // as many as a large card runs at once
+constexpr std::uint64_t kMaxBlocks = 1056;  // as many as a large card runs at once
 
 /// Range %ctaid.y is copied by the blocks of row y, in words as large as both addresses allow.
 constexpr char kImage[] = R"(.version 6.0
@@ -122,7 +122,7 @@ CopyLaunch::CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> rang
   }
   const std::uint64_t wanted = (most + kBytesOfABlock - 1) / kBytesOfABlock;
   parameters_.func = kernel.function();
-  parameters_.gridDimX = static_cast<unsigned>(std::min(wanted, kMostBlocks / ranges.size() + 1));
+  parameters_.gridDimX = static_cast<unsigned>(std::min(wanted, kMaxBlocks / ranges.size() + 1));
   parameters_.gridDimY = static_cast<unsigned>(ranges.size());
   parameters_.blockDimX = kThreads;
   parameters_.gridDimZ = parameters_.blockDimY = parameters_.blockDimZ = 1;

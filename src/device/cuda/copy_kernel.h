@@ -20,7 +20,7 @@ struct CopyTable {
   };
 
   std::uint64_t count = 0;
-  std::array<Row, GraphDriver::kMostRanges> rows{};
+  std::array<Row, GraphDriver::kMaxRanges> rows{};
 };
 
 /// One launch that copies many ranges. Thread safety: const members may be called concurrently.
@@ -38,7 +38,7 @@ class CopyKernel {
 /// The parameters of a launch, which point into the object: so it is neither copied nor moved. Thread safety: none.
 class CopyLaunch {
  public:
-  /// Throws invalid_argument for more than GraphDriver::kMostRanges ranges.
+  /// Throws invalid_argument for more than GraphDriver::kMaxRanges ranges.
   CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> ranges);
   CopyLaunch(const CopyLaunch&) = delete;
   CopyLaunch& operator=(const CopyLaunch&) = delete;

@@ -18,7 +18,7 @@ Detours& Detours::get() {
 }
 
 bool Detours::copy(const Transfer& t, Stream stream) {
-  if (t.bytes > kMost || is_captured(t.to_device.index, stream)) return false;
+  if (t.bytes > kMax || is_captured(t.to_device.index, stream)) return false;
   const UseDevice use(t.to_device.index);
   Detour* const detour = find(t.to_device.index, stream);
   if (!detour) return false;
@@ -38,7 +38,7 @@ Detours::Detour* Detours::find(int ordinal, Stream stream) {
   const LockGuard lock(mutex_);
   const auto found = detours_.find({ordinal, id});
   if (found != detours_.end()) return found->second.get();
-  if (detours_.size() == kMostStreams) return nullptr;
+  if (detours_.size() == kMaxStreams) return nullptr;
   return detours_.emplace(std::pair{ordinal, id}, make(ordinal)).first->second.get();
 }
 
@@ -46,8 +46,8 @@ Detours::Detour* Detours::find(int ordinal, Stream stream) {
 std::unique_ptr<Detours::Detour> Detours::make(int ordinal) {
   try {
     auto detour = std::make_unique<Detour>();
-    detour->buffer = Mapping::anonymous(kMost);
-    pin_host(ordinal, detour->buffer.data(), kMost, Access::read_write);
+    detour->buffer = Mapping::anonymous(kMax);
+    pin_host(ordinal, detour->buffer.data(), kMax, Access::read_write);
     return detour;
   } catch (const Error& error) {
     log_warning(std::string("small copies on cuda:") + std::to_string(ordinal) +

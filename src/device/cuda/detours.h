@@ -23,14 +23,14 @@ namespace onecopy::cuda {
 class Detours {
  public:
   /// Longer copies take longer by the link than the change does.
-  static constexpr std::size_t kMost = std::size_t{1} << 20;
-  /// Each keeps kMost bytes pinned until the process ends.
-  static constexpr std::size_t kMostStreams = 16;
+  static constexpr std::size_t kMax = std::size_t{1} << 20;
+  /// Each keeps kMax bytes pinned until the process ends.
+  static constexpr std::size_t kMaxStreams = 16;
 
   static Detours& get();
 
   /// Enqueues the copy. False, with nothing done, where there is none: a long copy, a captured stream, more streams than
-  /// kMostStreams, a driver before CUDA 12, no memory to pin.
+  /// kMaxStreams, a driver before CUDA 12, no memory to pin.
   bool copy(const Transfer& transfer, Stream stream);
 
  private:

@@ -45,7 +45,7 @@ ExportedChunks decode_chunks(const ExportedMemory& memory) {
   if (memory.blob.size() < sizeof(Head)) refuse(fmt::format("has only {} bytes", memory.blob.size()));
   const Head head = load<Head>(memory.blob.data());
   if (head.version != kVersion) refuse(fmt::format("has version {}", head.version));
-  if (head.chunks == 0 || head.chunks > kMostChunks ||
+  if (head.chunks == 0 || head.chunks > kMaxChunks ||
       memory.blob.size() != sizeof head + head.chunks * sizeof(std::uint64_t))
     refuse(fmt::format("says {} chunks in {} bytes", head.chunks, memory.blob.size()));
   ExportedChunks chunks;

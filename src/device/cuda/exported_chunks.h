@@ -20,9 +20,9 @@ struct ExportedChunks {
 };
 
 /// As many as a message describes: 320 GiB in chunks of 20 MiB, which expandable segments have.
-inline constexpr std::size_t kMostChunks = 16'384;
+inline constexpr std::size_t kMaxChunks = 16'384;
 /// As many as it has descriptors for, with the block table.
-inline constexpr std::size_t kMostDescriptors = 252;
+inline constexpr std::size_t kMaxDescriptors = 252;
 
 Bytes encode(const ExportedChunks& chunks);
 /// Throws bad_handle if the blob contradicts itself or the rest of `memory`.

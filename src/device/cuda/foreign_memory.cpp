@@ -81,7 +81,7 @@ Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
                   "segment, and no more can be shared as one; share a copy, "
                   "allocate the tensor with onecopy, or switch expandable segments off "
                   "(PYTORCH_ALLOC_CONF=expandable_segments:False)",
-                  bytes, kMostChunks, chunk));
+                  bytes, kMaxChunks, chunk));
 }
 
 /// The chunks from the first byte's to the last byte's. Any of them may be exchanged for another at its addresses, so
@@ -92,7 +92,7 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
   identity = facts_of(driver, row.base).buffer_id;
   std::size_t last = row.bytes;
   for (std::size_t chunks = 1; row.base + row.bytes < at + bytes; ++chunks) {
-    if (chunks == kMostChunks) throw_too_many_chunks(bytes, last);
+    if (chunks == kMaxChunks) throw_too_many_chunks(bytes, last);
     const CUdeviceptr next = row.base + row.bytes;
     const PointerFacts facts = facts_of(driver, next);
     if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) throw_not_exportable();
@@ -175,7 +175,7 @@ std::vector<Fd> AdoptedMemory::descriptors_of(std::span<const std::uint64_t> siz
   const Driver& driver = Driver::get();
   std::vector<Fd> fds;
   auto at = reinterpret_cast<CUdeviceptr>(data());
-  for (std::size_t i = 0; i < sizes.size() && fds.size() < kMostDescriptors; at += sizes[i++])
+  for (std::size_t i = 0; i < sizes.size() && fds.size() < kMaxDescriptors; at += sizes[i++])
     if (i >= first)
       fds.push_back(RecentExports::instance().get(driver, at, facts_of(driver, at).buffer_id));
   return fds;

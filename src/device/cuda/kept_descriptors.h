@@ -14,11 +14,11 @@ namespace onecopy::cuda {
 using Room = std::atomic<std::size_t>;
 
 /// Descriptors of segments that were opened, for passing the memory on when its owner has ended.
-inline constexpr std::size_t kMostReceived = 12;
-inline Room room_for_received{kMostReceived};
+inline constexpr std::size_t kMaxReceived = 12;
+inline Room room_for_received{kMaxReceived};
 /// Descriptors of segments that others have opened, see physical_chunk.cpp.
-inline constexpr std::size_t kMostExports = 8;
-inline Room room_for_exports{kMostExports};
+inline constexpr std::size_t kMaxExports = 8;
+inline Room room_for_exports{kMaxExports};
 
 /// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too. A forked child
 /// can do nothing with one, and gets /dev/null in its place (UnsharedDescriptor). So the memory is free when its

@@ -103,7 +103,7 @@ class ImportedChunk final : public CudaChunk {
             "{} "
             "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
             "open it in the third process while the owner runs, or send a copy",
-            received_->chunks, kMostReceived));
+            received_->chunks, kMaxReceived));
   }
 
  private:

@@ -48,7 +48,7 @@ void RecentExports::keep(CUdeviceptr at, unsigned long long buffer_id, Fd fd) {
   one.push_back(std::move(fd));
   const LockGuard lock(mutex_);
   entries_.remove_if([&](const Entry& entry) { return entry.at == at; });
-  if (entries_.size() == kMost) entries_.pop_back();
+  if (entries_.size() == kMax) entries_.pop_back();
   entries_.emplace_front(at, buffer_id).fd.keep(std::move(one));
   if (entries_.front().fd.fds().empty()) entries_.pop_front();  // other users have the room
 }

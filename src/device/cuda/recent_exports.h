@@ -26,7 +26,7 @@ class RecentExports {
   void forget(CUdeviceptr begin, std::size_t bytes) noexcept;
 
  private:
-  static constexpr std::size_t kMost = 4;
+  static constexpr std::size_t kMax = 4;
   struct Entry {
     Entry(CUdeviceptr address, unsigned long long id) : at(address), buffer_id(id) {}
 

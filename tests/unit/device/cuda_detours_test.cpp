@@ -75,10 +75,10 @@ TEST_F(CudaDetours, EachStreamHasItsOwn) {
 
 TEST_F(CudaDetours, ALongCopyTakesNone) {
   in_child([] {
-    const Tensor from = device_bytes(Detours::kMost + 1);
-    const Tensor to = device_bytes(Detours::kMost + 1);
-    EXPECT_FALSE(Detours::get().copy(between(to, from, Detours::kMost + 1), {}));
-    EXPECT_TRUE(Detours::get().copy(between(to, from, Detours::kMost), {}));
+    const Tensor from = device_bytes(Detours::kMax + 1);
+    const Tensor to = device_bytes(Detours::kMax + 1);
+    EXPECT_FALSE(Detours::get().copy(between(to, from, Detours::kMax + 1), {}));
+    EXPECT_TRUE(Detours::get().copy(between(to, from, Detours::kMax), {}));
   });
 }
 
@@ -89,9 +89,9 @@ TEST_F(CudaDetours, ThereAreNoMoreThanAFewStreams) {
     const Tensor from = device_bytes(kRoom);
     const Tensor to = device_bytes(kRoom);
     std::size_t taken = 0;
-    for (std::size_t i = 0; i < 2 * Detours::kMostStreams; ++i)
+    for (std::size_t i = 0; i < 2 * Detours::kMaxStreams; ++i)
       taken += Detours::get().copy(between(to, from, 7), Stream{cu.stream()}) ? 1 : 0;
-    EXPECT_EQ(taken, Detours::kMostStreams);
+    EXPECT_EQ(taken, Detours::kMaxStreams);
     EXPECT_NO_THROW(backend(DeviceType::cuda).copy_aside(between(to, from, 7), Stream{cu.stream()}));
   });
 }

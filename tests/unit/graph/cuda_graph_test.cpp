@@ -72,7 +72,7 @@ TEST(CudaGraphs, ManyRangesAreCopiedInOneLaunchWhateverTheirAddressesAre) {
     const Card card;
     std::vector<CopyRange> ranges;
     std::vector<std::pair<CUdeviceptr, int>> wanted;
-    for (unsigned i = 0; i < GraphDriver::kMostRanges; ++i) {
+    for (unsigned i = 0; i < GraphDriver::kMaxRanges; ++i) {
       const CUdeviceptr to = card.bytes(0), from = card.bytes(static_cast<unsigned char>(i));
       const unsigned shift = i % 18, bytes = 1 + i * 3 % 200;
       ranges.push_back(range(to + shift, from + shift + i % 2 * 4, bytes));

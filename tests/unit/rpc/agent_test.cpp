@@ -175,13 +175,13 @@ TEST(Agent, DoesNotRunOutOfThreadsForCallsThatWaitForEachOther) {
   Watchdog watchdog;
   Shared<Meeting> meeting;
   Child callee([&] {
-    Agent agent({.name = "callee", .number = 1, .most_workers = 4});
+    Agent agent({.name = "callee", .number = 1, .max_workers = 4});
     define_descend(agent, "caller");
     meeting->join(agent, 0);
     meeting->publish(1, agent);
     meeting->reach(1);
   });
-  Agent agent({.name = "caller", .most_workers = 4});
+  Agent agent({.name = "caller", .max_workers = 4});
   define_descend(agent, "callee");
   meeting->publish(0, agent);
   meeting->join(agent, 1);
