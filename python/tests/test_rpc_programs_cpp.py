@@ -66,7 +66,7 @@ with pytest.raises(TypeError, match="is a program in C\\+\\+"):
     rpc.remote(there, "m:scale", (1,))
 with pytest.raises(TypeError, match="is a program in C\\+\\+"):
     rpc.stream(there, "m:scale", (1,))
-with pytest.raises(RuntimeError, match="is no address|does not begin|cut off|handle"):
+with pytest.raises(RuntimeError, match="is not an address|does not begin|cut off|handle"):
     rpc.enter(b"nonsense")
 large = torch.ones(100_000)
 assert rpc.call(there, "scale", (large, 3)).sum() == 300_000 and large.sum() == 100_000

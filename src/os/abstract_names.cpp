@@ -12,8 +12,8 @@ namespace {
 constexpr unsigned long kAcceptsConnections = 0x00010000;  // __SO_ACCEPTCON
 constexpr unsigned long kSeqPacket = 5;
 
-/// The abstract name in a line of /proc/net/unix if a SEQPACKET socket listens there, else "". Columns: address,
-/// references, protocol, flags, type, state, inode, name.
+/// Returns the abstract name in a line of /proc/net/unix if a SEQPACKET socket listens there, else "". The columns are
+/// address, references, protocol, flags, type, state, inode, name.
 std::string listening_name(const std::string& line) {
   std::istringstream columns(line);
   std::string address, references, protocol, flags, type, state, inode;

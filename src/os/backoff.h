@@ -6,17 +6,17 @@
 
 namespace onecopy {
 
-/// When to look again at a slow source: each pause is twice as long as the one before, from 20 ms up to 10 s. Thread
+/// A schedule for polling a slow source: each pause is twice as long as the one before, from 20 ms up to 10 s. Thread
 /// safety: used by one thread.
 class Backoff {
  public:
   bool is_due() const noexcept { return Clock::now() >= next_; }
-  /// REQUIRES: called at each look.
+  /// Starts the next pause. REQUIRES: called at each look.
   void looked() noexcept {
     next_ = Clock::now() + pause_;
     pause_ = std::min<Clock::duration>(2 * pause_, kLongest);
   }
-  /// The next look is due now, and the pauses begin anew.
+  /// Makes the next look due now and starts again with the shortest pause.
   void hurry() noexcept { *this = {}; }
 
  private:

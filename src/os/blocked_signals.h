@@ -5,9 +5,8 @@
 
 namespace onecopy {
 
-/// Blocks all signals of the calling thread while it lives. Threads start with their maker's mask, and
-/// ours must take no signals away from the program.
-/// Thread safety: used by one thread.
+/// A scope in which all signals of the calling thread are blocked. Threads inherit the mask of their creator, and the
+/// library's threads must not take signals away from the program. Thread safety: used by one thread.
 class BlockedSignals {
  public:
   BlockedSignals() noexcept;

@@ -5,10 +5,10 @@
 
 namespace onecopy {
 
-/// Owns a socket's name in the file system and unlinks it; a forked child that inherited the object
-/// leaves the name alone.
+/// An owner of a socket's name in the file system. The destructor unlinks the name, but not in a forked child that
+/// inherited the object.
 ///
-/// Thread safety: as a value. Nothing throws but the constructor (std::bad_alloc).
+/// Thread safety: as a value. Only the constructor throws (std::bad_alloc).
 class BoundPath {
  public:
   BoundPath() noexcept = default;
@@ -19,7 +19,7 @@ class BoundPath {
 
   const std::string& str() const noexcept { return path_; }
   void reset() noexcept;
-  /// Leaves the name where it is.
+  /// Gives up the name without unlinking it.
   void forget() noexcept { path_.clear(); }
 
  private:

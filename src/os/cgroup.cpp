@@ -15,7 +15,7 @@ bool is_octal(const std::string& text, std::size_t at) {
   return text.size() >= at + 3 && text.find_first_not_of("01234567", at) >= at + 3;
 }
 
-/// /proc/self/mountinfo writes spaces and the like as \ooo.
+/// Decodes the \ooo escapes that /proc/self/mountinfo uses for spaces and the like.
 std::string unescape(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -29,9 +29,9 @@ std::string unescape(const std::string& text) {
   return plain;
 }
 
-/// The part of `group` below `mounted`; empty if it does not lie there.
+/// Returns the part of `group` below `mounted`; empty if `group` does not lie there.
 std::optional<std::string> below(const std::string& mounted, const std::string& group) {
-  if (group.starts_with("/..")) return std::nullopt;  // moved out of our cgroup namespace
+  if (group.starts_with("/..")) return std::nullopt;  // moved out of this cgroup namespace
   if (mounted == "/") return group == "/" ? "" : group;
   if (group == mounted) return "";
   if (group.starts_with(mounted + "/")) return group.substr(mounted.size());
@@ -65,7 +65,7 @@ CgroupTree::CgroupTree(std::string root) : root_(std::move(root)) {
     if (auto mount = parse_mount(line)) mounts_.push_back(std::move(*mount));
 }
 
-/// "36 35 98:0 /root /mount/point options optional... - type source super-options"
+/// Parses "36 35 98:0 /root /mount/point options optional... - type source super-options".
 std::optional<CgroupTree::Mount> CgroupTree::parse_mount(const std::string& line) {
   if (line.find(" - cgroup") == std::string::npos) return std::nullopt;
   std::istringstream fields(line);
@@ -83,7 +83,7 @@ std::string CgroupTree::membership() const {
   return try_read_text(root_ + "/proc/self/cgroup").value_or("");
 }
 
-/// Lines are "4:memory,other:/group" for v1 and "0::/group" for v2.
+/// Parses lines "4:memory,other:/group" (v1) and "0::/group" (v2).
 std::vector<CgroupDirectory> CgroupTree::directories(const std::string& membership,
                                                      const std::string& controller) const {
   std::vector<CgroupDirectory> directories;
@@ -108,7 +108,7 @@ void CgroupTree::append(std::vector<CgroupDirectory>& directories, const std::st
     if (mount.v2 != v2 || (!v2 && !has_item(mount.controllers, controller))) continue;
     const auto part = below(mount.group, group);
     if (part || !chosen) chosen = &mount;
-    if (!part) continue;  // the mount point itself is better than nothing
+    if (!part) continue;  // falls back to the mount point itself
     relative = *part;
     break;
   }

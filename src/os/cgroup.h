@@ -8,24 +8,25 @@
 
 namespace onecopy {
 
-/// One control group, as the directory where its files are.
+/// A control group, by the directory that contains its files.
 struct CgroupDirectory {
   std::string path;
   bool v2 = false;
 };
 
-/// Where the control groups of this process are, in v1, v2 and mixed hierarchies.
+/// The control groups of this process, in v1, v2 and mixed hierarchies.
 ///
 /// Thread safety: const members may be called concurrently. Mount points are read once.
 class CgroupTree {
  public:
-  /// `root` stands in front of /proc and of all mount points: tests give a made-up tree.
+  /// Reads the mount points. `root` is put in front of /proc and of all mount points, so that tests can pass a made-up
+  /// tree.
   explicit CgroupTree(std::string root);
 
-  /// Content of /proc/self/cgroup: changes when the process is moved.
+  /// Returns the content of /proc/self/cgroup, which changes when the process is moved.
   std::string membership() const;
-  /// The groups that control this process for `controller` ("memory", "cpu"): its own first, then
-  /// all ancestors that can be seen.
+  /// Returns the groups that control this process for `controller` ("memory", "cpu"): its own group first, then all
+  /// visible ancestors.
   std::vector<CgroupDirectory> directories(const std::string& membership,
                                            const std::string& controller) const;
 
@@ -45,10 +46,10 @@ class CgroupTree {
   std::vector<Mount> mounts_;
 };
 
-/// The number in a file; empty if the file is missing, or holds "max" or no number.
+/// Returns the number in a file; empty if the file is missing or contains "max" or anything but a number.
 std::optional<std::uint64_t> read_number(const std::string& path);
 
-/// Processors' worth of time that all groups allow; infinity without a quota.
+/// Returns how many processors' worth of time all groups allow; infinity without a quota.
 double cpu_quota(const CgroupTree& tree);
 
 }  // namespace onecopy

@@ -12,7 +12,7 @@ Crew::Crew(std::size_t count, const std::function<void()>& work) {
   try {
     for (std::size_t i = 0; i < count; ++i) threads_.emplace_back(work);
   } catch (const std::exception&) {
-    // The system has no more threads: the existing ones do the work.
+    // The system's limit of threads is reached: the existing threads do the work.
   }
 }
 

@@ -8,10 +8,10 @@
 
 namespace onecopy {
 
-/// Some threads that help the calling one: each runs `work` once, with all signals blocked. If the system has no more
-/// threads, there are fewer, or none.
+/// A group of threads that help the calling one: each runs `work` once, with all signals blocked. The group may have
+/// fewer threads, or none, if the system's limit is reached.
 ///
-/// Thread safety: made and destroyed by one thread; destroying it waits for the others. REQUIRES: `work` may be
+/// Thread safety: created and destroyed by one thread; the destructor waits for the threads. REQUIRES: `work` may be
 /// called concurrently, does not throw, and can be done by the caller alone.
 class Crew {
  public:

@@ -9,14 +9,14 @@ namespace onecopy {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-/// The moment at which waiting ends: never, at once (the call tries once), or some time from now. Thread safety: as a
-/// value.
+/// The time at which a wait ends: never, at once (the call tries once), or a moment of the steady clock. Thread safety:
+/// as a value.
 class Deadline {
  public:
   using nanoseconds = std::chrono::nanoseconds;
 
   constexpr Deadline(TimePoint at) noexcept : at_(at) {}  // NOLINT: a moment is a deadline
-  /// As poll(2) has timeouts: a negative one never ends.
+  /// Constructs a deadline from a timeout of poll(2): a negative one never ends.
   explicit Deadline(std::chrono::milliseconds timeout) noexcept;
   /// Returns `timeout` from now, without overflow; kNow for zero and less.
   static Deadline after(nanoseconds timeout) noexcept;
@@ -33,20 +33,20 @@ class Deadline {
   constexpr TimePoint at() const noexcept { return at_; }
   constexpr bool is_never() const noexcept { return at_ == TimePoint::max(); }
   bool has_passed() const noexcept { return !is_never() && std::chrono::steady_clock::now() > at_; }
-  /// The time left, at most `most`; zero if the deadline has passed.
-  nanoseconds left(nanoseconds most = nanoseconds::max()) const noexcept {
-    if (is_never()) return most;
+  /// Returns the time left, limited to `max`; zero if the deadline has passed.
+  nanoseconds left(nanoseconds max = nanoseconds::max()) const noexcept {
+    if (is_never()) return max;
     if (at_ == TimePoint::min()) return nanoseconds{0};
-    return std::clamp(nanoseconds{at_ - std::chrono::steady_clock::now()}, nanoseconds{0}, most);
+    return std::clamp(nanoseconds{at_ - std::chrono::steady_clock::now()}, nanoseconds{0}, max);
   }
-  /// Returns left(), rounded up: after so long a wait the deadline has passed.
-  std::chrono::milliseconds whole_ms_left(nanoseconds most) const noexcept {
-    return std::chrono::ceil<std::chrono::milliseconds>(left(most));
+  /// Returns left() rounded up to milliseconds: after a wait of this length the deadline has passed.
+  std::chrono::milliseconds whole_ms_left(nanoseconds max) const noexcept {
+    return std::chrono::ceil<std::chrono::milliseconds>(left(max));
   }
-  /// Milliseconds left as poll(2) takes them: rounded up, -1 for ever.
+  /// Returns the milliseconds left, rounded up, as poll(2) takes them: -1 means no limit.
   int poll_timeout() const noexcept;
-  /// Waits for `events` (POLLIN, POLLOUT), an error or a hang-up on `fd`, going on after signals. Returns false if
-  /// the deadline came first.
+  /// Waits for `events` (POLLIN, POLLOUT), an error or a hang-up on `fd`, and resumes after signals. Returns false at
+  /// the deadline.
   bool wait_for(int fd, short events) const;
 
   friend constexpr bool operator==(Deadline a, Deadline b) noexcept { return a.at_ == b.at_; }

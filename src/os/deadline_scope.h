@@ -8,12 +8,12 @@
 
 namespace onecopy {
 
-/// How long a broker may take to answer, at most. It takes well under a millisecond; after this time it is stopped or
-/// starved. Tests lower it.
+/// The max time in which a broker must answer. An answer takes well under a millisecond; a broker that misses this
+/// limit is stopped or starved. Tests lower the limit.
 inline std::atomic<int> reply_timeout_ms{10'000};
 
-/// While a scope lives, its thread waits for brokers until the scope's deadline at most, but for a tenth of a second in
-/// any case. That is many times the time of an answer. Thread safety: a scope belongs to its thread.
+/// A scope that limits how long its thread waits for brokers: to the scope's deadline, but to at least a tenth of a
+/// second, which is many times the time of an answer. Thread safety: a scope belongs to its thread.
 class DeadlineScope {
  public:
   explicit DeadlineScope(Deadline deadline) noexcept;

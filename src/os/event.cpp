@@ -11,7 +11,7 @@
 namespace onecopy {
 
 Event::Event() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!fd_) throw_errno("cannot create an event", errno);
+  if (!fd_) throw_errno("cannot create an eventfd", errno);
 }
 
 void Event::set() noexcept {

@@ -5,10 +5,10 @@
 
 namespace onecopy {
 
-/// A flag that a Poller can wait for (eventfd): its descriptor is readable while it is set.
+/// A flag that a Poller can wait for (eventfd): its descriptor is readable while the flag is set.
 ///
-/// Thread safety: all members may be called concurrently; set() also from a signal handler.
-/// A forked child shares the flag with its parent.
+/// Thread safety: all members may be called concurrently; set() also from a signal handler. A forked child shares the
+/// flag with its parent.
 class Event {
  public:
   Event();

@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::uint64_t kWakeToken = 0;
 
-/// An error at one packet comes at the next thousand, too. A text is logged once, and so is a lack of descriptors,
-/// which names another file each time.
+/// Logs each text once, since an error at one packet recurs at the next thousand. Logs a lack of descriptors once, too,
+/// because its text names another file each time.
 void say_once(const std::exception& e) {
   constexpr std::size_t kMaxTexts = 64;
   thread_local std::set<std::string> said;
@@ -33,7 +33,7 @@ void say_once(const std::exception& e) {
   if (said.insert(is_lack ? "no descriptors" : text).second) log_warning(text);
 }
 
-/// Returns false if it threw.
+/// Runs `f` and logs its exception. Returns false if it threw.
 template <class F>
 bool run_logged(const F& f) noexcept {
   try {
@@ -59,10 +59,10 @@ EventLoop::~EventLoop() { stop(); }
 
 void EventLoop::add(int fd, Task handler, bool edge, bool writable) {
   const LockGuard lock(mutex_);
-  ensure_thread();  // first: if anything fails, nothing may be left that calls `handler`
+  ensure_thread();  // first, because after a failure nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
   auto called = std::make_shared<Task>(std::move(handler));
-  std::map<int, std::uint64_t> number{{fd, token}};  // from here on only the system can fail
+  std::map<int, std::uint64_t> number{{fd, token}};  // afterwards only the system can fail
   std::map<std::uint64_t, Entry> entry{{token, Entry{fd, edge, writable, std::move(called)}}};
   poller_->add(fd, token, edge, writable);
   entries_.merge(entry);
@@ -104,7 +104,7 @@ void EventLoop::ensure_thread() {
   }
 }
 
-/// Returns false if the system has no more threads.
+/// Starts the thread. Returns false if the system's limit of threads is reached.
 bool EventLoop::try_thread() noexcept {
   return run_logged([&] {
     mutex_.assert_held();
@@ -117,13 +117,13 @@ void EventLoop::start() {
   ensure_thread();
 }
 
-void EventLoop::stay_awake(std::chrono::microseconds most) noexcept { awake_until_ = Clock::now() + most; }
+void EventLoop::stay_awake(std::chrono::microseconds max) noexcept { awake_until_ = Clock::now() + max; }
 
 void EventLoop::may_sleep() noexcept { awake_until_ = {}; }
 
 void EventLoop::stop() noexcept {
   {
-    // A thread that another caller is starting now is seen, none is started later.
+    // The lock makes a thread visible that another caller is starting now; no thread starts later.
     const LockGuard lock(mutex_);
     stopping_ = true;
   }
@@ -148,7 +148,7 @@ void EventLoop::run() noexcept {
   running_ = this;
   if (rested_at_ == Clock::time_point::min()) rested_at_ = Clock::now();
   while (!stopping_) {
-    // Without its descriptors, which a program may close that becomes a daemon, it does not spin.
+    // The pause keeps the thread from spinning if a program that becomes a daemon has closed the descriptors.
     if (!run_logged([&] { wait_and_handle(); })) std::this_thread::sleep_for(Timer::kSoon);
     const auto now = Clock::now();
     if (now >= next_pass()) pass();
@@ -204,7 +204,7 @@ void EventLoop::request_pass() noexcept {
   else forget_requests();
 }
 
-/// The system has no more threads: the next caller tries again.
+/// Drops the requests, since no thread can start: the next caller retries.
 void EventLoop::forget_requests() noexcept {
   pass_requested_ = false;
   for (Timer* timer : timers_) timer->runs_soon_ = false;
@@ -214,12 +214,12 @@ EventLoop::Clock::time_point EventLoop::next_pass() const noexcept {
   return pass_requested_ ? std::min(next_due_, rested_at_ + Timer::kSoon) : next_due_;
 }
 
-/// Runs all timers that are due or requested. A timer may come or go meanwhile, so that another is passed over: its
+/// Runs all timers that are due or requested. If a timer is added or removed meanwhile, another one may be skipped; its
 /// request stays.
 void EventLoop::pass() noexcept {
   point("loop.pass");
   rested_at_ = Clock::now();
-  pass_requested_ = false;  // a caller from here on gets another pass
+  pass_requested_ = false;  // a request from here on gets another pass
   const LockGuard lock(mutex_);
   for (std::size_t i = 0; i < timers_.size(); ++i)
     if (Timer& timer = *timers_[i]; timer.runs_soon_ || timer.due_ <= rested_at_) run(timer);

@@ -19,48 +19,48 @@ namespace onecopy {
 
 class Timer;
 
-/// Asks for another look at a part, as Timer::request() does. May be empty, and takes no lock.
+/// A function that requests another run of a Timer, as Timer::request() does. May be empty. Takes no lock.
 using Wakeup = std::function<void()>;
 
-/// The one background thread of a process: it handles events of descriptors, and runs Timers.
+/// The background thread of a process, which handles events of descriptors and runs Timers.
 ///
-/// It starts with the first add(), request of a Timer, or start(). Handlers and Timers run on it, one at a time,
-/// without locks of the EventLoop; their exceptions are logged. It never waits for another process. Thread safety:
-/// all members may be called concurrently, but for stop() and start_again().
+/// The thread starts with the first add(), the first request of a Timer, or start(). Handlers and Timers run on it one
+/// at a time, without locks of the EventLoop; their exceptions are logged. Handlers and Timers must not wait for
+/// another process. Thread safety: all members may be called concurrently, except stop() and start_again().
 class EventLoop {
  public:
   using Clock = std::chrono::steady_clock;
   using Task = std::function<void()>;
 
-  /// `thread_name` has at most 15 characters.
+  /// Constructs a loop. `thread_name` has at most 15 characters.
   explicit EventLoop(const char* thread_name = "onecopy-watch");
   ~EventLoop();
 
-  /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change. A pidfd is readable from the end
-  /// of its process on. With `writable`, also when there is room to send.
+  /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once for each change. With `writable`, also runs
+  /// it when there is room to send. A pidfd becomes readable when its process ends.
   void add(int fd, Task handler, bool edge = false, bool writable = false);
   /// Reports the present state of an edge-triggered `fd` again.
   void rearm(int fd);
-  /// No handler of `fd` starts after this. One may be running, on the loop's thread, unless the caller is that thread.
+  /// Unregisters `fd`. Its handler does not start again; it may still be running on the loop's thread.
   void remove(int fd) noexcept;
 
   /// Starts the thread before it is needed.
   void start();
-  /// On the loop's thread: it stays awake that long, because an answer is about to come.
-  void stay_awake(std::chrono::microseconds most) noexcept;
-  /// Ends stay_awake(): no answer is about to come.
+  /// Keeps the thread polling for up to `max`, because an answer is expected. REQUIRES: called on the loop's thread.
+  void stay_awake(std::chrono::microseconds max) noexcept;
+  /// Ends stay_awake().
   void may_sleep() noexcept;
 
-  /// Ends the thread before a fork (or at exit); registrations and requests stay. start_again() resumes. If the system
-  /// has no more threads then, the next request does.
+  /// Ends the thread before a fork or at exit; registrations and requests stay. start_again() restarts the thread. If
+  /// the system's limit of threads is reached then, the next request retries.
   void stop() noexcept;
   void start_again() noexcept;
-  /// In a forked child, where the parent's registrations mean nothing, and its lock may be held. From here on the loop
-  /// is dead: requests, rearm() and remove() do nothing.
+  /// Abandons the loop in a forked child, where the parent's registrations mean nothing and its lock may be held.
+  /// Afterwards requests, rearm() and remove() do nothing.
   void abandon() noexcept;
-  /// Does stop() wait for the thread? Then a handler leaves events that are reported again.
+  /// Returns whether stop() is waiting for the thread. A handler then leaves events that will be reported again.
   bool is_stopping() const noexcept { return stopping_; }
-  /// Is the caller its thread, which all others wait for?
+  /// Returns whether the caller is the loop's thread, which all other threads wait for.
   bool runs_here() const noexcept { return running_ == this; }
 
  private:
@@ -78,7 +78,7 @@ class EventLoop {
   void wait_and_handle();
   void handle(std::uint64_t token) noexcept;
 
-  // For timers.
+  // These functions serve Timer.
   void add(Timer& timer);
   void remove(Timer& timer) noexcept;
   void request_pass() noexcept;
@@ -88,7 +88,7 @@ class EventLoop {
   void run(Timer& timer) noexcept REQUIRES(mutex_);
 
   const char* const thread_name_;
-  std::optional<Poller> poller_;  ///< none after abandon()
+  std::optional<Poller> poller_;  ///< empty after abandon()
   std::optional<Event> wake_;
   Mutex mutex_;
   std::map<std::uint64_t, Entry> entries_ GUARDED_BY(mutex_);
@@ -101,21 +101,22 @@ class EventLoop {
   std::atomic<bool> stopping_{false};
   bool wanted_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
-  // The thread's own, and the next one's: passes come on time in a process that forks often, too.
-  Clock::time_point next_due_ = Clock::time_point::max();   ///< of the timers, but for requests
-  Clock::time_point rested_at_ = Clock::time_point::min();  ///< the last pass, or events without one
+  // These belong to the thread and to its successor, so that passes are on time even in a process that forks often.
+  Clock::time_point next_due_ = Clock::time_point::max();  ///< of the timers, requests aside
+  Clock::time_point rested_at_ =
+      Clock::time_point::min();  ///< time of the last pass, or of events without one
   Clock::time_point awake_until_{};
-  inline static thread_local const EventLoop* running_ = nullptr;  ///< whose thread this is
+  inline static thread_local const EventLoop* running_ = nullptr;  ///< the loop whose thread this is
 };
 
-/// A task that the thread of an EventLoop runs: soon after a request, and again after the pause that it returns.
-/// Requests of all timers are served together, every 20 ms at most.
+/// A task that the thread of an EventLoop runs soon after a request, and again after the pause that the task returns.
+/// Requests of all timers are served together, at most every 20 ms.
 ///
-/// Thread safety: request() may be called concurrently. The destructor waits for a run under way. REQUIRES: the
-/// EventLoop outlives it, and the task does not destroy it.
+/// Thread safety: request() may be called concurrently. The destructor waits for a running task. REQUIRES: the
+/// EventLoop outlives the timer, and the task does not destroy the timer.
 class Timer {
  public:
-  /// Empty: until the next request.
+  /// The time until the next run; empty means that the task waits for the next request.
   using Pause = std::optional<std::chrono::milliseconds>;
   static constexpr std::chrono::milliseconds kSoon{20};
   static constexpr std::chrono::milliseconds kAtOnce{0};
@@ -126,8 +127,8 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  /// Costs one load if the task runs soon in any case. If the system has no more threads, this has no effect: ask
-  /// again.
+  /// Requests a run of the task. Costs one load if the task runs soon in any case. Does nothing if the system's limit
+  /// of threads is reached: request again then.
   void request() noexcept;
 
  private:
@@ -136,7 +137,8 @@ class Timer {
   EventLoop& loop_;
   const std::function<Pause()> task_;
   std::atomic<bool> runs_soon_{false};
-  EventLoop::Clock::time_point due_ = EventLoop::Clock::time_point::max();  ///< the loop's thread's own
+  EventLoop::Clock::time_point due_ =
+      EventLoop::Clock::time_point::max();  ///< used by the loop's thread only
 };
 
 }  // namespace onecopy

@@ -3,14 +3,13 @@
 
 namespace onecopy {
 
-/// Owns one file descriptor and closes it.
+/// An owner of one file descriptor. The destructor closes it.
 ///
-/// Thread safety: as a value; const members may be called concurrently.
-/// Invariant: holds an open descriptor or -1.
+/// Thread safety: as a value; const members may be called concurrently. Invariant: holds an open descriptor or -1.
 class Fd {
  public:
   Fd() noexcept = default;
-  /// Takes over `fd`; -1 means none.
+  /// Takes over `fd`; -1 means that the object holds none.
   explicit Fd(int fd) noexcept : fd_(fd) {}
   Fd(Fd&& other) noexcept : fd_(other.release()) {}
   Fd& operator=(Fd&& other) noexcept {
@@ -31,7 +30,7 @@ class Fd {
   }
   /// Closes its descriptor and takes over `fd`. Keeps errno.
   void reset(int fd = -1) noexcept;
-  /// Another descriptor of the same open file, close-on-exec. Throws out_of_descriptors.
+  /// Returns another descriptor of the same open file, close-on-exec. Throws out_of_descriptors.
   Fd duplicate() const;
 
  private:

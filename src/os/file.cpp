@@ -45,7 +45,7 @@ void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset
       done += static_cast<std::size_t>(got);
     } else if (got == 0) {
       throw Error(ErrorCode::bad_file,
-                  fmt::format("the file ends at byte {} where {} bytes more are expected; it was cut",
+                  fmt::format("the file ends at byte {}, but {} more bytes are expected; it was cut",
                               offset + done, bytes.size() - done));
     } else if (errno != EINTR) {
       throw_errno(fmt::format("cannot read {} bytes at {}", bytes.size(), offset), errno);
@@ -79,7 +79,8 @@ void ensure_private_directory(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) == 0) return;
   if (errno != EEXIST) throw_errno(fmt::format("cannot create the directory {}", path), errno);
   struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) throw_errno(fmt::format("cannot look at {}", path), errno);
+  if (::lstat(path.c_str(), &status) != 0)
+    throw_errno(fmt::format("cannot read the status of {}", path), errno);
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
     throw Error(ErrorCode::other_user,
                 fmt::format("{} must be a directory (not a link) of user {} that no other user may "

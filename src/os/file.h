@@ -12,20 +12,20 @@
 
 namespace onecopy {
 
-// Thread safety: all functions may be called concurrently. They go on after signals.
+// Thread safety: all functions may be called concurrently. They resume after signals.
 
-/// open(2) with O_CLOEXEC. Throws out_of_descriptors, system.
+/// Opens a file with O_CLOEXEC. Throws out_of_descriptors, system.
 Fd open_file(const std::string& path, int flags, unsigned mode = 0600);
-/// Fills `bytes` from `offset`. Throws bad_file if the file ends before.
+/// Fills `bytes` from `offset`. Throws bad_file if the file ends earlier.
 void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset);
 /// Writes at the file's position. Throws out_of_memory if the file system is full.
 void write_all(const Fd& fd, ByteSpan bytes);
-/// The path up to its last slash: "." without one, "/" for a name in the root.
+/// Returns the path up to its last slash: "." without a slash, "/" for a name in the root.
 std::string directory_of(const std::string& path);
-/// All of a small file, such as those of /proc; empty if it cannot be read.
+/// Returns the content of a small file, e.g. of /proc; empty if it cannot be read.
 std::optional<std::string> try_read_text(const std::string& path);
-/// Makes the directory with mode 0700, or checks that it is a directory (no link) of ours that no other user may
-/// enter. If not, throws other_user, saying how to mend it.
+/// Creates the directory with mode 0700, or checks that it is a directory (not a link) of this user that other users
+/// cannot enter. Throws other_user with the remedy.
 void ensure_private_directory(const std::string& path);
 
 }  // namespace onecopy

@@ -17,10 +17,10 @@ namespace {
 constexpr auto kRanks = static_cast<std::size_t>(ForkRank::count);
 using Hooks = std::array<std::atomic<const ForkHook*>, kRanks>;
 
-constinit Hooks registered{};  // before any hook is made
-constinit Mutex forking;       // threads fork one after the other
+constinit Hooks registered{};  // initialised before any hook is constructed
+constinit Mutex forking;       // serialises forks
 constinit std::array<const ForkHook*, kRanks>
-    ready_hooks{};  // their first step has run; guarded by forking
+    ready_hooks{};  // hooks whose first step has run; guarded by forking
 
 }  // namespace
 

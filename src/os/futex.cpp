@@ -11,7 +11,7 @@
 namespace onecopy {
 namespace {
 
-// Without FUTEX_PRIVATE_FLAG: the kernel finds the word by file and offset, whatever its addresses.
+// FUTEX_PRIVATE_FLAG is not set: the kernel finds the word by file and offset, whatever its addresses.
 long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
            const timespec* timeout) noexcept {
   return ::syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);

@@ -7,11 +7,11 @@
 
 namespace onecopy {
 
-// Wait and wake on a word in memory shared between processes. Thread safety: all may be called
-// concurrently, also on read-only mappings.
+// These functions wait for and wake on a word in memory that processes share. Thread safety: all may be called
+// concurrently, even on read-only mappings.
 
-/// Sleeps while `word` holds `expected`. Returns false only if `timeout` passed. True may come without a reason: look
-/// at the word again.
+/// Sleeps while `word` holds `expected`. Returns false only if `timeout` passed. May return true without a wake: check
+/// the word again.
 bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds timeout) noexcept;
 /// Wakes up to `count` waiters. Returns how many were asleep.

@@ -24,7 +24,7 @@ std::uint32_t big_endian(const std::byte* at) noexcept {
   return __builtin_bswap32(load<std::uint32_t>(at));
 }
 
-/// SHA-256 over bytes that come in parts. Names of variables are those of FIPS 180-4.
+/// A SHA-256 over bytes that come in parts. The variables have the names of FIPS 180-4.
 class Sha256 {
  public:
   void update(ByteSpan bytes) noexcept {

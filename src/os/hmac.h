@@ -8,15 +8,15 @@
 
 namespace onecopy {
 
-// Pure functions; may be called concurrently.
+// Thread safety: all functions are pure and may be called concurrently.
 
 using Digest = std::array<std::uint8_t, 32>;
 
-/// SHA-256 (FIPS 180-4).
+/// Returns the SHA-256 of the bytes (FIPS 180-4).
 Digest sha256(ByteSpan bytes) noexcept;
-/// HMAC-SHA-256 (RFC 2104).
+/// Returns the HMAC-SHA-256 of the message (RFC 2104).
 Digest hmac_sha256(ByteSpan key, ByteSpan message) noexcept;
-/// Takes equally long wherever the bytes differ. Returns false if the lengths differ.
+/// Compares in a time that does not depend on where the bytes differ. Returns false if the lengths differ.
 bool equal_in_constant_time(ByteSpan a, ByteSpan b) noexcept;
 
 }  // namespace onecopy

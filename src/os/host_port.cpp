@@ -19,7 +19,7 @@ HostPort HostPort::parse(const std::string& text) {
   const auto refuse = [&](const char* why) {
     throw Error(
         ErrorCode::invalid_argument,
-        fmt::format("\"{}\" is no address: {}; write it as 10.0.0.1:4711 (port 0 to listen on any free "
+        fmt::format("\"{}\" is not an address: {}; write it as 10.0.0.1:4711 (port 0 picks any free "
                     "one)",
                     text, why));
   };
@@ -28,7 +28,7 @@ HostPort HostPort::parse(const std::string& text) {
   if (colon == std::string::npos) refuse("the port is missing");
   in_addr host{};
   if (::inet_pton(AF_INET, text.substr(0, colon).c_str(), &host) != 1)
-    refuse("the host is no IPv4 address");
+    refuse("the host is not an IPv4 address");
   result.host = ntohl(host.s_addr);
   const char* const begin = text.data() + colon + 1;
   const char* const end = text.data() + text.size();

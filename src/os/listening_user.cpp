@@ -26,7 +26,7 @@ struct Question {
   unix_diag_req body{};
 };
 
-/// A socket on which the kernel lists all listening Unix sockets of this network namespace; empty if it refuses.
+/// Opens a socket on which the kernel lists all listening Unix sockets of this network namespace; empty if it refuses.
 Fd ask_for_listeners() noexcept {
   Fd fd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!fd) return {};
@@ -40,7 +40,7 @@ Fd ask_for_listeners() noexcept {
   return sent == ssize_t{sizeof question} ? std::move(fd) : Fd();
 }
 
-/// The user in the message about one socket, if the socket has the name.
+/// Returns the user in the message about one socket, if the socket has the name.
 std::optional<unsigned> user_if_named(const nlmsghdr* message, std::string_view name) noexcept {
   const auto* socket = static_cast<const unix_diag_msg*>(NLMSG_DATA(message));
   if (message->nlmsg_type != SOCK_DIAG_BY_FAMILY || socket->udiag_type != SOCK_SEQPACKET) return {};

@@ -8,22 +8,21 @@
 
 namespace onecopy {
 
-/// The word of a lock between processes, and each step on it. tests/explorer runs this code through its
-/// interleavings.
+/// The word of a lock between processes, and the steps on it. tests/explorer runs this code through its interleavings.
 ///
 ///   bits 0..29   thread id of the holder; 0 = free
-///   bit 30       the kernel's mark: the last holder died (it sets the id to 0 with it)
-///   bit 31       threads may be asleep on the word
-///   bits 32..63  generation: one more with each time that the lock is taken
+///   bit 30       set by the kernel, which also clears the id, when the holder died
+///   bit 31       set while threads may be asleep on the word
+///   bits 32..63  generation: incremented each time the lock is taken
 ///
-/// A thread announces the word to the kernel before it touches it, and until it is done (Thread::begin, end). If it
-/// dies in between, the kernel frees the word, and wakes a sleeper. The announcement lies in the thread's own memory:
-/// no pointer is ever read from the shared word's neighbourhood.
+/// A thread announces the word to the kernel before it touches the word, and until it is done (Thread::begin, end). If
+/// the thread dies in between, the kernel frees the word and wakes a sleeper. The announcement lies in the thread's own
+/// memory: no pointer is ever read from the memory around the shared word.
 ///
-/// A second net serves a holder whose announcement was lost. A sleeper that was not woken for a whole slice asks
-/// whether the holder exists, and if not takes the lock over. The generation makes that exact: only the word that was
-/// looked at is exchanged. So two sleepers that do this at once, or a later thread with the dead one's id, cannot be
-/// confused.
+/// A second mechanism covers a holder whose announcement was lost. A sleeper that was not woken for a whole slice
+/// checks whether the holder exists, and takes the lock over if not. The generation makes this safe: the exchange
+/// succeeds only for the word that was checked, so two sleepers that do this at once, or a later thread with the dead
+/// thread's id, cannot be confused.
 ///
 /// P names the machine: Word (a 64-bit atomic), Thread, wait(), wake_one(), exists().
 template <class P>
@@ -42,7 +41,8 @@ class LockWord {
     return false;
   }
 
-  /// Sleeps up to slice() at a time until the lock is free or its holder dead. Returns false if slice() is 0.
+  /// Sleeps for up to slice() at a time until the lock is free or its holder dead. Returns false once slice() returns
+  /// 0.
   template <class Slice>
   bool lock(Thread& me, Slice&& slice) noexcept {
     me.begin(&word_);
@@ -51,7 +51,7 @@ class LockWord {
     return locked;
   }
 
-  /// REQUIRES: `me` holds it.
+  /// Releases the lock. REQUIRES: `me` holds it.
   void unlock(Thread& me) noexcept {
     const std::uint64_t before = word_.exchange(freed(word_.load()));
     point("lock.released");
@@ -59,7 +59,7 @@ class LockWord {
     me.end(&word_);
   }
 
-  /// The thread id of the holder; 0 = free.
+  /// Returns the thread id of the holder, or 0 if the lock is free.
   std::uint32_t holder() const noexcept { return static_cast<std::uint32_t>(word_.load() & kHolder); }
 
  private:
@@ -73,14 +73,16 @@ class LockWord {
     return (freed(word) + kGeneration) | (word & kWaiters) | holder;
   }
 
-  /// `holder` may bring kWaiters with it. Returns false if another thread holds the word, which is then in `seen`.
+  /// Takes the word if it is free. `holder` may include kWaiters. Returns false, with the word in `seen`, if another
+  /// thread holds it.
   bool try_take(std::uint64_t& seen, std::uint64_t holder) noexcept {
     while (is_free(seen))
       if (word_.compare_exchange_strong(seen, taken(seen, holder))) return true;
     return false;
   }
 
-  /// After a sleep the lock is taken with kWaiters: others may be asleep, and this wake was theirs too.
+  /// Waits and takes the lock. After a sleep the lock is taken with kWaiters, because more threads may be asleep and
+  /// this thread has consumed their wake.
   template <class Slice>
   bool wait_and_take(Thread& me, Slice& slice) noexcept {
     std::uint64_t holder = me.id();

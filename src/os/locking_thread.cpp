@@ -14,19 +14,19 @@
 namespace onecopy {
 namespace {
 
-/// The address that stands for the lock in the list: the kernel adds the offset again to find the lock itself.
+/// Returns the address that stands for the lock in the list; the kernel adds the offset to find the lock itself.
 robust_list* entry_of(const void* word, long offset) noexcept {
   return reinterpret_cast<robust_list*>(const_cast<char*>(static_cast<const char*>(word)) - offset);
 }
 
 void tell(robust_list_head& head, robust_list* entry) noexcept {
-  // The kernel reads it when this thread has stopped: only the compiler could disturb the order.
+  // The kernel reads the announcement when this thread has stopped, so only the compiler could reorder the writes.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   *const_cast<robust_list* volatile*>(&head.list_op_pending) = entry;
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-/// For threads that the C library did not start, such as the child of a raw clone.
+/// Registers a list for threads that the C library did not start, such as the child of a raw clone.
 robust_list_head* register_own() noexcept {
   thread_local robust_list_head own;
   own = {{&own.list}, 0, nullptr};

@@ -9,16 +9,17 @@ struct robust_list_head;
 
 namespace onecopy {
 
-/// This thread as holder of locks in shared memory: its id, and the announcement that the kernel reads at its death.
+/// The calling thread as a holder of locks in shared memory: its id, and the announcement that the kernel reads when
+/// the thread dies.
 ///
-/// The kernel knows a list of locks for each thread, which is the C library's (set_robust_list(2)). It has a place
-/// for the one lock that a thread is busy with. That place is used instead of the list: list entries lie beside their
-/// locks, in memory that other processes write.
+/// The kernel knows one list of locks for each thread, which belongs to the C library (set_robust_list(2)), and one
+/// place for the lock that the thread is just taking or releasing. Only that place is used here: list entries would lie
+/// beside their locks, in memory that other processes write.
 ///
 /// Thread safety: an object belongs to its thread.
 class LockingThread {
  public:
-  /// A forked child gets another one, also after a raw clone.
+  /// Returns the calling thread's object. A forked child gets another one, even after a raw clone.
   static LockingThread& current() noexcept {
     static constinit thread_local LockingThread me;
     if (me.pid_ != current_pid()) [[unlikely]]
@@ -27,12 +28,12 @@ class LockingThread {
   }
 
   std::uint32_t id() const noexcept { return id_; }
-  /// From here to end(), if this thread dies as the holder of `word`, the kernel frees it. That works for one word at
-  /// a time: within a first begin() a second one has no effect.
+  /// Announces `word` until end(): if this thread dies as its holder, the kernel frees the word. Only one word can be
+  /// announced at a time: a second begin() within the first does nothing.
   void begin(const void* word) noexcept;
   void end(const void* word) noexcept;
 
-  /// Returns false if no thread of this PID namespace has that id.
+  /// Returns whether a thread of this PID namespace has that id.
   static bool exists(std::uint32_t id) noexcept;
 
  private:

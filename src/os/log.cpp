@@ -15,7 +15,7 @@
 namespace onecopy {
 namespace {
 
-/// The least level that is written; `off` is above all of them.
+/// The lowest level that is written; `off` is above all levels.
 enum class Threshold { debug, info, warning, error, off };
 
 constexpr std::array<std::pair<std::string_view, Threshold>, 5> kWords{{{"off", Threshold::off},
@@ -30,7 +30,7 @@ struct Setting {
   bool is_level = true;
 };
 
-// Plain atomics, no locks and no guarded statics: a child forked in the middle of a line can log.
+// These are plain atomics, without locks and guarded statics, so that a child forked in the middle of a line can log.
 constexpr int kUnread = -1;
 constexpr int kNoLevel = 16;  // added to the threshold
 std::atomic<int> g_setting{kUnread};
@@ -56,7 +56,7 @@ constexpr std::string_view name_of(LogLevel level) noexcept {
   return "error";
 }
 
-/// One call a line, so that lines of several processes do not mix. Throws bad_alloc for a long line alone.
+/// Writes a line with one call, so that lines of several processes do not mix. Throws bad_alloc for a long line.
 void write_to_stderr(LogLevel level, std::string_view text) {
   constexpr std::size_t kOnStack = 1024;
   fmt::basic_memory_buffer<char, kOnStack> line;
@@ -66,12 +66,12 @@ void write_to_stderr(LogLevel level, std::string_view text) {
 }
 
 void deliver(LogLevel level, std::string_view text) noexcept {
-  const int saved = errno;  // callers log between a failed call and their look at errno
+  const int saved = errno;  // callers may log between a failed call and reading errno
   try {
     const LogSink sink = g_sink.load(std::memory_order_acquire);
     sink ? sink(level, text) : write_to_stderr(level, text);
   } catch (...) {
-    // Without memory the line is lost.
+    // The line is lost without memory.
   }
   errno = saved;
 }
@@ -79,15 +79,15 @@ void deliver(LogLevel level, std::string_view text) noexcept {
 void say_that_it_is_no_level(const char* word) noexcept {
   try {
     deliver(LogLevel::warning,
-            fmt::format("ONECOPY_LOG is \"{}\", which is no level: off, error, warning, info or debug; "
-                        "going on with warning",
+            fmt::format("ONECOPY_LOG is \"{}\", which is not a level (off, error, warning, info, debug); "
+                        "using warning",
                         word));
   } catch (...) {
-    // As in deliver().
+    // The line is lost without memory.
   }
 }
 
-/// Reads ONECOPY_LOG the first time.
+/// Returns the setting, and reads ONECOPY_LOG at the first call.
 Setting setting() noexcept {
   int known = g_setting.load(std::memory_order_relaxed);
   if (known != kUnread) return unpacked(known);
@@ -132,7 +132,7 @@ void log_formatted(LogLevel level, fmt::string_view format, fmt::format_args arg
     fmt::vformat_to(std::back_inserter(line), format, arguments);
     deliver(level, {line.data(), line.size()});
   } catch (...) {
-    // As in deliver().
+    // The line is lost without memory.
   }
   errno = saved;
 }

@@ -9,22 +9,22 @@
 
 namespace onecopy {
 
-// Lines on stderr, "[onecopy] [warning] ..." with the pid, each in one write(2). ONECOPY_LOG = off, error, warning
-// (the default), info or debug says how much. Thread safety: may be called concurrently, and in a child forked while
-// another thread logs. Nothing throws; errno stays.
+// The log goes to stderr, as lines "[onecopy] [warning] ..." with the pid, each in one write(2). ONECOPY_LOG selects
+// the level: off, error, warning (the default), info or debug. Thread safety: all functions may be called concurrently,
+// and in a child that was forked while another thread logs. They do not throw, and keep errno.
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Receives each line that ONECOPY_LOG lets through: its level and its text, without prefix and line break. Any
-/// thread may call it, also with locks of the library held. So it must not call onecopy, nor wait for a thread that
-/// does. Its exceptions are dropped.
+/// A function that receives each line that ONECOPY_LOG lets through: its level and its text, without prefix and line
+/// break. Any thread may call it, even with locks of the library held, so it must not call onecopy or wait for a thread
+/// that does. Its exceptions are dropped.
 using LogSink = void (*)(LogLevel level, std::string_view text);
 
-/// Lines go to `sink` from now on, in place of stderr; nullptr means stderr again. A line that another thread has
-/// begun may still go to the sink before: it must stay callable. Forked children keep the sink.
+/// Sends lines to `sink` in place of stderr; nullptr restores stderr. The former sink must stay callable, because
+/// another thread may be about to call it. Forked children keep the sink.
 void set_log_sink(LogSink sink) noexcept;
 
-/// Reads ONECOPY_LOG now instead of at the first line. Returns false if it is no level, which is said once, or was.
+/// Reads ONECOPY_LOG now instead of at the first line. Returns false if its value is not a level, which is logged once.
 bool start_log() noexcept;
 
 void log_error(std::string_view message) noexcept;
@@ -32,7 +32,7 @@ void log_warning(std::string_view message) noexcept;
 void log_info(std::string_view message) noexcept;
 void log_debug(std::string_view message) noexcept;
 
-/// Formats the line if the level is let through. If there is no memory for its text, the line is lost.
+/// Formats and logs the line if the level is let through. The line is lost if there is no memory for its text.
 void log_formatted(LogLevel level, fmt::string_view format, fmt::format_args arguments) noexcept;
 
 template <class... Args>
@@ -48,12 +48,12 @@ void log_info(fmt::format_string<Args...> format, Args&&... args) noexcept {
   log_formatted(LogLevel::info, format, fmt::make_format_args(args...));
 }
 
-/// Tells whether ONECOPY_LOG lets debug lines through: one read and a branch, for paths that run a million times a
-/// second.
+/// Returns whether ONECOPY_LOG lets debug lines through. Costs a read and a branch, for paths that run a million times
+/// a second.
 bool logs_debug() noexcept;
 
-/// Logs the line that `text()` returns, which is not called unless the line is let through. A line whose making throws
-/// is lost.
+/// Logs the line that `text()` returns. Calls `text` only if the line is let through. The line is lost if `text`
+/// throws.
 template <std::invocable Text>
 void log_debug(Text&& text) noexcept {
   if (!logs_debug()) [[likely]]
@@ -61,7 +61,7 @@ void log_debug(Text&& text) noexcept {
   try {
     log_debug(std::string(text()));
   } catch (...) {
-    // As in log_debug(): without memory the line is lost.
+    // The line is lost without memory, as in log_debug() above.
   }
 }
 

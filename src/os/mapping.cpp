@@ -22,7 +22,7 @@
 namespace onecopy {
 namespace {
 
-/// Without allocating: when mappings have run out, malloc has as well.
+/// Counts without allocating: when mappings have run out, malloc fails as well.
 std::size_t count_mappings() noexcept {
   const Fd maps(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
   std::array<char, 4096> part;
@@ -37,14 +37,13 @@ std::size_t max_mappings() {
   return text ? std::strtoull(text->c_str(), nullptr, 10) : 65530;
 }
 
-/// mmap says ENOMEM for three different limits; finds out which.
+/// Throws for the limit that was reached: mmap reports ENOMEM for three different ones.
 [[noreturn]] void throw_no_memory(std::size_t size) {
   constexpr std::size_t kAddresses = std::size_t{1} << 47;
   if (size >= kAddresses)
-    throw Error(
-        ErrorCode::out_of_memory,
-        fmt::format("cannot map {} bytes: a process has addresses for {} at most", size, kAddresses),
-        ENOMEM, ErrorDomain::posix);
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("cannot map {} bytes: a process can address at most {}", size, kAddresses),
+                ENOMEM, ErrorDomain::posix);
   const std::size_t now = count_mappings();
   point("mapping.counted");
   const std::size_t most = max_mappings();
@@ -104,14 +103,14 @@ Mapping Mapping::anonymous(std::size_t size) {
 
 void Mapping::forget() noexcept {
   if (!data_) return;
-  // If this fails, the memory stays until the process ends. The kernel swaps the pages while readers may read words
-  // of them. ThreadSanitizer takes a plain mmap() for a write to them all, but not the bare system call.
+  // If this fails, the memory stays until the process ends. The kernel swaps the pages while readers may read words of
+  // them. ThreadSanitizer takes a plain mmap() for a write to all of them, but not the bare system call.
   (void)::syscall(SYS_mmap, data_, size_, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0L);
 }
 
-/// At the kernel's limit of mappings, which lets one too many be made, even replacing one is refused. A new one after
-/// its end is not.
+/// Replaces the mapping, or unmaps and maps it again: at its limit of mappings the kernel refuses to replace one, but
+/// allows a new one after an old one has gone.
 void Mapping::clear() {
   const auto map = [this] {
     return ::mmap(data_, size_, PROT_READ | PROT_WRITE,
@@ -131,7 +130,7 @@ void Mapping::reset() noexcept {
   size_ = 0;
 }
 
-/// Neighbours differ in access, or they would be one mapping to the kernel.
+/// Tests with neighbours of different access, which the kernel cannot merge into one mapping.
 bool has_room_for_mappings(std::size_t count) noexcept {
   constexpr std::size_t kSmallest = 4096;
   constexpr std::size_t kMax = 64;

@@ -23,7 +23,7 @@ static_assert(kSealWrite == F_SEAL_WRITE && kSealFutureWrite == F_SEAL_FUTURE_WR
 
 namespace {
 
-/// The kernel does not refuse: it kills (SIGXFSZ).
+/// Throws if RLIMIT_FSIZE is too low, because the kernel would kill the process (SIGXFSZ) instead of refusing.
 void check_file_size_limit(const std::string& name, std::size_t size) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || size <= limit.rlim_cur) return;

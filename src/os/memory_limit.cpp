@@ -16,7 +16,7 @@
 namespace onecopy {
 namespace {
 
-/// v1 writes its largest number of pages for "no limit".
+/// The least number that means "no limit": v1 writes its largest number of pages.
 constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 62;
 
 std::uint64_t number_at(std::string_view text, std::size_t at) noexcept {
@@ -26,7 +26,7 @@ std::uint64_t number_at(std::string_view text, std::size_t at) noexcept {
   return number;
 }
 
-/// The number behind `key` at the start of a line; empty if there is no such line.
+/// Returns the number after `key` at the start of a line; empty if there is no such line.
 std::optional<std::uint64_t> value_of(std::string_view text, std::string_view key) noexcept {
   for (std::size_t line = 0; line < text.size();) {
     if (text.substr(line).starts_with(key)) return number_at(text, line + key.size());
@@ -37,7 +37,7 @@ std::optional<std::uint64_t> value_of(std::string_view text, std::string_view ke
   return std::nullopt;
 }
 
-/// Limit and charge of one group, without the (slower) look at its file cache.
+/// Returns limit and charge of one group, without reading its file cache, which is slower.
 std::optional<MemoryLimit> raw_limit(const CgroupDirectory& group) {
   const auto limit = read_number(group.path + (group.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
   if (!limit || *limit >= kUnlimited) return std::nullopt;
@@ -73,7 +73,8 @@ std::string mebibytes(std::uint64_t bytes) {
                           mebibytes(bytes), mebibytes(available)));
 }
 
-/// Never destroyed: threads may allocate while the process ends.
+/// Returns the limits of this machine. The object is never destroyed, because threads may allocate while the process
+/// ends.
 const MemoryLimits& this_machine() {
   static const MemoryLimits* const limits = std::make_unique<MemoryLimits>().release();
   return *limits;
@@ -84,10 +85,10 @@ const MemoryLimits& this_machine() {
 struct MemoryLimits::State {
   explicit State(std::string root_directory) : root(std::move(root_directory)), tree(root) {}
 
-  /// The groups of this process now.
+  /// Returns the groups that this process is in now.
   std::vector<CgroupDirectory> groups() {
     std::string now = tree.membership();
-    // Not waited for: after fork, a thread that does not exist any more may hold it.
+    // This does not wait, because after a fork the lock may be held by a thread that does not exist in the child.
     if (!mutex.try_lock()) return tree.directories(now, "memory");
     const LockGuard lock(mutex, std::adopt_lock);
     if (now != membership) {

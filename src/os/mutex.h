@@ -6,8 +6,8 @@
 #include <mutex>
 #include <shared_mutex>
 
-/// Locks that Clang checks: a member that is GUARDED_BY() a Mutex is touched only while that is held, and a function
-/// that REQUIRES() one is called only then. Other compilers see plain locks.
+/// The macros of Clang's thread-safety analysis: a member that is GUARDED_BY() a Mutex is accessed only while the mutex
+/// is held, and a function that REQUIRES() one is called only then. Other compilers ignore them.
 #if defined(__clang__)
 #define ONECOPY_ANNOTATION(x) __attribute__((x))
 #else
@@ -16,23 +16,24 @@
 
 #define CAPABILITY(name) ONECOPY_ANNOTATION(capability(name))
 #define SCOPED_CAPABILITY ONECOPY_ANNOTATION(scoped_lockable)
-/// Of a member: read and written with the lock held. PT_GUARDED_BY: so is what it points to.
+/// Marks a member that is read and written with the lock held; with PT_GUARDED_BY, the object that it points to.
 #define GUARDED_BY(mutex) ONECOPY_ANNOTATION(guarded_by(mutex))
 #define PT_GUARDED_BY(mutex) ONECOPY_ANNOTATION(pt_guarded_by(mutex))
-/// Of a mutex: taken after the other one.
+/// Marks a mutex that is taken after the other one.
 #define ACQUIRED_AFTER(mutex) ONECOPY_ANNOTATION(acquired_after(mutex))
-/// Of a function: the caller holds the lock; it must not; it holds the lock afterwards, or no more.
+/// Marks a function: the caller holds the lock (REQUIRES), must not hold it (EXCLUDES), holds it afterwards (ACQUIRE),
+/// or holds it before but not afterwards (RELEASE).
 #define REQUIRES(...) ONECOPY_ANNOTATION(requires_capability(__VA_ARGS__))
 #define EXCLUDES(...) ONECOPY_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define ACQUIRE(...) ONECOPY_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define RELEASE(...) ONECOPY_ANNOTATION(release_capability(__VA_ARGS__))
-/// As the two above, for readers: several may hold the lock at once.
+/// Marks the same for readers, several of which may hold the lock at once.
 #define REQUIRES_SHARED(...) ONECOPY_ANNOTATION(requires_shared_capability(__VA_ARGS__))
 #define ACQUIRE_SHARED(...) ONECOPY_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define RELEASE_SHARED(...) ONECOPY_ANNOTATION(release_shared_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) ONECOPY_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define ASSERT_CAPABILITY(mutex) ONECOPY_ANNOTATION(assert_capability(mutex))
-/// Of a function whose locks the analysis cannot follow; a comment says why.
+/// Marks a function whose locks the analysis cannot follow; a comment gives the reason.
 #define NO_THREAD_SAFETY_ANALYSIS ONECOPY_ANNOTATION(no_thread_safety_analysis)
 
 namespace onecopy {
@@ -43,7 +44,7 @@ class CAPABILITY("mutex") Mutex {
   void lock() ACQUIRE() { mutex_.lock(); }
   void unlock() RELEASE() { mutex_.unlock(); }
   bool try_lock() TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  /// Tells the analysis, in a lambda, that the function around it holds the lock.
+  /// Tells the analysis, in a lambda, that the enclosing function holds the lock.
   void assert_held() const ASSERT_CAPABILITY(this) {}
 
  private:
@@ -63,7 +64,7 @@ class CAPABILITY("shared_mutex") SharedMutex {
   std::shared_mutex mutex_;
 };
 
-/// Holds a SharedMutex until the end of its block, as its one writer.
+/// A scope that holds a SharedMutex as its only writer.
 class SCOPED_CAPABILITY WriterLock {
  public:
   explicit WriterLock(SharedMutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -75,7 +76,7 @@ class SCOPED_CAPABILITY WriterLock {
   SharedMutex& mutex_;
 };
 
-/// Holds a SharedMutex until the end of its block, beside other readers.
+/// A scope that holds a SharedMutex beside other readers.
 class SCOPED_CAPABILITY ReaderLock {
  public:
   explicit ReaderLock(SharedMutex& mutex) ACQUIRE_SHARED(mutex) : mutex_(mutex) { mutex_.lock_shared(); }
@@ -87,11 +88,11 @@ class SCOPED_CAPABILITY ReaderLock {
   SharedMutex& mutex_;
 };
 
-/// Holds a Mutex until the end of its block.
+/// A scope that holds a Mutex.
 class SCOPED_CAPABILITY LockGuard {
  public:
   explicit LockGuard(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  /// Of a mutex that the caller has taken.
+  /// Takes over a mutex that the caller has locked.
   LockGuard(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
   ~LockGuard() RELEASE() { mutex_.unlock(); }
   LockGuard(const LockGuard&) = delete;
@@ -101,7 +102,7 @@ class SCOPED_CAPABILITY LockGuard {
   Mutex& mutex_;
 };
 
-/// A LockGuard that lets go of its mutex for a while.
+/// A scope that holds a Mutex and may release it for a while.
 class SCOPED_CAPABILITY ReleasableLock {
  public:
   explicit ReleasableLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -125,7 +126,7 @@ class SCOPED_CAPABILITY ReleasableLock {
   bool is_held_ = true;
 };
 
-/// Threads that wait for a change of what a Mutex guards.
+/// A condition that threads wait for, of the data that a Mutex guards.
 class Condition {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {
@@ -133,7 +134,7 @@ class Condition {
     changed_.wait(lock);
     lock.release();
   }
-  /// False at the deadline.
+  /// Returns false at the deadline.
   template <class Clock, class Duration>
   bool wait_until(Mutex& mutex, const std::chrono::time_point<Clock, Duration>& deadline) REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);

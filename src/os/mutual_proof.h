@@ -10,12 +10,12 @@
 #include "onecopy/core/bytes.h"
 #include "os/hmac.h"
 
-/// How two processes prove to each other that they know a secret, without sending it. Each makes a nonce, and answers
-/// the other's with a digest of the secret, its role and both nonces. The role keeps the answers of the two sides
-/// apart. Brokers and borrowers, and listeners and their clients use it.
+/// A protocol with which two processes prove to each other that they know a secret, without sending it. Each side makes
+/// a nonce and answers the other's with a digest of the secret, its role and both nonces. The role makes the answers of
+/// the two sides different. Brokers and borrowers use the protocol, and listeners and their clients.
 namespace onecopy {
 
-/// Random bytes that are used once.
+/// A string of random bytes that is used once.
 template <std::size_t bytes>
 using NonceOf = std::array<std::uint8_t, bytes>;
 
@@ -28,7 +28,7 @@ Nonce make_nonce() {
   return nonce;
 }
 
-/// The digest for `role`. Both sides give the nonces in one order.
+/// Returns the digest for `role`. Both sides pass the nonces in the same order.
 Digest prove_bytes(ByteSpan secret, std::string_view role, ByteSpan first, ByteSpan second);
 
 template <class Nonce>
@@ -36,7 +36,7 @@ Digest prove(ByteSpan secret, std::string_view role, const Nonce& first, const N
   return prove_bytes(secret, role, std::as_bytes(std::span(first)), std::as_bytes(std::span(second)));
 }
 
-/// Compares in constant time.
+/// Compares the digests in constant time.
 bool is_proof(const Digest& given, const Digest& expected) noexcept;
 
 }  // namespace onecopy

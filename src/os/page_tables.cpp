@@ -11,7 +11,7 @@ namespace onecopy {
 
 namespace {
 
-/// Little, so that the front, where the driver begins, is there soon.
+/// The bytes of one step, few so that the front, where the driver begins, is ready soon.
 constexpr std::size_t kPiece = std::size_t{2} << 20;
 
 std::size_t threads_for(std::size_t bytes) {
@@ -26,8 +26,9 @@ std::size_t threads_for(std::size_t bytes) {
 PageTableFiller::PageTableFiller(std::byte* at, std::size_t bytes)
     : at_(at), bytes_(bytes), crew_(threads_for(bytes), [this] { work(); }) {}
 
-/// Faults for reading map the pages around, too, and are a third of the time of those for writing. A writable mapping
-/// of shared memory is writable afterwards nevertheless: the system does not follow writes to it.
+/// Faults pages in for reading, which also maps the pages around and takes a third of the time of faulting for writing.
+/// A writable mapping of shared memory is writable afterwards all the same, because the system does not track writes to
+/// it.
 void PageTableFiller::work() noexcept {
   constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14
   for (std::size_t begin = next_.fetch_add(kPiece); begin < bytes_; begin = next_.fetch_add(kPiece))

@@ -8,11 +8,11 @@
 
 namespace onecopy {
 
-/// Enters present pages of a shared mapping into this process's page tables, by a few threads and in ascending order,
-/// while the caller has a driver pin them. The driver would fault page by page, in one thread. Only for speed: has no
-/// effect before Linux 5.14.
+/// A few threads that enter present pages of a shared mapping into this process's page tables, in ascending order,
+/// while the caller has a driver pin the pages. The driver alone would fault page by page, in one thread. This only
+/// saves time: it does nothing before Linux 5.14.
 ///
-/// Thread safety: made and destroyed by one thread; destroying it waits for the others.
+/// Thread safety: created and destroyed by one thread; the destructor waits for the threads.
 class PageTableFiller {
  public:
   PageTableFiller(std::byte* at, std::size_t bytes);

@@ -28,7 +28,7 @@ Sighting look(int number, const Note& note) {
   std::ifstream maps(fmt::format("/proc/{}/maps", number));
   if (!maps && (errno == ENOENT || errno == ESRCH)) return Sighting::gone;
   if (!maps)
-    // Short of descriptors, for instance.
+    // The process may be short of descriptors, for instance.
     return errno == EACCES || errno == EPERM ? Sighting::refused : Sighting::nothing;
   bool has_memory = false;
   for (std::string line; std::getline(maps, line); has_memory = true) note(line);
@@ -36,7 +36,7 @@ Sighting look(int number, const Note& note) {
   return has_memory ? Sighting::memory : Sighting::no_memory;
 }
 
-/// The inode of the file in a line of maps, if its name contains `name`; else 0, which no file has.
+/// Returns the inode of the file in a line of maps if its name contains `name`, else 0, which is not a valid inode.
 std::uint64_t inode_in(const std::string& line, const char* name) {
   if (line.find(name) == std::string::npos) return 0;
   std::istringstream fields(line);
@@ -50,7 +50,7 @@ bool is_of(const std::string& line, const MappedFile& file) {
   return inode_in(line, file.name) == file.inode;
 }
 
-/// Also true of a process that forbids others to look at it.
+/// Returns whether the process runs as this user; also true for a process that forbids others to inspect it.
 bool is_of_our_user(int pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string word; status >> word;)
@@ -58,7 +58,8 @@ bool is_of_our_user(int pid) {
   return false;
 }
 
-/// A process that may not be looked at is mostly another user's: only root has children that become such.
+/// Returns whether the process may use the memory unknown to this one. A process that cannot be inspected mostly
+/// belongs to another user, and only root has children of other users.
 bool may_be_untracked(int pid, const BorrowerFiles& files) {
   std::size_t tables = 0;
   std::set<std::uint64_t> pages;
@@ -71,7 +72,7 @@ bool may_be_untracked(int pid, const BorrowerFiles& files) {
   return seen == Sighting::nothing || tables > pages.size();
 }
 
-/// If not, /proc does not show such files.
+/// Returns whether /proc shows this file in this process's own mappings. If not, /proc does not show such files at all.
 bool is_mapped_here(const MappedFile& file) {
   bool is_mapped = false;
   look(number_in_proc(current_pid()),
@@ -81,8 +82,8 @@ bool is_mapped_here(const MappedFile& file) {
 
 }  // namespace
 
-/// A process without any memory is ending. A device may still be at work for it until its pidfd says that it has
-/// ended.
+/// Returns true also for a process without any memory, which is ending: a device may still work for it until its pidfd
+/// reports the end.
 bool maps_file(int pid, const MappedFile& file) {
   const int number = number_in_proc(pid);
   if (number == 0) return true;
@@ -92,7 +93,7 @@ bool maps_file(int pid, const MappedFile& file) {
   return is_mapped || seen != Sighting::memory;
 }
 
-/// The table is ours, so its users are younger than we are.
+/// Scans the processes that are younger than this one, since only they can use its table.
 bool UntrackedMappers::look(const BorrowerFiles& files) {
   point("unseen.look");
   looks_.looked();

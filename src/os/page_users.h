@@ -9,35 +9,35 @@
 
 namespace onecopy {
 
-/// A file in memory as /proc/<pid>/maps shows it.
+/// A file in memory, as /proc/<pid>/maps names it.
 struct MappedFile {
   const char* name;
   std::uint64_t inode;
 };
 
-/// May the process still map it? True when it cannot be seen.
+/// Returns whether the process may still map the file: true if its mappings cannot be read.
 bool maps_file(int pid, const MappedFile& file);
 
-/// The files of ours that a borrower's process maps: for each connection that it has had, the table and a page of its
-/// own.
+/// The files of this process that a borrower maps: for each connection that the borrower has had, the table and a page
+/// of its own.
 struct BorrowerFiles {
   MappedFile table;
   const char* page_name;
-  std::set<std::uint64_t> pages;  ///< inodes of the pages that we know of
+  std::set<std::uint64_t> pages;  ///< inodes of the known pages
   std::function<bool(int pid)>
-      is_harmless;  ///< true for a process that is no unknown user, whatever its mappings
+      is_harmless;  ///< true for a process that is a known user, whatever its mappings
 };
 
-/// Looks for processes that use our memory unknown to us: they map the table more often than they have pages that we
-/// know of. A look at all processes takes long. Therefore it is done less and less often, and once for all callers.
-/// Thread safety: used by one thread.
+/// A detector of processes that use this process's memory without being known here: they map the table more often than
+/// they map known pages. A scan of all processes is slow, so scans become less and less frequent and serve all callers
+/// together. Thread safety: used by one thread.
 class UntrackedMappers {
  public:
-  /// A new caller waits for a look.
+  /// Makes a scan due, because a new caller waits for it.
   void hurry() noexcept { looks_.hurry(); }
   bool is_due() const noexcept { return looks_.is_due(); }
-  /// Is there such a process besides this one? Also true if processes cannot be seen. A process that forks and ends
-  /// meanwhile may be missed.
+  /// Returns whether an unknown process, other than this one, uses the memory. Also true if processes cannot be seen.
+  /// May miss a process that forks and ends during the scan.
   bool look(const BorrowerFiles& files);
 
  private:

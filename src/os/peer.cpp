@@ -26,7 +26,7 @@
 namespace onecopy {
 namespace {
 
-/// The uid that the kernel reports for users that a namespace does not map.
+/// Returns the uid that the kernel reports for users that a namespace does not map.
 unsigned overflow_uid() {
   constexpr unsigned kUsual = 65534;
   static const unsigned known = [] {
@@ -37,7 +37,8 @@ unsigned overflow_uid() {
   return known;
 }
 
-/// Does each user have a uid of its own here, as outside of all user namespaces? Read anew: a process may enter one.
+/// Returns whether every user has a uid here, as outside of all user namespaces. Read at each call, because a process
+/// may enter a namespace.
 bool are_all_users_mapped() {
   std::istringstream map(try_read_text("/proc/self/uid_map").value_or(""));
   std::uint64_t mapped = 0;
@@ -46,12 +47,14 @@ bool are_all_users_mapped() {
   return mapped >= UINT32_MAX;  // -1 is not a user
 }
 
-/// The kernel compares real and effective users for it, and not the numbers that it reports.
+/// Returns whether the kernel lets this process signal the peer: it compares real and effective users, not the numbers
+/// that it reports.
 bool may_signal(int socket) {
   try {
     const Fd pidfd = pidfd_of_peer(socket);
     return ::syscall(SYS_pidfd_send_signal, pidfd.get(), 0, nullptr, 0) == 0;
-  } catch (const Error&) {  // it is gone, or the kernel has no such descriptors: it cannot prove who it is
+  } catch (
+      const Error&) {  // the peer is gone, or the kernel lacks these descriptors: the peer cannot prove its user
     return false;
   }
 }
@@ -65,7 +68,7 @@ ucred kernel_credentials(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
-    throw_errno("cannot ask who is at the other end of a socket", errno);
+    throw_errno("cannot read the credentials of a socket's peer", errno);
   return peer;
 }
 

@@ -9,24 +9,24 @@
 
 namespace onecopy {
 
-/// Waits for many descriptors at once (epoll). Each is known by a token of the caller's choice.
+/// A set of descriptors to wait for (epoll), each identified by a token that the caller chooses.
 ///
-/// Thread safety: add, rearm and remove may be called while another thread waits. Does not own the
-/// descriptors: remove one before closing it. Not usable in a forked child: make a new one there.
+/// Thread safety: add, rearm and remove may be called while another thread waits. Does not own the descriptors: remove
+/// a descriptor before closing it. Not usable in a forked child: construct a new one there.
 class Poller {
  public:
   Poller();
 
-  /// Reports `token` while `fd` is readable, closed by the peer or broken; with `edge`, once for each
-  /// change to that. With `writable`, also while there is room to send.
+  /// Reports `token` while `fd` is readable, closed by the peer or broken; with `edge`, once for each change to that
+  /// state. If `writable` is true, reports `token` also while there is room to send.
   void add(int fd, std::uint64_t token, bool edge = false, bool writable = false);
-  /// Changes what add() said; reports the present state again.
+  /// Replaces the flags of add() and reports the present state again.
   void rearm(int fd, std::uint64_t token, bool edge = false, bool writable = false);
-  /// Has no effect if `fd` was not added.
+  /// Removes `fd`, if it was added.
   void remove(int fd) noexcept;
 
-  /// Tokens of the descriptors to look at (at most 64 at a time, each once); empty if `timeout` passed. Negative: no
-  /// limit. If a signal arrives, returns early and empty.
+  /// Returns the tokens of the descriptors that are ready (at most 64 at a time, each once), or nothing after
+  /// `timeout`; a negative timeout means no limit. Returns early, with nothing, if a signal arrives.
   std::vector<std::uint64_t> wait(std::chrono::milliseconds timeout);
 
   int fd() const noexcept { return fd_.get(); }

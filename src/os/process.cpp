@@ -31,7 +31,7 @@
 namespace onecopy {
 namespace {
 
-/// The nth (from 1) field of /proc/<pid>/stat behind the name, which may hold spaces and brackets.
+/// Returns the nth field (from 1) of /proc/<pid>/stat, counted after the name, which may contain spaces and brackets.
 std::string_view field_after_name(std::string_view stat, int nth) {
   const auto bracket = stat.rfind(')');
   if (bracket == std::string_view::npos) return {};
@@ -46,7 +46,8 @@ std::string_view field_after_name(std::string_view stat, int nth) {
   }
 }
 
-/// In a page that reads as zero in every child, also after a raw clone. Null on kernels that cannot do that.
+/// Allocates a number in a page that reads as zero in every child, even after a raw clone. Null on kernels without
+/// this.
 std::atomic<int>* make_wiped_by_fork() noexcept {
   constexpr std::size_t kPage = 4096;
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -146,8 +147,7 @@ bool has_exited(const Fd& pidfd) {
     ready = ::poll(&entry, 1, 0);
   } while (ready < 0 && errno == EINTR);
   if (ready < 0 || pidfd.get() < 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is not the descriptor of a process", pidfd.get()));
+    throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} is not a pidfd", pidfd.get()));
   return ready > 0 && (entry.revents & POLLNVAL) == 0;
 }
 

@@ -13,44 +13,47 @@ namespace onecopy {
 // Thread safety: all functions may be called concurrently.
 
 namespace detail {
-/// The process's pid, or 0 in a child that has not asked yet, in memory that a fork wipes. Null before the first call.
+/// The pid of this process, or 0 in a child that has not asked yet, in memory that a fork wipes. Null before the first
+/// call.
 inline std::atomic<std::atomic<int>*> known_pid{nullptr};
 int ask_for_pid() noexcept;
 }  // namespace detail
 
-/// Takes a system call only the first time in a process: called for each tensor that comes or goes.
+/// Returns the pid. Only the first call in a process makes a system call, because every tensor that is shared or opened
+/// needs it.
 inline int current_pid() noexcept {
   const std::atomic<int>* const known = detail::known_pid.load(std::memory_order_acquire);
   const int pid = known ? known->load(std::memory_order_relaxed) : 0;
   return pid != 0 ? pid : detail::ask_for_pid();
 }
-/// The number under which /proc shows the process `pid` of our PID namespace. They differ after `unshare --pid`
-/// without a /proc of its own. 0 if /proc does not show it.
+/// Returns the number under which /proc shows the process `pid` of this PID namespace, or 0 if /proc does not show it.
+/// The two differ after `unshare --pid` without a /proc of its own.
 int number_in_proc(int pid);
-/// Clock ticks from boot to the start of `pid`: with the pid it names one process of this boot. 0 if there is no such
-/// process.
+/// Returns the clock ticks from boot to the start of `pid`, which together with the pid identify one process of this
+/// boot. Returns 0 if the process does not exist.
 std::uint64_t process_start_time(int pid);
-/// Changes at every boot of the machine.
+/// Returns the boot id, which changes at every boot of the machine.
 std::array<std::uint8_t, 16> boot_id();
 
-/// The number of this process's PID namespace, which no other namespace has while it lives. 0 on kernels without them.
+/// Returns the number of this process's PID namespace, which is unique while the namespace lives. Returns 0 on kernels
+/// without namespaces.
 std::uint64_t pid_namespace() noexcept;
 
-/// A descriptor of the process itself, which no later process of its pid can take over. Throws peer_died if there is
-/// no such process. If the pid may have been reused before, compare process_start_time() afterwards.
+/// Returns a descriptor of the process, which stays bound to it even if its pid is reused. Throws peer_died if the
+/// process does not exist. If the pid may have been reused before the call, compare process_start_time() afterwards.
 Fd open_pidfd(int pid);
-/// True as soon as the process has ended, even before its parent has waited for it. Its memory is
-/// unmapped and its descriptors are closed by then. False if the program has closed the descriptor under its owner, as
-/// those do that become daemons. Throws invalid_argument for an empty one.
+/// Returns whether the process has ended, even before its parent has waited for it. Its memory is unmapped and its
+/// descriptors are closed by then. Returns false if the program has closed the descriptor behind its owner's back, as
+/// programs that become daemons do. Throws invalid_argument for an empty descriptor.
 bool has_exited(const Fd& pidfd);
 
-/// The short name (comm) of a process; empty if it is gone.
+/// Returns the short name (comm) of a process; empty if the process is gone.
 std::string process_name(int pid);
 
-/// Processors this process may use: affinity mask, and the CPU quota of its cgroups rounded up. At
-/// least 1.
+/// Returns the number of processors this process may use, at least 1: its affinity mask, and the CPU quota of its
+/// cgroups rounded up.
 int usable_cpus();
-/// The processor that the calling thread is on, from 0; it may be on another one a moment later.
+/// Returns the processor that the calling thread runs on, from 0; the thread may move at any time.
 int current_cpu() noexcept;
 
 }  // namespace onecopy

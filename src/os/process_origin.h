@@ -8,18 +8,19 @@
 
 namespace onecopy {
 
-/// Between the end of a process's sockets and its pidfd's report lie microseconds, on a GPU 50 ms.
+/// The max time from the end of a process's sockets to the report of its pidfd: usually microseconds, 50 ms with a GPU.
 inline constexpr std::chrono::seconds kDeathTakesAtMost{5};
 
-/// Names one process of this boot, also after its pid has been given to another.
+/// An identity of one process of this boot, which stays valid after its pid is reused.
 struct ProcessOrigin {
   int pid = 0;
   std::uint64_t start_time = 0;
 };
 
-/// Throws out_of_descriptors, system.
+/// Returns the identity of this process. Throws out_of_descriptors, system.
 ProcessOrigin this_process_origin();
-/// A descriptor that tells of its exit; empty if it is gone already. Throws out_of_descriptors, system.
+/// Returns a descriptor that becomes readable when the process exits; empty if it is gone already. Throws
+/// out_of_descriptors, system.
 Fd open_pidfd(const ProcessOrigin& origin);
 bool is_gone(const ProcessOrigin& origin);
 

@@ -19,7 +19,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-static_assert(std::endian::native == std::endian::little, "the kernel's half of a lock is its first");
+static_assert(std::endian::native == std::endian::little,
+              "the kernel uses the first half of a lock's word");
 
 struct Machine {
   using Word = std::atomic<std::uint64_t>;
@@ -32,7 +33,7 @@ struct Machine {
   static bool exists(std::uint32_t thread) noexcept { return LockingThread::exists(thread); }
 
  private:
-  /// An address for the futex call alone: nothing here reads the word by half.
+  /// Returns the address for the futex call. Nothing here reads the word by half.
   static const std::atomic<std::uint32_t>& kernels_half(const Word& word) noexcept {
     return reinterpret_cast<const std::atomic<std::uint32_t>&>(word);
   }
@@ -64,7 +65,7 @@ LockWord<Machine>& checked(std::byte* storage) {
   return lock.word;
 }
 
-/// No sleep is longer: a change without a wake is found after it.
+/// The max length of a sleep, after which a change without a wake is found.
 constexpr std::chrono::milliseconds kSlice{100};
 
 template <class Slice>

@@ -6,17 +6,17 @@
 
 namespace onecopy {
 
-/// A mutex in memory shared between processes that survives the death of its holder: the next one locks as usual. So
-/// the data it protects must be valid after every single instruction of the holder. No pointer lies in it: a process
-/// that writes over it can end its exclusion, and crashes no other.
+/// A mutex in memory that processes share, which survives the death of its holder: the next thread locks as usual. The
+/// data that it protects must therefore be valid after every single instruction of the holder. The mutex contains no
+/// pointer: a process that overwrites it can break mutual exclusion, but cannot crash another process.
 ///
-/// Thread safety: all members but init() may be called concurrently, from any process of one pid namespace. Lives in
-/// shared memory: never copied, never destroyed; init() by one process before the others see it. Usable with
+/// Thread safety: all members but init() may be called concurrently, from any process of one pid namespace. One process
+/// calls init() before others see the mutex. It lives in shared memory and is never copied or destroyed. Usable with
 /// std::lock_guard.
 ///
-/// A thread that holds one should take no other. The kernel knows the first only, and a death that leaves the second
-/// one locked is noticed after 0.1 s. A lock that no init() made, or that names the calling thread as its holder, is
-/// an Error (protocol). If it is made to name another living thread, it stays locked.
+/// A thread that holds one mutex should not take a second one. The kernel knows only the first; that a dead thread
+/// holds the second is noticed after 0.1 s. Locking throws protocol if init() never ran, or if the mutex names the
+/// calling thread as its holder. A mutex that was overwritten with the id of another living thread stays locked.
 class RobustMutex {
  public:
   RobustMutex() noexcept = default;
@@ -28,7 +28,7 @@ class RobustMutex {
   bool try_lock();
   /// Returns false if `timeout` passed first.
   bool try_lock_for(std::chrono::nanoseconds timeout);
-  /// REQUIRES: this thread holds it.
+  /// Releases the mutex. REQUIRES: this thread holds it.
   void unlock() noexcept;
 
  private:

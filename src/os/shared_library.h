@@ -8,22 +8,22 @@
 
 namespace onecopy {
 
-/// A library loaded at run time. Stays loaded until the process ends: vendor libraries start threads
-/// and register handlers that outlive any object of ours. So this is a plain value.
+/// A library loaded at run time. It stays loaded until the process ends, because vendor libraries start threads and
+/// register handlers that outlive any object here; the class is therefore a plain value.
 ///
 /// Thread safety: const members may be called concurrently.
 class SharedLibrary {
  public:
-  /// The first of `names` that loads. Empty if none does; `why` then tells the loader's reasons.
+  /// Loads the first of `names` that exists. Returns nothing if none loads; `why` then receives the loader's reasons.
   static std::optional<SharedLibrary> open(const std::vector<std::string>& names,
                                            std::string* why = nullptr);
 
-  /// Has any part of this process loaded one of them? Loads none.
+  /// Returns whether any part of this process has loaded one of them. Loads none.
   static bool is_loaded(const std::vector<std::string>& names) noexcept;
 
-  /// Null if the library has no such symbol.
+  /// Returns the symbol's address, or null if the library does not define it.
   void* symbol(const char* name) const noexcept;
-  /// The name that was loaded.
+  /// Returns the name that was loaded.
   const std::string& name() const noexcept { return name_; }
 
  private:

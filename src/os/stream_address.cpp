@@ -14,7 +14,7 @@ namespace {
 [[noreturn]] void throw_bad_address(std::string_view address, std::string_view reason) {
   throw Error(ErrorCode::invalid_argument,
               fmt::format("\"{}\" is not an address: {}; write unix:/path, unix:@name or "
-                          "tcp:127.0.0.1:port (port 0 to listen on any free one)",
+                          "tcp:127.0.0.1:port (port 0 picks a free one)",
                           address, reason));
 }
 
@@ -23,7 +23,7 @@ LoopbackPort parse_tcp(std::string_view address, std::string_view rest) {
   if (colon == std::string_view::npos) throw_bad_address(address, "the port is missing");
   const std::string_view host = rest.substr(0, colon);
   if (host != "127.0.0.1" && host != "localhost")
-    throw_bad_address(address, "only this host (127.0.0.1, localhost) can be reached");
+    throw_bad_address(address, "the host must be 127.0.0.1 or localhost");
   const std::string_view digits = rest.substr(colon + 1);
   LoopbackPort result;
   const char* end = digits.data() + digits.size();

@@ -14,8 +14,8 @@ struct LoopbackPort {
   std::uint16_t port = 0;
 };
 
-/// "unix:/path", "unix:@name", "tcp:127.0.0.1:0", "tcp:localhost:0" taken apart. Throws
-/// invalid_argument for everything else.
+/// Parses "unix:/path", "unix:@name", "tcp:127.0.0.1:0" or "tcp:localhost:0". Throws invalid_argument for everything
+/// else.
 std::variant<SocketName, LoopbackPort> parse_stream_address(const std::string& address);
 
 }  // namespace onecopy

@@ -42,7 +42,7 @@ void set_option(int fd, int level, int option) noexcept {
 }
 
 std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
-  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // a restarted program gets its port back
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // lets a restarted program listen on its port again
   sockaddr_in address = address_of(at);
   socklen_t size = sizeof address;
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
@@ -52,7 +52,7 @@ std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
   return ntohs(address.sin_port);
 }
 
-/// The outcome of a connection attempt, as an errno.
+/// Waits for the outcome of a connection attempt and returns it as an errno.
 int finish_connecting(int fd, const Deadline& deadline) {
   if (!deadline.wait_for(fd, POLLOUT)) return ETIMEDOUT;
   int error = 0;
@@ -70,12 +70,12 @@ void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds tim
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to {}", at.str());
   if (error == ECONNREFUSED || error == ECONNRESET)  // reset: the listener closed meanwhile
-    throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
-                ErrorDomain::posix);
+    throw Error(ErrorCode::peer_died, what + ": no process listens there", error, ErrorDomain::posix);
   throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);
 }
 
-/// Listeners of other users may have the path's directory: only the file itself must be ours.
+/// Creates the directory of a path. It may belong to another user who listens there too: only the socket file must be
+/// ours.
 void make_directory_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos || slash == 0) return;
@@ -83,18 +83,18 @@ void make_directory_of(const std::string& path) {
 }
 
 [[noreturn]] void throw_connection_closed(int error) {
-  throw Error(ErrorCode::peer_died, "the process at the other end has closed the connection or is gone",
+  throw Error(ErrorCode::peer_died, "the process at the other end has closed the connection or exited",
               error, error ? ErrorDomain::posix : ErrorDomain::none);
 }
 
-/// For calls that returned -1: returns when it is worth trying again.
+/// Returns when a call that returned -1 may be retried, or throws.
 void wait_or_throw(int fd, short events, const Deadline& deadline, int error, std::size_t missing) {
   if (error == EINTR) return;
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_connection_closed(error);
   if (error != EAGAIN) throw_errno("a connection failed", error);
   if (!deadline.wait_for(fd, events))
-    throw Error(ErrorCode::timeout, fmt::format("the time given was not enough: {} bytes are left to {}",
-                                                missing, events == POLLIN ? "receive" : "send"));
+    throw Error(ErrorCode::timeout, fmt::format("timeout: {} bytes are left to {}", missing,
+                                                events == POLLIN ? "receive" : "send"));
 }
 
 }  // namespace
@@ -139,7 +139,7 @@ StreamSocket StreamSocket::connect(const HostPort& at, std::chrono::milliseconds
 std::optional<StreamSocket> StreamSocket::try_accept() {
   Fd fd = try_accept_from(fd_.get());
   if (!fd) return std::nullopt;
-  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);  // refused, harmlessly, by Unix sockets
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);  // Unix sockets refuse this, which is harmless
   return StreamSocket(std::move(fd), "");
 }
 

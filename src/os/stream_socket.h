@@ -15,39 +15,39 @@
 
 namespace onecopy {
 
-/// A byte stream between processes. Addresses of one host: "unix:/path", "unix:@name" (abstract) and
-/// "tcp:127.0.0.1:port" or "tcp:localhost:port" (port 0: any free one). Any process that reaches the address can
-/// connect: prove your identity with a key before saying more.
+/// A byte stream between processes. An address on this host is "unix:/path", "unix:@name" (abstract),
+/// "tcp:127.0.0.1:port" or "tcp:localhost:port" (port 0 picks a free port). Any process that reaches the address can
+/// connect, so both sides must prove their identity with a key first.
 ///
-/// Thread safety: one thread may send while another receives; moving may not be concurrent. A negative timeout means
-/// no limit. Non-blocking, close-on-exec, never SIGPIPE.
+/// Thread safety: one thread may send while another receives; moving may not be concurrent. A negative timeout means no
+/// limit. Sockets are non-blocking and close-on-exec, and never raise SIGPIPE.
 class StreamSocket {
  public:
   StreamSocket() noexcept = default;
 
-  /// If a path's directory is missing, it is created (mode 0700); only our user may connect to the path. Throws
-  /// invalid_argument for other addresses, system if the address is taken.
+  /// Listens at an address. Creates a missing directory of a path (mode 0700); only this user may connect to a path.
+  /// Throws invalid_argument for other addresses, system if the address is taken.
   static StreamSocket listen(const std::string& address, int backlog = 128);
-  /// Throws peer_died if no socket listens there, timeout, invalid_argument.
+  /// Connects. Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
-  /// Across hosts. Throw as above.
+  /// Listens or connects across hosts. Throws as above.
   static StreamSocket listen(const HostPort& at, int backlog = 128);
   static StreamSocket connect(const HostPort& at, std::chrono::milliseconds timeout);
 
-  /// Of a listener: the address to connect to, with the real port. Of a connection: the address it was made to; empty
-  /// for an accepted one.
+  /// Returns a listener's address to connect to, with the real port, or the address that a connection was made to;
+  /// empty for an accepted connection.
   const std::string& address() const noexcept { return address_; }
 
-  /// Throws timeout, out_of_descriptors.
+  /// Waits for a connection. Throws timeout, out_of_descriptors.
   StreamSocket accept(std::chrono::milliseconds timeout);
   std::optional<StreamSocket> try_accept();
 
-  /// Sends everything. Throws peer_died, timeout; a part may have been sent then.
+  /// Sends all bytes. Throws peer_died and timeout, after which part of them may have been sent.
   void send_all(ByteSpan bytes, std::chrono::milliseconds timeout);
-  /// Fills `bytes`. Throws peer_died, timeout; a part may have been taken then.
+  /// Fills `bytes`. Throws peer_died and timeout, after which part of the data may have been consumed.
   void receive_exactly(std::span<std::byte> bytes, std::chrono::milliseconds timeout);
 
-  /// Empty for TCP, which does not know the peer.
+  /// Returns the peer's credentials; empty for TCP, which does not know them.
   std::optional<PeerCredentials> peer() const;
 
   int fd() const noexcept { return fd_.get(); }

@@ -23,7 +23,7 @@ namespace {
 
 std::string shown(const SocketName& name) { return (name.abstract ? "@" : "") + name.text; }
 
-/// connect(2) without the choice between blocking for ever and not waiting for a full backlog.
+/// Connects like connect(2), but neither blocks for ever nor fails at once when the backlog is full.
 int connect_once(int fd, const UnixAddress& address) noexcept {
   int result;
   do {
@@ -37,10 +37,10 @@ void set_blocking(int fd, bool blocking) noexcept {
   ::fcntl(fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
 }
 
-/// A full backlog is waited out in the kernel: no polling.
+/// Waits in the kernel while the backlog is full, without polling.
 int connect_within(int fd, const UnixAddress& address, std::chrono::milliseconds timeout) noexcept {
   if (timeout.count() == 0) return connect_once(fd, address);
-  timeval limit{};  // zero means no limit, as a negative timeout does here
+  timeval limit{};  // zero means no limit here, as a negative timeout does in this library
   if (timeout.count() > 0) {
     limit.tv_sec = static_cast<time_t>(timeout.count() / 1000);
     limit.tv_usec = static_cast<suseconds_t>(timeout.count() % 1000 * 1000);
@@ -52,7 +52,7 @@ int connect_within(int fd, const UnixAddress& address, std::chrono::milliseconds
   return error;
 }
 
-/// True if the process that made `address` no longer listens.
+/// Returns whether the process that created `address` has stopped listening.
 bool is_abandoned(const UnixAddress& address, int type) {
   const Fd probe = make_unix_socket(type);
   return connect_once(probe.get(), address) == ECONNREFUSED;
@@ -62,9 +62,9 @@ int bind_once(int fd, const UnixAddress& address) noexcept {
   return ::bind(fd, address.get(), address.size()) == 0 ? 0 : errno;
 }
 
-/// Held from bind to listen. In between a socket looks abandoned, and two processes that find one abandoned file must
-/// not unlink each other's new one. Any user may have the lock, and a stopped process keeps it: after a long wait a
-/// process goes on without.
+/// A lock held from bind to listen. In between a socket looks abandoned, and two processes that find one abandoned file
+/// must not unlink each other's new one. Any user may take the lock, and a stopped process keeps it, so after a long
+/// wait a process proceeds without the lock.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& path)
@@ -74,7 +74,7 @@ class DirectoryLock {
            !deadline.has_passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  /// By hand: a child forked meanwhile has the descriptor, too, and would keep the lock.
+  /// Unlocks explicitly, because a child forked meanwhile shares the descriptor and would keep the lock.
   ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
@@ -84,7 +84,7 @@ class DirectoryLock {
   Fd directory_;
 };
 
-/// REQUIRES: the lock of its directory.
+/// Replaces an abandoned path. REQUIRES: the lock of its directory.
 int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::string& path, int type) {
   if (!is_abandoned(address, type)) return EADDRINUSE;
   ::unlink(path.c_str());
@@ -96,14 +96,14 @@ int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::strin
   switch (error) {
     case ECONNREFUSED:
     case ENOENT:
-      throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
-                  ErrorDomain::posix);
+      throw Error(ErrorCode::peer_died, what + ": no process listens there", error, ErrorDomain::posix);
     case EAGAIN:
-      throw Error(ErrorCode::timeout, what + ": it did not take the connection in time", error,
+      throw Error(ErrorCode::timeout, what + ": the listener did not accept the connection in time", error,
                   ErrorDomain::posix);
     case EACCES:
     case EPERM: throw_errno(what, error, ErrorCode::other_user);
-    case EPROTOTYPE: throw_errno(what + ", another program's socket", error, ErrorCode::invalid_argument);
+    case EPROTOTYPE:
+      throw_errno(what + ": the socket belongs to another program", error, ErrorCode::invalid_argument);
     default: throw_errno(what, error);
   }
 }
@@ -114,13 +114,14 @@ UnixAddress::UnixAddress(const SocketName& name) {
   const std::size_t most = sizeof address_.sun_path - 1;
   if (name.text.empty()) throw Error(ErrorCode::invalid_argument, "a socket's name is empty; give it one");
   if (name.text.size() > most)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the socket's name {} has {} bytes, {} are possible; choose a shorter one{}",
-                            shown(name), name.text.size(), most,
-                            name.abstract ? "" : " or a directory with a shorter path"));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the socket's name {} has {} bytes, at most {} are possible; choose a shorter one{}",
+                    shown(name), name.text.size(), most,
+                    name.abstract ? "" : " or a directory with a shorter path"));
   address_.sun_family = AF_UNIX;
   std::memcpy(address_.sun_path + (name.abstract ? 1 : 0), name.text.data(), name.text.size());
-  // An abstract name begins with a zero byte; a path ends with one. Either is counted.
+  // An abstract name begins with a zero byte and a path ends with one, so both need one byte more.
   size_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.text.size() + 1);
 }
 
@@ -132,7 +133,7 @@ Fd make_unix_socket(int type) {
 
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog) {
   const UnixAddress address(name);
-  if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind makes
+  if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind creates
   std::optional<DirectoryLock> lock;
   if (!name.abstract) lock.emplace(name.text);
   int error = bind_once(fd.get(), address);

@@ -10,10 +10,10 @@
 
 namespace onecopy {
 
-/// A SocketName as the kernel takes it. Thread safety: as a value.
+/// A SocketName in the form that the kernel takes. Thread safety: as a value.
 class UnixAddress {
  public:
-  /// Throws invalid_argument if the name is empty or longer than a sockaddr_un has room for.
+  /// Converts the name. Throws invalid_argument if it is empty or too long for a sockaddr_un.
   explicit UnixAddress(const SocketName& name);
 
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&address_); }
@@ -24,15 +24,15 @@ class UnixAddress {
   socklen_t size_ = 0;
 };
 
-/// A non-blocking, close-on-exec AF_UNIX socket of `type` (SOCK_SEQPACKET, SOCK_STREAM).
+/// Creates a non-blocking, close-on-exec AF_UNIX socket of `type` (SOCK_SEQPACKET, SOCK_STREAM).
 Fd make_unix_socket(int type);
-/// Binds and listens. Only our user can connect to a path. If no socket listens on an existing path any more, it is
-/// replaced. Its directory must exist.
+/// Binds and listens. Only this user can connect to a path. Replaces an existing path on which no socket listens.
+/// REQUIRES: the path's directory exists.
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog);
-/// Throws peer_died, timeout, other_user.
+/// Connects. Throws peer_died, timeout, other_user.
 void connect_unix(const Fd& fd, const SocketName& name, std::chrono::milliseconds timeout);
 
-/// The next waiting connection, non-blocking and close-on-exec; empty if none waits.
+/// Accepts the next waiting connection, non-blocking and close-on-exec; returns an empty Fd if none waits.
 Fd try_accept_from(int listener);
 
 }  // namespace onecopy

@@ -27,7 +27,7 @@ struct alignas(cmsghdr) Control {
   std::array<char, kControlBytes> bytes;
 };
 
-/// The default buffers hold one large packet; make room for two.
+/// Makes room for two large packets; the default buffers hold one.
 void enlarge_buffers(int fd) noexcept {
   const int bytes = 256 * 1024;
   ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
@@ -35,19 +35,20 @@ void enlarge_buffers(int fd) noexcept {
 }
 
 [[noreturn]] void throw_peer_closed(int error) {
-  throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or is gone", error,
+  throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or exited", error,
               error ? ErrorDomain::posix : ErrorDomain::none);
 }
 
 void check_packet(ByteSpan bytes, std::span<const int> fds) {
   if (bytes.empty() || bytes.size() > UnixSocket::kMaxPacketBytes)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("a packet of {} bytes; 1 to {} are possible: send it in pieces", bytes.size(),
-                            UnixSocket::kMaxPacketBytes));
+                fmt::format("a packet has {} bytes, but 1 to {} are possible; send it in pieces",
+                            bytes.size(), UnixSocket::kMaxPacketBytes));
   if (fds.size() > UnixSocket::kMaxPacketFds)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} descriptors in one packet; {} are possible: send several packets",
-                            fds.size(), UnixSocket::kMaxPacketFds));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a packet has {} descriptors, but at most {} are possible; send several packets",
+                    fds.size(), UnixSocket::kMaxPacketFds));
 }
 
 void attach(msghdr& message, Control& control, std::span<const int> fds) noexcept {
@@ -73,7 +74,7 @@ void attach(msghdr& message, Control& control, std::span<const int> fds) noexcep
               error == EBADF ? ErrorCode::invalid_argument : ErrorCode::system);
 }
 
-/// Owns every descriptor that arrived, before anything else can fail.
+/// Takes ownership of every descriptor that arrived, before anything else can fail.
 std::vector<Fd> take_descriptors(msghdr& message) {
   std::array<Fd, UnixSocket::kMaxPacketFds> taken;
   std::size_t count = 0;
@@ -92,25 +93,25 @@ std::vector<Fd> take_descriptors(msghdr& message) {
 void check_received(const msghdr& message, std::size_t fds) {
   if (message.msg_flags & MSG_CTRUNC)
     throw Error(ErrorCode::out_of_descriptors,
-                fmt::format("only {} of the descriptors sent to us could be taken: RLIMIT_NOFILE is "
+                fmt::format("only {} of the descriptors that were sent could be received: RLIMIT_NOFILE is "
                             "reached; raise `ulimit -n` or keep fewer files open",
                             fds),
                 EMFILE, ErrorDomain::posix);
   if (message.msg_flags & MSG_TRUNC)
     throw Error(ErrorCode::protocol,
-                fmt::format("the peer sent a packet above {} bytes; it does not speak this protocol",
+                fmt::format("the peer sent a packet of more than {} bytes; it does not speak this protocol",
                             UnixSocket::kMaxPacketBytes));
 }
 
-/// Pages that no packet ever needed stay untouched.
+/// Returns this thread's buffer; pages that no packet ever needed stay untouched.
 std::byte* packet_buffer() {
   thread_local const std::unique_ptr<std::byte[]> buffer =
       std::make_unique_for_overwrite<std::byte[]>(UnixSocket::kMaxPacketBytes);
   return buffer.get();
 }
 
-/// Bytes received, or -1 if no packet is there. A reset is reported before packets that arrived earlier, and only
-/// once: asking again returns those, then the end.
+/// Returns the bytes received, or -1 if no packet is there. The kernel reports a reset before packets that arrived
+/// earlier, and only once: asking again returns those packets, then the end.
 ssize_t receive_message(int fd, msghdr& message) {
   for (;;) {
     const ssize_t got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -179,8 +180,8 @@ void UnixSocket::send(ByteSpan bytes, std::span<const int> fds, std::chrono::mil
   while (!try_send(bytes, fds))
     if (!deadline.wait_for(fd_.get(), POLLOUT))
       throw Error(ErrorCode::timeout,
-                  fmt::format("the peer made no room for a packet of {} bytes within {} ms", bytes.size(),
-                              timeout.count()));
+                  fmt::format("the peer's buffer had no room for a packet of {} bytes within {} ms",
+                              bytes.size(), timeout.count()));
 }
 
 std::optional<Packet> UnixSocket::try_receive() {
@@ -202,10 +203,10 @@ std::optional<Packet> UnixSocket::try_receive() {
   return packet;
 }
 
-std::optional<Packet> UnixSocket::try_receive_for(std::chrono::microseconds most) {
+std::optional<Packet> UnixSocket::try_receive_for(std::chrono::microseconds max) {
   for (const auto begin = std::chrono::steady_clock::now();; std::this_thread::yield()) {
     if (auto packet = try_receive()) return packet;
-    if (std::chrono::steady_clock::now() - begin > most) return std::nullopt;
+    if (std::chrono::steady_clock::now() - begin > max) return std::nullopt;
   }
 }
 

@@ -16,24 +16,24 @@
 
 namespace onecopy {
 
-/// Where a UnixSocket listens. An abstract name is seen by the whole network namespace and gone with the socket. A
-/// path's directory is ours and closed to others (for containers that share it).
+/// The name at which a UnixSocket listens. An abstract name is visible in the whole network namespace and vanishes with
+/// the socket. A path lies in a directory of this user that is closed to others (for containers that share it).
 struct SocketName {
   std::string text;
   bool abstract = true;
 };
 
-/// One message and the descriptors that came with it.
+/// A message and the descriptors that came with it.
 struct Packet {
   Bytes bytes;
   std::vector<Fd> fds;
 };
 
-/// An AF_UNIX SOCK_SEQPACKET socket: whole packets in order, with descriptors. Non-blocking and
-/// close-on-exec; sending to a closed peer is an exception, never SIGPIPE.
+/// An AF_UNIX SOCK_SEQPACKET socket, which transfers whole packets in order, with descriptors. Sockets are non-blocking
+/// and close-on-exec; sending to a closed peer throws and never raises SIGPIPE.
 ///
-/// Thread safety: sending and receiving may happen concurrently; moving may not.
-/// A negative timeout means no limit. Functions that wait go on after signals.
+/// Thread safety: sending and receiving may happen concurrently; moving may not. A negative timeout means no limit.
+/// Functions that wait resume after signals.
 class UnixSocket {
  public:
   static constexpr std::size_t kMaxPacketBytes = std::size_t{192} * 1024;
@@ -43,46 +43,47 @@ class UnixSocket {
   /// Takes over a connected or listening SEQPACKET socket.
   explicit UnixSocket(Fd fd);
 
-  /// A path's directory is created with mode 0700 and must belong to us with that mode. A socket file on which no
-  /// process listens any more is replaced. Throws invalid_argument (name too long), other_user (directory open to
-  /// others), system (name taken).
+  /// Listens at a name. A path's directory is created with mode 0700, or must belong to this user with that mode. A
+  /// socket file on which no process listens is replaced. Throws invalid_argument (name too long), other_user
+  /// (directory open to others), system (name taken).
   static UnixSocket listen(const SocketName& name, int backlog = 128);
-  /// Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Look at
+  /// Connects. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Check
   /// peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 
-  /// Empty if no connection waits. Throws out_of_descriptors; the connection stays queued then.
+  /// Accepts a waiting connection; empty if there is none. Throws out_of_descriptors; the connection stays queued then.
   std::optional<UnixSocket> try_accept();
 
-  /// Returns false if the peer's buffer is full; nothing was sent then. Throws peer_died, invalid_argument (empty,
+  /// Returns false, with nothing sent, if the peer's buffer is full. Throws peer_died, invalid_argument (empty, or
   /// above kMaxPacketBytes or kMaxPacketFds), out_of_descriptors (too many in flight).
   bool try_send(ByteSpan bytes, std::span<const int> fds = {});
-  /// Waits for room. Throws timeout as well.
+  /// Sends a packet, waiting for room. Throws what try_send() throws, and timeout.
   void send(ByteSpan bytes, std::span<const int> fds, std::chrono::milliseconds timeout);
 
-  /// Empty if no packet is there. Throws peer_died at the end of the stream, protocol for packets above
-  /// kMaxPacketBytes. Throws out_of_descriptors if RLIMIT_NOFILE kept descriptors out: the packet is lost then, and
-  /// the received descriptors are closed.
+  /// Returns a packet, or nothing if none has arrived. Throws peer_died at the end of the stream, and protocol for
+  /// packets above kMaxPacketBytes. Throws out_of_descriptors if RLIMIT_NOFILE kept descriptors out; the packet is lost
+  /// then, and the descriptors that arrived are closed.
   std::optional<Packet> try_receive();
-  /// Tries again and again, letting other threads run in between: for answers that come sooner than a sleeping thread
+  /// Polls for up to `max`, letting other threads run in between, for answers that come sooner than a sleeping thread
   /// wakes up.
-  std::optional<Packet> try_receive_for(std::chrono::microseconds most);
-  /// Waits for a packet. Throws timeout as well.
+  std::optional<Packet> try_receive_for(std::chrono::microseconds max);
+  /// Waits for a packet. Throws what try_receive() throws, and timeout.
   Packet receive(std::chrono::milliseconds timeout);
 
-  /// Is there a packet, or the end of the stream, to be received now?
+  /// Returns whether a packet, or the end of the stream, can be received now.
   bool is_readable() const;
-  /// The kernel's memory for packets that were sent and not yet received: some 768 bytes for a small one. 0 if the
-  /// kernel does not tell.
+  /// Returns the kernel's memory for packets that were sent and not yet received: about 768 bytes for a small packet. 0
+  /// if the kernel does not report it.
   std::size_t unread_bytes() const noexcept;
 
   PeerCredentials peer() const { return credentials_of(fd_.get()); }
-  /// A descriptor of the peer process itself, readable at its exit. Throws peer_died if it is gone.
+  /// Returns a descriptor of the peer process, which becomes readable when the process exits. Throws peer_died if it is
+  /// gone.
   Fd peer_pidfd() const { return pidfd_of_peer(fd_.get()); }
 
   int fd() const noexcept { return fd_.get(); }
-  /// Gives the descriptor to the caller; a path this listener made stays.
+  /// Gives the descriptor to the caller; a path that this listener created stays.
   Fd release() noexcept;
   explicit operator bool() const noexcept { return static_cast<bool>(fd_); }
 
@@ -93,11 +94,12 @@ class UnixSocket {
   BoundPath path_;
 };
 
-/// Names of listening abstract sockets that start with `prefix`, sorted, each once, as connect() takes them. Reads
-/// /proc/net/unix; empty if that is missing.
+/// Returns the names of listening abstract sockets that start with `prefix`, sorted and unique, as connect() takes
+/// them. Reads /proc/net/unix; empty if that is missing.
 std::vector<std::string> list_abstract_names(const std::string& prefix);
-/// The user whose SEQPACKET socket listens under this abstract name, also if its queue is full and connect() cannot
-/// ask. Empty if no socket listens there, or the kernel does not tell (before Linux 5.3, in some sandboxes).
+/// Returns the user whose SEQPACKET socket listens under this abstract name, even if its queue is full and connect()
+/// cannot ask. Empty if no socket listens there, or if the kernel does not report it (before Linux 5.3, in some
+/// sandboxes).
 std::optional<unsigned> listening_user(const std::string& name);
 
 }  // namespace onecopy

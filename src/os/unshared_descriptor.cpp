@@ -13,7 +13,8 @@
 namespace onecopy {
 namespace {
 
-/// Held across a fork. Never destroyed: descriptors of static objects outlive static objects here.
+/// The descriptors that are kept from children, locked across a fork. Never destroyed: descriptors of static objects
+/// outlive static objects here.
 struct Numbers {
   Mutex mutex;
   std::vector<int> all GUARDED_BY(mutex);
@@ -24,11 +25,12 @@ Numbers& numbers() {
   return *made;
 }
 
-// Between these two is the fork, which the analysis cannot follow.
+// The fork happens between these two calls, which the analysis cannot follow.
 void lock_numbers() NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.lock(); }
 void unlock_numbers() NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.unlock(); }
 
-/// A number stays taken until its owner closes it. Without room for one more descriptor the child keeps all of them.
+/// Replaces the parent's descriptors in the child. A number stays taken until its owner closes it. If not even one more
+/// descriptor can be opened, the child keeps all of them.
 void leave_to_parent() NO_THREAD_SAFETY_ANALYSIS {
   std::vector<int>& all = numbers().all;
   const int nothing = all.empty() ? -1 : ::open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -5,8 +5,8 @@
 
 namespace onecopy {
 
-/// Keeps a descriptor of this process out of forked children: its number stands for /dev/null in them, so that the open
-/// file ends with this process. The descriptor's owner closes it after this object.
+/// A descriptor of this process that forked children do not inherit: its number stands for /dev/null in them, so that
+/// the open file ends with this process. The descriptor's owner closes it after destroying this object.
 ///
 /// Thread safety: as a value. Move-only.
 class UnsharedDescriptor {

@@ -20,7 +20,7 @@ void Worker::request() noexcept {
     has_thread_ = true;
     is_wanted_ = true;
     changed_.notify_all();
-  } catch (const std::exception&) {  // the system has no more threads
+  } catch (const std::exception&) {  // the system's limit of threads is reached
   }
 }
 
@@ -50,7 +50,7 @@ void Worker::run() noexcept {
     lock.lock();
   }
   has_thread_ = false;
-  // Under the lock: the thread that waits in stop() may destroy this object next.
+  // This happens under the lock, because the thread that waits in stop() may destroy this object next.
   changed_.notify_all();
 }
 

@@ -8,22 +8,21 @@
 
 namespace onecopy {
 
-/// A task that may take long, done on request by a thread of its own, which the first request starts.
+/// A task that may take long and runs on request on a thread of its own, which the first request starts.
 ///
-/// Thread safety: all members may be called concurrently. A forked child has no such thread, and runs no task of its
-/// parent's. REQUIRES: destroyed only when the thread has stopped, or never.
+/// Thread safety: all members may be called concurrently. A forked child has no such thread and runs no task of its
+/// parent. REQUIRES: destroyed only after the thread has stopped, or never.
 class Worker {
  public:
-  /// `name` is the thread's, of 15 characters at most.
+  /// Constructs a worker. `name` names the thread, in at most 15 characters.
   Worker(const char* name, std::function<void()> task) : name_(name), task_(std::move(task)) {}
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// The task runs soon; if it is under way, it runs once more from the beginning. Never waits. If the system has no
-  /// more threads, this has no effect: ask again.
+  /// Requests a run of the task, which starts soon; if the task is running, it runs once more afterwards. Never waits.
+  /// Does nothing if the system's limit of threads is reached: request again then.
   void request() noexcept;
-  /// The task is not started any more. Waits for one that is under way, `patience` at most; returns false if it goes
-  /// on.
+  /// Stops starting the task, and waits up to `patience` for a running one. Returns false if it is still running.
   bool stop(std::chrono::milliseconds patience) noexcept;
 
  private:

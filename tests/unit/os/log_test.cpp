@@ -62,8 +62,8 @@ TEST(Log, WritesWarningsAndErrorsUnlessToldOtherwise) {
 TEST(Log, SaysOnceThatALevelIsNone) {
   EXPECT_EQ(
       logged_with("verbose"),
-      "[onecopy] [warning] [pid] ONECOPY_LOG is \"verbose\", which is no level: off, error, warning, info "
-      "or debug; going on with warning\n" +
+      "[onecopy] [warning] [pid] ONECOPY_LOG is \"verbose\", which is not a level (off, error, warning, "
+      "info, debug); using warning\n" +
           std::string(kWarning) + kError);
 }
 

@@ -239,7 +239,7 @@ TEST(UnixSocket, NamesThatDoNotFitAreRefusedWithTheirLength) {
   const std::string why = expect_error(ErrorCode::invalid_argument, [] {
     UnixSocket::connect({"/" + std::string(120, 'x'), false}, 1s);
   });
-  EXPECT_PRED2(contains, why, "121 bytes, 107 are possible");
+  EXPECT_PRED2(contains, why, "121 bytes, at most 107 are possible");
   expect_error(ErrorCode::invalid_argument, [] { UnixSocket::listen({std::string(108, 'x'), true}); });
   expect_error(ErrorCode::invalid_argument, [] { UnixSocket::listen({"", true}); });
   std::string longest = std::to_string(::getpid());
