@@ -9,7 +9,7 @@ namespace onecopy {
 
 namespace {
 
-/// Never destroyed. A forked child makes its own, without locks that another thread of the parent held.
+/// The gate, which is never destroyed. A forked child makes its own, without locks that a thread of the parent held.
 std::atomic<CaptureGate*> gate_of_this_process{nullptr};
 const ForkHook kGateAtFork{ForkRank::devices, {.in_child = [] { gate_of_this_process.store(nullptr); }}};
 

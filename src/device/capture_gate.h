@@ -5,22 +5,23 @@
 
 namespace onecopy {
 
-/// The captures of streams that are under way in this process, as far as their makers report them. A point after all
-/// work of a context spoils every capture in it, in any mode and by any thread (seen on an H100). Therefore none is
-/// made during a capture.
+/// A record of the stream captures in progress in this process, as far as their makers report them. A point after all
+/// work of a context spoils every capture in it, in any mode and by any thread (seen on an H100), so none is created
+/// during a capture.
 ///
 /// Thread safety: all members may be called concurrently. A capture may begin in one thread and end in another. The
-/// lock is held while a point is made, which takes microseconds. A forked child has no captures.
+/// lock is held while a point is created, which takes microseconds. A forked child has no captures.
 class CaptureGate {
  public:
   static CaptureGate& get();
 
-  /// Before the capture begins. Waits for a point that another thread is making.
+  /// Announces a capture before it begins. Waits while another thread creates a point.
   void begin() noexcept;
-  /// After its end, however it ended.
+  /// Reports that a capture has ended, in success or failure.
   void end() noexcept;
 
-  /// Calls `f` while no capture is under way; none begins before it returns. Returns false if there is a capture.
+  /// Calls `f` while no capture is in progress, and keeps captures from beginning until it returns. Returns false
+  /// without a call if there is a capture.
   template <class F>
   bool try_between(F&& f) {
     const LockGuard lock(mutex_);

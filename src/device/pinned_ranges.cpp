@@ -14,8 +14,8 @@ namespace onecopy {
 
 namespace {
 
-/// Never destroyed: memory with static lifetime is copied, too. A forked child makes its own, without locks that
-/// another thread of the parent held.
+/// The ranges of this process, never destroyed, because memory with static lifetime is copied as well. A forked child
+/// makes its own, without locks that a thread of the parent held.
 std::atomic<PinnedRanges*> of_this_process{nullptr};
 
 void check_pages(std::uintptr_t at, std::size_t bytes) {
@@ -90,7 +90,7 @@ bool PinnedRanges::unpin_unused(void* at, const std::function<bool()>& is_used) 
   return goes;
 }
 
-/// The end is written first: a reader that sees the beginning sees the end, too.
+/// Announces the range. The end is written first, so that a reader that sees the beginning sees the end as well.
 void PinnedRanges::announce(void* at) noexcept {
   const auto begin = reinterpret_cast<Address>(at);
   const ReaderLock lock(mutex_);

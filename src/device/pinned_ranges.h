@@ -15,86 +15,85 @@
 
 namespace onecopy {
 
-/// Segments are pinned in pieces of so many bytes, which begin at multiples of it. In segments that are cut into
-/// blocks, no block reaches over such an edge. So a framework that knows nothing of edges copies each block as one.
+/// The unit, in bytes, in which segments are pinned; pieces begin at multiples of it. No block of a segment crosses
+/// such an edge, so a framework that does not know of edges can copy each block in one call.
 inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 
-/// The host's memory that this process has pinned, by address. A forked child has pinned nothing: the mappings are
-/// its own, and the pins stay its parent's.
+/// The host memory that this process has pinned, by address. A forked child has pinned nothing: the mappings are its
+/// own, and the pins belong to its parent.
 ///
-/// A driver that unpins a range while another thread gives it a copy there ends all of the process's work on the card
-/// (CUDA_ERROR_LAUNCH_FAILED, seen on an H100). Frameworks copy any block that this process has, also one whose
-/// neighbour was pinned. So a range is unpinned only while no block lies in it: unpin_unused() looks once more after it
-/// has said that it is about to, and a thread that gets a block looks for that with await_unpinning(). The later one sees
-/// the earlier one.
+/// If a driver unpins a range while another thread starts a copy there, all of the process's work on the card fails
+/// (CUDA_ERROR_LAUNCH_FAILED, seen on an H100). Frameworks copy any block that this process holds, including one whose
+/// neighbour was pinned. A range is therefore unpinned only while it contains no block: unpin_unused() announces the
+/// range and then checks for blocks, and a thread that gets a block then checks for the announcement with
+/// await_unpinning(). Whichever comes second sees the first.
 ///
 /// Thread safety: all members may be called concurrently. pin(), unpin() and unpin_unused() wait for each other and for
-/// the driver; beside them only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges never
-/// overlap. A
-/// range is known before the driver pins it and until it has unpinned it, so that no copy that begins meanwhile
-/// reaches over its edges.
+/// the driver; among the others only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges
+/// never overlap. A range is known before the driver pins it and until the driver has unpinned it, so that no copy that
+/// begins meanwhile crosses its edges.
 class PinnedRanges {
   using Address = std::uintptr_t;
 
  public:
   static PinnedRanges& get();
 
-  /// Pins whole pages for all devices of the kind of `device`; unpin them before they are unmapped. Takes a
-  /// millisecond for 16 MiB of present pages, more for missing ones. Throws as Backend::pin_host() does, and
-  /// invalid_argument for an empty range, parts of pages, and pages that are pinned already.
+  /// Pins whole pages for all devices of the type of `device`; unpin them before they are unmapped. Takes a millisecond
+  /// for 16 MiB of present pages, more for absent ones. Throws what Backend::pin_host() throws, and invalid_argument
+  /// for an empty range, parts of pages, and pages that are pinned already.
   void pin(Device device, void* at, std::size_t bytes, Access access);
-  /// Unpins the range that begins at `at`; has no effect if there is none. Waits for the device: never on a path that
-  /// another thread waits for.
+  /// Unpins the range that begins at `at`, if there is one. Waits for the device, so it must not be called where
+  /// another thread waits.
   void unpin(void* at) noexcept;
-  /// unpin(), unless `is_used` says that a block lies there: then returns false, and nothing is changed.
+  /// Unpins the range and returns true, or returns false with nothing changed if `is_used` reports a block there.
   bool unpin_unused(void* at, const std::function<bool()>& is_used) noexcept;
-  /// Is a range being unpinned that reaches into [at, at + bytes)? A thread that has got a block there asks before it
-  /// hands out the address. Costs one load while nothing is pinned.
+  /// Returns whether a range that overlaps [at, at + bytes) is being unpinned. A thread that gets a block checks this
+  /// before it hands out the address. Costs one load while nothing is pinned.
   static bool is_unpinning(const void* at, std::size_t bytes) noexcept {
     if (!any()) return false;
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // behind the hold of the block
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // after this process holds the block
     const Address begin = leaving_begin_.load();
     if (begin == 0) return false;
     const auto block = reinterpret_cast<Address>(at);
     return block < leaving_end_.load() && begin < block + bytes;
   }
-  /// Waits while is_unpinning().
+  /// Waits until is_unpinning() is false.
   static void await_unpinning(const void* at, std::size_t bytes) noexcept {
     if (is_unpinning(at, bytes)) get().wait_for_changes();
   }
 
-  /// Is anything pinned here now? Costs one load.
+  /// Returns whether anything is pinned here now. Costs one load.
   static bool any() noexcept { return any_.load(std::memory_order_relaxed); }
-  /// Is memory of `device` that begins at `at` in truth the host's, which the card has in place? Costs one load while
-  /// nothing is pinned.
+  /// Returns whether memory of `device` that begins at `at` is really host memory, which the card uses in place. Costs
+  /// one load while nothing is pinned.
   static bool is_view(Device device, const void* at) noexcept {
     return device != kCpu && any() && get().touches(at, 1);
   }
-  /// May a copy from a card still be filling memory of `device` that begins at `at`? Costs one load while nothing is
-  /// pinned.
+  /// Returns whether a copy from a card may still be filling memory of `device` that begins at `at`. Costs one load
+  /// while nothing is pinned.
   static bool may_be_filled(Device device, const void* at, std::size_t bytes) noexcept {
     return device == kCpu && any() && get().touches(at, bytes);
   }
-  /// Has `action` called when a segment has ended that pinned pieces may keep mapped. REQUIRES: nothing is pinned yet.
+  /// Sets a callback for the end of a segment that pinned pieces may keep mapped. REQUIRES: nothing is pinned yet.
   static void on_segment_end(std::function<void()> action) { on_segment_end_ = std::move(action); }
   static void segment_ended() {
     if (any() && on_segment_end_) on_segment_end_();
   }
-  /// Is some of [at, at + bytes) pinned?
+  /// Returns whether some of [at, at + bytes) is pinned.
   bool touches(const void* at, std::size_t bytes) const noexcept;
-  /// Does one pinned range hold all of [at, at + bytes)?
+  /// Returns whether one pinned range contains all of [at, at + bytes).
   bool is_pinned(const void* at, std::size_t bytes) const noexcept;
-  /// How many of `bytes` from `at` on one copy may take: to the next edge of a range. At least one if `bytes` is
-  /// positive.
+  /// Returns how many of `bytes` from `at` on one copy may take: up to the next edge of a range. Returns at least one
+  /// if `bytes` is positive.
   std::size_t one_copy(const void* at, std::size_t bytes) const noexcept;
-  /// Bytes pinned now.
+  /// Returns the bytes pinned now.
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
   struct Range {
     std::size_t bytes;
     Device device;
-    bool is_pinned = false;  ///< the driver has done it
+    bool is_pinned = false;  ///< set once the driver has pinned it
   };
   using Ranges = std::map<Address, Range>;
 
@@ -108,7 +107,7 @@ class PinnedRanges {
   static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
   inline static std::atomic<Address> leaving_begin_{
-      0};  ///< of the range that is being unpinned; 0: of none
+      0};  ///< of the range that is being unpinned; 0 if there is none
   inline static std::atomic<Address> leaving_end_{0};
   inline static std::function<void()> on_segment_end_;
 

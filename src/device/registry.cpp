@@ -26,7 +26,7 @@ struct Entry {
   Backend& (*get)();
 };
 
-// The only place that names backends: a new one is one folder and one line here.
+// This is the only place that names backends: a new one is one folder and one line here.
 constexpr std::array kBackends{
     Entry{DeviceType::cpu, cpu_backend},
     Entry{DeviceType::cuda, cuda_backend},
@@ -66,7 +66,7 @@ void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std:
 void Backend::pin_host(int, void*, std::size_t, Access) {
   throw Error(
       ErrorCode::unsupported,
-      fmt::format("memory of the host is pinned for a device that copies it, and {} is none: name a card",
+      fmt::format("host memory is pinned for a card that copies it, and {} is not a card: name a card",
                   name(type())));
 }
 
@@ -204,7 +204,7 @@ void count_pageable(const PinnedRanges& pinned, const void* host, std::size_t by
         bytes >> 20);
 }
 
-/// Drivers refuse a copy over the edge of a pinned range (seen on an H100), so it is cut there.
+/// Cuts the copy at the edges of pinned ranges, because drivers refuse a copy across an edge (seen on an H100).
 void copy_in_pieces(Backend& by, const Transfer& whole, Stream stream) {
   const PinnedRanges& pinned = PinnedRanges::get();
   const bool is_to_host = whole.to_device == kCpu;
@@ -225,7 +225,7 @@ void copy_bytes(const Transfer& transfer, Stream stream) {
   const DeviceType type = std::max(transfer.to_device.type, transfer.from_device.type);
   const DeviceType other = std::min(transfer.to_device.type, transfer.from_device.type);
   if (other != DeviceType::cpu && other != type)
-    throw Error(ErrorCode::unsupported, fmt::format("there is no way from {} to {}; copy by way of the cpu",
+    throw Error(ErrorCode::unsupported, fmt::format("there is no way from {} to {}; copy through the cpu",
                                                     transfer.from_device.str(), transfer.to_device.str()));
   if (transfer.bytes == 0) return;
   if (transfer.to_device == kCpu || transfer.from_device == kCpu)

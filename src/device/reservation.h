@@ -7,31 +7,30 @@
 
 namespace onecopy {
 
-/// Physical memory of one device. Reservations map it, here and in other processes. The device takes it back with the
-/// last object, mapping and descriptor of it anywhere. Thread safety: const members may be called concurrently.
+/// A piece of physical memory of one device. Reservations map it, in this and other processes. The device reclaims it with the
+/// last object, mapping and descriptor anywhere. Thread safety: const members may be called concurrently.
 class PhysicalChunk {
  public:
   virtual ~PhysicalChunk() = default;
   virtual std::size_t size() const noexcept = 0;
 };
 
-/// A range of addresses of this process for the memory of one kind of device. Destroying it unmaps all its mappings.
+/// A range of addresses of this process for the memory of one type of device. The destructor unmaps all its mappings.
 /// Chunks must be of the reservation's own backend, and may be destroyed while they are mapped.
 ///
-/// Thread safety: base() and size() may be called by any thread; the caller serialises the rest. Invariant: mappings
-/// lie within [0, size()) and never overlap.
+/// Thread safety: base() and size() may be called by any thread; the caller serialises the other members. Invariant:
+/// mappings lie within [0, size()) and never overlap.
 class Reservation {
  public:
   virtual ~Reservation() = default;
   virtual std::byte* base() const noexcept = 0;
   virtual std::size_t size() const noexcept = 0;
 
-  /// Shows bytes [from, from + bytes) of the chunk at base() + at. No device may touch them before allow(). All four
-  /// numbers are multiples of the backend's granularity. A backend without BackendTraits::maps_parts takes whole
-  /// chunks only. Throws invalid_argument, out_of_mappings, unsupported; nothing is changed then.
+  /// Maps bytes [from, from + bytes) of the chunk at base() + at. No device may access them before allow(). All four
+  /// numbers are multiples of the backend's granularity. A backend without BackendTraits::maps_parts takes whole chunks
+  /// only. Throws invalid_argument, out_of_mappings, unsupported; nothing has changed then.
   virtual void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) = 0;
-  /// Ends whole mappings. Has no effect on addresses without one. REQUIRES: the caller has waited for work that used
-  /// them.
+  /// Unmaps whole mappings. Ignores addresses without one. REQUIRES: the caller has waited for work that used them.
   virtual void unmap(std::size_t at, std::size_t bytes) noexcept = 0;
   /// Lets a device use the whole mappings in [at, at + bytes). Throws unsupported if that device has no way to the
   /// memory.

@@ -6,12 +6,12 @@
 
 namespace onecopy {
 
-/// While it lives, it is told the progress of the calling thread's reservations of host memory: bytes done, bytes in
-/// all. An exception of its function ends the reservation. Then a pool gives the reserved memory back step by step,
-/// and at once after an Error. Listeners nest: the inner one is told. An empty function makes reservations silent: a
-/// caller with a lock must not call a stranger's function.
+/// A scope whose function is told the progress of the calling thread's reservations of host memory: bytes done, and
+/// bytes in total. An exception of the function ends the reservation; a pool then gives the reserved memory back step
+/// by step, or at once after an Error. Listeners nest: only the innermost one is called. An empty function silences the
+/// outer ones, because a caller that holds a lock must not call foreign code.
 ///
-/// Thread safety: belongs to the thread that made it.
+/// Thread safety: belongs to the thread that created it.
 class ReserveListener {
  public:
   using Function = std::function<void(std::size_t done, std::size_t total)>;
@@ -21,7 +21,7 @@ class ReserveListener {
   ReserveListener(const ReserveListener&) = delete;
   ReserveListener& operator=(const ReserveListener&) = delete;
 
-  /// Tells the innermost listener of this thread, if there is one. Reservations inside of its function are silent.
+  /// Calls the innermost listener of this thread, if there is one. Reservations inside the function are silent.
   static void tell(std::size_t done, std::size_t total);
 
  private:

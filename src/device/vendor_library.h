@@ -11,9 +11,8 @@ namespace onecopy {
 template <class Vendor, class Signature>
 class VendorCall;
 
-/// One call of a vendor's library, which an older library lacks. `Vendor` throws for it: check(result, name) for
-/// failed calls, throw_missing(name, since) for missing ones. Thread safety: const members may be called
-/// concurrently.
+/// A call of a vendor's library, which an older library may lack. `Vendor` throws: check(result, name) for failed
+/// calls, throw_missing(name, since) for missing ones. Thread safety: const members may be called concurrently.
 template <class Vendor, class Result, class... Arguments>
 class VendorCall<Vendor, Result(Arguments...)> {
  public:
@@ -22,7 +21,7 @@ class VendorCall<Vendor, Result(Arguments...)> {
   explicit operator bool() const noexcept { return address_ != nullptr; }
   void bind(void* address) noexcept { address_ = reinterpret_cast<Result (*)(Arguments...)>(address); }
   const char* name() const noexcept { return name_; }
-  /// The vendor's version that brought the call; 0 if the vendor does not number them.
+  /// Returns the vendor's version that introduced the call; 0 if the vendor does not number versions.
   int since() const noexcept { return since_; }
 
   /// Returns the plain result. Throws unsupported if the library lacks the call.
@@ -40,14 +39,13 @@ class VendorCall<Vendor, Result(Arguments...)> {
   Result (*address_)(Arguments...) = nullptr;
 };
 
-/// A vendor's library: loaded at first use, never unloaded, and out of use in a child that is forked afterwards.
-/// `Library` derives from it and is its friend. Its constructor loads, and leaves problem_ empty on success; it names
-/// kDomain, kForkedCode and kForkedText.
-/// Thread safety: all members may be called concurrently.
+/// A vendor's library, which is loaded at first use, never unloaded, and unusable in a child that is forked afterwards.
+/// `Library` derives from it and is its friend. Its constructor loads, and leaves problem_ empty on success; it defines
+/// kDomain, kForkedCode and kForkedText. Thread safety: all members may be called concurrently.
 template <class Library>
 class VendorLibrary {
  public:
-  /// Throws unsupported, saying the missing part, and in a child forked after the first use.
+  /// Returns the library. Throws unsupported, naming the missing part, and in a child forked after the first use.
   static const Library& get() {
     const Library& library = instance();
     if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
@@ -56,21 +54,21 @@ class VendorLibrary {
       throw Error(ErrorCode::unsupported, library.problem_, library.result_, Library::kDomain);
     return library;
   }
-  /// Null in place of throwing; for destructors and questions.
+  /// Returns the library, or null where get() throws; for destructors and queries.
   static const Library* try_get() noexcept {
     const Library& library = instance();
     return library.problem_.empty() && !forked_.load(std::memory_order_relaxed) ? &library : nullptr;
   }
-  /// In a child: a library that its parent has loaded works no more.
+  /// Notes in a child that a library loaded by its parent is unusable.
   static void note_fork() noexcept { forked_ = forked_ || loaded_; }
-  /// Null, too, before the first get() or try_get(): loads nothing.
+  /// Returns the library, or null if it is unusable or get() and try_get() were not called before. Loads nothing.
   static const Library* if_loaded() noexcept {
     return loaded_.load(std::memory_order_relaxed) ? try_get() : nullptr;
   }
 
  protected:
-  std::string problem_;  ///< the reason why it cannot be used
-  int result_ = 0;       ///< the vendor's code for it
+  std::string problem_;  ///< the reason why the library is unusable
+  int result_ = 0;       ///< the vendor's code for problem_
 
  private:
   static Library& instance() {

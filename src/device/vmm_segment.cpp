@@ -13,7 +13,7 @@ VmmSegment::VmmSegment(Backend& backend, SegmentKind kind, int ordinal, std::siz
       user_(ordinal),
       reservation_(backend.reserve(ordinal, bytes)) {}
 
-/// The device that has the memory makes the copies to it, so `home` may use it, too.
+/// Maps the memory for `home`, too, because the device that holds the memory makes the copies to it.
 VmmSegment::VmmSegment(Backend& backend, int home, int user, ExportedMemory memory, Access access)
     : DeviceMemory(access),
       backend_(backend),
@@ -48,7 +48,7 @@ void VmmSegment::do_commit(std::size_t, std::size_t) {
   chunks_.push_back(std::move(chunk));
 }
 
-/// All or nothing: the memory is one chunk. The watch thread calls it, also while other threads capture.
+/// Decommits the whole chunk or nothing. The watch thread calls it, even while other threads capture.
 void VmmSegment::decommit(std::size_t offset, std::size_t bytes) noexcept {
   if (offset != 0 || bytes != size()) return;
   const LockGuard lock(mutex_);

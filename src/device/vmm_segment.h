@@ -11,17 +11,17 @@
 
 namespace onecopy {
 
-/// A segment of mapped chunks, for backends that tell addresses from memory. The owner's has one chunk, from commit()
-/// to decommit() of the whole. A borrower's has the chunks that it was lent.
+/// A segment of mapped chunks, for backends that separate addresses from memory. The owner's segment has one chunk,
+/// from commit() to decommit() of the whole. A borrower's segment has the chunks that it was lent.
 ///
-/// Thread safety: see DeviceMemory. Invariant: chunks_ fill the reservation from its beginning without gaps, or there
-/// are none.
+/// Thread safety: see DeviceMemory. Invariant: chunks_ fill the reservation from its beginning without gaps, or are
+/// empty.
 class VmmSegment final : public DeviceMemory {
  public:
-  /// Of the owner.
+  /// Creates an owner's segment.
   VmmSegment(Backend& backend, SegmentKind kind, int ordinal, std::size_t bytes);
-  /// Of a borrower: memory of the device `home`, mapped for that device and for `user`. Throws as Backend::open()
-  /// does. REQUIRES: the caller has checked that `user` has a way to it.
+  /// Opens a borrower's segment: memory of the device `home`, mapped for that device and for `user`. Throws what
+  /// Backend::open() throws. REQUIRES: the caller has checked that `user` has a way to it.
   VmmSegment(Backend& backend, int home, int user, ExportedMemory memory, Access access);
 
   std::byte* data() const noexcept override { return reservation_->base(); }
@@ -36,10 +36,10 @@ class VmmSegment final : public DeviceMemory {
 
   Backend& backend_;
   const SegmentKind kind_;
-  const int home_;  ///< the device with the memory
-  const int user_;  ///< the device it was mapped for; `home_` in the owner
+  const int home_;  ///< the device that holds the memory
+  const int user_;  ///< the device that the memory was mapped for; `home_` in the owner
   mutable Mutex mutex_;
-  std::set<int> allowed_ GUARDED_BY(mutex_);  ///< devices beside `user_`
+  std::set<int> allowed_ GUARDED_BY(mutex_);  ///< devices besides `user_`
   std::vector<std::unique_ptr<PhysicalChunk>> chunks_;
   const std::unique_ptr<Reservation> reservation_;  // after chunks_: unmapped first
 };

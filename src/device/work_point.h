@@ -5,18 +5,18 @@
 
 namespace onecopy {
 
-/// A point after all work that a process had given to the devices of one kind when it was made, see
+/// A point after all work that a process had given to the devices of one type when the point was created. See
 /// Backend::mark_work(). Thread safety: external.
 class WorkPoint {
  public:
   enum class Progress : std::uint8_t {
     no,
     yes,
-    never,  ///< a device has failed: its work may still go on
+    never,  ///< a device has failed: its work may still be running
   };
 
   virtual ~WorkPoint() = default;
-  /// Waits for nothing.
+  /// Returns whether the point has passed. Does not wait.
   virtual Progress look() noexcept = 0;
 };
 

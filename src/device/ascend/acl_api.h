@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of the ACL runtime's C interface that is used here, with the names of acl/acl_rt.h, so that building
-/// needs no CANN. One table serves CANN 8.3 to 9.2: those releases added calls and changed none. Nothing of it is
-/// linked: driver.h finds the calls at run time, and each may be missing.
+/// The part of the ACL runtime's C interface that is used here, with the names of acl/acl_rt.h, so that building needs
+/// no CANN. One table serves CANN 8.3 to 9.2, because those releases added calls and changed none. Nothing is linked:
+/// driver.h finds the calls at run time, and any of them may be missing.
 namespace onecopy::ascend {
 
 using aclError = int;
@@ -31,7 +31,7 @@ struct aclrtPhysicalMemProp {
   aclrtMemLocation location;
   std::uint64_t reserve;
 };
-struct aclrtMemAccessDesc {  // flags first, where CUDA has the location first
+struct aclrtMemAccessDesc {  // unlike CUDA's struct, the flags come first
   int flags;
   aclrtMemLocation location;
   std::uint8_t rsv[12];
@@ -106,7 +106,7 @@ inline constexpr std::uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 1;
 inline constexpr std::uint64_t ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 
-// Streams and events. The two queries of an event answer with opposite numbers.
+// These belong to streams and events. The two queries of an event answer with opposite numbers.
 inline constexpr int ACL_STREAM_STATUS_COMPLETE = 0;
 inline constexpr int ACL_STREAM_STATUS_NOT_READY = 1;
 inline constexpr int ACL_EVENT_RECORDED_STATUS_NOT_READY = 0;
@@ -117,12 +117,12 @@ inline constexpr int ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0;
 inline constexpr std::uint32_t ACL_EVENT_SYNC = 0x1;
 inline constexpr std::uint32_t ACL_EVENT_IPC = 0x40;
 
-// Packages that have versions.
+// These are the packages that have versions.
 inline constexpr int ACL_PKG_NAME_CANN = 0;
 inline constexpr int ACL_PKG_NAME_DRIVER = 7;
 
-// X(name, parameters): the calls that the library makes. All return aclError; aclrtGetSocName and aclGetRecentErrMsg,
-// which return text, are bound by hand.
+// X(name, parameters) lists the calls that the library makes. All return aclError; aclrtGetSocName and
+// aclGetRecentErrMsg, which return text, are bound by hand.
 // clang-format off
 #define ONECOPY_ACL_CALLS(X)                                                                              \
   X(aclInit, (const char*))                                                                               \

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kAscendPage = std::size_t{2} << 20;
 constexpr std::size_t kAscendAlignment = 64;  // of aclrtMalloc
 
-/// Huawei's Ascend devices, by virtual memory management or by IPC keys.
+/// The backend of Huawei's Ascend devices, by virtual memory management or by IPC keys.
 class AscendBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::npu; }
@@ -56,7 +56,8 @@ class AscendBackend final : public Backend {
   void require_in_place(int ordinal, const void* at) override { ascend::require_in_place(ordinal, at); }
   int device_in_use() const noexcept override { return ascend::device_in_use(); }
   bool finish_work() noexcept override { return ascend::finish_work(); }
-  /// Streams of this runtime write no word, so a put of a plain value would have to wait for the stream itself.
+  /// Returns false, because streams of this runtime write no words, so a put of a plain value would have to wait for
+  /// the stream itself.
   bool has_work(int, Stream) noexcept override { return false; }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
   bool is_captured(int ordinal, Stream stream) override { return ascend::is_captured(ordinal, stream); }
@@ -72,7 +73,7 @@ BackendTraits AscendBackend::traits() const noexcept {
           "ASCEND_RT_VISIBLE_DEVICES"};
 }
 
-/// Without a runtime or a device the list is empty; that is no error.
+/// Returns the devices. Without a runtime or a device the list is empty, which is not an error.
 std::vector<DeviceInfo> AscendBackend::devices() const {
   std::vector<DeviceInfo> infos;
   if (!ascend::Driver::try_get()) return infos;
@@ -81,7 +82,7 @@ std::vector<DeviceInfo> AscendBackend::devices() const {
   return infos;
 }
 
-/// Huge pages, although the runtime takes smaller units: keys exist for whole pages only.
+/// Returns the size of huge pages, although the runtime takes smaller units: keys exist for whole pages only.
 std::size_t AscendBackend::granularity() const noexcept { return kAscendPage; }
 
 std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
@@ -105,7 +106,7 @@ std::vector<std::unique_ptr<PhysicalChunk>> AscendBackend::import_chunks(int hom
   return chunks;
 }
 
-/// An Ascend segment is exported as one number, so one chunk at a time.
+/// Exports one chunk, since an Ascend segment is exported as one number.
 ExportedMemory AscendBackend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
                                             Access access) const {
   if (chunks.size() != 1)
@@ -132,7 +133,8 @@ std::unique_ptr<DeviceMemory> open_at(Backend& backend, int ordinal, ExportedMem
   }
 }
 
-/// By way of the device that has the memory: the behaviour of a real one at an import by another alone is unknown.
+/// Opens through the device that holds the memory, because it is unknown how a real device behaves if only another one
+/// imports.
 std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memory, Access access,
                                                   int user) {
   auto opened = open_at(*this, home, std::move(memory), access);
@@ -150,13 +152,12 @@ ExportedMemory AscendBackend::duplicate(const ExportedMemory& memory, Access acc
   return copy;
 }
 
-/// Keys are for whole allocations and must be closed before their maker frees them, of which borrowers are not told.
-/// The runtime does not report either that an address came to name other memory.
+/// Throws unsupported. Keys stand for whole allocations and must be closed before their maker frees them, which
+/// borrowers do not learn. Nor does the runtime report that an address has come to name other memory.
 ForeignMemory AscendBackend::find_foreign(const void*, std::size_t) {
-  throw Error(
-      ErrorCode::unsupported,
-      "memory that something else allocated on an Ascend device cannot be shared where it is: copy it "
-      "(copy(), or empty() and a copy) into memory of onecopy");
+  throw Error(ErrorCode::unsupported,
+              "Ascend memory of another library cannot be shared in place: copy it "
+              "(copy(), or empty() and a copy) into memory of onecopy");
 }
 
 std::unique_ptr<DeviceMemory> AscendBackend::adopt(const ForeignMemory& memory) {
@@ -166,7 +167,7 @@ std::unique_ptr<DeviceMemory> AscendBackend::adopt(const ForeignMemory& memory) 
 
 }  // namespace
 
-/// Never destroyed: threads may use the backend while static objects go.
+/// Returns the backend, which is never destroyed: threads may use it while static objects are destroyed.
 Backend& ascend_backend() {
   static AscendBackend* const instance = new AscendBackend;
   return *instance;

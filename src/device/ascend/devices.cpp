@@ -11,7 +11,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// A runtime before UUIDs still knows the physical number, which all processes of this host see alike.
+/// Returns the UUID. A runtime without UUIDs still knows the physical number, which is the same in all processes.
 Uuid identify(const Driver& driver, int ordinal) {
   aclrtUuid found{};
   Uuid uuid{};
@@ -31,7 +31,7 @@ aclrtContext current(const Driver& driver) {
   return driver.aclrtGetCurrentContext(&context) == ACL_SUCCESS ? context : nullptr;
 }
 
-/// Another library, such as a framework, may have enabled it.
+/// Returns whether access is enabled already, perhaps by another library such as a framework.
 bool is_enabled(const Driver& driver, int from, int to) {
   std::int32_t status = 0;
   return driver.aclrtDevicePeerAccessStatus &&

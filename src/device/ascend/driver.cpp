@@ -35,13 +35,13 @@ ErrorCode code_of(aclError result) noexcept {
   }
 }
 
-/// The advice of an error message; empty if the runtime's own words suffice.
+/// Returns the advice of an error message; empty if the runtime's own message suffices.
 const char* advice(aclError result) noexcept {
   switch (result) {
     case ACL_ERROR_RT_NO_DEVICE:
       return "; is ASCEND_RT_VISIBLE_DEVICES set to something that is not there?";
     case ACL_ERROR_RT_FEATURE_NOT_SUPPORT:
-      return "; this chip, a virtual one, or its driver does not do it: an update of the driver may help";
+      return "; this chip, a virtual one, or its driver does not support it: a newer driver may help";
     case ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT: return "; do this before the capture begins";
     case ACL_ERROR_RT_NO_PERMISSION:
       return "; the device files belong to another group: is this user in HwHiAiUser's?";
@@ -49,7 +49,7 @@ const char* advice(aclError result) noexcept {
   }
 }
 
-/// Digits and letters between dots and dashes, in lower case.
+/// Returns the runs of digits and letters between dots and dashes, in lower case.
 std::vector<std::string> parts_of(const std::string& version) {
   std::vector<std::string> parts(1);
   for (const char c : version) {
@@ -59,7 +59,8 @@ std::vector<std::string> parts_of(const std::string& version) {
   return parts;
 }
 
-/// A candidate counts from below zero, so that it comes before the release, whose part is missing or a number.
+/// Returns a number for the part. A candidate counts from below zero, so that it comes before the release, whose part
+/// is missing or a number.
 int rank_of(const std::vector<std::string>& parts, std::size_t at) {
   if (at >= parts.size()) return 0;
   const std::string& part = parts[at];
@@ -68,7 +69,7 @@ int rank_of(const std::vector<std::string>& parts, std::size_t at) {
   return digits == 0 ? number : number - 100'000;
 }
 
-/// ONECOPY_ASCEND_RUNTIME names another library than the system's, for tests.
+/// Returns the names of the library. ONECOPY_ASCEND_RUNTIME names another one, for tests.
 std::vector<std::string> library_names() {
   const char* chosen = std::getenv("ONECOPY_ASCEND_RUNTIME");
   if (chosen && *chosen) return {chosen};
@@ -83,7 +84,7 @@ bool is_older(const std::string& version, const std::string& than) {
   const auto one = parts_of(version);
   const auto other = parts_of(than);
   if (one[0].empty() || std::isdigit(static_cast<unsigned char>(one[0][0])) == 0) return false;
-  for (std::size_t i = 0; i < other.size(); ++i)  // the rest names a build of that version
+  for (std::size_t i = 0; i < other.size(); ++i)  // the remaining parts name a build of that version
     if (rank_of(one, i) != rank_of(other, i)) return rank_of(one, i) < rank_of(other, i);
   return false;
 }
@@ -136,13 +137,14 @@ Driver::Driver() {
   if (problem_.empty()) check_version(ACL_PKG_NAME_DRIVER, "the Ascend driver (HDK)", kOldestDriver);
   if (!problem_.empty()) return;
   result_ = aclInit(nullptr);
-  if (result_ == ACL_ERROR_REPEAT_INITIALIZE) result_ = ACL_SUCCESS;  // a framework was first
+  if (result_ == ACL_ERROR_REPEAT_INITIALIZE) result_ = ACL_SUCCESS;  // a framework has initialised it
   if (result_ != ACL_SUCCESS)
     problem_ = fmt::format("aclInit failed with {}{}; check with npu-smi info", describe(result_),
                            advice(result_));
 }
 
-/// An unknown version (a container without version.info) is no error: missing calls are reported one by one.
+/// Checks a version. An unknown version (a container without version.info) is not an error: missing calls are reported
+/// one by one.
 void Driver::check_version(int package, const char* name, const char* oldest) {
   aclCANNPackageVersion found{};
   if (!aclsysGetCANNVersion || aclsysGetCANNVersion(package, &found) != ACL_SUCCESS) return;

@@ -8,9 +8,9 @@
 
 namespace onecopy::ascend {
 
-/// Throws for a failed call. Errors that users can do something about get advice of our own.
+/// Throws for a failed call. Adds advice to errors that users can do something about.
 [[noreturn]] void throw_result(aclError result, const std::string& what);
-/// Has this process lost the device?
+/// Returns whether the error means that this process has lost the device.
 bool is_final(aclError result) noexcept;
 
 inline void check(aclError result, const char* what) {
@@ -27,22 +27,22 @@ struct Vendor {
 template <class Signature>
 using Call = VendorCall<Vendor, Signature>;
 
-/// The ACL runtime (libascendcl.so, or libacl_rt.so of the open runtime), loaded and initialised.
-/// Thread safety: all members may be called concurrently.
+/// The ACL runtime (libascendcl.so, or libacl_rt.so of the open runtime), loaded and initialised. Thread safety: all
+/// members may be called concurrently.
 class Driver : public VendorLibrary<Driver> {
  public:
-  /// Has a part of this process, such as a framework, loaded it?
+  /// Returns whether a part of this process, such as a framework, has loaded the runtime.
   static bool is_in_process() noexcept;
 
 #define MEMBER(CALL, PARAMETERS) Call<aclError PARAMETERS> CALL{#CALL};
   ONECOPY_ACL_CALLS(MEMBER)
 #undef MEMBER
 
-  /// The chip's name; empty if the runtime does not tell it.
+  /// Returns the chip's name; empty if the runtime does not report it.
   std::string chip() const;
-  /// "507899: the last words of the runtime".
+  /// Returns e.g. "507899: ..." with the last message of the runtime.
   std::string describe(aclError result) const;
-  /// Has the runtime all calls for segments of physical memory with shareable handles?
+  /// Returns whether the runtime has all calls for segments of physical memory with shareable handles.
   bool has_virtual_memory() const noexcept;
 
  private:
@@ -60,8 +60,8 @@ class Driver : public VendorLibrary<Driver> {
   GetRecentErrMsg* get_message_ = nullptr;
 };
 
-/// Orders "8.3.RC1", "8.3.RC1.alpha002", "25.3.rc1", "8.5.0" as they were released: candidates before their release.
-/// Also false if the text is no version.
+/// Returns whether `version` was released before `than`: "8.3.RC1", "8.3.RC1.alpha002", "25.3.rc1", "8.5.0". Candidates
+/// come before their release. Returns false if a text is not a version.
 bool is_older(const std::string& version, const std::string& than);
 
 }  // namespace onecopy::ascend

@@ -13,7 +13,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// Read and written on one host only.
+/// The head of the blob, which is written and read on one host only.
 struct Head {
   std::uint32_t version;
   std::uint32_t read_only;
@@ -26,12 +26,13 @@ struct Head {
 constexpr std::uint32_t kVersion = 1;
 
 [[noreturn]] void throw_not_admitted(const Driver& driver, aclError result) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("the Ascend driver admits no other process to this memory ({}): the process that "
-                          "allocated it is gone, and only those that opened it before keep it; copy it to "
-                          "lend it on",
-                          driver.describe(result)),
-              result, ErrorDomain::ascend);
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("the Ascend driver does not let another process open this memory ({}): the process that "
+                  "allocated it is gone, and only those that opened it before keep it; copy it to "
+                  "lend it on",
+                  driver.describe(result)),
+      result, ErrorDomain::ascend);
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -75,7 +76,7 @@ std::int32_t own_number() {
 
 void admit(const ExportedMemory& memory, std::int32_t process) {
   const ExportedKeys exported = decode(memory);
-  if (!Driver::if_loaded())  // such as a queue's creator, which has only a name of the memory
+  if (!Driver::if_loaded())  // for example a queue's creator, which holds only a name of the memory
     throw Error(ErrorCode::owner_died,
                 "this process does not have the Ascend memory open that it was asked for");
   const Driver& driver = Driver::get();
@@ -97,7 +98,7 @@ int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access) {
     throw Error(
         ErrorCode::unsupported,
         fmt::format("the memory is on the Ascend device with the UUID {}, which this process does not "
-                    "see: what does ASCEND_RT_VISIBLE_DEVICES say?",
+                    "see: check ASCEND_RT_VISIBLE_DEVICES",
                     exported.device.str()));
   devices.require_reach(ordinal, owner);
   return owner;

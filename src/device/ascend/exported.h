@@ -8,27 +8,27 @@
 
 namespace onecopy::ascend {
 
-/// The name of an Ascend segment for other processes, in ExportedMemory::blob. There are no descriptors.
+/// The data by which other processes open an Ascend segment, in ExportedMemory::blob. There are no descriptors.
 struct ExportedKeys {
   Access access = Access::read_write;
   std::uint64_t bytes = 0;
-  Uuid device{};                ///< whose memory it is
+  Uuid device{};                ///< the device that holds the memory
   std::uint64_t shareable = 0;  ///< of kind ascend_vmm
   std::string key;              ///< of kind ascend_key
 };
 
 Bytes encode(const ExportedKeys& exported);
-/// Throws bad_handle if the blob contradicts itself or the rest of `memory`.
+/// Decodes memory.blob. Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 ExportedKeys decode(const ExportedMemory& memory);
 
-/// The driver's number of this process. In a container it differs from getpid().
+/// Returns the driver's number of this process, which differs from getpid() in a container.
 std::int32_t own_number();
-/// Lets a process open the memory. The runtime is asked each time: numbers of memory and of processes come again.
-/// Throws owner_died in a process that has no Ascend memory open, unsupported if the memory's owner is gone.
+/// Lets a process open the memory. Asks the runtime each time, because numbers of memory and of processes are reused.
+/// Throws owner_died if this process has no Ascend memory open, unsupported if the memory's owner is gone.
 void admit(const ExportedMemory& memory, std::int32_t process);
 
-/// Checks that another process's export may be opened at `ordinal`: the access it was lent with, and a path between
-/// the cards if they differ. Returns the owner's device by our number. Throws read_only, unsupported.
+/// Checks that another process's export may be opened at `ordinal`: with this access, and over a path between the cards
+/// if they differ. Returns this process's number of the owner's device. Throws read_only, unsupported.
 int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access);
 
 }  // namespace onecopy::ascend

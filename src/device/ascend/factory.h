@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// The one Ascend backend of this process. It loads the ACL runtime when it is first used for anything.
+/// Returns the Ascend backend of this process. It loads the ACL runtime at its first use.
 Backend& ascend_backend();
 
 }  // namespace onecopy

@@ -13,7 +13,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// Where pinned ranges begin that devices see at other addresses. Never destroyed: unpinning may come late.
+/// The beginnings of pinned ranges that devices map at other addresses. Never destroyed: unpinning may come late.
 struct MoveResult {
   Mutex mutex;
   std::set<const void*> begins GUARDED_BY(mutex);
@@ -28,7 +28,7 @@ MoveResult& moved() {
 void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
-  void* seen = nullptr;  // where kernels find it; copies name the host's address
+  void* seen = nullptr;  // the address for kernels; copies use the host's address
   driver.aclrtHostRegister.must(
       at, bytes, access == Access::read_only ? ACL_HOST_REGISTER_READONLY : ACL_HOST_REGISTER_MAPPED,
       &seen);
@@ -44,11 +44,11 @@ void unpin_host(int ordinal, void* at) noexcept {
     const LockGuard lock(moved().mutex);
     moved().begins.erase(at);
   } catch (const Error&) {
-    // The device is gone, or this is a forked child, whose parent has the pins.
+    // The device is gone, or this is a forked child, whose parent holds the pins.
   }
 }
 
-/// One range at another address is enough to refuse: the runtime does that for all or none.
+/// Throws if any range is at another address: the runtime maps all ranges that way or none.
 void require_in_place(int ordinal, const void*) {
   const LockGuard lock(moved().mutex);
   if (moved().begins.empty()) return;

@@ -18,7 +18,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// An allocation, and the key of its export, if it was exported.
+/// An allocation, and the key of its export if it was exported.
 struct KeyMapping {
   int ordinal = 0;
   void* base = nullptr;
@@ -26,8 +26,8 @@ struct KeyMapping {
   std::string key;
 };
 
-/// ExportedKeys allocations that no segment uses. Keys are finite, and outlive a process that does not close them.
-/// Therefore they are closed at the end of the process.
+/// A store of exported allocations that no segment uses. Keys are finite and outlive a process that does not close
+/// them, so they are closed when the process ends.
 class ParkedMemory {
  public:
   static ParkedMemory& get() {
@@ -92,7 +92,7 @@ KeyMapping allocate(int ordinal, std::size_t bytes) {
   return memory;
 }
 
-/// A segment of kind ascend_key, of its owner.
+/// A segment of kind ascend_key, in its owner.
 class KeyMemory final : public DeviceMemory {
  public:
   explicit KeyMemory(KeyMapping memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
@@ -138,7 +138,7 @@ void KeyMemory::export_key() const {
   if (result == ACL_ERROR_RT_DRV_INTERNAL_ERROR)
     throw Error(
         ErrorCode::system,
-        fmt::format("the Ascend driver makes no key for memory to share ({}); keys of processes that "
+        fmt::format("the Ascend driver cannot create a key to share memory ({}); keys of processes that "
                     "were killed stay until the driver is reset: are there many?",
                     driver.describe(result)),
         result, ErrorDomain::ascend);
@@ -158,7 +158,7 @@ ExportedMemory KeyMemory::do_export(Access access) const {
   return memory;
 }
 
-/// Another process's allocation, opened by its key.
+/// An allocation of another process, opened by its key.
 class OpenedByKey final : public DeviceMemory {
  public:
   OpenedByKey(int ordinal, int owner, ExportedKeys exported, Access access)
@@ -182,7 +182,7 @@ class OpenedByKey final : public DeviceMemory {
   void* const base_;
 };
 
-/// The owner's key opens it for others, too.
+/// Exports the owner's key, which opens the memory for other processes as well.
 ExportedMemory OpenedByKey::do_export(Access access) const {
   ExportedKeys again = exported_;
   again.access = access;

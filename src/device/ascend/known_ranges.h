@@ -7,11 +7,12 @@
 
 namespace onecopy::ascend {
 
-/// Addresses of segments, and their limits for copies: the host neither reads nor writes another card's memory, and
-/// the runtime does not always enforce read-only access. Thread safety: all functions may be called concurrently.
+/// A registration of a segment's addresses and of what copies may do with them: the host cannot access another card's
+/// memory, and the runtime does not always enforce read-only access. Thread safety: all functions may be called
+/// concurrently.
 class KnownRange {
  public:
-  /// `owner`: the card whose memory it is.
+  /// Registers a range. `owner` is the card that holds the memory.
   KnownRange(const void* base, std::size_t bytes, Access access, int owner);
   ~KnownRange();
   KnownRange(const KnownRange&) = delete;
@@ -21,7 +22,7 @@ class KnownRange {
   const void* base_;
 };
 
-/// Is it memory of a card other than this one? False for unknown addresses.
+/// Returns whether the memory belongs to a card other than `card`. Returns false for unknown addresses.
 bool is_another_cards(const void* at, int card);
 bool is_read_only(const void* at);
 

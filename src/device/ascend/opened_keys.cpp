@@ -16,9 +16,11 @@ namespace {
   if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR) throw_result(result, "aclrtIpcMemImportByKey");
   throw Error(
       ErrorCode::owner_died,
-      fmt::format("the Ascend driver does not open this memory: its owner is gone, or it was not lent to "
+      fmt::format("the Ascend driver cannot open this memory: its owner is gone, or it was not lent to "
                   "this process{} ({})",
-                  another_cards ? ", or the driver is older than 25.5.2, which opens no other card's" : "",
+                  another_cards
+                      ? ", or the driver is older than 25.5.2, which cannot open another card's memory"
+                      : "",
                   driver.describe(result)),
       result, ErrorDomain::ascend);
 }
@@ -66,7 +68,7 @@ void* OpenedKeys::open(int ordinal, int owner, const ExportedKeys& exported, Acc
   return base;
 }
 
-/// Addresses are forgotten before another allocation can get them.
+/// Closes a key. Addresses are unregistered before another allocation can get them.
 void OpenedKeys::close(const std::string& name) noexcept {
   if (!Driver::try_get()) return;  // a forked child, where another thread may hold the lock for ever
   const LockGuard lock(mutex_);

@@ -11,17 +11,17 @@
 
 namespace onecopy::ascend {
 
-/// The memory that this process has open by keys. Closing a key ends its first import that is left, and not a chosen
-/// one. Therefore a key's imports are shared where possible, and all end with the last one in use. Thread safety: all
-/// members may be called concurrently.
+/// The memory that this process has opened by keys. Closing a key ends its oldest import, not a chosen one. Imports of
+/// a key are therefore shared where possible, and all end with the last one in use. Thread safety: all members may be
+/// called concurrently.
 class OpenedKeys {
  public:
   static OpenedKeys& get();
 
-  /// Opens the memory and returns its address for `ordinal`, another one for each access. Ends with close(). Throws
+  /// Opens the memory and returns its address for `ordinal`, which differs for each access. close() ends it. Throws
   /// owner_died, unsupported.
   void* open(int ordinal, int owner, const ExportedKeys& exported, Access access);
-  /// Call once for each open().
+  /// Ends the effect of one open().
   void close(const std::string& name) noexcept;
 
  private:

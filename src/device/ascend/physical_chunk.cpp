@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kMade = -1;
 
-/// A memory by its number, with the device of its import, or kMade. This process may not import one memory twice, nor
-/// its own exports.
+/// A record of a memory by its number, with the device that imported it, or kMade. This process must not import one
+/// memory twice, nor import its own exports.
 struct CachedChunk {
   Mutex mutex;
   std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number GUARDED_BY(mutex);
@@ -34,7 +34,7 @@ CachedChunk& known() {
 
 }  // namespace
 
-/// Physical memory, which all mappings of it in this process share.
+/// A physical memory, which all its mappings in this process share.
 class Physical {
  public:
   Physical(int ordinal, int imported_at, aclrtDrvMemHandle handle, std::uint64_t number) noexcept
@@ -57,7 +57,7 @@ class Physical {
   }
 
   aclrtDrvMemHandle handle() const noexcept { return handle_; }
-  /// ExportedKeys at the first call: a second export would fail.
+  /// Returns the number, and exports the memory at the first call: a second export would fail.
   static std::uint64_t number_of(const std::shared_ptr<Physical>& memory) {
     const LockGuard lock(known().mutex);
     if (memory->number_ != 0) return memory->number_;
@@ -104,9 +104,9 @@ bool is_out_of_memory(aclError result) noexcept {
       result != ACL_ERROR_RT_INVALID_HANDLE)
     throw_result(result, "aclrtMemImportFromShareableHandle");
   throw Error(ErrorCode::owner_died,
-              fmt::format("no process has this Ascend memory open any more, or it was not lent to this "
-                          "process: its driver gives it up with the last process that has it open, so keep "
-                          "the owner until the tensor was opened ({})",
+              fmt::format("this Ascend memory is gone, or it was not lent to this "
+                          "process: the driver frees it with the last process that has it open, so keep "
+                          "the owner until the tensor is open ({})",
                           driver.describe(result)),
               result, ErrorDomain::ascend);
 }

@@ -12,20 +12,21 @@ namespace onecopy::ascend {
 
 class Physical;
 
-/// Memory of aclrtMallocPhysical, of this process or imported. The runtime refuses to import one memory twice into a
-/// process, or into its maker. Therefore all chunks of one memory share its handle. Thread safety: see PhysicalChunk.
+/// A chunk of aclrtMallocPhysical, of this process or imported. The runtime refuses to import memory twice into a
+/// process, or into the process that allocated it. All chunks of one memory therefore share its handle. Thread safety:
+/// see PhysicalChunk.
 class AscendChunk final : public PhysicalChunk {
  public:
-  /// The chunks of one memory share `memory`; the last of them ends it.
+  /// Constructs a chunk. The chunks of one memory share `memory`, which ends with the last of them.
   AscendChunk(int ordinal, std::size_t bytes, std::shared_ptr<Physical> memory) noexcept
       : ordinal_(ordinal), bytes_(bytes), memory_(std::move(memory)) {}
 
   std::size_t size() const noexcept override { return bytes_; }
-  /// The device with the memory.
+  /// Returns the device that holds the memory.
   int ordinal() const noexcept { return ordinal_; }
   aclrtDrvMemHandle handle() const noexcept;
   const std::shared_ptr<Physical>& memory() const noexcept { return memory_; }
-  /// The number by which other processes import it.
+  /// Returns the number by which other processes import the memory.
   std::uint64_t number() const;
 
  private:
@@ -35,11 +36,11 @@ class AscendChunk final : public PhysicalChunk {
 };
 
 std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
-/// `user`: the device that imports it.
+/// Imports another process's memory of the device `home` for the device `user`.
 std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user);
 ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access);
 
-/// The properties of the physical memory of segments.
+/// Returns the properties of the physical memory of segments.
 aclrtPhysicalMemProp memory_on(int ordinal) noexcept;
 
 }  // namespace onecopy::ascend

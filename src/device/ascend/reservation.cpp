@@ -20,13 +20,13 @@ AscendReservation::AscendReservation(int user, std::size_t bytes) : user_(user),
 }
 
 AscendReservation::~AscendReservation() {
-  const Driver* driver = Driver::try_get();  // none at the end of the process, or in a forked child
+  const Driver* driver = Driver::try_get();  // null when the process ends, or in a forked child
   if (!driver) return;
   unmap(0, bytes_);
   driver->aclrtReleaseMemAddress(base_);
 }
 
-/// The runtime shows whole memory only: its offset must be 0.
+/// Maps a whole memory. The runtime cannot map a part of it, so the offset must be 0.
 void AscendReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from,
                             std::size_t bytes) {
   if (from != 0 || bytes != chunk.size())
@@ -66,7 +66,7 @@ void AscendReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Ac
     allow_mapping(next->first, next->second, ordinal, access);
 }
 
-/// The device that has the memory may use each of its mappings as it is.
+/// Allows the access. The device that holds the memory may use each of its mappings without a call.
 void AscendReservation::allow_mapping(std::size_t at, MappedPart& mapped, int ordinal, Access access) {
   if (ordinal == user_) mapped.known.emplace(base() + at, mapped.bytes, access, mapped.owner);
   if (ordinal == mapped.owner && access == Access::read_write) return;

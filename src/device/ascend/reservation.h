@@ -13,11 +13,10 @@ namespace onecopy::ascend {
 
 class Physical;
 
-/// Addresses of aclrtReserveMemAddress.
-/// Thread safety and invariants: see Reservation.
+/// A range of addresses from aclrtReserveMemAddress. Thread safety and invariants: see Reservation.
 class AscendReservation final : public Reservation {
  public:
-  /// For the device `user`, in whose context all calls are made.
+  /// Reserves addresses for the device `user`, in whose context all calls are made.
   AscendReservation(int user, std::size_t bytes);
   AscendReservation(const AscendReservation&) = delete;
   AscendReservation& operator=(const AscendReservation&) = delete;
@@ -32,9 +31,9 @@ class AscendReservation final : public Reservation {
  private:
   struct MappedPart {
     std::size_t bytes = 0;
-    int owner = 0;                     ///< the device with the memory
-    std::shared_ptr<Physical> memory;  ///< with the chunks of it, of which the last may go first
-    std::optional<KnownRange> known;   ///< once `user` may use it
+    int owner = 0;                     ///< the device that holds the memory
+    std::shared_ptr<Physical> memory;  ///< shared with the chunks, which may end before the mapping
+    std::optional<KnownRange> known;   ///< set once `user` may use it
   };
   void allow_mapping(std::size_t at, MappedPart& mapped, int ordinal, Access access);
 

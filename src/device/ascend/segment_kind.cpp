@@ -24,7 +24,7 @@ aclError try_physical_memory(const Driver& driver, int ordinal) {
 
 }  // namespace
 
-/// A device that is full or fails is asked again: the coming allocation reports the fault.
+/// Returns the kind. A device that is full or failing is tried again: the coming allocation reports the fault.
 SegmentKind kind_on(int ordinal) {
   const Driver& driver = Driver::get();
   if (!driver.has_virtual_memory()) return SegmentKind::ascend_key;

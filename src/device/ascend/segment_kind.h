@@ -5,8 +5,8 @@
 
 namespace onecopy::ascend {
 
-/// The kind of new segments on this device. A virtual device (vNPU) has the calls for physical memory, and they fail.
-/// That is found out once, by an allocation and its export. Throws as Driver::get() and UseDevice do. Thread safety:
+/// Returns the kind of new segments on this device. A virtual device (vNPU) has the calls for physical memory, but they
+/// fail; an allocation and its export find this out once. Throws what Driver::get() and UseDevice throw. Thread safety:
 /// may be called concurrently.
 SegmentKind kind_on(int ordinal);
 

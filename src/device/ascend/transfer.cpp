@@ -32,7 +32,7 @@ int kind_of(const Transfer& t) {
       result, ErrorDomain::ascend);
 }
 
-/// Default streams never are. REQUIRES: the stream's device is current.
+/// Returns whether the stream is being captured; default streams never are. REQUIRES: the stream's device is current.
 bool is_capturing(const Driver& driver, aclrtStream stream) {
   int status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
   aclmdlRI model = nullptr;
@@ -41,7 +41,8 @@ bool is_capturing(const Driver& driver, aclrtStream stream) {
          status != ACL_MODEL_RI_CAPTURE_STATUS_NONE;
 }
 
-/// Waiting would fail, and spoil the capture. REQUIRES: the stream's device is current.
+/// Waits for the stream. Throws during a capture, where waiting would fail and spoil the capture. REQUIRES: the
+/// stream's device is current.
 void wait_for(const Driver& driver, aclrtStream stream) {
   if (is_capturing(driver, stream))
     throw Error(ErrorCode::unsupported,
@@ -57,8 +58,8 @@ void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
   check(result, "copying");
 }
 
-/// Memory of the current device for a scope. It lives until the stream has done the scope's work: aclrtFree waits for
-/// nothing. Thread safety: none.
+/// An allocation on the current device for a scope. It lives until the stream has done the scope's work, because
+/// aclrtFree does not wait. Thread safety: none.
 class Staging {
  public:
   Staging(const Driver& driver, std::size_t bytes, aclrtStream stream) : driver_(driver), stream_(stream) {
@@ -67,7 +68,7 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   ~Staging() {
-    // A copy may still be at work when the next one fails.
+    // A copy may still be running when the next one fails.
     if (driver_.aclrtSynchronizeStream) driver_.aclrtSynchronizeStream(stream_);
     driver_.aclrtFree(at_);
   }
@@ -84,10 +85,10 @@ Transfer part(const Transfer& t, std::size_t offset, std::size_t bytes) {
           static_cast<const std::byte*>(t.from) + offset, t.from_device, bytes};
 }
 
-/// The runtime copies between the host and own memory, and between cards, but not between a host and another
-/// process's card. REQUIRES: the device is current.
+/// Copies through memory of this process's own card: the runtime copies between the host and own memory, and between
+/// cards, but not between the host and another process's card. REQUIRES: the device is current.
 void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, aclrtStream stream) {
-  wait_for(driver, stream);  // a graph would come to the staging memory later
+  wait_for(driver, stream);  // a graph would use the staging memory after it is freed
   const Staging staging(driver, std::min(t.bytes, kPiece), stream);
   for (std::size_t done = 0; done < t.bytes;) {
     const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
@@ -98,7 +99,7 @@ void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, ac
   }
 }
 
-/// REQUIRES: the device that is written to is current.
+/// Copies through the host. REQUIRES: the device that is written to is current.
 void by_way_of_the_host(const Driver& driver, const Transfer& t, aclrtStream stream) {
   wait_for(driver, stream);
   std::vector<std::byte> host(std::min(t.bytes, kPiece));
@@ -134,7 +135,7 @@ void enqueue(const Transfer& transfer, Stream stream) {
   start(driver, transfer, stream.native);
 }
 
-/// Keeps the error of a lost device: only a call that waits reports it.
+/// Waits, and keeps the error of a lost device, which only a waiting call reports.
 void synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
@@ -150,8 +151,8 @@ std::optional<Error> failure(int ordinal) {
   const aclError failed = Devices::get().at(ordinal).failed;
   if (failed == ACL_SUCCESS) return {};
   return Error(ErrorCode::system,
-               fmt::format("ACL error {}; this process cannot use the device any more and has to "
-                           "be started again",
+               fmt::format("ACL error {}; this process can no longer use the device: "
+                           "restart it",
                            failed),
                failed, ErrorDomain::ascend);
 }

@@ -5,12 +5,12 @@
 
 namespace onecopy::ascend {
 
-/// See Backend::copy(). A copy between the host and another card's memory that was opened here goes through memory of
-/// the own card. Between cards without a path it goes through the host: then it is done at return.
+/// Implements Backend::copy(). A copy between the host and another card's memory goes through memory of this process's
+/// own card. A copy between cards without a path goes through the host, and is done on return.
 void enqueue(const Transfer& transfer, Stream stream);
-/// Throws unsupported for a stream that is being captured, whose capture goes on.
+/// Waits for the stream. Throws unsupported, without harm to the capture, if the stream is being captured.
 void synchronize(int ordinal, Stream stream);
-/// Also false if the runtime does not know of captures.
+/// Returns whether the stream is being captured; false if the runtime does not know captures.
 bool is_captured(int ordinal, Stream stream);
 std::optional<Error> failure(int ordinal);
 

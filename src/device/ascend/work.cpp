@@ -16,7 +16,7 @@ int device_in_use() noexcept {
   return -1;
 }
 
-/// Of the devices that onecopy has used: the runtime does not list other contexts.
+/// Waits for the devices that onecopy has used: the runtime does not list other contexts.
 bool finish_work() noexcept {
   try {
     const Driver& driver = Driver::get();

@@ -3,9 +3,9 @@
 
 namespace onecopy::ascend {
 
-// Thread safety: both may be called concurrently.
+// Thread safety: both functions may be called concurrently.
 
-/// See Backend::device_in_use() and finish_work(): ACL has no event of a whole context.
+/// Implements Backend::device_in_use() and finish_work(). ACL has no event of a whole context.
 int device_in_use() noexcept;
 bool finish_work() noexcept;
 

@@ -17,7 +17,7 @@ namespace onecopy {
 
 namespace {
 
-/// Host memory: memfds, and named files for users that need names.
+/// The backend of host memory: memfds, and named files for users that need names.
 class CpuBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cpu; }
@@ -112,11 +112,9 @@ ExportedMemory CpuBackend::duplicate(const ExportedMemory& memory, Access access
   return copy;
 }
 
-/// Private pages of this process: no other process can map them in place.
+/// Throws unsupported: no other process can map private pages of this process in place.
 ForeignMemory CpuBackend::find_foreign(const void*, std::size_t) {
-  throw Error(
-      ErrorCode::unsupported,
-      "memory of the host that was allocated elsewhere cannot be shared in place; make a copy of it");
+  throw Error(ErrorCode::unsupported, "host memory of another library cannot be shared in place: copy it");
 }
 
 std::unique_ptr<DeviceMemory> CpuBackend::adopt(const ForeignMemory& memory) {
@@ -126,7 +124,7 @@ std::unique_ptr<DeviceMemory> CpuBackend::adopt(const ForeignMemory& memory) {
 
 }  // namespace
 
-/// Never destroyed: threads may use the backend while static objects go.
+/// Returns the backend, which is never destroyed: threads may use it while static objects are destroyed.
 Backend& cpu_backend() {
   static CpuBackend* const instance = new CpuBackend;
   return *instance;

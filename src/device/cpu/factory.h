@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// The one CPU backend of this process.
+/// Returns the CPU backend of this process.
 Backend& cpu_backend();
 
 }  // namespace onecopy

@@ -29,13 +29,13 @@ namespace {
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 constexpr std::size_t kBatch = std::size_t{16}
                                << 20;  // of the threads of one crew; it cannot be interrupted
-constexpr std::size_t kPiece = std::size_t{1} << 20;  // one system call
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // bytes of one system call
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
-constexpr std::size_t kBlock = 512;  // of stat(2)
+constexpr std::size_t kBlock = 512;  // the unit of stat(2)
 constexpr std::size_t kMaxThreads = 4;
 
 constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;  // at the memory limits
-/// Kept free for other processes' reservations between their look and ours: some three processes.
+/// The bytes kept free for reservations that other processes (about three) make between their check and ours.
 constexpr std::size_t kMargin = 4 * kBetweenLooks;
 
 struct Range {
@@ -43,7 +43,7 @@ struct Range {
   std::size_t end;
 };
 
-/// Has every page of the file memory? Says no for files on disks, whose counts have more than pages.
+/// Returns whether every page of the file has memory; false for files on disks, which count more than pages.
 bool is_whole(const Fd& fd, std::size_t size) noexcept {
   struct statfs system {};
   struct stat status {};
@@ -52,8 +52,8 @@ bool is_whole(const Fd& fd, std::size_t size) noexcept {
          static_cast<std::size_t>(status.st_blocks) * kBlock >= size;
 }
 
-/// The parts of the range that have no pages yet. All of it if the file cannot tell. The system looks at each page of
-/// a file that has holes: 80 ms for 4 GiB.
+/// Returns the parts of the range that have no pages yet, or all of it if the file cannot tell. The system looks at
+/// each page of a file that has holes: 80 ms for 4 GiB.
 std::vector<Range> holes(const Fd& fd, std::size_t size, Range range) {
   std::vector<Range> found;
   if (is_whole(fd, size)) return found;
@@ -73,8 +73,8 @@ std::vector<Range> holes(const Fd& fd, std::size_t size, Range range) {
   return found;
 }
 
-/// Returns 0 or errno. A failing fallocate takes its pages back, and costs less per page than a fault. Populating
-/// afterwards saves the first user one fault a page.
+/// Reserves a piece and returns 0 or errno. A failing fallocate takes its pages back, and costs less per page than a
+/// fault. Populating afterwards saves the first user one fault a page.
 int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) noexcept {
   int result = 0;
   do {
@@ -82,7 +82,7 @@ int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) 
   } while (result != 0 && errno == EINTR);
   if (result != 0) return errno;
   if (::madvise(file.base + offset, bytes, kPopulateWrite) == 0) return 0;
-  // Older kernels do not know it (EINVAL): the first user faults. ENOMEM and EFAULT mean no memory.
+  // Older kernels do not know the call (EINVAL), so the first user faults. ENOMEM and EFAULT mean that memory ran out.
   return errno == ENOMEM || errno == EFAULT ? errno : 0;
 }
 
@@ -90,13 +90,13 @@ bool has_margin() noexcept {
   try {
     require_memory(0, kMargin);
     return true;
-  } catch (const std::exception&) {  // says the caller of the batch
+  } catch (const std::exception&) {  // the caller of the batch reports the error
     return false;
   }
 }
 
-/// Takes pieces of one batch until none is left, one failed, or memory runs short. Others in the control group may
-/// reserve at the same time, and it kills instead of refusing.
+/// The work of a crew: each thread takes pieces until none is left, one failed, or memory runs short. Others in the
+/// control group may reserve at the same time, and the group kills processes instead of refusing.
 class Batch {
  public:
   Batch(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}
@@ -112,7 +112,7 @@ class Batch {
     }
   }
   int error() const noexcept { return error_.load(std::memory_order_relaxed); }
-  /// Up to here all is reserved. REQUIRES: no error, and all work is done.
+  /// Returns the offset up to which all is reserved. REQUIRES: no error, and all work is done.
   std::size_t end() const noexcept { return std::min(next_.load(), range_.end); }
 
  private:
@@ -167,7 +167,7 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
   point("reserve.holes_found");
   try {
     for (const Range& hole : missing) reserve_hole(file, hole, asked, done);
-  } catch (const Error&) {  // a listener's own exception is in a hurry: its caller gives the pages back
+  } catch (const Error&) {  // after a listener's own exception the caller gives the pages back
     if (file.ours)
       for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
     throw;

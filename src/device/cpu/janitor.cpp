@@ -29,7 +29,7 @@ bool is_ours(const std::string& path) noexcept {
 std::string shared_directory() {
   const char* chosen = std::getenv("ONECOPY_SHM_DIR");
   std::string directory = chosen && *chosen ? chosen : "/dev/shm";
-  if (directory.front() != '/') {  // a borrower is told the path, and may be elsewhere
+  if (directory.front() != '/') {  // a borrower receives the path, and may run in another directory
     std::error_code gone;
     const std::string here = std::filesystem::current_path(gone).string();
     directory = here + "/" + directory;

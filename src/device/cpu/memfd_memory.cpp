@@ -14,7 +14,7 @@ namespace onecopy {
 
 namespace {
 
-/// Segment of kind memfd or shared_file, of the owner or of a borrower.
+/// A segment of kind memfd or shared_file, in the owner or in a borrower.
 class MemfdMemory final : public DeviceMemory {
  public:
   MemfdMemory(SegmentKind kind, Fd fd, std::size_t bytes, Access access)
@@ -54,7 +54,7 @@ ExportedMemory MemfdMemory::do_export(Access access) const {
   return memory;
 }
 
-/// Its maker may shrink it nevertheless; the last page may lie partly behind its end.
+/// Checks the size of the file. Its maker may still shrink it; the last page may lie partly beyond its end.
 void check_shared_file(const Fd& fd, std::uint64_t size) {
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)

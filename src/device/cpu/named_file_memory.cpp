@@ -44,7 +44,7 @@ std::string free_space(const std::string& directory) {
               error, ErrorDomain::posix);
 }
 
-/// True when `path` still names the open file `fd`.
+/// Returns whether `path` still names the open file `fd`.
 bool still_named(const std::string& path, int fd) noexcept {
   struct stat by_name {};
   struct stat by_fd {};
@@ -68,8 +68,9 @@ Fd open_locked(const std::string& path, Access access) {
 
 enum class Descriptor : std::uint8_t { keep, close };
 
-/// Segment of kind named_file, of the owner or of a borrower. Its open file holds the shared lock, and its mapping
-/// holds the open file. So a borrower keeps no descriptor, and RLIMIT_NOFILE does not bound the number of segments.
+/// A segment of kind named_file, in the owner or in a borrower. Its open file holds the shared lock, and its mapping
+/// holds the open file. A borrower therefore keeps no descriptor, and RLIMIT_NOFILE does not bound the number of
+/// segments.
 class NamedFileMemory final : public DeviceMemory {
  public:
   NamedFileMemory(Fd fd, std::string path, std::size_t bytes, Access access, Descriptor descriptor)
@@ -101,20 +102,21 @@ class NamedFileMemory final : public DeviceMemory {
   Mapping mapping_;
 };
 
-/// Tries on a new descriptor: a forked child may share the old one's lock and still use the memory.
+/// Unlinks the file if it is unused. Tries on a new descriptor, because a forked child may share the old one's lock and
+/// still use the memory.
 NamedFileMemory::~NamedFileMemory() {
   mapping_.reset();
   fd_.reset();
   unlink_once_unused(std::move(path_));
 }
 
-/// The lock becomes exclusive unless a borrower has the file open, which then removes the name later.
+/// Takes the exclusive lock and unlinks the file, unless a borrower has it open; the borrower then unlinks it later.
 void NamedFileMemory::remove_name() noexcept {
   if (fd_ && ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0 && still_named(path_, fd_.get()))
     ::unlink(path_.c_str());
 }
 
-/// Gives back the pages that were reserved before an error, or leaves them.
+/// Reserves pages. Pages that were reserved before an error are given back or stay.
 void NamedFileMemory::reserve(std::size_t offset, std::size_t bytes, bool gives_back) {
   const std::string directory = directory_of(path_);
   const Fd file = fd_ ? fd_.duplicate() : open_locked(path_, Access::read_write);
@@ -141,7 +143,7 @@ Fd create_unnamed(const std::string& directory, std::size_t bytes) {
   return fd;
 }
 
-/// Returns false if the name is taken.
+/// Gives the file its name. Returns false if the name is taken.
 bool try_give_name(const Fd& fd, const std::string& directory, const std::string& path) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", fd.get());
   if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
@@ -155,7 +157,7 @@ std::string random_digits() {
   return fmt::format("{:016x}", load<std::uint64_t>(bits.data()));
 }
 
-/// Returns the path of the new name.
+/// Gives the file a name and returns its path.
 std::string give_name(const Fd& fd, const std::string& directory, const std::string& name) {
   std::string path = directory + "/" + name;
   while (!try_give_name(fd, directory, path))
@@ -169,7 +171,8 @@ std::string checked_path(const Bytes& blob) {
   const std::size_t slash = path.rfind('/');
   if (path.empty() || path.front() != '/' || path.size() > 4000 || path.find('\0') != std::string::npos ||
       path.compare(slash + 1, kSegmentFilePrefix.size(), kSegmentFilePrefix) != 0)
-    throw Error(ErrorCode::bad_handle, "the path of a shared file is not one that onecopy makes");
+    throw Error(ErrorCode::bad_handle,
+                "the path of a shared file does not have the form that onecopy uses");
   return path;
 }
 

@@ -10,8 +10,7 @@
 
 namespace onecopy {
 
-/// Pages of a memfd, all of them reserved from the beginning.
-/// Thread safety: see PhysicalChunk.
+/// The pages of a memfd, all reserved from the beginning. Thread safety: see PhysicalChunk.
 class MemfdChunk final : public PhysicalChunk {
  public:
   MemfdChunk(Fd fd, std::size_t bytes) noexcept : fd_(std::move(fd)), bytes_(bytes) {}

@@ -14,11 +14,11 @@ namespace onecopy {
 
 namespace {
 
-/// Files that were in use elsewhere when this process released them. The last holder unlinks a file. But a forked
-/// child holds its parent's files, and may be killed or leave by _exit; then the file would stay.
+/// The files that other processes had mapped when this process released them. The last holder unlinks a file, but a
+/// forked child holds its parent's files and may be killed or leave by _exit, and then the file would stay.
 ///
-/// Thread safety: all members, without ever waiting: a child forked while another thread was in here must not hang. A
-/// file that is not noted for that reason is left to the next start.
+/// Thread safety: all members may be called concurrently and never wait, because a child forked during a call must not
+/// hang. A file that is not noted for that reason is left to the next process that starts.
 class ReleasedFiles {
  public:
   void add(std::string path) noexcept {
@@ -26,7 +26,7 @@ class ReleasedFiles {
     const LockGuard lock(mutex_, std::adopt_lock);
     try {
       files_.push_back({std::move(path), kTries});
-    } catch (const std::bad_alloc&) {  // as above
+    } catch (const std::bad_alloc&) {  // the file is left to the next process that starts
     }
   }
 
@@ -43,9 +43,9 @@ class ReleasedFiles {
  private:
   struct File {
     std::string path;
-    int tries;  ///< left before it can wait: a process uses it, perhaps for days
+    int tries;  ///< tries left before the file can wait: another process uses it, perhaps for days
   };
-  static constexpr int kTries = 250;  // five seconds of looks, every 20 ms
+  static constexpr int kTries = 250;  // five seconds of tries, every 20 ms
 
   static bool is_done(const std::string& path) noexcept {
     return unlink_if_unused(path) >= 0 || ::access(path.c_str(), F_OK) != 0;

@@ -97,7 +97,8 @@ void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
     throw_errno(fmt::format("cannot map {} bytes of a chunk", bytes), errno, ErrorCode::out_of_mappings);
 }
 
-/// The addresses stay reserved. If the system has no room for that, they stay mapped, without access.
+/// Unmaps pages. The addresses stay reserved, or stay mapped without access if the system has no room for another
+/// mapping.
 void HostReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
   set_pages_aside(base_ + at, bytes);
   if (::mmap(base_ + at, bytes, PROT_NONE, kNothing | MAP_FIXED, -1, 0) == MAP_FAILED)

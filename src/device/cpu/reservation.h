@@ -5,9 +5,8 @@
 
 namespace onecopy {
 
-/// Addresses of the host for memfd chunks, parts of them too. Addresses without a mapping fault. The pages of a large
-/// mapping that ends go on a thread of their own, which may hold the memory for a moment longer.
-/// Thread safety and invariants: see Reservation.
+/// A range of host addresses for memfd chunks, or parts of them. Addresses without a mapping fault. A thread of its own
+/// unmaps a large mapping, so its memory may be held for a moment longer. Thread safety and invariants: see Reservation.
 class HostReservation final : public Reservation {
  public:
   explicit HostReservation(std::size_t bytes);

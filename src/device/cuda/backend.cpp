@@ -34,7 +34,8 @@ void check_exports(int ordinal) {
                   ordinal));
 }
 
-/// NVIDIA's devices: our own memory by virtual memory management, and other allocators' in place.
+/// The backend of NVIDIA's devices: memory of onecopy by virtual memory management, and memory of other allocators in
+/// place.
 class CudaBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cuda; }
@@ -106,7 +107,7 @@ class CudaBackend final : public Backend {
   }
 };
 
-/// Without a driver or a device the list is empty; that is no error.
+/// Returns the devices. Without a driver or a device the list is empty, which is not an error.
 std::vector<DeviceInfo> CudaBackend::devices() const {
   std::vector<DeviceInfo> infos;
   if (!cuda::Driver::try_get()) return infos;
@@ -139,7 +140,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes
   return std::make_unique<VmmSegment>(*this, kind, ordinal, bytes);
 }
 
-/// Checks of a borrower before it maps anything.
+/// Checks a borrower's segment before anything is mapped.
 void check_chunks(const ExportedMemory& memory, Access access) {
   const cuda::ExportedChunks chunks = cuda::decode_chunks(memory);
   const bool are_all = memory.fds.size() == chunks.sizes.size();
@@ -164,7 +165,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::open(int home, ExportedMemory memory,
   }
 }
 
-/// All accesses share one descriptor: the mapping decides.
+/// Duplicates the descriptors. All accesses share one descriptor, because the mapping determines the access.
 ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access access) const {
   ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
   for (const Fd& fd : memory.fds) copy.fds.push_back(fd.duplicate());
@@ -178,7 +179,7 @@ ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access acces
 
 }  // namespace
 
-/// Never destroyed: a thread still marks the last drops while static objects go.
+/// Returns the backend, which is never destroyed: a thread may mark the last drops while static objects are destroyed.
 Backend& cuda_backend() {
   static CudaBackend* const instance = new CudaBackend;
   return *instance;

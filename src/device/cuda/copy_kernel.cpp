@@ -14,9 +14,9 @@ namespace {
 constexpr char kName[] = "onecopy_copy_ranges";
 constexpr unsigned kThreads = 256;
 constexpr std::uint64_t kBytesOfABlock = std::uint64_t{16} * kThreads * 2;
-constexpr std::uint64_t kMaxBlocks = 1056;  // as many as a large card runs at once
+constexpr std::uint64_t kMaxBlocks = 1056;  // the number that a large card runs at once
 
-/// Range %ctaid.y is copied by the blocks of row y, in words as large as both addresses allow.
+/// The kernel: the blocks of row y copy range %ctaid.y, in words as large as both addresses allow.
 constexpr char kImage[] = R"(.version 6.0
 .target sm_60
 .address_size 64
@@ -104,7 +104,7 @@ DONE:
 }  // namespace
 
 CopyKernel::CopyKernel(const Driver& driver) {
-  void* module = nullptr;  // for as long as the context
+  void* module = nullptr;  // lives as long as the context
   driver.cuModuleLoadData.must(&module, kImage);
   driver.cuModuleGetFunction.must(&function_, module, kName);
 }

@@ -11,7 +11,7 @@
 
 namespace onecopy::cuda {
 
-/// The kernel's parameter, passed by value.
+/// The parameter of the kernel, passed by value.
 struct CopyTable {
   struct Row {
     std::uint64_t to = 0;
@@ -23,10 +23,10 @@ struct CopyTable {
   std::array<Row, GraphDriver::kMaxRanges> rows{};
 };
 
-/// One launch that copies many ranges. Thread safety: const members may be called concurrently.
+/// A kernel that copies many ranges in one launch. Thread safety: const members may be called concurrently.
 class CopyKernel {
  public:
-  /// REQUIRES: the device's context is current, and nothing is captured.
+  /// Loads the kernel. REQUIRES: the device's context is current, and nothing is captured.
   explicit CopyKernel(const Driver& driver);
 
   void* function() const noexcept { return function_; }
@@ -35,10 +35,10 @@ class CopyKernel {
   void* function_ = nullptr;
 };
 
-/// The parameters of a launch, which point into the object: so it is neither copied nor moved. Thread safety: none.
+/// The parameters of a launch. They point into the object, so it is neither copied nor moved. Thread safety: none.
 class CopyLaunch {
  public:
-  /// Throws invalid_argument for more than GraphDriver::kMaxRanges ranges.
+  /// Prepares a launch. Throws invalid_argument for more than GraphDriver::kMaxRanges ranges.
   CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> ranges);
   CopyLaunch(const CopyLaunch&) = delete;
   CopyLaunch& operator=(const CopyLaunch&) = delete;

@@ -11,7 +11,7 @@
 
 namespace onecopy::cuda {
 
-/// Never destroyed: streams use the buffers until the end.
+/// Returns the detours, which are never destroyed: streams use the buffers until the end.
 Detours& Detours::get() {
   static Detours& instance = *new Detours;
   return instance;
@@ -42,7 +42,7 @@ Detours::Detour* Detours::find(int ordinal, Stream stream) {
   return detours_.emplace(std::pair{ordinal, id}, make(ordinal)).first->second.get();
 }
 
-/// Null, for good, where memory cannot be pinned; logged.
+/// Creates a detour. Returns null, for good, where memory cannot be pinned, and logs that.
 std::unique_ptr<Detours::Detour> Detours::make(int ordinal) {
   try {
     auto detour = std::make_unique<Detour>();
@@ -51,7 +51,7 @@ std::unique_ptr<Detours::Detour> Detours::make(int ordinal) {
     return detour;
   } catch (const Error& error) {
     log_warning(std::string("small copies on cuda:") + std::to_string(ordinal) +
-                " are not made by its link: " + error.what());
+                " cannot use its copy engines: " + error.what());
     return nullptr;
   }
 }

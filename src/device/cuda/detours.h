@@ -13,29 +13,29 @@
 
 namespace onecopy::cuda {
 
-/// Copies on one card by way of pinned memory of the host: only its engines for the link have work. The driver gives a
-/// copy on the card, and one to it of less than Backend::kAsideRoom bytes, to the processors' queue; if another process
-/// shares the card, that waits until the card changes to this process: 0.14 ms each way, where a detour takes 0.01
-/// (seen on an H100).
+/// A way to copy within one card through pinned host memory, which uses only the card's copy engines for the link. The
+/// driver gives a copy on the card, and a copy to it of less than Backend::kAsideRoom bytes, to the processors' queue.
+/// If another process shares the card, such a copy waits until the card switches to this process: 0.14 ms each way,
+/// where a detour takes 0.01 ms (seen on an H100).
 ///
-/// Thread safety: all members may be called concurrently. Invariant: a detour belongs to one stream, which reads its
-/// buffer before it writes the next copy there; the driver never gives a stream's number to another.
+/// Thread safety: all members may be called concurrently. Invariant: a detour belongs to one stream, which reads the
+/// buffer before it writes the next copy there; the driver never reuses a stream's number.
 class Detours {
  public:
-  /// Longer copies take longer by the link than the change does.
+  /// The max length of a copy in bytes; a longer one takes longer over the link than the switch does.
   static constexpr std::size_t kMax = std::size_t{1} << 20;
-  /// Each keeps kMax bytes pinned until the process ends.
+  /// The max number of detours. Each keeps kMax bytes pinned until the process ends.
   static constexpr std::size_t kMaxStreams = 16;
 
   static Detours& get();
 
-  /// Enqueues the copy. False, with nothing done, where there is none: a long copy, a captured stream, more streams than
-  /// kMaxStreams, a driver before CUDA 12, no memory to pin.
+  /// Enqueues the copy. Returns false, with nothing done, for a long copy, a captured stream, more than kMaxStreams
+  /// streams, a driver before CUDA 12, or if memory cannot be pinned.
   bool copy(const Transfer& transfer, Stream stream);
 
  private:
   struct Detour {
-    Mutex order;  ///< held while the two copies are enqueued, which may have to wait for room in the stream
+    Mutex order;  ///< held while the two copies are enqueued, which may wait for room in the stream
     Mapping buffer;
   };
   Detour* find(int ordinal, Stream stream);

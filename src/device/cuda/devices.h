@@ -11,31 +11,31 @@
 
 namespace onecopy::cuda {
 
-/// One device that this process may use.
+/// A device that this process may use.
 struct DeviceEntry {
   CUdevice device = 0;
   DeviceInfo info;
-  bool exports_descriptors = false;   ///< memory can be made that leaves as a descriptor
+  bool exports_descriptors = false;   ///< memory can be allocated that is exported as a descriptor
   bool has_stream_words = false;      ///< streams can wait for and write 64-bit words
-  bool has_host_addresses = false;    ///< uses registered memory of the host at its own addresses
+  bool has_host_addresses = false;    ///< uses registered host memory at its own addresses
   std::atomic<int> open_exports = 0;  ///< segments that keep a descriptor, see physical_chunk.cpp
   std::once_flag retained;
-  CUcontext context = nullptr;  ///< primary; see Devices::context()
+  CUcontext context = nullptr;  ///< the primary context; see Devices::context()
 };
 
-/// The devices of this process, as CUDA_VISIBLE_DEVICES leaves them.
-/// Thread safety: all members may be called concurrently.
+/// The devices of this process, as CUDA_VISIBLE_DEVICES leaves them. Thread safety: all members may be called
+/// concurrently.
 class Devices {
  public:
-  /// Throws as Driver::get() does.
+  /// Returns the devices. Throws what Driver::get() throws.
   static Devices& get();
 
   std::size_t size() const noexcept { return entries_.size(); }
-  /// Throws invalid_argument if there is no such device.
+  /// Returns a device. Throws invalid_argument if it does not exist.
   DeviceEntry& at(int ordinal);
-  /// The primary context, which frameworks use; retained for the rest of the process.
+  /// Returns the primary context, which frameworks use. It is retained until the process ends.
   CUcontext context(int ordinal);
-  /// Of memory on any of the devices.
+  /// Returns the granularity of memory that suits all devices.
   std::size_t granularity() const noexcept { return granularity_; }
 
  private:
@@ -45,11 +45,11 @@ class Devices {
   std::size_t granularity_ = 0;
 };
 
-/// Does this process use the device? Asking takes no context.
+/// Returns whether this process uses the device. Does not create a context.
 bool is_in_use(int ordinal);
 
-/// Makes a device's primary context current for a scope. Enough for work in streams. Thread safety: belongs to the
-/// thread that made it.
+/// A scope in which a device's primary context is current, which suffices for work in streams. Thread safety: belongs
+/// to the thread that created it.
 class UseContext {
  public:
   explicit UseContext(int ordinal);
@@ -61,11 +61,11 @@ class UseContext {
   const Driver& driver_;
 
  private:
-  bool pushed_ = false;  ///< most threads use one device, and it is current
+  bool pushed_ = false;  ///< false in most threads, which use one device that is current already
 };
 
-/// Lets calls of this thread through that would otherwise fail during a capture, its own or another's, and spoil it.
-/// Calls about memory are no part of a capture.
+/// A scope in which calls of this thread succeed that would otherwise fail and spoil a capture of this or another
+/// thread. Calls about memory are not part of a capture.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver);
@@ -78,7 +78,7 @@ class RelaxedCapture {
   int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-/// UseContext and RelaxedCapture. Thread safety: belongs to the thread that made it.
+/// A scope that combines UseContext and RelaxedCapture. Thread safety: belongs to the thread that created it.
 class UseDevice : private UseContext {
  public:
   explicit UseDevice(int ordinal) : UseContext(ordinal), relaxed_(driver_) {}
@@ -87,7 +87,7 @@ class UseDevice : private UseContext {
   const RelaxedCapture relaxed_;
 };
 
-/// Properties of memory on a device that can leave as a descriptor.
+/// Returns the properties of memory on a device that can be exported as a descriptor.
 CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept;
 
 }  // namespace onecopy::cuda

@@ -24,7 +24,7 @@ ErrorCode code_of(CUresult result) noexcept {
     case CUDA_ERROR_OUT_OF_MEMORY: return ErrorCode::out_of_memory;
     case CUDA_ERROR_MAP_FAILED: return ErrorCode::out_of_mappings;
     case CUDA_ERROR_NOT_INITIALIZED:
-    case CUDA_ERROR_DEINITIALIZED:  // this process is ending, and its driver has ended
+    case CUDA_ERROR_DEINITIALIZED:  // this process is ending, and the driver has shut down
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_STUB_LIBRARY:
@@ -38,27 +38,26 @@ ErrorCode code_of(CUresult result) noexcept {
   }
 }
 
-/// The advice of an error message; empty if the driver's own words suffice.
+/// Returns the advice of an error message; empty if the driver's own message suffices.
 const char* advice(CUresult result) noexcept {
   switch (result) {
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
-      return "; another process has the device for itself, or its compute mode forbids all: `nvidia-smi -q "
+      return "; another process uses the device exclusively, or its compute mode forbids all use: "
+             "`nvidia-smi -q "
              "-d "
-             "COMPUTE` shows the mode, and plain nvidia-smi who uses it";
+             "COMPUTE` shows the mode, and plain nvidia-smi shows who uses it";
     case CUDA_ERROR_NO_DEVICE:
       return "; is CUDA_VISIBLE_DEVICES set to something that is not there, and may this user open "
              "/dev/nvidia*?";
     case CUDA_ERROR_STUB_LIBRARY:
-      return "; this is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH";
+      return "; this is the toolkit's stub, not the driver: remove it from LD_LIBRARY_PATH";
     case CUDA_ERROR_SYSTEM_NOT_READY:
       return "; a service of the machine (fabric manager, MPS) does not run: check with nvidia-smi";
     case CUDA_ERROR_ILLEGAL_ADDRESS:
-      return "; an earlier kernel or copy touched memory that it may not, and this process cannot use the "
-             "device any more";
+      return "; an earlier kernel or copy accessed invalid memory, and this process can no longer use the "
+             "device: restart it";
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: return "; do this before the capture begins";
-    default:
-      return is_final(result) ? "; this process cannot use the device any more and has to be started again"
-                              : "";
+    default: return is_final(result) ? "; this process can no longer use the device: restart it" : "";
   }
 }
 
@@ -73,7 +72,7 @@ bool is_final(CUresult result) noexcept {
     case CUDA_ERROR_CONTAINED:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:  // cudaDeviceReset, after which the words are not registered any more
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:  // cudaDeviceReset, after which the words are not registered
     case CUDA_ERROR_ASSERT:
     case CUDA_ERROR_HARDWARE_STACK_ERROR:
     case CUDA_ERROR_ILLEGAL_INSTRUCTION:
@@ -102,7 +101,7 @@ void Vendor::throw_missing(const char* call, int since) {
               CUDA_ERROR_NOT_FOUND, ErrorDomain::cuda);
 }
 
-/// ONECOPY_CUDA_DRIVER names another library than the system's, for tests.
+/// Loads the driver. ONECOPY_CUDA_DRIVER names another library, for tests.
 Driver::Driver() {
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
   std::vector<std::string> names{"libcuda.so.1"};
@@ -132,7 +131,7 @@ Driver::Driver() {
         result_ == CUDA_ERROR_OPERATING_SYSTEM ? "; may this user open /dev/nvidia*?" : advice(result_));
 }
 
-/// Binds each call in the form that this table was written for: a later form may have other parameters.
+/// Binds each call in the form that this table was written for: a later form may take other parameters.
 void Driver::bind_all(void* address) {
   if (!address) return;
   auto* find = reinterpret_cast<GetProcAddress*>(address);

@@ -9,9 +9,9 @@
 
 namespace onecopy::cuda {
 
-/// Throws for a failed call. Errors that users can do something about get advice of our own.
+/// Throws for a failed call. Adds advice to errors that users can do something about.
 [[noreturn]] void throw_result(CUresult result, const std::string& what);
-/// Does the error end this process's use of the device?
+/// Returns whether the error ends this process's use of the device.
 bool is_final(CUresult result) noexcept;
 
 inline void check(CUresult result, const char* what) {
@@ -28,8 +28,7 @@ struct Vendor {
 template <class Signature>
 using Call = VendorCall<Vendor, Signature>;
 
-/// libcuda.so.1, loaded and initialised.
-/// Thread safety: all members may be called concurrently.
+/// The CUDA driver (libcuda.so.1), loaded and initialised. Thread safety: all members may be called concurrently.
 class Driver : public VendorLibrary<Driver> {
  public:
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) Call<CUresult PARAMETERS> CALL{#CALL, SINCE};
@@ -38,7 +37,7 @@ class Driver : public VendorLibrary<Driver> {
 #undef MEMBER
 
   int version() const noexcept { return version_; }
-  /// "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+  /// Returns e.g. "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
   std::string describe(CUresult result) const;
 
  private:

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 /// The part of the CUDA driver's C interface that is used here, with the names of cuda.h, so that building needs no
-/// CUDA toolkit. If the real header is there, tests/unit/simulators/cuda_abi_test.cpp compares this one with it.
-/// Nothing of it is linked: driver.h finds the calls at run time.
+/// CUDA toolkit. tests/unit/simulators/cuda_abi_test.cpp compares it with the real header, if there is one. Nothing is
+/// linked: driver.h finds the calls at run time.
 namespace onecopy::cuda {
 
 using CUresult = int;
@@ -143,7 +143,7 @@ inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterMapped = 2;
 inline constexpr unsigned kHostRegisterReadOnly = 8;
 
-// Streams, events, capture.
+// These belong to streams, events and captures.
 inline constexpr unsigned CU_STREAM_DEFAULT = 0;
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
@@ -164,7 +164,7 @@ inline constexpr int CU_GET_PROC_ADDRESS_SUCCESS = 0;
 inline constexpr int CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1;
 inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
 
-// X(name, symbol in the library, version in which that symbol's interface appeared, parameters)
+// X(name, symbol in the library, version in which that symbol's interface appeared, parameters) lists the calls.
 // clang-format off
 #define ONECOPY_CUDA_CALLS(X)                                                                             \
   X(cuInit, cuInit, 2000, (unsigned))                                                                     \

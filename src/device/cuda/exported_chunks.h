@@ -9,8 +9,8 @@
 
 namespace onecopy::cuda {
 
-/// The data beside the descriptors of a CUDA segment, in ExportedMemory::blob: the sizes of its chunks (each with a
-/// descriptor), or one chunk with a legacy handle.
+/// The data beside the descriptors of a CUDA segment, in ExportedMemory::blob: the sizes of its chunks, each of which
+/// has a descriptor, or one chunk with a legacy handle.
 struct ExportedChunks {
   Access access = Access::read_write;
   std::vector<std::uint64_t> sizes;
@@ -19,13 +19,13 @@ struct ExportedChunks {
   std::uint64_t total() const noexcept;
 };
 
-/// As many as a message describes: 320 GiB in chunks of 20 MiB, which expandable segments have.
+/// The max number of chunks that a message describes: 320 GiB in chunks of 20 MiB, which expandable segments use.
 inline constexpr std::size_t kMaxChunks = 16'384;
-/// As many as it has descriptors for, with the block table.
+/// The max number of chunk descriptors in a message, which also contains the block table's.
 inline constexpr std::size_t kMaxDescriptors = 252;
 
 Bytes encode(const ExportedChunks& chunks);
-/// Throws bad_handle if the blob contradicts itself or the rest of `memory`.
+/// Decodes memory.blob. Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 ExportedChunks decode_chunks(const ExportedMemory& memory);
 
 }  // namespace onecopy::cuda

@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// The one CUDA backend of this process. It loads the driver when it is first used for anything.
+/// Returns the CUDA backend of this process. It loads the driver at its first use.
 Backend& cuda_backend();
 
 }  // namespace onecopy

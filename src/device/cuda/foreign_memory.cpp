@@ -20,7 +20,7 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// The driver's facts about an address; all zero for an address that is not its own.
+/// The driver's facts about an address; all zero for an address that it does not know.
 struct PointerFacts {
   unsigned memory_type = 0;
   int ordinal = -1;
@@ -47,7 +47,7 @@ PointerFacts facts_of(const Driver& driver, CUdeviceptr at) {
 void check_device_memory(const PointerFacts& facts, const void* at) {
   if (facts.memory_type != CU_MEMORYTYPE_DEVICE)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is not memory of a CUDA device but of the host", at));
+                fmt::format("{} is host memory, not memory of a CUDA device", at));
   if (facts.managed != 0)
     throw Error(
         ErrorCode::unsupported,
@@ -84,8 +84,8 @@ Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
                   bytes, kMaxChunks, chunk));
 }
 
-/// The chunks from the first byte's to the last byte's. Any of them may be exchanged for another at its addresses, so
-/// all make up `identity`.
+/// Returns the chunks from the first byte's to the last byte's. Any of them may be replaced at its addresses, so all
+/// contribute to `identity`.
 Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes, std::uint64_t& identity) {
   constexpr std::uint64_t kMix = 0x9e37'79b9'7f4a'7c15;
   Mapping row = mapping_at(driver, at);
@@ -169,7 +169,7 @@ AdoptedMemory::~AdoptedMemory() {
   RecentExports::instance().forget(reinterpret_cast<CUdeviceptr>(data()), size());
 }
 
-/// The descriptors of one message.
+/// Returns the descriptors of one message.
 std::vector<Fd> AdoptedMemory::descriptors_of(std::span<const std::uint64_t> sizes,
                                               std::size_t first) const {
   const Driver& driver = Driver::get();
@@ -205,7 +205,7 @@ std::vector<Fd> AdoptedMemory::export_rest(std::size_t first) const {
         result, ErrorDomain::cuda);
   if (result == CUDA_ERROR_INVALID_CONTEXT)
     throw Error(ErrorCode::unsupported,
-                fmt::format("the driver does not open this memory here ({}): processes in different PID "
+                fmt::format("the driver cannot open this memory here ({}): processes in different PID "
                             "namespaces need a common one (docker: --pid=host or --pid=container:...)",
                             words),
                 result, ErrorDomain::cuda);
@@ -230,8 +230,8 @@ void close_legacy_handle(CUdeviceptr base, int ordinal) noexcept {
   }
 }
 
-/// Another process's allocation, opened by its legacy handle. A handle is good for one device. Kernels of another
-/// device find the memory only where it was opened for them, at other addresses, even with peer access.
+/// An allocation of another process, opened by its legacy handle. A handle serves one device. Kernels of another device
+/// find the memory only where it was opened for that device, at other addresses, even with peer access.
 class LegacyMemory final : public DeviceMemory {
  public:
   LegacyMemory(int home, int user, CUdeviceptr base, std::size_t bytes, Access access,

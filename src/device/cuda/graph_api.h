@@ -5,7 +5,7 @@
 
 #include "driver_api.h"
 
-/// The part of cuda.h that is about captured graphs and kernels. As driver_api.h.
+/// The part of cuda.h that concerns captured graphs and kernels. See driver_api.h.
 namespace onecopy::cuda {
 
 using CUgraphNode = struct GraphNodeTag*;
@@ -28,7 +28,7 @@ struct CUDA_KERNEL_NODE_PARAMS {  // _v2, of CUDA 12
   CUcontext ctx;
 };
 
-// Columns as in ONECOPY_CUDA_CALLS.
+// The columns are the same as in ONECOPY_CUDA_CALLS.
 // clang-format off
 #define ONECOPY_CUDA_GRAPH_CALLS(X)                                                                       \
   X(cuModuleLoadData, cuModuleLoadData, 2000, (void**, const void*))                                      \

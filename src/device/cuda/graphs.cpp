@@ -61,7 +61,8 @@ class CudaGraphs final : public GraphDriver {
   const CopyKernel& kernel(int ordinal);
 
   Mutex mutex_;
-  std::map<int, std::unique_ptr<CopyKernel>> kernels_ GUARDED_BY(mutex_);  ///< by device; none goes
+  std::map<int, std::unique_ptr<CopyKernel>> kernels_
+      GUARDED_BY(mutex_);  ///< by device; entries are never removed
 };
 
 void CudaGraphs::prepare(int ordinal) {
@@ -119,7 +120,7 @@ void CudaGraphs::launch(int ordinal, GraphExecutable executable, Stream stream) 
 
 }  // namespace
 
-/// Never destroyed: graphs are launched until the process ends.
+/// Returns the driver, which is never destroyed: graphs are launched until the process ends.
 GraphDriver* graph_driver() {
   static CudaGraphs* const graphs = new CudaGraphs;
   return graphs;

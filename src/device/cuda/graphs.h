@@ -5,7 +5,7 @@
 
 namespace onecopy::cuda {
 
-/// Lives until the process ends.
+/// Returns the driver of captured graphs, which lives until the process ends.
 GraphDriver* graph_driver();
 
 }  // namespace onecopy::cuda

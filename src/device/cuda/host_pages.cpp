@@ -10,7 +10,8 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// For all devices at once. Without a flag of their own, the driver refuses pages that are mapped for reading only.
+/// Returns flags that serve all devices at once. Without the read-only flag, the driver refuses pages that are mapped
+/// read-only.
 unsigned flags_for(const Driver& driver, int ordinal, Access access) {
   if (access == Access::read_write) return kHostRegisterPortable;
   int can = 0;
@@ -40,13 +41,13 @@ void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   check(result, "cuMemHostRegister");
 }
 
-/// A failed device has given it up.
+/// Unpins. A failed device has unpinned the range already.
 void unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);
     Driver::get().cuMemHostUnregister(at);
   } catch (const Error&) {
-    // The device is gone, or this is a forked child, whose parent has the pins.
+    // The device is gone, or this is a forked child, whose parent holds the pins.
   }
 }
 

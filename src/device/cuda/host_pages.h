@@ -7,12 +7,12 @@
 
 namespace onecopy::cuda {
 
-// Thread safety: all may be called concurrently.
+// Thread safety: all functions may be called concurrently.
 
-/// See Backend::pin_host().
+/// Implements Backend::pin_host() and unpin_host().
 void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
 void unpin_host(int ordinal, void* at) noexcept;
-/// See Backend::require_in_place().
+/// Implements Backend::require_in_place().
 void require_in_place(int ordinal, const void* at);
 
 }  // namespace onecopy::cuda

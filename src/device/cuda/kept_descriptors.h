@@ -10,19 +10,19 @@
 
 namespace onecopy::cuda {
 
-/// How many descriptors a process still keeps for a purpose.
+/// The number of descriptors that a process may still keep for one purpose.
 using Room = std::atomic<std::size_t>;
 
-/// Descriptors of segments that were opened, for passing the memory on when its owner has ended.
+/// The max number of descriptors of opened segments, kept to pass the memory on after its owner has ended.
 inline constexpr std::size_t kMaxReceived = 12;
 inline Room room_for_received{kMaxReceived};
-/// Descriptors of segments that others have opened, see physical_chunk.cpp.
+/// The max number of descriptors of segments that other processes have opened, see physical_chunk.cpp.
 inline constexpr std::size_t kMaxExports = 8;
 inline Room room_for_exports{kMaxExports};
 
-/// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too. A forked child
-/// can do nothing with one, and gets /dev/null in its place (UnsharedDescriptor). So the memory is free when its
-/// processes have let go of it. (Not if the child may open nothing.)
+/// Descriptors of device memory that outlive the call that needed them. Each also keeps its memory alive. A forked
+/// child cannot use one, and gets /dev/null in its place (UnsharedDescriptor), unless the child cannot open any file.
+/// The memory is therefore free once its processes have released it.
 ///
 /// Thread safety: different objects may be used concurrently.
 class KeptDescriptors {
@@ -40,7 +40,7 @@ class KeptDescriptors {
  private:
   Room& room_;
   std::vector<Fd> fds_;
-  std::vector<UnsharedDescriptor> unshared_;  ///< those, for as long as they are open
+  std::vector<UnsharedDescriptor> unshared_;  ///< the entries of fds_, for as long as they are open
 };
 
 }  // namespace onecopy::cuda

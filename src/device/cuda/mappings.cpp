@@ -7,7 +7,7 @@
 
 namespace onecopy::cuda {
 
-/// Never destroyed: the last reservations go while static objects do.
+/// Returns the mappings, which are never destroyed: the last reservations go while static objects are destroyed.
 Mappings& Mappings::get() {
   static Mappings& instance = *new Mappings;
   return instance;
@@ -41,8 +41,9 @@ Mappings::ByAddress::iterator Mappings::find(CUdeviceptr at) {
   return at - before->first < before->second.bytes ? before : mappings_.end();
 }
 
-/// With the access that other devices have here: a driver that gave it to one card gives it to the next. If it
-/// refuses, no error is raised: the copy goes the other way, is counted, and reports any other fault.
+/// Lets the device read with the access that other devices have here, because a driver that gave it to one card gives
+/// it to the next. Returns false if the driver refuses: the copy then goes the other way, is counted, and reports any
+/// other fault.
 bool Mappings::let_read(int ordinal, CUdeviceptr base, Mapping& mapping) {
   if (mapping.allowed.contains(ordinal)) return true;
   if (mapping.allowed.empty() || !has_path(ordinal, mapping.owner)) return false;

@@ -11,23 +11,24 @@
 
 namespace onecopy::cuda {
 
-/// All memory that reservations of this process show, by address. Only devices that were named for a mapping see
-/// memory of cuMemMap. A caller with an address alone, such as a copy, has to find the mapping.
+/// The memory that all reservations of this process map, by address. Only devices that were named for a mapping can
+/// access memory of cuMemMap, so a caller that knows only an address, such as a copy, has to find the mapping.
 ///
-/// Thread safety: all members may be called concurrently. The lock is held for the driver's calls. So no mapping goes
-/// while a device is added to it, and a lesser right replaces no greater one. Invariant: mappings never overlap.
+/// Thread safety: all members may be called concurrently. The lock is held during the driver's calls, so that no
+/// mapping ends while a device is added to it, and a weaker access does not replace a stronger one. Invariant: mappings
+/// never overlap.
 class Mappings {
  public:
   static Mappings& get();
 
-  /// Memory of the device `owner`; no device may use it yet.
+  /// Adds memory of the device `owner`; no device may use it yet.
   void add(CUdeviceptr base, std::size_t bytes, int owner);
   void remove(CUdeviceptr base) noexcept;
   /// Lets `ordinal` use whole mappings. REQUIRES: it has a path to the memory, and a context is current.
   void allow(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
 
   enum class Reach {
-    unknown,  ///< a part was not mapped here
+    unknown,  ///< a part is not mapped here
     none,     ///< the device has no path to it
     direct,   ///< the device may read it
   };
@@ -38,7 +39,7 @@ class Mappings {
   struct Mapping {
     std::size_t bytes;
     int owner;
-    Access access = Access::read_only;  ///< the device's access that was allowed first
+    Access access = Access::read_only;  ///< of the first device that was allowed
     std::set<int> allowed{};
   };
   using ByAddress = std::map<CUdeviceptr, Mapping>;

@@ -33,7 +33,7 @@ CUmemAccessDesc access_of(int ordinal, Access access) {
           access == Access::read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 }
 
-/// Memory of cudaMalloc, and not of a pool or mapped.
+/// Returns whether the memory comes from cudaMalloc, and not from a pool or a mapping.
 bool is_plain_allocation(const Driver& driver, CUdeviceptr at) {
   int wanted = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
   unsigned is_plain = 0;

@@ -10,14 +10,14 @@ namespace onecopy::cuda {
 
 // Thread safety: all functions may be called concurrently.
 
-/// Can `ordinal` reach memory of `owner`?
+/// Returns whether `ordinal` can reach memory of `owner`.
 bool has_path(int ordinal, int owner);
-/// Throws unsupported, with advice, if there is none.
+/// Throws unsupported, with advice, if there is no path.
 void check_path(int ordinal, int owner);
 /// Lets `ordinal` use the mappings in [base, base + bytes). REQUIRES: it has a path to the memory, and a context is
 /// current.
 void set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
-/// set_access() that returns whether the driver did it.
+/// Does what set_access() does. Returns false if the driver refuses.
 bool try_set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
 /// Lets `ordinal`, which may be the owner itself, read and write the mappings in [base, base + bytes), memory of
 /// `owner`. Throws unsupported if there is no path between them.

@@ -31,9 +31,9 @@ AllocationHandle::~AllocationHandle() {
 
 namespace {
 
-/// Memory made here. If there is room, its descriptor stays open once it was made: the driver takes 0.1 ms for each,
-/// and 0.8 ms if none is open anywhere (seen on an H200). The first chunk of a card gets one at once, so that its
-/// borrower does not wait for that.
+/// A chunk allocated here. If there is room, its descriptor stays open once it was created: the driver takes 0.1 ms for
+/// each, and 0.8 ms if none is open anywhere (seen on an H200). The first chunk of a card gets one at once, so that its
+/// borrower does not wait.
 class OwnChunk final : public CudaChunk {
  public:
   OwnChunk(int ordinal, std::size_t bytes, AllocationHandle handle)
@@ -42,7 +42,7 @@ class OwnChunk final : public CudaChunk {
   OwnChunk& operator=(const OwnChunk&) = delete;
   ~OwnChunk() override { device_.open_exports -= static_cast<int>(kept_.fds().size()); }
 
-  /// Has no effect if another chunk has one, or it cannot be made: the next request reports the error.
+  /// Creates a descriptor, unless another chunk has one or the driver fails; the next request reports the error.
   void make_first_descriptor_of_card(const Driver& driver) {
     Fd fd;
     const LockGuard lock(mutex_);
@@ -60,7 +60,7 @@ class OwnChunk final : public CudaChunk {
     check(try_export(driver, handle(), fd), "cuMemExportToShareableHandle");
     try {
       keep(fd.duplicate());
-    } catch (const Error&) {  // there is room for one descriptor; it is made anew for the next that asks
+    } catch (const Error&) {  // the descriptor is created anew for the next caller
     }
     return fd;
   }
@@ -78,18 +78,18 @@ class OwnChunk final : public CudaChunk {
   mutable KeptDescriptors kept_ GUARDED_BY(mutex_){room_for_exports};
 };
 
-/// The descriptors of all chunks that came together, or none if there was no room for all: a model in expandable
-/// segments comes with thousands.
+/// The descriptors of all chunks that arrived together, or none if there was no room for all: a model in expandable
+/// segments has thousands.
 struct ReceivedChunk {
   KeptDescriptors kept{room_for_received};
   std::size_t chunks = 0;
 };
 
-/// Memory of another process. The driver exports only memory that was made here. Therefore a received descriptor is
-/// kept, for passing the memory on when its owner has ended.
+/// A chunk of another process. The driver exports only memory that was allocated here, so the received descriptor is
+/// kept, to pass the memory on after its owner has ended.
 class ImportedChunk final : public CudaChunk {
  public:
-  /// The chunks that came with `received` share it, and go one by one.
+  /// Constructs a chunk. The chunks of one message share `received` and end independently.
   ImportedChunk(int home, std::size_t bytes, AllocationHandle handle,
                 std::shared_ptr<const ReceivedChunk> received, std::size_t index)
       : CudaChunk(home, bytes, std::move(handle)), received_(std::move(received)), index_(index) {}
@@ -111,7 +111,7 @@ class ImportedChunk final : public CudaChunk {
   const std::size_t index_;
 };
 
-/// Only a context can be asked, and it takes memory itself.
+/// Returns the free bytes. Only a context can be asked, and a context takes memory itself.
 std::string free_bytes(const Driver& driver, int ordinal) {
   if (!is_in_use(ordinal)) return "too few";
   const UseDevice use(ordinal);
@@ -141,7 +141,8 @@ AllocationHandle import_handle(const Driver& driver, const Fd& fd) {
   return AllocationHandle(handle);
 }
 
-/// Earlier descriptors are closed first: a large tensor has more chunks than a process may have files open.
+/// Asks the owner for more descriptors. Earlier ones are closed first, because a large tensor has more chunks than a
+/// process may have open files.
 std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
   memory.fds.clear();
   std::vector<Fd> rest = memory.rest(first);

@@ -12,7 +12,7 @@
 
 namespace onecopy::cuda {
 
-/// A reference to memory of the driver's. Move-only. Thread safety: as a value.
+/// A reference to an allocation of the driver. Move-only. Thread safety: as a value.
 class AllocationHandle {
  public:
   AllocationHandle() = default;
@@ -29,18 +29,17 @@ class AllocationHandle {
   CUmemGenericAllocationHandle handle_ = 0;
 };
 
-/// Memory of cuMemCreate, of this process or imported.
-/// Thread safety: see PhysicalChunk.
+/// A chunk of cuMemCreate, of this process or imported. Thread safety: see PhysicalChunk.
 class CudaChunk : public PhysicalChunk {
  public:
   CudaChunk(int ordinal, std::size_t bytes, AllocationHandle handle) noexcept
       : ordinal_(ordinal), bytes_(bytes), handle_(std::move(handle)) {}
 
   std::size_t size() const noexcept override { return bytes_; }
-  /// The device with the memory.
+  /// Returns the device that holds the memory.
   int ordinal() const noexcept { return ordinal_; }
   CUmemGenericAllocationHandle handle() const noexcept { return handle_.get(); }
-  /// One more descriptor of the memory. Throws unsupported if this process keeps none and cannot make one.
+  /// Returns another descriptor of the memory. Throws unsupported if this process keeps none and cannot create one.
   virtual Fd descriptor() const = 0;
 
  private:
@@ -53,7 +52,7 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
 std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory);
 ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access);
 
-/// A descriptor of memory of the driver's.
+/// Exports an allocation of the driver as a descriptor.
 CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported);
 
 }  // namespace onecopy::cuda

@@ -10,7 +10,7 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// The driver counts every handle that it returns; the descriptor keeps the memory by itself.
+/// Exports the chunk. The driver counts every handle that it returns; the descriptor keeps the memory alive by itself.
 Fd export_chunk(const Driver& driver, CUdeviceptr at) {
   CUmemGenericAllocationHandle handle = 0;
   driver.cuMemRetainAllocationHandle.must(&handle, reinterpret_cast<void*>(at));
@@ -28,7 +28,7 @@ RecentExports& RecentExports::instance() {
   return *exports;
 }
 
-/// Without the lock while the driver is asked.
+/// Returns a descriptor. The lock is not held while the driver works.
 Fd RecentExports::get(const Driver& driver, CUdeviceptr at, unsigned long long buffer_id) {
   if (Fd known = find(at, buffer_id)) return known;
   Fd made = export_chunk(driver, at);
@@ -50,7 +50,7 @@ void RecentExports::keep(CUdeviceptr at, unsigned long long buffer_id, Fd fd) {
   entries_.remove_if([&](const Entry& entry) { return entry.at == at; });
   if (entries_.size() == kMax) entries_.pop_back();
   entries_.emplace_front(at, buffer_id).fd.keep(std::move(one));
-  if (entries_.front().fd.fds().empty()) entries_.pop_front();  // other users have the room
+  if (entries_.front().fd.fds().empty()) entries_.pop_front();  // other users hold the room
 }
 
 void RecentExports::forget(CUdeviceptr begin, std::size_t bytes) noexcept {

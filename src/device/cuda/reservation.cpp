@@ -23,14 +23,14 @@ CudaReservation::CudaReservation(std::size_t bytes) : bytes_(bytes) {
 }
 
 CudaReservation::~CudaReservation() {
-  const Driver* driver = Driver::try_get();  // none at the end of the process, or in a forked child
+  const Driver* driver = Driver::try_get();  // null when the process ends, or in a forked child
   if (!driver) return;
   const RelaxedCapture relaxed(*driver);
   unmap(0, bytes_);
   driver->cuMemAddressFree(base_, bytes_);
 }
 
-/// The driver shows whole memory only: its offset must be 0.
+/// Maps a whole memory. The driver cannot map a part of it, so the offset must be 0.
 void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) {
   if (from != 0 || bytes != chunk.size())
     throw Error(ErrorCode::unsupported,
@@ -46,7 +46,7 @@ void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
   throw_result(result, "cuMemMap");
 }
 
-/// The caller may be any thread, also while others capture.
+/// Unmaps. Any thread may call this, even while others capture.
 void CudaReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
   const Driver* driver = Driver::try_get();
   if (!driver) return;

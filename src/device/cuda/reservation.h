@@ -8,8 +8,8 @@
 
 namespace onecopy::cuda {
 
-/// Addresses of cuMemAddressReserve. The driver needs no context for them, nor for memory: none is made.
-/// Thread safety and invariants: see Reservation.
+/// A range of addresses from cuMemAddressReserve. The driver needs no context for addresses or memory, so none is
+/// created. Thread safety and invariants: see Reservation.
 class CudaReservation final : public Reservation {
  public:
   explicit CudaReservation(std::size_t bytes);
@@ -26,7 +26,7 @@ class CudaReservation final : public Reservation {
  private:
   struct MappedPart {
     std::size_t bytes;
-    int owner;  ///< the device with the memory
+    int owner;  ///< the device that holds the memory
   };
 
   const std::size_t bytes_;

@@ -16,8 +16,9 @@ namespace {
 
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-/// The card that is written to reads the other's memory itself if it may. The driver's own call for two cards goes by
-/// way of the host for all memory that was mapped for its own card alone: 38 GB/s instead of 391 (seen on two H200).
+/// Starts a copy in which the destination card reads the other's memory directly, if it may. The driver's own call for
+/// two cards goes through the host for all memory that was mapped for its own card alone: 38 GB/s instead of 391 (seen
+/// on two H200).
 CUresult start_between_cards(const Driver& driver, const Transfer& t, CUstream stream) {
   const bool direct = let_read(t.to_device.index, t.from_device.index, address(t.from), t.bytes);
   ++(direct ? copy_counts.direct : copy_counts.staged);
@@ -63,7 +64,7 @@ void synchronize(int ordinal, Stream stream) {
   driver.cuStreamSynchronize.must(static_cast<CUstream>(stream.native));
 }
 
-/// Portable: one registration serves all devices.
+/// Registers the words with one portable registration that serves all devices.
 bool register_words(int ordinal, void* words, std::size_t bytes) {
   const Driver& driver = Driver::get();
   if (!Devices::get().at(ordinal).has_stream_words) return false;
@@ -77,7 +78,8 @@ bool register_words(int ordinal, void* words, std::size_t bytes) {
 
 namespace {
 
-/// The legacy stream is out of use while a stream that waits for it is captured.
+/// Returns whether the stream is being captured. The legacy stream is unusable while a stream that waits for it is
+/// captured.
 bool is_capturing(const Driver& driver, Stream stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver.cuStreamIsCapturing(static_cast<CUstream>(stream.native), &status);
@@ -86,15 +88,16 @@ bool is_capturing(const Driver& driver, Stream stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/// Every thread's default stream has one common handle, and a word belongs to one stream. So the word goes to the
-/// legacy stream: it waits for all default streams and they for it.
+/// Returns the stream that writes and waits for words. Every thread's default stream has the same handle, but a word
+/// belongs to one stream, so the word goes to the legacy stream: it waits for all default streams, and they wait for
+/// it.
 CUstream stream_for_words(Stream stream) {
   constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
   const bool is_threads = reinterpret_cast<std::uintptr_t>(stream.native) == kPerThread;
   return is_threads ? nullptr : static_cast<CUstream>(stream.native);
 }
 
-/// A graph would write and wait for the same values at every launch.
+/// Throws during a capture, since a graph would write and wait for the same values at every launch.
 void check_not_captured(const Driver& driver, Stream stream) {
   if (is_capturing(driver, stream))
     throw Error(
@@ -123,7 +126,7 @@ bool is_busy(const Driver& driver, Stream stream) {
   return driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
 }
 
-/// Does new work in the stream wait for the legacy stream? A query does not say so (seen on an H200).
+/// Returns whether new work in the stream waits for the legacy stream. A query does not report this (seen on an H200).
 bool waits_for_legacy(const Driver& driver, Stream stream) {
   constexpr std::uintptr_t kLastOfLegacy = 1;  // CU_STREAM_LEGACY; 0 is the default stream
   if (reinterpret_cast<std::uintptr_t>(stream.native) <= kLastOfLegacy) return false;
@@ -138,7 +141,7 @@ bool has_work(int ordinal, Stream stream) noexcept {
   try {
     const Driver& driver = Driver::get();
     const UseDevice use(ordinal);
-    if (is_capturing(driver, stream)) return false;  // and is asked nothing: that would end the capture
+    if (is_capturing(driver, stream)) return false;  // a query would end the capture
     if (is_busy(driver, stream)) return true;
     return waits_for_legacy(driver, stream) && !is_capturing(driver, {}) && is_busy(driver, {});
   } catch (const Error&) {  // the device has failed, or this is a forked child
@@ -149,7 +152,7 @@ bool has_work(int ordinal, Stream stream) noexcept {
 std::optional<Error> failure(int ordinal) {
   try {
     const UseContext use(ordinal);
-    // The quickest call that reports it (seen on an H200), in a capture, too.
+    // This is the fastest call that reports a failure (seen on an H200), even during a capture.
     is_capturing(Driver::get(), {});
   } catch (const Error& error) {
     if (error.domain() == ErrorDomain::cuda && is_final(error.vendor_code())) return error;
@@ -172,7 +175,7 @@ struct LaterStore {
   std::uint64_t value;
 };
 
-/// Runs on the driver's thread, which serves all streams: it must not call the driver and must not wait.
+/// Stores the value on the driver's thread, which serves all streams and must not call the driver or wait.
 void store_now(void* argument) {
   const std::unique_ptr<LaterStore> later(static_cast<LaterStore*>(argument));
   later->word.store(later->value);
@@ -187,7 +190,7 @@ bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& 
   check_not_captured(driver, stream);
   auto later = std::make_unique<LaterStore>(LaterStore{word, value});
   driver.cuLaunchHostFunc.must(stream_for_words(stream), store_now, later.get());
-  static_cast<void>(later.release());  // the driver has it
+  static_cast<void>(later.release());  // the driver owns it
   return true;
 }
 

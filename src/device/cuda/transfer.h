@@ -5,7 +5,7 @@
 
 namespace onecopy::cuda {
 
-/// See Backend::copy().
+/// Implements the functions of Backend with these names.
 void enqueue(const Transfer& transfer, Stream stream);
 void synchronize(int ordinal, Stream stream);
 

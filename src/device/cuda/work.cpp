@@ -19,7 +19,7 @@ std::vector<int> devices_in_use() {
   return found;
 }
 
-/// One event of one context.
+/// An event of one context.
 class ContextEvent {
  public:
   ContextEvent(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {
@@ -54,7 +54,7 @@ class ContextEvent {
   CUevent event_ = nullptr;
 };
 
-/// Events of all contexts. An event that has passed is not asked again.
+/// The events of all contexts. An event that has passed is not queried again.
 class Events final : public WorkPoint {
  public:
   explicit Events(std::vector<ContextEvent> events) : left_(std::move(events)) {}

@@ -7,10 +7,10 @@
 
 namespace onecopy::cuda {
 
-// All of the process's work in primary contexts; work in other contexts is not seen. Thread safety: all may be called
-// concurrently.
+// These functions cover all of the process's work in primary contexts, but not in other contexts. Thread safety: all
+// may be called concurrently.
 
-/// See Backend::device_in_use(), mark_work() and finish_work().
+/// Implements Backend::device_in_use(), mark_work() and finish_work().
 int device_in_use() noexcept;
 std::unique_ptr<WorkPoint> mark_work();
 bool finish_work() noexcept;

@@ -7,20 +7,20 @@
 
 namespace onecopy {
 
-/// A device and a stream of it.
+/// A stream and its device.
 struct DeviceStream {
   Device device;
   Stream stream;
 };
 
-/// The streams in which this thread's puts and gets of values are ordered, for a scope. Frameworks have a current
-/// stream on each device, and a call names one stream at most. For a put these are the streams that have work; idle
-/// ones are left out.
+/// A scope that names the streams in which this thread's puts and gets of values are ordered. Frameworks have a current
+/// stream on each device, and a call names at most one stream. For a put these are the streams that have work; idle
+/// streams are left out.
 ///
-/// Thread safety: each object belongs to the thread that made it; scopes nest.
+/// Thread safety: each object belongs to the thread that created it; scopes nest.
 class CurrentStreams {
  public:
-  /// The entries must live as long.
+  /// Opens the scope. REQUIRES: the entries live as long as the scope.
   explicit CurrentStreams(std::span<const DeviceStream> streams) noexcept
       : streams_(streams), outer_(innermost_) {
     innermost_ = this;
@@ -29,7 +29,7 @@ class CurrentStreams {
   CurrentStreams& operator=(const CurrentStreams&) = delete;
   ~CurrentStreams() { innermost_ = outer_; }
 
-  /// Null if the thread is in no scope.
+  /// Returns the innermost scope, or null if the thread is in none.
   static const CurrentStreams* of_this_thread() noexcept { return innermost_; }
   std::span<const DeviceStream> streams() const noexcept { return streams_; }
 

@@ -16,13 +16,14 @@ namespace onecopy {
 
 namespace {
 
-/// If the word's process has ended, the watch thread stores the value that ends the wait.
+/// Waits until the word reaches the value. If the word's process has ended, the watch thread stores the value that ends
+/// the wait.
 void wait_on_host(const Word& word, std::uint64_t value) {
   ++host_waits;
   while (!is_reached(word.load(), value)) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-/// How far the streams had come, whether or not that is the end.
+/// Returns how far the stream had come, with the mark of the end removed.
 std::uint64_t without_end(std::uint64_t word) noexcept { return word & ~kTimelineEnd; }
 
 bool is_cut_off(std::uint64_t word, std::uint64_t value) noexcept {
@@ -47,7 +48,7 @@ void Timeline::make_page() {
   if (on_first_mark) on_first_mark();
 }
 
-/// Null for a new stream if all words are taken.
+/// Returns the stream's line; null for a new stream if all words are taken.
 Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
   {
     const LockGuard lock(mutex_);
@@ -61,8 +62,8 @@ Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_
   return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
 }
 
-/// Enqueued in the order of the values, before another process can know of the mark. The driver may wait for room in
-/// the stream, which another thread may have to make. Only users of that stream wait with it.
+/// Enqueues the values in order, before another process can know of the mark. The driver may wait for room in the
+/// stream, which another thread may have to make. Only users of that stream wait with it.
 std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
   bool streams_write = false;
   Line* const line = find_line(device, stream, streams_write);
@@ -103,7 +104,7 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   {
     const LockGuard lock(mutex_);
     if (!page_.data() || point.slot >= kTimelineSlots)
-      throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+      throw Error(ErrorCode::bad_handle, "the handle waits for an invalid stream");
     word = page_.as<Word>() + point.slot;
     if (has_passed(point)) return;
     check_written(point);
@@ -144,7 +145,7 @@ bool Timeline::settle(std::chrono::milliseconds patience) const noexcept {
   return true;
 }
 
-/// Without the lock: the file is there before the words are, and stays.
+/// Returns the page without the lock: the file exists before the words do, and stays.
 Fd Timeline::export_page() {
   if (!words_.load(std::memory_order_acquire))
     throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
@@ -160,10 +161,11 @@ ForeignTimeline::ForeignTimeline(const Fd& page, std::function<bool()> is_gone)
 
 void ForeignTimeline::check_slot(const TimelinePoint& point) const {
   if (point.slot >= kTimelineSlots)
-    throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+    throw Error(ErrorCode::bad_handle, "the handle waits for an invalid stream");
 }
 
-/// Work that a stream had not done when its process was killed, or its device failed, is never done.
+/// Throws if the point will not be reached: work that a stream had not done when its process was killed, or its device
+/// failed, is never done.
 void ForeignTimeline::check_written(const TimelinePoint& point) const {
   if (!is_cut_off(word(point.slot).load(), point.value)) return;
   const std::string why = failure();
@@ -178,7 +180,7 @@ std::string ForeignTimeline::failure() const {
   return is_gone_() ? std::string() : text_of_failure(word(kFailureWord).load());
 }
 
-/// Noted before the words are read once more: either end() finds the note, or the read finds the end.
+/// Notes the value before the words are read once more: either end() finds the note, or the read finds the end.
 void ForeignTimeline::note_awaited(const TimelinePoint& point) {
   const LockGuard lock(mutex_);
   std::uint64_t& latest = awaited_[point.slot];
@@ -210,7 +212,7 @@ void ForeignTimeline::wait_on_host_for(const TimelinePoint& point) {
   check_written(point);
 }
 
-/// Every borrower of that process does it, for the words are shared.
+/// Ends the words. Every borrower of that process does so, because they share the words.
 void ForeignTimeline::end() noexcept {
   for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
 }

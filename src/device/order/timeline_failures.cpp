@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a timeline's words when a device has failed and its process lives.
+// This file ends a timeline's words when a device has failed and its process lives.
 #include <fmt/format.h>
 
 #include "device/order/timeline.h"
@@ -22,14 +22,14 @@ void Timeline::check(Device device) const {
   if (failed != failed_.end()) throw Error(failed->second.error);
 }
 
-/// Work that a failed device's stream had not done is never done.
+/// Throws if the point will not be reached: work that a failed device's stream had not done is never done.
 void Timeline::check_written(const TimelinePoint& point) const {
   if (failed_.empty() || has_passed(point)) return;
   for (const auto& [key, line] : lines_)
     if (line.slot == point.slot) check(key.first);
 }
 
-/// The words still show the streams' progress before the failure; no further values are written.
+/// Ends the device's words. They show the streams' progress before the failure; no further values are written.
 void Timeline::end(Device device) noexcept {
   for (const auto& [key, line] : lines_)
     if (key.first == device) page_.as<Word>()[line.slot].fetch_or(kTimelineEnd);
@@ -65,7 +65,7 @@ void Timeline::poll(Device device) {
       error.what());
 }
 
-/// Returns true while that has to be done again.
+/// Ends the words of failed devices again. Returns true while this must be repeated.
 bool Timeline::end_again() noexcept {
   const auto now = std::chrono::steady_clock::now();
   bool again = false;

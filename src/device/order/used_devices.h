@@ -12,11 +12,10 @@ namespace onecopy {
 
 /// The devices whose memory this process has shared or opened. The set only grows.
 ///
-/// Thread safety: all members may be called concurrently. A forked child has none of its own yet, and makes another
-/// one.
+/// Thread safety: all members may be called concurrently. A forked child starts with a new, empty object.
 class UsedDevices {
  public:
-  /// True for a device that was not there before.
+  /// Adds a device. Returns whether it is new.
   bool note(Device device) {
     if (last_.load(std::memory_order_relaxed) == packed(device)) return false;
     const LockGuard lock(mutex_);
@@ -34,7 +33,7 @@ class UsedDevices {
   }
 
  private:
-  /// 0 is the CPU, which is never noted.
+  /// Returns a number for the device; 0 is the CPU, which is never noted.
   static std::uint32_t packed(Device device) noexcept {
     return static_cast<std::uint32_t>(device.type) << 16 | static_cast<std::uint16_t>(device.index);
   }

@@ -74,7 +74,8 @@ TEST_F(Ascend, TheRuntimeIsAskedToAdmitAProcessEachTime) {
     npu.admit(exported, 4711);
     AclCalls().sim_fail("aclrtMemSetPidToShareableHandle", 507899, 0, 1);
     AclCalls().sim_fail("aclrtIpcMemSetImportPid", 507899, 0, 1);
-    expect_refusal(ErrorCode::unsupported, {"admits no other process"}, [&] { npu.admit(exported, 4711); });
+    expect_refusal(ErrorCode::unsupported, {"does not let another process open"},
+                   [&] { npu.admit(exported, 4711); });
   });
 }
 
@@ -285,7 +286,7 @@ TEST_F(Ascend, MemoryOfOthersIsRefusedInWords) {
   in_npu_child({}, [] {
     const AclCalls acl(0);
     const TensorView view{acl.memory(4096), Layout(DType::i64, {10}), kNpu0, Access::read_write};
-    expect_refusal(ErrorCode::unsupported, {"something else allocated", "copy it"},
+    expect_refusal(ErrorCode::unsupported, {"of another library", "copy it"},
                    [&] { adopt(view, nullptr); });
   });
 }

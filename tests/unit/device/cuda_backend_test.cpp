@@ -74,7 +74,7 @@ TEST_F(CudaFaults, ADeviceThatAnotherProcessHasForItselfIsSaid) {
   in_child([] {
     const CudaCalls cu;
     cu.sim_fail("cuDevicePrimaryCtxRetain", 46, 0, -1);
-    expect_refusal(ErrorCode::unsupported, {"(46)", "for itself", "compute mode"},
+    expect_refusal(ErrorCode::unsupported, {"(46)", "exclusively", "compute mode"},
                    [] { element(small(), 0); });
     cu.sim_fail("cuDevicePrimaryCtxRetain", 0, 0, 0);
     EXPECT_NO_THROW(element(small(), 0)) << "once it is free";
@@ -124,8 +124,7 @@ TEST_F(CudaFaults, AFailedDeviceSaysWhatHappened) {
     const Tensor tensor = small();
     const CudaCalls cu;
     cu.sim_fail("cuMemcpyDtoHAsync", 700, 0, -1);
-    expect_refusal(ErrorCode::system,
-                   {"CUDA_ERROR_ILLEGAL_ADDRESS (700)", "cannot use the device any more"},
+    expect_refusal(ErrorCode::system, {"CUDA_ERROR_ILLEGAL_ADDRESS (700)", "can no longer use the device"},
                    [&] { element(tensor, 0); });
   });
 }
