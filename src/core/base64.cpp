@@ -21,7 +21,7 @@ constexpr std::array<std::uint8_t, 256> make_digits() {
 
 constexpr std::array<std::uint8_t, 256> kDigits = make_digits();
 
-/// Appends the `count` characters that stand for count - 1 bytes in the top of 24 bits.
+/// Appends the `count` characters that encode count - 1 bytes in the top of 24 bits.
 void append_group(std::uint32_t bits, std::size_t count, std::string& out) {
   for (std::size_t i = 0; i < count; ++i) out.push_back(kAlphabet[bits >> (18 - 6 * i) & 63]);
 }

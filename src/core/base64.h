@@ -9,11 +9,11 @@
 
 namespace onecopy {
 
-/// RFC 4648 section 5 without padding: A-Z a-z 0-9 - _. Appends to `out`.
+/// Appends the bytes in base64url (RFC 4648 section 5) without padding: A-Z a-z 0-9 - _.
 void append_base64url(ByteSpan bytes, std::string& out);
 
-/// Decodes; appends to `out`. Exactly one text stands for given bytes, so unused bits must be zero. Returns the
-/// position of the first character that cannot be there, or npos if there is none.
+/// Decodes, and appends to `out`. Each sequence of bytes has exactly one text, so unused bits must be zero. Returns the
+/// position of the first invalid character, or npos.
 std::size_t decode_base64url(std::string_view text, Bytes& out);
 
 }  // namespace onecopy

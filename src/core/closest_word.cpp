@@ -10,10 +10,10 @@
 namespace onecopy {
 namespace {
 
-/// A longer word is not a typing error, and the table of distances grows with its square.
+/// The max length of a word. A longer word is not a typing error, and the table of distances grows with its square.
 constexpr std::size_t kLongest = 64;
 
-/// Counts the letters to be changed, left out, added or swapped with a neighbour to turn `a` into `b`.
+/// Counts the letters to change, leave out, add or swap with a neighbour to turn `a` into `b`.
 std::size_t distance(std::string_view a, std::string_view b) {
   const std::size_t columns = b.size() + 1;
   std::vector<std::size_t> table((a.size() + 1) * columns);

@@ -7,8 +7,9 @@
 
 namespace onecopy {
 
-/// Returns the candidate that a mistyped word most likely means: at most a third of its letters are wrong, missing, extra
-/// or swapped with their neighbour. Returns an empty view if there is none. The first of several that are as close wins.
+/// Returns the candidate that a mistyped word most likely means: at most a third of its letters are wrong, missing,
+/// extra or swapped with their neighbour. Returns the first of equally close candidates, or an empty view if none is
+/// close.
 std::string_view closest_word(std::string_view word, std::span<const std::string_view> candidates);
 
 /// Returns "; did you mean \"float32\"?" for the end of an error message, or nothing.

@@ -11,7 +11,7 @@
 namespace onecopy {
 namespace {
 
-/// The digits after "cuda:" and the like, without signs or leading zeros.
+/// Parses the digits after "cuda:" and the like, without signs or leading zeros.
 std::optional<std::int16_t> parse_index(std::string_view digits) noexcept {
   if (digits.empty() || digits[0] == '-' || (digits[0] == '0' && digits.size() > 1)) return std::nullopt;
   std::int16_t index = 0;

@@ -6,7 +6,7 @@
 namespace onecopy {
 namespace {
 
-/// By number, from kFirstDType.
+/// The names by number, from kFirstDType.
 constexpr std::array<std::string_view, 20> kNames{
     "bool",          "uint8",           "int8",        "uint16",          "int16",
     "uint32",        "int32",           "uint64",      "int64",           "float16",

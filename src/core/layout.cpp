@@ -30,10 +30,11 @@ void check_dtype_and_dims(DType dtype, std::size_t ndim) {
                               static_cast<int>(kLastDType)));
   if (ndim > kMaxDims)
     throw_invalid(
-        fmt::format("{} dimensions; at most {} are possible: merge some with reshape", ndim, kMaxDims));
+        fmt::format("a tensor has {} dimensions, but at most {} are possible: merge some with reshape",
+                    ndim, kMaxDims));
 }
 
-/// Empty dimensions count as one: strides are made from these products as well.
+/// Checks the sizes. Empty dimensions count as one, because strides are computed from these products as well.
 void check_shape(DType dtype, std::span<const std::int64_t> shape) {
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -46,8 +47,8 @@ void check_shape(DType dtype, std::span<const std::int64_t> shape) {
 void check_strides(DType dtype, std::span<const std::int64_t> shape,
                    std::span<const std::int64_t> strides) {
   if (strides.size() != shape.size())
-    throw_invalid(
-        fmt::format("{} strides for {} dimensions; give one for each", strides.size(), shape.size()));
+    throw_invalid(fmt::format("{} strides were given for {} dimensions; give one for each", strides.size(),
+                              shape.size()));
   std::int64_t last = 1;  // elements from the first to the end of the last one
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (strides[i] < 0)
@@ -131,7 +132,7 @@ bool Layout::operator==(const Layout& other) const noexcept {
          std::equal(dims(), dims() + numbers(), other.dims());
 }
 
-/// REQUIRES: 0-d so far.
+/// Makes room for the dimensions. REQUIRES: the layout is 0-d.
 std::int64_t* Layout::resize(std::size_t ndim) {
   if (ndim * 2 <= kInline) {
     ndim_ = static_cast<std::uint8_t>(ndim);

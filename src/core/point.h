@@ -5,8 +5,8 @@
 
 namespace onecopy {
 
-/// A named instruction of the protocol. Tests install a hook to die, stop or delay exactly there;
-/// without one a point costs a predicted branch. Names read "<file>.<step>", e.g. "free.closing".
+/// A named instruction of the protocol. Tests install a hook to die, stop or delay exactly there; without a hook a
+/// point costs a predicted branch. Names read "<file>.<step>", e.g. "free.closing".
 using PointHook = void (*)(const char* name) noexcept;
 
 inline std::atomic<PointHook> point_hook{nullptr};

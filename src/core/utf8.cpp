@@ -18,9 +18,9 @@ std::size_t ascii_prefix(std::string_view text) noexcept {
   return i;
 }
 
-constexpr std::size_t kNoCharacter = SIZE_MAX;  ///< more than can follow: no character begins so
+constexpr std::size_t kNoCharacter = SIZE_MAX;  ///< an invalid first byte: more bytes than can follow
 
-/// The bytes that may follow a first byte: how many, and the range of the second one.
+/// The number of bytes that may follow a first byte, and the range of the second one.
 struct Follow {
   std::size_t count;
   unsigned char low = 0x80;

@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. Reads each byte once.
+/// Returns whether the text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text) noexcept;
 
 }  // namespace onecopy

@@ -19,12 +19,12 @@ namespace onecopy::graph {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr std::size_t kPart = 2 * kMiB;  // what a window gets of its own at least
+constexpr std::size_t kPart = 2 * kMiB;  // the least that a window gets of its own
 constexpr std::size_t kLargestPage = 64 * kMiB;
 constexpr std::size_t kMaxBytes = SIZE_MAX / 2;  // rounding up does not overflow
-constexpr std::size_t kGrowth = 4;  // a page is at most so many times as large as all before it
+constexpr std::size_t kGrowth = 4;  // a page is at most this many times as large as all pages before it
 
-/// All that the device has. A device may say it from its first use on only.
+/// Returns all memory that the device has, which a device may report only after its first use.
 std::uint64_t memory_of(Device device) {
   Backend& vendor = backend(device.type);
   vendor.create_chunk(device.index, vendor.granularity());
@@ -45,14 +45,14 @@ bool touch(std::span<const Extent> extents, std::size_t from, std::size_t bytes)
 
 using Chunks = std::map<std::size_t, std::unique_ptr<PhysicalChunk>>;
 
-/// Where a window lies.
+/// The addresses and pages of a window.
 struct Arena::View {
   std::shared_ptr<Reservation> addresses;  // shared by all windows where memory has one address
   std::size_t max_bytes = 0;               // bytes that it may grow to
   std::size_t bytes = 0;
   std::size_t end = 0;               // of its last page
-  std::set<std::size_t> in_parts{};  // pages that it shows in parts, by their offsets
-  Chunks own{};                      // parts that are its own, by their offsets
+  std::set<std::size_t> in_parts{};  // pages that it maps in parts, by offset
+  Chunks own{};                      // parts that belong to it alone, by offset
 
   bool shows(const Page& page) const { return page.offset() < end; }
   bool shows_whole(const Page& page) const { return shows(page) && !in_parts.contains(page.offset()); }
@@ -78,7 +78,7 @@ Arena::~Arena() = default;
 
 std::size_t Arena::pages_end() const noexcept { return pages_.empty() ? 0 : pages_.back().end(); }
 
-/// Where the page with the last of so many bytes ends. REQUIRES: there is one.
+/// Returns the end of the page that contains the last of `bytes`. REQUIRES: the page exists.
 std::size_t Arena::end_of(std::size_t bytes) const noexcept {
   const auto last = std::partition_point(pages_.begin(), pages_.end(),
                                          [&](const Page& page) { return page.end() < bytes; });
@@ -120,8 +120,9 @@ Window Arena::open_growing(std::size_t max_bytes) {
   return {shared_from_this(), std::move(view)};
 }
 
-/// The last page may reach further. A whole number of the largest pages: CUDA puts memory of cudaMalloc() behind a
-/// reservation that ends elsewhere, so that a program's memory lies far apart (seen with driver 580).
+/// Returns a whole number of the largest pages; the last page may reach beyond `bytes`. CUDA places memory of
+/// cudaMalloc() behind a reservation that ends elsewhere, so that a program's memory lies far apart (seen with driver
+/// 580).
 std::size_t Arena::addresses_for(std::size_t bytes) const noexcept {
   const std::size_t unit = round_up(kLargestPage, part_bytes_);
   return round_up(bytes, unit) + unit;
@@ -134,7 +135,8 @@ std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
   return view;
 }
 
-/// REQUIRES: mutex_, as those below. The addresses are for as much memory as there may be: they cannot grow.
+/// Returns the addresses that all windows share, for as much memory as there may be, because they cannot grow.
+/// REQUIRES: mutex_, as do the functions below.
 std::unique_ptr<Arena::View> Arena::look_at_common() {
   if (!common_) {
     common_max_ = std::min<std::uint64_t>(limit_, memory_of(device_));
@@ -150,7 +152,7 @@ void Arena::grow(View& view, std::size_t bytes) {
   check_room(bytes);
   if (bytes > view.max_bytes)
     throw Error(ErrorCode::out_of_mappings,
-                fmt::format("a capture needs {} bytes of the arena on {}, and has addresses for {}", bytes,
+                fmt::format("a capture needs {} bytes of the arena on {}, but has addresses for {}", bytes,
                             device_.str(), view.max_bytes));
   add_pages(round_up(bytes, part_bytes_));
   const std::size_t before = view.end;
@@ -168,8 +170,8 @@ void Arena::grow(View& view, std::size_t bytes) {
   view.bytes = std::max(view.bytes, bytes);
 }
 
-/// A page is as large as the gap, since the driver takes as long to map a small one, and not much larger than all
-/// before it, since a small window keeps its last page whole. It has no memory yet.
+/// Adds pages without memory. A page is as large as the gap, since the driver takes as long to map a small one, but not
+/// much larger than all pages before it, since a small window maps its last page whole.
 void Arena::add_pages(std::size_t end) {
   while (pages_end() < end) {
     const std::size_t largest =
@@ -179,14 +181,15 @@ void Arena::add_pages(std::size_t end) {
   }
 }
 
-/// A page that has no other memory is shown in parts. Else it would have its memory twice.
+/// Chooses the pages to map in parts: a page that has memory in parts only. Mapped whole, it would need its memory
+/// twice.
 void Arena::choose_parts(View& view, std::size_t from) {
   for (const Page& page : pages_)
     if (page.offset() >= from && view.shows(page) && page.is_in_parts())
       view.in_parts.insert(page.offset());
 }
 
-/// Maps the shared pages from an offset on; a window's own parts are there already.
+/// Maps the shared pages from an offset on; the window's own parts are mapped already.
 void Arena::show(View& view, std::size_t from) {
   if (!has_aliases_) from = std::max(from, shown_);
   if (from >= view.end) return;
@@ -208,7 +211,7 @@ void Arena::hide_page(View& view, const Page& page) noexcept {
     if (!view.own.contains(at)) view.addresses->unmap(at, part_bytes_);
 }
 
-/// Has no effect without aliases: other windows show the pages there, too.
+/// Unmaps pages from an offset on. Does nothing without aliases, because other windows use the same addresses.
 void Arena::hide(View& view, std::size_t from) noexcept {
   if (!has_aliases_) return;
   for (const Page& page : pages_)
@@ -234,7 +237,7 @@ void Arena::own(View& view, std::span<const Extent> extents) {
   trim();
 }
 
-/// The window shows the page in parts then, its own ones among them.
+/// Replaces parts of the page by own memory. The window maps the page in parts then.
 void Arena::own_parts(View& view, Page& page, std::span<const Extent> extents) {
   Chunks made;
   for (std::size_t at = page.offset(); at < page.end(); at += part_bytes_)
@@ -249,7 +252,7 @@ void Arena::own_parts(View& view, Page& page, std::span<const Extent> extents) {
   view.addresses->allow(device_.index, page.offset(), page.bytes(), Access::read_write);
 }
 
-/// Gives back the memory that no window shows.
+/// Releases the memory that no window maps.
 void Arena::trim() noexcept {
   std::size_t end = 0;
   for (const View* view : views_) end = std::max(end, view->end);
@@ -321,7 +324,7 @@ std::size_t Arena::mappings_of(const View& view) const {
   return sum;
 }
 
-/// REQUIRES: mutex_.
+/// Returns the sizes. REQUIRES: mutex_.
 Footprint Arena::measure() const {
   Footprint footprint{
       .limit = limit_, .windows = views_.size(), .parked = parked_, .aliases = has_aliases_};
@@ -342,7 +345,7 @@ Window::Window() noexcept = default;
 Window::Window(Window&&) noexcept = default;
 
 Window& Window::operator=(Window&& other) noexcept {
-  Window moved(std::move(other));  // first: `other` may be this window
+  Window moved(std::move(other));  // first, because `other` may be this window
   std::swap(arena_, moved.arena_);
   std::swap(view_, moved.view_);
   return *this;

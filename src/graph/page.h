@@ -10,11 +10,11 @@
 
 namespace onecopy::graph {
 
-/// Scratch memory of an arena from an offset on. A window shows it whole, by one mapping, or in parts: a window with
-/// memory of its own in this range shows parts of the page around it. Both are memory of the page, made when a window
-/// first shows it. Their content differs, which is as good: it is of no value between replays.
+/// The scratch memory of an arena from an offset on. A window maps the page whole, in one mapping, or in parts if the
+/// window has memory of its own in this range. The page allocates memory for either form when a window first maps it.
+/// Their contents may differ; nothing reads them between replays.
 ///
-/// Thread safety: none; the arena's lock. Invariant: `bytes()` is a multiple of `part_bytes()`.
+/// Thread safety: none; the arena's lock protects it. Invariant: bytes() is a multiple of part_bytes().
 class Page {
  public:
   Page(Device device, std::size_t offset, std::size_t bytes, std::size_t part_bytes) noexcept;
@@ -24,14 +24,14 @@ class Page {
   std::size_t end() const noexcept { return offset_ + bytes_; }
   std::size_t part_bytes() const noexcept { return part_bytes_; }
 
-  /// These throw out_of_memory.
+  /// Returns the memory of the whole page, or of the part at an offset. Both throw out_of_memory.
   const PhysicalChunk& whole();
   const PhysicalChunk& part(std::size_t at);
-  /// Does the page have memory in parts alone?
+  /// Returns whether the page has memory only in parts.
   bool is_in_parts() const noexcept { return !whole_ && !parts_.empty(); }
-  /// Gives back the memory that no window shows.
+  /// Releases the memory whose form (whole or parts) is not to be kept, because no window maps it.
   void keep(bool whole, bool parts) noexcept;
-  /// Physical bytes.
+  /// Returns the bytes of physical memory.
   std::size_t memory() const noexcept;
 
  private:
@@ -40,7 +40,7 @@ class Page {
   std::size_t bytes_;
   std::size_t part_bytes_;
   std::unique_ptr<PhysicalChunk> whole_{};
-  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> parts_{};  ///< by offsets in the arena
+  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> parts_{};  ///< by offset in the arena
 };
 
 }  // namespace onecopy::graph

@@ -23,7 +23,7 @@ void check(const TensorView& from, const TensorView& to) {
     throw Error(ErrorCode::read_only, "cannot copy to a tensor that was opened read-only");
 }
 
-/// The innermost dimensions that both sides have in one run.
+/// The innermost dimensions that are contiguous on both sides.
 struct Run {
   std::size_t first_dim;
   std::size_t bytes;

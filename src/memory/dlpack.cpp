@@ -20,7 +20,7 @@ constexpr DLPackVersion kVersion{1, 1};  // the version that brought the fp8 dty
 
 // ---- export
 
-/// The arrays that an exported struct points into. Owns itself until the struct's deleter is called.
+/// The arrays that an exported struct points into. The object owns itself until the struct's deleter is called.
 template <class Managed>
 struct TensorExport {
   Managed managed{};
@@ -65,7 +65,7 @@ struct CallDeleter {
 template <class Managed>
 using Owned = std::unique_ptr<Managed, CallDeleter<Managed>>;
 
-/// Counts the references to one imported struct. The references own it together; the last one ends it.
+/// A counter of the references to one imported struct. The last reference calls the struct's deleter.
 template <class Managed>
 class ForeignBlock final : public BlockGroup {
  public:
@@ -83,7 +83,7 @@ class ForeignBlock final : public BlockGroup {
   std::atomic<std::uint64_t> references_{1};
 };
 
-/// Strides as Layout wants them. A dimension that is not walked along may have any stride in the struct.
+/// Returns strides as Layout wants them. A dimension with at most one element may have any stride in the struct.
 std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const std::int64_t> shape) {
   std::vector<std::int64_t> strides(tensor.strides, tensor.strides + shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -100,11 +100,12 @@ std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const
 Layout layout_of(const DLTensor& tensor) {
   const DType dtype = from_dl(tensor.dtype);
   if (tensor.ndim < 0 || tensor.ndim > static_cast<std::int32_t>(kMaxDims))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} dimensions; 0 to {} are possible", tensor.ndim, kMaxDims));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a DLPack tensor has {} dimensions, but 0 to {} are possible", tensor.ndim, kMaxDims));
   const auto ndim = static_cast<std::size_t>(tensor.ndim);
   if (ndim == 0) return Layout(dtype);
-  if (!tensor.shape) throw Error(ErrorCode::invalid_argument, "a DLPack tensor without a shape");
+  if (!tensor.shape) throw Error(ErrorCode::invalid_argument, "the DLPack tensor has no shape");
   const std::span<const std::int64_t> shape(tensor.shape, ndim);
   Layout row_major(dtype, shape);
   if (!tensor.strides || row_major.numel() == 0) return row_major;
@@ -117,7 +118,8 @@ Tensor import_tensor(Owned<Managed> managed, Access access) {
   const Device device = from_dl(source.device);
   Layout layout = layout_of(source);
   if (!source.data && layout.numel() > 0)
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} without memory", layout.str()));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the DLPack tensor {} has no memory", layout.str()));
   void* data = source.data ? static_cast<std::byte*>(source.data) + source.byte_offset : nullptr;
   auto group = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
   return Tensor(BlockRef(group.release(), 0), data, std::move(layout), device, access);
@@ -125,16 +127,17 @@ Tensor import_tensor(Owned<Managed> managed, Access access) {
 
 template <class Managed>
 Owned<Managed> take_over(Managed* managed) {
-  if (!managed) throw Error(ErrorCode::invalid_argument, "no DLPack tensor: the pointer is null");
+  if (!managed) throw Error(ErrorCode::invalid_argument, "the pointer to the DLPack tensor is null");
   return Owned<Managed>(managed);
 }
 
-/// Any library's own device has this number, too. Such a device is never met unless the runtime of Ascend is loaded.
+/// Returns an Ascend device. Any library's own device has this number, but such devices do not occur unless Ascend's
+/// runtime is loaded.
 Device from_extension(DLDevice device) {
   if (!backend(DeviceType::npu).is_in_process())
     throw Error(
         ErrorCode::unsupported,
-        fmt::format("the DLPack device ({}, {}) is some extension's; it is taken for an Ascend device "
+        fmt::format("the DLPack device ({}, {}) belongs to an extension; it is taken for an Ascend device "
                     "where the ACL runtime is loaded, which it is not in this process: copy the tensor "
                     "to the cpu first",
                     device.device_type, device.device_id));
@@ -178,7 +181,7 @@ DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor) {
 DLManagedTensor* to_dlpack(const Tensor& tensor) {
   if (tensor.access() == Access::read_only)
     throw Error(ErrorCode::read_only,
-                "the old form of DLPack cannot say that a tensor is read-only; ask for version 1 "
+                "the old form of DLPack cannot mark a tensor as read-only; ask for version 1 "
                 "(max_version=(1, 0)), or open the tensor for writing");
   return export_tensor<DLManagedTensor>(tensor);
 }
@@ -187,7 +190,7 @@ Tensor from_dlpack(DLManagedTensorVersioned* managed) {
   auto owned = take_over(managed);
   if (managed->version.major != kVersion.major)
     throw Error(ErrorCode::version_mismatch,
-                fmt::format("a DLPack tensor of version {}.{}; this is a reader of version {}",
+                fmt::format("the DLPack tensor has version {}.{}; onecopy reads version {}",
                             managed->version.major, managed->version.minor, kVersion.major));
   const Access access = (managed->flags & kDLReadOnly) != 0 ? Access::read_only : Access::read_write;
   return import_tensor(std::move(owned), access);

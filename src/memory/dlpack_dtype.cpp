@@ -16,7 +16,7 @@ struct CodeRow {
   std::uint8_t code;
 };
 
-// Codes of DLDataTypeCode; the number of bits follows from the dtype.
+// The codes of DLDataTypeCode; the number of bits follows from the dtype.
 constexpr std::array kCodeRows{
     CodeRow{DType::boolean, 6},      CodeRow{DType::u8, 1},           CodeRow{DType::i8, 0},
     CodeRow{DType::u16, 1},          CodeRow{DType::i16, 0},          CodeRow{DType::u32, 1},

@@ -7,7 +7,7 @@
 namespace onecopy {
 
 DLDataType to_dl(DType dtype) noexcept;
-/// Throws unsupported for dtypes that onecopy does not have.
+/// Returns the dtype. Throws unsupported if onecopy does not have it.
 DType from_dl(DLDataType dtype);
 
 }  // namespace onecopy

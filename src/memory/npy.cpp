@@ -37,7 +37,7 @@ constexpr std::array kLetterRows{
     LetterRow{'c', "8", DType::c64},     LetterRow{'c', "16", DType::c128},
 };
 
-/// "<f4", "|u1": byte order, kind, bytes.
+/// Parses e.g. "<f4" or "|u1": byte order, kind, bytes.
 DType dtype_of(const std::string& descr) {
   if (descr.find('O') != std::string::npos)
     throw Error(ErrorCode::unsupported, "arrays of Python objects hold pickles, which onecopy never loads");
@@ -81,11 +81,11 @@ std::size_t length_bytes(ByteSpan head) {
   const auto major = std::to_integer<unsigned>(head[6]);
   if (major < 1 || major > 3)
     throw Error(ErrorCode::unsupported,
-                fmt::format("version {} of the .npy format; 1 to 3 are known", major));
+                fmt::format("the .npy format has version {}; 1 to 3 are known", major));
   return major == 1 ? 2 : 4;
 }
 
-/// REQUIRES: nothing about the bytes.
+/// Finds the parts of the file. The bytes may be anything.
 Place places(ByteSpan head, std::uint64_t file_size) {
   const std::size_t width = length_bytes(head);
   if (head.size() < kBeforeLength + width) refuse_npy("it ends within its header");
@@ -93,7 +93,7 @@ Place places(ByteSpan head, std::uint64_t file_size) {
                                           : load<std::uint32_t>(head.data() + kBeforeLength);
   const Place place{kBeforeLength + width, kBeforeLength + width + length};
   if (length > kMaxNpyHeader)
-    refuse_npy(fmt::format("a header of {} bytes; at most {} are allowed", length, kMaxNpyHeader));
+    refuse_npy(fmt::format("its header has {} bytes; at most {} are allowed", length, kMaxNpyHeader));
   if (place.data > file_size)
     refuse_npy(fmt::format("its header of {} bytes is longer than the file of {}", length, file_size));
   return place;

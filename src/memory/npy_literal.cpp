@@ -39,7 +39,7 @@ class LiteralReader {
   }
 
  private:
-  // Fields that were seen.
+  // These bits mark the fields that were seen.
   static constexpr unsigned kDescr = 1;
   static constexpr unsigned kOrder = 2;
   static constexpr unsigned kShape = 4;

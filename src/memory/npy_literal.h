@@ -15,8 +15,8 @@ struct NpyFields {
   std::vector<std::int64_t> shape;
 };
 
-/// Reads the Python literal that a .npy header is: a dict of a string, a bool and a tuple of integers.
-/// Throws bad_file, and unsupported when the descr is a list of fields.
+/// Parses the Python literal in a .npy header: a dict of a string, a bool and a tuple of integers. Throws bad_file, and
+/// unsupported if the descr is a list of fields.
 NpyFields parse_npy_literal(std::string_view text);
 
 }  // namespace onecopy

@@ -104,15 +104,15 @@ bool PageRuns::is_returnable(ByPlace::const_iterator at, std::uint32_t pages) co
   return before->first.first == place.first && before->first.second + before->second.pages == place.second;
 }
 
-std::vector<PageRun> PageRuns::take_idle(PoolTime until, std::uint32_t pages, std::uint64_t most) {
+std::vector<PageRun> PageRuns::take_idle(PoolTime until, std::uint32_t pages, std::uint64_t max_pages) {
   std::vector<PageRun> idle;
   for (const Size& size : by_size(Kind::warm)) {
-    if (most == 0) break;
+    if (max_pages == 0) break;
     const auto at = by_place_.find(place_of(size));
     if (at->second.since > until || !is_returnable(at, pages)) continue;
-    const auto taken = static_cast<std::uint32_t>(std::min<std::uint64_t>(at->second.pages, most));
+    const auto taken = static_cast<std::uint32_t>(std::min<std::uint64_t>(at->second.pages, max_pages));
     idle.push_back({at->first.first, at->first.second, taken});
-    most -= taken;
+    max_pages -= taken;
   }
   for (const PageRun& run : idle) {
     const Free whole = erase(by_place_.find({run.segment, run.first}));

@@ -14,55 +14,54 @@ namespace onecopy {
 
 using PoolTime = std::chrono::steady_clock::time_point;
 
-/// Neighbouring pages of one segment.
+/// A range of adjacent pages in one segment.
 struct PageRun {
   std::uint32_t segment = 0;
   std::uint32_t first = 0;
   std::uint32_t pages = 0;
 };
 
-/// The free pages of all shared segments: *warm* runs hold physical memory, *cold* ones do not.
+/// The free pages of all shared segments: *warm* runs hold physical memory, *cold* ones do not. With walls, no run
+/// crosses a multiple of that many pages, so no extent does either.
 ///
-/// If there are walls, no run reaches over a multiple of that many pages: so no extent does either.
-///
-/// Invariant: two runs of one kind touch at a wall only. Runs of different kinds stay apart, so that a run is
+/// Invariant: two runs of one kind touch only at a wall. Runs of different kinds stay separate, so that a run is
 /// reserved and given back as a whole. Thread safety: none; Pool locks.
 class PageRuns {
  public:
   enum class Kind : std::uint8_t { cold = 0, warm = 1 };
 
-  /// `wall`: pages from one wall to the next; 0: there are none.
+  /// Constructs an empty set. `wall` is the number of pages between walls, or 0 for none.
   explicit PageRuns(std::uint32_t wall = 0) noexcept : wall_(wall) {}
 
-  /// Pages that are free from now on. A warm run that joins a larger one takes over its age.
+  /// Adds free pages. A warm run that joins a larger one takes over its age.
   void put(PageRun run, Kind kind, PoolTime since = {});
 
-  /// The best fit among the warm runs: exactly so many pages.
+  /// Takes exactly `pages` from the best fit among the warm runs.
   std::optional<PageRun> take_warm(std::uint32_t pages);
 
-  /// Pages to reserve memory for: the first `warm` ones have it already.
+  /// Pages to reserve memory for, of which the first `warm` have memory already.
   struct Growth {
     PageRun run;
     std::uint32_t warm = 0;
   };
-  /// At least `pages`, with `ahead` cold ones where there are so many. Returns the best fit among the cold runs,
-  /// together with the warm run just before it.
+  /// Takes at least `pages`, and `ahead` cold ones if there are so many, from the best fit among the cold runs together
+  /// with the warm run just before it.
   std::optional<Growth> take_cold(std::uint32_t pages, std::uint32_t ahead);
   void put_back(const Growth& growth);
 
-  /// Warm runs worth giving back that were freed no later than `until`: runs of at least `pages`, and runs beside a
-  /// cold run, which they then join. Returns `most` pages in all: of some runs the first pages only.
+  /// Takes warm runs worth giving back that were freed at or before `until`: runs of at least `pages`, and runs beside
+  /// a cold run, which they then join. Takes at most `max_pages` in total, so of some runs only the first pages.
   std::vector<PageRun> take_idle(PoolTime until, std::uint32_t pages,
-                                 std::uint64_t most = ~std::uint64_t{0});
+                                 std::uint64_t max_pages = ~std::uint64_t{0});
   bool has_returnable(std::uint32_t pages) const;
-  /// The largest warm run, if it has at least `pages`.
+  /// Takes the largest warm run, if it has at least `pages`.
   std::optional<PageRun> take_largest_warm(std::uint32_t pages);
-  /// If [0, pages) of the segment is cold, takes it out of here and returns true.
+  /// Takes [0, pages) of the segment and returns true, if all of it is cold.
   bool take_if_all_cold(std::uint32_t segment, std::uint32_t pages);
 
-  /// Is [0, pages) of the segment one warm run, freed no later than `until`? REQUIRES: no walls.
+  /// Returns whether [0, pages) of the segment is one warm run, freed at or before `until`. REQUIRES: no walls.
   bool is_all_warm(std::uint32_t segment, std::uint32_t pages, PoolTime until) const;
-  /// Forgets that run. REQUIRES: is_all_warm().
+  /// Removes the run. REQUIRES: is_all_warm().
   void drop(std::uint32_t segment);
 
   std::uint64_t warm_pages() const noexcept { return warm_pages_; }

@@ -25,13 +25,13 @@ void Pool::free(const Extent& extent) noexcept {
   try {
     if (impl_->free(extent) && on_idle) on_idle();
   } catch (const std::bad_alloc&) {
-    // No room for a note about the free pages: they stay out of use.
+    // There is no room to note the free pages: they stay unused.
   }
 }
 
-Pool::TrimResult Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_t most) noexcept {
+Pool::TrimResult Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_t max_bytes) noexcept {
   try {
-    return impl_->trim(now, most);
+    return impl_->trim(now, max_bytes);
   } catch (const std::bad_alloc&) {
     return {0, true};
   }

@@ -49,7 +49,8 @@ Pool::Impl::~Impl() {
 
 Extent Pool::Impl::allocate(std::uint64_t bytes) {
   if (bytes > std::uint64_t{1} << 62)
-    throw Error(ErrorCode::out_of_memory, fmt::format("no machine has {} bytes of memory", bytes));
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("{} bytes are more memory than any machine has", bytes));
   bytes = std::max<std::uint64_t>(bytes, 1);
   if (traits_.alignment > 64)
     bytes = (bytes + traits_.alignment - 1) / traits_.alignment * traits_.alignment;
@@ -88,7 +89,7 @@ std::optional<Extent> Pool::Impl::try_warm(std::uint64_t bytes) {
   return std::nullopt;
 }
 
-/// Turns pages that belong to no extent into one.
+/// Makes an extent of pages that belong to no extent.
 Extent Pool::Impl::place(std::uint64_t bytes, const PageRun& run) {
   if (bytes <= SmallExtents::kLargest) return place_slot(SmallExtents::class_of(bytes), run);
   Segment& segment = segments_.at(run.segment);
@@ -97,7 +98,7 @@ Extent Pool::Impl::place(std::uint64_t bytes, const PageRun& run) {
                     std::uint64_t{run.pages} * page_bytes_);
 }
 
-/// If another thread has added a slab while this one reserved memory, the pages stay free.
+/// Makes an extent of a slot. If another thread has added a slab while this one reserved memory, the pages stay free.
 Extent Pool::Impl::place_slot(unsigned size_class, const PageRun& run) {
   auto slot = small_.allocate(size_class);
   if (slot) {
@@ -163,7 +164,7 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
   table_.add_committed(run.segment, static_cast<std::int64_t>(bytes));
 }
 
-/// Another large address range; a smaller one where the address space is scarce.
+/// Adds another large range of addresses, or a smaller one where the address space is scarce.
 void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
   const std::uint64_t least = (std::uint64_t{pages} * page_bytes_ + unit_ - 1) / unit_ * unit_;
   std::uint64_t bytes = std::max(next_shared(ahead), least);
@@ -182,7 +183,8 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
   }
 }
 
-/// The size of a new shared segment grows with the memory in use: small at first, and few segments later.
+/// Returns the size of a new shared segment, which grows with the memory in use: small at first, and few segments
+/// later.
 std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
   if (!traits_.whole_segments) return std::clamp(largest_shared() * 2, kFirstShared, kLargestShared);
   if (ahead == Ahead::no) return unit_;
@@ -190,7 +192,7 @@ std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
   return std::clamp(stats_.live_bytes / 4 / unit_ * unit_, unit_, kLargestWhole);
 }
 
-/// All its pages are warm from the beginning.
+/// Adds a segment whose pages are all warm from the beginning.
 void Pool::Impl::add_whole_segment(std::uint64_t bytes) {
   Segment& segment = create_segment(bytes, false);
   const ReserveListener silence{{}};  // growth_ is locked
@@ -228,7 +230,7 @@ Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
   } catch (const Error&) {  // memory may be short, and reclaim gave some back
     remove_own(segment.number);
     throw;
-  } catch (...) {  // of a listener: Ctrl-C, which does not wait until gigabytes are given back
+  } catch (...) {  // for example Ctrl-C in a listener, which should not wait until gigabytes are given back
     leave(segment);
     throw;
   }
@@ -252,7 +254,7 @@ std::optional<Extent> Pool::Impl::try_warm_own(std::uint64_t bytes) {
   return handed_out(*best, 0, best->bytes);
 }
 
-/// References into the map stay valid when it grows.
+/// Creates a segment. References into the map stay valid when it grows.
 Pool::Impl::Segment& Pool::Impl::create_segment(std::uint64_t bytes, bool own) {
   const std::uint32_t number = table_.next_number();
   auto memory = backend_.create(ordinal_, bytes, kind_, owner_, number);
@@ -273,7 +275,7 @@ std::uint32_t Pool::Impl::pages_for(std::uint64_t bytes) const noexcept {
   return static_cast<std::uint32_t>((bytes + page_bytes_ - 1) / page_bytes_);
 }
 
-/// Grows by a share of the memory in use: the first tensor stays cheap, and the calls stay few.
+/// Returns a share of the memory in use, so that the first tensor stays cheap, and the calls stay few.
 std::uint32_t Pool::Impl::pages_ahead() const noexcept {
   return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMaxAhead) /
                                     page_bytes_);
@@ -283,7 +285,7 @@ Extent Pool::Impl::handed_out(const Segment& segment, std::uint64_t offset, std:
   ++stats_.live_blocks;
   ++stats_.allocations;
   stats_.live_bytes += bytes;
-  std::byte* data = segment.memory->data();  // null for devices whose memory the host cannot see
+  std::byte* data = segment.memory->data();  // null for devices whose memory the host cannot access
   return {segment.number, offset, bytes, data ? data + offset : nullptr};
 }
 

@@ -11,20 +11,21 @@
 
 namespace onecopy {
 
-/// The parts of a Pool: SmallExtents on top of PageRuns in a few large sparse segments, and a segment of its own for
+/// The implementation of a Pool: SmallExtents on top of PageRuns in a few large sparse segments, and one segment for
 /// each large extent.
 ///
-/// Locks: `reclaiming_` and `growth_` before `mutex_`. `mutex_` protects all members below it and is never held
-/// during a system call. Pages out of both PageRuns and the page tables belong to the thread that took them.
+/// Locks: `reclaiming_` and `growth_` are taken before `mutex_`. `mutex_` protects all members below it and is never
+/// held during a system call. Pages that are neither in PageRuns nor in the page tables belong to the thread that took
+/// them.
 class Pool::Impl {
  public:
   Impl(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments);
   ~Impl();
 
   Extent allocate(std::uint64_t bytes);
-  /// True if something begins to wait for trim() with this call.
+  /// Frees an extent. Returns true if trim() has something to wait for from now on.
   bool free(const Extent& extent);
-  TrimResult trim(PoolTime now, std::uint64_t most);
+  TrimResult trim(PoolTime now, std::uint64_t max_bytes);
   std::uint64_t trim_all();
   void look_again();
   PoolStats stats() const;
@@ -43,7 +44,7 @@ class Pool::Impl {
     std::vector<std::uint32_t> pages;  // of a shared segment: the mark of each page
   };
 
-  // An entry of a page table: 0, or a slab (at each of its pages), or a run (at its first page).
+  // An entry of a page table is 0, or a slab (at each of its pages), or a run (at its first page).
   static std::uint32_t slab_mark(std::uint32_t slab) noexcept { return slab << 1 | 1; }
   static std::uint32_t run_mark(std::uint32_t pages) noexcept { return pages << 1; }
 
@@ -63,7 +64,7 @@ class Pool::Impl {
   Extent allocate_own(std::uint64_t bytes);
   std::optional<Extent> try_warm_own(std::uint64_t bytes) REQUIRES(mutex_);
   Segment& create_segment(std::uint64_t bytes, bool own);
-  /// Of small_ it reads what never changes.
+  /// Returns the pages for an extent. Reads only what never changes in small_.
   std::uint32_t pages_for(std::uint64_t bytes) const noexcept NO_THREAD_SAFETY_ANALYSIS;
   std::uint32_t pages_ahead() const noexcept REQUIRES(mutex_);
   Extent handed_out(const Segment& segment, std::uint64_t offset, std::uint64_t bytes) noexcept
@@ -77,12 +78,12 @@ class Pool::Impl {
   void taken_back(std::uint64_t bytes) noexcept REQUIRES(mutex_);
 
   // give back
-  std::uint64_t reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages, std::uint64_t most);
+  std::uint64_t reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages, std::uint64_t max_bytes);
   void make_room(std::uint64_t bytes);
   bool decommit(const PageRun& run);
   void take_idle_own(PoolTime until) REQUIRES(mutex_);
   void leave(const Segment& segment);
-  std::uint64_t give_back_own(std::uint64_t most);
+  std::uint64_t give_back_own(std::uint64_t max_bytes);
   std::optional<std::uint32_t> take_oldest_own() REQUIRES(mutex_);
   void remove_own(std::uint32_t number);
   std::optional<std::uint32_t> take_idle_whole(PoolTime until) REQUIRES(mutex_);
@@ -106,11 +107,11 @@ class Pool::Impl {
   std::unordered_map<std::uint32_t, Segment> segments_ GUARDED_BY(mutex_);
   SmallExtents small_ GUARDED_BY(mutex_);
   PageRuns runs_ GUARDED_BY(mutex_);
-  /// An own segment on its way back to the system: no allocation takes it any more.
+  /// An own segment that is being given back; no allocation takes it.
   struct SegmentReturn {
     std::uint32_t number;
     DeviceMemory* memory;
-    std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
+    std::uint64_t left;  ///< bytes that still have memory, counted from the segment's beginning
   };
   std::vector<SegmentReturn> leaving_ GUARDED_BY(mutex_);
   std::uint64_t warm_own_ GUARDED_BY(mutex_) = 0;  // bytes of own segments not in use

@@ -27,7 +27,7 @@ void Pool::Impl::free_locked(const Extent& extent) {
   if (segment && !segment->own && extent.offset < segment->bytes)
     return free_shared(*segment, extent.offset);
   if (!segment || !segment->own || !segment->live) {
-    log_error("ignored the freeing of segment {} offset {}: no such extent is in use", extent.segment,
+    log_error("ignored a free() of segment {} offset {}: no extent in use begins there", extent.segment,
               extent.offset);
     return;
   }
@@ -52,7 +52,7 @@ void Pool::Impl::free_shared(Segment& segment, std::uint64_t offset) {
     free_pages(segment, {segment.number, page, mark >> 1});
   }
   if (bytes == 0)
-    log_error("ignored the freeing of segment {} offset {}: no such extent is in use", segment.number,
+    log_error("ignored a free() of segment {} offset {}: no extent in use begins there", segment.number,
               offset);
   else taken_back(bytes);
 }
@@ -69,17 +69,17 @@ void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
   stats_.live_bytes -= bytes;
 }
 
-Pool::TrimResult Pool::Impl::trim(PoolTime now, std::uint64_t most) {
+Pool::TrimResult Pool::Impl::trim(PoolTime now, std::uint64_t max_bytes) {
   {
     const LockGuard lock(mutex_);
     if (now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};
     if (!waiting_) return {};
     looked_at_ = now;
   }
-  const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
+  const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, max_bytes);
   const LockGuard lock(mutex_);
-  if (bytes >= most) looked_at_ = {};
-  // If the rest is all pinned, trim() need not be called for it: look_again() or the next free asks for another look.
+  if (bytes >= max_bytes) looked_at_ = {};
+  // If the rest is all pinned, trim() need not be called for it: look_again() or the next free() makes it look again.
   return {bytes, waiting_ = (bytes != 0 || !is_kept_pinned_) && has_waiting()};
 }
 
@@ -92,9 +92,9 @@ std::uint64_t Pool::Impl::trim_all() {
   return reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1, kAll);
 }
 
-/// Returns how many bytes it gave back: `most` or more if it left some.
+/// Gives memory back and returns the number of bytes: `max_bytes` or more if some was left.
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
-                                  std::uint64_t most) {
+                                  std::uint64_t max_bytes) {
   const LockGuard whole(reclaiming_);
   is_kept_pinned_ = false;
   std::vector<PageRun> runs;
@@ -105,15 +105,15 @@ std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t le
       std::fill_n(segment.pages.begin() + slab.first, slab.pages, 0);
       runs_.put(slab, PageRuns::Kind::warm, std::min(now, until));
     }
-    if (!traits_.whole_segments) runs = runs_.take_idle(until, least_pages, most / page_bytes_);
+    if (!traits_.whole_segments) runs = runs_.take_idle(until, least_pages, max_bytes / page_bytes_);
     take_idle_own(until);
   }
   std::uint64_t bytes = 0;
   for (const PageRun& run : runs)
     if (decommit(run)) bytes += std::uint64_t{run.pages} * page_bytes_;
     else is_kept_pinned_ = true;
-  while (bytes < most) {
-    const std::uint64_t more = give_back_own(most - bytes);
+  while (bytes < max_bytes) {
+    const std::uint64_t more = give_back_own(max_bytes - bytes);
     if (more == 0) break;
     bytes += more;
   }
@@ -122,7 +122,7 @@ std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t le
 
 /// Gives back a part of a segment that is leaving, or one whole segment where memory comes and goes with segments.
 /// Returns 0 if there is none.
-std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
+std::uint64_t Pool::Impl::give_back_own(std::uint64_t max_bytes) {
   SegmentReturn leaving{};
   std::uint64_t bytes = 0;
   {
@@ -131,7 +131,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
     leaving = leaving_.back();
     leaving_.pop_back();
     bytes = traits_.whole_segments ? leaving.left
-                                   : std::min(leaving.left, std::max(unit_, most / unit_ * unit_));
+                                   : std::min(leaving.left, std::max(unit_, max_bytes / unit_ * unit_));
   }
   leaving.left -= bytes;
   if (leaving.left == 0) {
@@ -148,7 +148,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
   return bytes;
 }
 
-/// Where memory comes and goes with segments: a segment that holds no extent in use.
+/// Takes a segment without extents in use, where memory comes and goes with segments.
 std::optional<std::uint32_t> Pool::Impl::take_idle_whole(PoolTime until) {
   if (!traits_.whole_segments) return std::nullopt;
   for (const auto& [number, segment] : segments_) {
@@ -161,7 +161,7 @@ std::optional<std::uint32_t> Pool::Impl::take_idle_whole(PoolTime until) {
   return std::nullopt;
 }
 
-/// Called before more memory is reserved. Keeps the warm bytes below half of the bytes in use, plus a constant.
+/// Keeps the warm bytes below half of the bytes in use, plus a constant. Called before more memory is reserved.
 void Pool::Impl::make_room(std::uint64_t bytes) {
   for (;;) {
     std::optional<PageRun> run;
@@ -180,7 +180,7 @@ void Pool::Impl::make_room(std::uint64_t bytes) {
 }
 
 /// Gives back pages that were taken out of the free ones, and the whole segment if no other part of it is in use.
-/// Returns false if the pages are pinned: then they are free, and warm.
+/// Returns false if the pages are pinned: they are free and warm then.
 bool Pool::Impl::decommit(const PageRun& run) {
   const std::uint64_t bytes = std::uint64_t{run.pages} * page_bytes_;
   DeviceMemory* memory = nullptr;
@@ -223,8 +223,8 @@ void Pool::Impl::take_idle_own(PoolTime until) {
   }
 }
 
-/// trim() gives it back step by step. Pages that were reserved lie at the segment's beginning, and are all that counts.
-/// REQUIRES: no page of the segment was ever used.
+/// Moves a segment to the ones that trim() gives back step by step. Only the pages that were reserved, at the segment's
+/// beginning, count. REQUIRES: no page of the segment was ever used.
 void Pool::Impl::leave(const Segment& segment) {
   const std::uint64_t there = segment.memory->present();
   table_.add_committed(segment.number, static_cast<std::int64_t>(there));

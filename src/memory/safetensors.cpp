@@ -37,7 +37,7 @@ void check_size(const SafetensorsEntry& entry) {
                        printable(entry.name), entry.end - entry.begin, bytes));
 }
 
-/// REQUIRES: sorted. The data must be covered exactly once.
+/// Checks that the data is covered exactly once. REQUIRES: sorted.
 void check_ranges(const SafetensorsHeader& header) {
   const std::uint64_t data_bytes = header.file_size - header.data_offset;
   std::uint64_t at = 0;
@@ -61,7 +61,8 @@ void check_ranges(const SafetensorsHeader& header) {
 
 SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_size) {
   if (json.size() > kMaxSafetensorsHeader)
-    refuse(fmt::format("a header of {} bytes; at most {} are allowed", json.size(), kMaxSafetensorsHeader));
+    refuse(
+        fmt::format("its header has {} bytes; at most {} are allowed", json.size(), kMaxSafetensorsHeader));
   if (file_size < kLengthBytes || json.size() > file_size - kLengthBytes)
     refuse(fmt::format("its header of {} bytes is longer than the file of {}", json.size(), file_size));
   SafetensorsHeader header;
@@ -85,7 +86,7 @@ SafetensorsHeader read_safetensors_header(const Fd& file) {
   if (bytes > size - kLengthBytes)
     refuse(fmt::format("its header of {} bytes is longer than the file of {}", bytes, size));
   if (bytes > kMaxSafetensorsHeader)
-    refuse(fmt::format("a header of {} bytes; at most {} are allowed", bytes, kMaxSafetensorsHeader));
+    refuse(fmt::format("its header has {} bytes; at most {} are allowed", bytes, kMaxSafetensorsHeader));
   Bytes json(bytes);
   read_exactly(file, json, kLengthBytes);
   return parse_safetensors_header(json, size);

@@ -14,7 +14,7 @@
 
 namespace onecopy {
 
-/// One tensor of a file: its name, layout and bytes.
+/// A tensor of a file: its name, layout and bytes.
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::u8;
@@ -33,21 +33,21 @@ struct SafetensorsHeader {
 
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
-// Thread safety: all functions may be called concurrently. Reading is strict. A file that contradicts itself is
-// refused as bad_file with the reason; a dtype that onecopy lacks is refused as unsupported.
+// Thread safety: all functions may be called concurrently. Reading is strict: a file that contradicts itself throws
+// bad_file with the reason, and a dtype that onecopy lacks throws unsupported.
 
-/// `json` is the header without the eight bytes of its length, `file_size` that of the whole file.
+/// Parses a header. `json` is the header without its eight bytes of length, `file_size` the size of the whole file.
 SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_size);
 SafetensorsHeader read_safetensors_header(const Fd& file);
 
-/// Returns the weight_map of a `model.safetensors.index.json`: names of tensors, and of the file in the index's own
-/// directory that each one is in. Throws bad_file if the index contradicts itself, names a tensor twice, or names a
-/// file of another directory.
+/// Returns the weight_map of a `model.safetensors.index.json`: for each tensor's name the name of its file, in the
+/// index's own directory. Throws bad_file if the index contradicts itself, names a tensor twice, or names a file of
+/// another directory.
 std::map<std::string, std::string> read_safetensors_index(const Fd& file);
 
 /// Writes tensors of the CPU, strided ones packed. The file appears whole or not at all. Throws invalid_argument if a
-/// name comes twice, unsupported for a tensor of a device or a dtype without a name in the format. Throws
-/// out_of_memory if there is no room, and system.
+/// name occurs twice, unsupported for a tensor of a device or a dtype that the format lacks, out_of_memory if the file
+/// system is full, and system.
 void write_safetensors(const std::string& path, std::span<const std::pair<std::string, TensorView>> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -8,10 +8,10 @@
 
 namespace onecopy {
 
-/// The format's name of a dtype; empty for a dtype without one.
+/// Returns the format's name of a dtype; empty if there is none.
 std::string_view safetensors_name(DType dtype) noexcept;
 std::optional<DType> parse_safetensors_dtype(std::string_view name) noexcept;
-/// Is it a name of the format for which onecopy has no dtype?
+/// Returns whether the format has this name, but onecopy no dtype for it.
 bool is_known_safetensors_dtype(std::string_view name) noexcept;
 
 }  // namespace onecopy

@@ -32,8 +32,8 @@ std::string read_text(const Fd& file) {
   return text;
 }
 
-/// Refuses equal keys and deep nesting. The parser itself keeps the last of two equal keys, and nests as deep as
-/// memory allows.
+/// A check that refuses equal keys and deep nesting. The parser itself keeps the last of two equal keys, and nests as
+/// deep as memory allows.
 class KeyCheck {
  public:
   bool operator()(int depth, Json::parse_event_t event, Json& value) {
@@ -64,16 +64,16 @@ Json parse(const std::string& text) {
   }
 }
 
-/// A name that leads to no other directory.
+/// Returns the name after checking that it does not lead to another directory.
 const std::string& checked_file(const std::string& tensor, const Json& file) {
   if (!file.is_string())
-    refuse_index(fmt::format("the file of the tensor \"{}\" is {}, which is no string", printable(tensor),
-                             file.type_name()));
+    refuse_index(fmt::format("the file of the tensor \"{}\" is {}, which is not a string",
+                             printable(tensor), file.type_name()));
   const auto& name = file.get_ref<const std::string&>();
   if (name.empty() || name == "." || name == ".." ||
       name.find_first_of(std::string_view("/\0", 2)) != name.npos)
     refuse_index(
-        fmt::format("the file of the tensor \"{}\" is \"{}\", which is no file of the index's directory",
+        fmt::format("the file of the tensor \"{}\" is \"{}\", which is not a file in the index's directory",
                     printable(tensor), printable(name)));
   return name;
 }

@@ -19,10 +19,10 @@ namespace {
   throw Error(ErrorCode::bad_file, "this is not a valid safetensors file: " + why);
 }
 
-/// Takes the JSON piece by piece. So nothing unneeded is kept, keys that come twice are seen, and nesting cannot go
-/// deeper than the format.
+/// A reader that takes the JSON piece by piece, so that nothing unneeded is kept, keys that occur twice are seen, and
+/// nesting cannot go deeper than the format.
 ///
-/// Levels: 1 the file, 2 one tensor or the metadata, 3 an array of one tensor.
+/// The levels are 1 for the file, 2 for a tensor or the metadata, 3 for an array of a tensor.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
@@ -138,7 +138,7 @@ bool HeaderReader::start_array(std::size_t) {
 bool HeaderReader::end_array() {
   --level_;
   if (field_ == "data_offsets" && offsets_.size() != 2)
-    refuse_header(fmt::format("{} data_offsets where two belong{}", offsets_.size(), place()));
+    refuse_header(fmt::format("{} data_offsets where two are expected{}", offsets_.size(), place()));
   return true;
 }
 
@@ -191,7 +191,7 @@ std::string printable(std::string_view text) {
 void parse_safetensors_json(ByteSpan json, SafetensorsHeader& header) {
   const auto* text = reinterpret_cast<const char*>(json.data());
   if (json.empty() || text[0] != '{') refuse_header("its header does not start with {");
-  // The parser would take a NUL for the end and ignore the bytes that follow.
+  // The parser would take a NUL for the end and ignore the bytes after it.
   if (std::memchr(text, 0, json.size())) refuse_header("its header is not JSON: it contains a NUL byte");
   HeaderReader reader(header);
   nlohmann::json::sax_parse(text, text + json.size(), &reader);

@@ -42,7 +42,7 @@ void check_writable(std::span<const Named* const> tensors) {
   }
 }
 
-/// Sorts by name to find doubles, then large elements first so that all of them are aligned.
+/// Sorts by name to find duplicates, then puts large elements first so that all elements are aligned.
 std::vector<const Named*> in_file_order(std::span<const Named> tensors) {
   std::vector<const Named*> order;
   for (const Named& tensor : tensors) order.push_back(&tensor);
@@ -72,7 +72,7 @@ std::string header_json(std::span<const Named* const> tensors,
   return text;
 }
 
-/// Writes the elements in row-major order, through a buffer when they do not lie like that.
+/// A writer of the elements in row-major order, through a buffer if they are not contiguous.
 class PackedWriter {
  public:
   explicit PackedWriter(const Fd& fd) : fd_(fd) {}
@@ -112,7 +112,7 @@ std::uint64_t random_number() {
   return number;
 }
 
-/// A new file beside `path` that takes its place, or vanishes. Each writer has its own: several may write to one
+/// A new file beside `path` that replaces it, or is removed. Each writer has its own, because several may write to one
 /// path.
 class ReplacingFile {
  public:

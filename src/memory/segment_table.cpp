@@ -20,7 +20,7 @@ SegmentInfo describe(std::uint32_t number, const DeviceIdentity& identity, const
 
 SegmentTable::~SegmentTable() {
   if (!abandoned_) return;
-  // Tensors that a forked child inherited may be used until the very end of the process.
+  // The memory is kept because tensors that a forked child inherited may be used until the very end of the process.
   static auto& kept = *std::make_unique<std::vector<std::shared_ptr<DeviceMemory>>>().release();
   for (auto& [number, entry] : entries_) kept.push_back(std::move(entry.memory));
 }
@@ -56,7 +56,8 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
   tell_retired();
 }
 
-/// Two threads may tell of one segment. That does no harm: numbers are never used again.
+/// Calls on_retire for the retired segments. Two threads may report one segment, which is harmless: numbers are not
+/// reused.
 bool SegmentTable::tell_retired() noexcept {
   ReleasableLock lock(mutex_);
   while (on_retire && !retired_.empty()) {

@@ -11,12 +11,11 @@
 
 namespace onecopy {
 
-/// Extents up to 32 KiB: each size class cuts page runs ("slabs") into equal slots and keeps one bit a
-/// slot. Steps of 64 bytes up to 512, then four classes for each power of two.
+/// An allocator of extents up to 32 KiB: each size class cuts page runs ("slabs") into equal slots and keeps one bit
+/// per slot. Classes have steps of 64 bytes up to 512, then four classes for each power of two.
 ///
-/// Invariant: the list of a class holds exactly its slabs with a free slot; at most one slab of a class
-/// is empty, as a reserve.
-/// Thread safety: none; Pool locks.
+/// Invariant: the list of a class contains exactly its slabs with a free slot; at most one slab of a class is empty, as
+/// a reserve. Thread safety: none; Pool locks.
 class SmallExtents {
  public:
   static constexpr std::uint64_t kLargest = std::uint64_t{32} << 10;
@@ -24,7 +23,7 @@ class SmallExtents {
 
   explicit SmallExtents(std::uint32_t page_bytes);
 
-  /// REQUIRES: 0 < bytes <= kLargest.
+  /// Returns the class of a size. REQUIRES: 0 < bytes <= kLargest.
   static unsigned class_of(std::uint64_t bytes) noexcept;
   static std::uint32_t slot_bytes(unsigned size_class) noexcept;
   std::uint32_t slab_pages(unsigned size_class) const noexcept;
@@ -33,18 +32,18 @@ class SmallExtents {
     std::uint32_t segment;
     std::uint64_t offset;  ///< in the segment
   };
-  /// Nothing when the class has no free slot: add a slab first.
+  /// Allocates a slot. Returns nothing if the class has no free slot: add a slab then.
   std::optional<Slot> allocate(unsigned size_class) noexcept;
-  /// Returns the slab's number.
+  /// Adds a slab and returns its number.
   std::uint32_t add_slab(unsigned size_class, const PageRun& run);
 
   struct FreedExtent {
-    std::uint32_t bytes = 0;      ///< of the slot; 0 when there is no live slot at that place
+    std::uint32_t bytes = 0;      ///< of the slot; 0 if there is no live slot at that place
     std::optional<PageRun> slab;  ///< pages to give back: the slab became empty
   };
   FreedExtent free(std::uint32_t slab, std::uint64_t offset) noexcept;
 
-  /// Reserve slabs that were empty at this call and at one no later than `until`.
+  /// Takes the reserve slabs that were empty at this call and at one at or before `until`.
   std::vector<PageRun> take_idle(PoolTime now, PoolTime until);
   bool has_empty() const noexcept { return empty_ > 0; }
 
@@ -59,7 +58,7 @@ class SmallExtents {
     std::uint32_t previous = kNone;
     std::uint32_t next = kNone;
     std::optional<PoolTime> idle_since;
-    std::vector<std::uint64_t> taken;  ///< one bit a slot; bits past the last slot are set
+    std::vector<std::uint64_t> taken;  ///< one bit per slot; bits past the last slot are set
   };
 
   void link(std::uint32_t number) noexcept;
@@ -68,7 +67,7 @@ class SmallExtents {
 
   std::uint32_t page_bytes_;
   std::deque<Slab> slabs_;
-  std::vector<std::uint32_t> unused_;  ///< numbers in slabs_; always has room for all of them
+  std::vector<std::uint32_t> unused_;  ///< free indices of slabs_; always has room for all of them
   std::array<std::uint32_t, kClasses> heads_{};
   std::array<std::uint32_t, kClasses> reserves_{};
   std::uint32_t empty_ = 0;

@@ -25,7 +25,7 @@ Tensor Tensor::slice(std::size_t dim, std::int64_t begin, std::int64_t end) cons
   std::vector<std::int64_t> sizes(shape().begin(), shape().end());
   sizes[dim] = end - begin;
   Layout part(dtype(), sizes, strides());
-  // The first element of an empty part may lie past the end. Such a part starts where the tensor starts.
+  // The first element of an empty part may lie past the end, so an empty part starts where the tensor starts.
   const std::size_t skipped =
       part.numel() == 0
           ? 0

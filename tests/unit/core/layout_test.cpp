@@ -106,7 +106,7 @@ TEST(Layout, NegativeSizesAreRefused) {
 }
 
 TEST(Layout, AsManyStridesAsSizesAreNeeded) {
-  EXPECT_PRED2(contains, refusal([] { Layout(DType::f32, {2, 3}, {1}); }), "1 strides for 2");
+  EXPECT_PRED2(contains, refusal([] { Layout(DType::f32, {2, 3}, {1}); }), "1 strides were given for 2");
 }
 
 TEST(Layout, UnknownDtypesAreRefused) {
