@@ -80,7 +80,7 @@ double measure_pipe(Child& peer) {
   return ns;
 }
 
-/// A small tensor through one queue and back through another.
+/// Measures a small tensor through one queue and back through another.
 double measure_queue(Child& peer) {
   Queue there = Queue::create();
   Queue back = Queue::create();
@@ -104,7 +104,7 @@ double measure_share() {
   });
 }
 
-/// Filling 16 MiB of memory that was just freed and allocated again, beside filling it in place.
+/// Measures filling 16 MiB in place, and filling 16 MiB that was just freed and allocated again.
 std::array<double, 2> measure_fill() {
   const std::vector<char> source(kLarge, 1);
   const Tensor kept = bytes(kLarge);

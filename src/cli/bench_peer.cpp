@@ -27,7 +27,7 @@ Handle handle_of(const Json& question) {
   return Handle::from_text(question.at("handle").get<std::string>());
 }
 
-/// Time of the first open of an owner, and of later ones of the same block with their release.
+/// Measures the first open of an owner, and later opens of the same block with their release.
 Json open_and_release(const Json& question) {
   const Handle handle = handle_of(question);
   const auto start = std::chrono::steady_clock::now();
@@ -45,7 +45,7 @@ Json answer_pings(const Json& question) {
   return Json::object();
 }
 
-/// Opens the parent's pipe ends through /proc: neither process inherits descriptors.
+/// Opens the parent's pipe ends through /proc, because neither process inherits descriptors.
 Json answer_bytes(const Json& question) {
   const auto open_end = [&](const char* end, int flags) {
     return open_file(fmt::format("/proc/{}/fd/{}", ::getppid(), question.at(end).get<int>()), flags);
@@ -57,7 +57,7 @@ Json answer_bytes(const Json& question) {
   return Json::object();
 }
 
-/// Sends every tensor back; a message without one is the end.
+/// Sends every tensor back until a message without one arrives.
 Json return_tensors(const Json& question) {
   Queue from = Queue::connect(Handle::from_text(question.at("from").get<std::string>()));
   Queue to = Queue::connect(Handle::from_text(question.at("to").get<std::string>()));
@@ -79,7 +79,7 @@ Json answer_of(const Json& question) {
 
 void add_bench_peer(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("bench-peer", "The other process of onecopy bench");
-  sub->group("");  // not for people
+  sub->group("");  // hidden from users
   sub->callback([&command] { command = [] { return serve_questions(answer_of); }; });
 }
 

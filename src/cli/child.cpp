@@ -36,7 +36,7 @@ std::pair<Fd, Fd> make_pipe() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-/// posix_spawn rather than fork: no handler of a library runs in between.
+/// Starts the program with posix_spawn instead of fork, so that no library's fork handler runs in between.
 int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, const Fd& child_stdout) {
   std::vector<char*> argv{const_cast<char*>("onecopy")};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -47,7 +47,7 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   ::posix_spawn_file_actions_adddup2(&actions, child_stdout.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  // Ctrl-C is for the parent, from the child's first instruction on. The other signals that Interrupts blocks are
+  // Ctrl-C goes to the parent only, from the child's first instruction on. The other signals that Interrupts blocks are
   // unblocked in the child.
   sigset_t blocked;
   ::sigemptyset(&blocked);
@@ -69,7 +69,8 @@ std::chrono::milliseconds left_until(Deadline deadline) {
 }  // namespace
 
 Child::Child(const std::vector<std::string>& arguments) {
-  std::signal(SIGPIPE, SIG_IGN);  // a child that has died is an error here, not the end
+  std::signal(SIGPIPE,
+              SIG_IGN);  // a child that has died raises an error here instead of ending this process
   auto [child_stdin, to] = make_pipe();
   auto [from, child_stdout] = make_pipe();
   pid_ = spawn(arguments, child_stdin, child_stdout);
@@ -108,8 +109,7 @@ void Child::tell(const nlohmann::json& question) {
   try {
     write_all(to_, std::as_bytes(std::span(line)));
   } catch (const Error&) {
-    throw Error(ErrorCode::peer_died,
-                fmt::format("process {} of this program has ended unexpectedly", pid_));
+    throw Error(ErrorCode::peer_died, fmt::format("process {} of this program ended unexpectedly", pid_));
   }
 }
 
@@ -122,12 +122,11 @@ nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
     if (ready < 0) continue;  // a signal
     if (ready == 0)
       throw Error(ErrorCode::timeout,
-                  fmt::format("process {} gave no answer within {} ms", pid_, timeout.count()));
+                  fmt::format("process {} did not answer within {} ms", pid_, timeout.count()));
     std::array<char, 4096> buffer;
     const ssize_t got = ::read(from_.get(), buffer.data(), buffer.size());
     if (got == 0)
-      throw Error(ErrorCode::peer_died,
-                  fmt::format("process {} of this program has ended unexpectedly", pid_));
+      throw Error(ErrorCode::peer_died, fmt::format("process {} of this program ended unexpectedly", pid_));
     if (got > 0) pending_.append(buffer.data(), static_cast<std::size_t>(got));
   }
   auto answer = nlohmann::json::parse(pending_.substr(0, end));
@@ -165,7 +164,7 @@ void Child::reap() {
 
 int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question)) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::signal(SIGINT, SIG_IGN);  // the parent ends us
+  ::signal(SIGINT, SIG_IGN);  // the parent ends this process
   for (std::string line; std::getline(std::cin, line);) {
     nlohmann::json reply;
     try {

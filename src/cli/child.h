@@ -11,8 +11,8 @@
 
 namespace onecopy::cli {
 
-/// This program started again as another process. It is asked by lines of JSON on its stdin and answers on its
-/// stdout. Killed and reaped by the destructor. Thread safety: none.
+/// A second process of this program, which reads questions as lines of JSON on its stdin and answers on its stdout. The
+/// destructor kills and reaps it. Thread safety: none.
 class Child {
  public:
   explicit Child(const std::vector<std::string>& arguments);
@@ -21,17 +21,17 @@ class Child {
   ~Child();
 
   int pid() const noexcept { return pid_; }
-  /// Sends without waiting for the answer. Throws peer_died.
+  /// Sends a question without waiting for the answer. Throws peer_died.
   void tell(const nlohmann::json& question);
-  /// Throws timeout, peer_died, and the Error of the child's answer.
+  /// Waits for an answer. Throws timeout, peer_died, and the Error that the answer contains.
   nlohmann::json hear(std::chrono::milliseconds timeout);
   nlohmann::json ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
     tell(question);
     return hear(timeout);
   }
-  /// SIGKILL, and waits until the process is gone.
+  /// Sends SIGKILL and waits until the process is gone.
   void kill();
-  /// Closes its stdin, which ends it. True if it ended by itself with status 0 in time.
+  /// Closes the child's stdin, which ends it. Returns whether it ended by itself with status 0 in time.
   bool finish(std::chrono::milliseconds timeout);
 
  private:
@@ -39,14 +39,14 @@ class Child {
 
   int pid_ = -1;
   int status_ = 0;
-  Fd exit_;  ///< readable when it has ended
+  Fd exit_;  ///< readable when the child has ended
   Fd to_;
   Fd from_;
   std::string pending_;
 };
 
-/// The child's side: reads questions from stdin until it is closed, and answers each by `answer`. Exceptions travel
-/// as {"error": text}. Returns the exit status. Ends with its parent.
+/// Serves as the child: answers each question on stdin with `answer` until stdin is closed or the parent ends.
+/// Exceptions are sent as {"error": text}. Returns the exit status.
 int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question));
 
 }  // namespace onecopy::cli

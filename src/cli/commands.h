@@ -9,11 +9,11 @@ class App;
 
 namespace onecopy::cli {
 
-/// The chosen subcommand sets it while the command line is parsed; main() runs it afterwards. Returns the exit
-/// status.
+/// A command to run. The chosen subcommand sets it while the command line is parsed; main() runs it afterwards and
+/// exits with the status that it returns.
 using Command = std::function<int()>;
 
-// Each adds its subcommand to `app`. One file per command.
+// Each function adds its subcommand to `app`. There is one file per command.
 void add_demo(CLI::App& app, Command& command);
 void add_demo_borrower(CLI::App& app, Command& command);
 void add_store(CLI::App& app, Command& command);

@@ -71,7 +71,7 @@ void Demo::check(bool holds, const std::string& claim) {
   interrupts_.check();
 }
 
-/// Asks less often as time passes: each question costs memory, too, which is measured here.
+/// Waits for the condition, and checks it less often as time passes: each check costs memory, which is measured here.
 bool Demo::eventually(const std::function<bool()>& condition) {
   const auto start = Clock::now();
   while (!condition()) {
@@ -93,7 +93,7 @@ void Demo::write_sample() {
   });
 }
 
-/// The first share starts the broker, which stays until the process ends.
+/// Measures the memory. The first share starts the broker, which stays until the process ends.
 void Demo::measure_baseline() {
   owner_id_ = fmt::format("{:02x}", fmt::join(share(empty(Layout(DType::u8, {64}))).fields().owner, ""));
   collect();
@@ -112,7 +112,7 @@ void Demo::load() {
   bar.clear();
   changed_row_ = first_with_elements();
   handle_ = share_bundle(loaded_.tensors);
-  collect();  // memory reserved ahead by the pool would count as the tensors'
+  collect();  // memory that the pool reserved ahead would count as the tensors'
   show_what_was_shared();
 }
 
@@ -131,7 +131,7 @@ void Demo::show_what_was_shared() const {
   fmt::print("Handle  one for all of it, {} characters\n\n", handle_->to_text().size());
 }
 
-/// Ends the borrowers and releases everything; then our memory must hold nothing of it.
+/// Ends the borrowers and releases everything; then this process's memory must contain nothing of it.
 void Demo::give_back() {
   for (DemoBorrower& borrower : borrowers_)
     ended_well_ = borrower.child.finish(kDemoPatience) && ended_well_;
@@ -163,15 +163,15 @@ void Demo::leave_nothing() {
   const bool no_sample = !directory_ || !std::filesystem::exists(directory_->path());
   check(no_process && closed && files == 0 && no_sample,
         fmt::format("nothing is left behind: {}, {} in {}, {}",
-                    no_process ? "no process" : "a process that did not end well", plural(files, "file"),
-                    shared_directory(),
+                    no_process ? "no process" : "a process that did not exit cleanly",
+                    plural(files, "file"), shared_directory(),
                     closed ? "descriptors as before" : "descriptors that are still open"));
 }
 
 void add_demo(CLI::App& app, Command& command) {
   auto* sub =
       app.add_subcommand("demo", "Show one copy of a weights file used by four processes, and check it");
-  auto file = std::make_shared<std::string>();  // owners: the parser, which fills it in, and the command
+  auto file = std::make_shared<std::string>();  // shared by the parser, which sets it, and the command
   sub->add_option("FILE", *file,
                   "A safetensors file; without it a sample of 256 MiB is written and removed again");
   sub->footer(

@@ -60,7 +60,7 @@ Json answer_to(const Json& question) {
 
 void add_demo_borrower(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("demo-borrower", "One of the borrowers of onecopy demo");
-  sub->group("");  // not for people
+  sub->group("");  // hidden from users
   sub->callback([&command] {
     command = [] {
       const int status = serve_questions(answer_to);

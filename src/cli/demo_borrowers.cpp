@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
-/// The tensors follow each other at the end of the file, so its own bytes are checked by plain reading.
+/// Returns the checksum of the file's last bytes, which are the tensors, by reading the file plainly.
 std::uint32_t checksum_of_end(const std::string& path, std::uint64_t bytes) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   file.seekg(-static_cast<std::streamoff>(bytes), std::ios::end);
@@ -71,7 +71,7 @@ void Demo::compare_bytes() {
   check(equal, fmt::format("all four processes read the bytes of the file (CRC-32C {:08x})", of_file));
 }
 
-/// Memory counts where it was touched, so every process reads all tensors first.
+/// Shows the memory of the processes. Every process reads all tensors first, because only touched memory counts.
 void Demo::show_processes() {
   ask_all_for_checksums();
   own_crc_ = own_checksum();
@@ -102,7 +102,7 @@ void Demo::show_processes() {
   check_one_copy(together.shared);
 }
 
-/// Less than the tensors means that a process has not touched them, more that one has a copy.
+/// Checks the sum. Less than the tensors means that a process has not touched them, more that a process holds a copy.
 void Demo::check_one_copy(std::uint64_t shared) {
   const bool holds = shared >= loaded_.bytes / 100 * 95 && shared <= loaded_.bytes + kDemoAllowance;
   check(holds, fmt::format("there is one copy: the four share {} of memory for {} of tensors",
@@ -113,7 +113,7 @@ void Demo::change_in_place() {
   const auto& [tensor_name, tensor] = loaded_.tensors[changed_row_];
   const auto* own = tensor.as<std::uint8_t>();
   const std::uint8_t before = *own;
-  const std::uint8_t after = before ^ 1;  // valid for bool, too
+  const std::uint8_t after = before ^ 1;  // also valid for bool
   const Json question{{"do", "byte"}, {"row", changed_row_}};
   Json order = question;
   order["store"] = after;

@@ -18,9 +18,9 @@
 
 namespace onecopy::cli {
 
-/// How long a borrower may take for one answer.
+/// The max time that a borrower may take for an answer.
 inline constexpr std::chrono::seconds kDemoPatience{60};
-/// Tables, stacks and page rounding: the cost of sharing beside the tensors.
+/// The max cost of sharing beside the tensors, in bytes: tables, stacks and page rounding.
 inline constexpr std::uint64_t kDemoAllowance = std::uint64_t{16} << 20;
 
 /// The memory of this process before it shares anything.
@@ -38,13 +38,13 @@ struct DemoBorrower {
   std::uint32_t crc = 0;
 };
 
-/// The story of `onecopy demo`, step by step. Every claim it prints comes from check(). Thread safety: none.
-/// REQUIRES: run() is called once.
+/// The story of `onecopy demo`, step by step. check() prints every claim. Thread safety: none. REQUIRES: run() is
+/// called once.
 class Demo {
  public:
   explicit Demo(Interrupts& interrupts) : interrupts_(interrupts) {}
 
-  /// The exit status.
+  /// Runs the demo and returns the exit status.
   int run(const std::string& file);
 
  private:

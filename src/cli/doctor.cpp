@@ -65,7 +65,7 @@ std::string kernel() {
   return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
 }
 
-/// Columns that a line of a hundred leaves for the details.
+/// Returns the columns that a line of a hundred leaves for the details.
 std::size_t room_for_details(const std::vector<ProbeResult>& results) {
   constexpr std::size_t kBefore = 11;  // the verdicts, and the gaps between columns
   std::size_t longest = 0;

@@ -45,8 +45,8 @@ void add_gc(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("gc", "Remove shared-memory files that killed processes left behind");
   auto format = add_format_option(*sub);
   sub->footer(
-      "Only the strategy file_system makes files with names (in /dev/shm, or ONECOPY_SHM_DIR). Those that\n"
-      "no process uses any more are removed; every process does so, too, when it first makes memory with\n"
+      "Only the strategy file_system makes files with names (in /dev/shm, or ONECOPY_SHM_DIR). Files that\n"
+      "no process uses are removed. Every process also does this when it first allocates memory with\n"
       "onecopy, with any strategy. Memory in use is never touched, so this is safe at any time.\n"
       "\n"
       "Examples:\n  onecopy gc\n  ONECOPY_SHM_DIR=/mnt/shm onecopy gc --format json");

@@ -49,7 +49,7 @@ std::string group_table(const std::vector<ListedOwner>& owners) {
   for (const ListedOwner& owner : owners)
     for (const GroupInfo& group : owner.info.groups)
       text += fmt::format("{}{}", text.empty() ? "" : "\n", group_text(owner, group));
-  return text.empty() ? "No process of this user that answers is a member of a group of rpc.\n" : text;
+  return text.empty() ? "No process of this user that answers is a member of an rpc group.\n" : text;
 }
 
 }  // namespace onecopy::cli

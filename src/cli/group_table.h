@@ -8,8 +8,8 @@
 
 namespace onecopy::cli {
 
-/// The groups of rpc that processes are members of. Each member has a line, and below it one for each peer as that
-/// member sees it, with lanes, calls and routes.
+/// Returns a table of the rpc groups that processes are members of: a line for each member, and below it a line for
+/// each peer as the member sees it, with lanes, calls and routes.
 std::string group_table(const std::vector<ListedOwner>& owners);
 
 }  // namespace onecopy::cli

@@ -6,8 +6,8 @@
 
 namespace onecopy::cli {
 
-/// main() turns `help COMMAND` into `COMMAND --help` before, because the parser takes the name of a command for that
-/// command at any place. This only explains `help` itself.
+/// Adds the command, which only explains `help` itself: main() turns `help COMMAND` into `COMMAND --help` beforehand,
+/// because the parser accepts a command's name at any place.
 void add_help(CLI::App& app, Command&) {
   auto* sub = app.add_subcommand("help", "Explain onecopy, or one of its commands");
   sub->add_option("COMMAND", "The command to explain");

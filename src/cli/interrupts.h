@@ -5,19 +5,20 @@
 
 namespace onecopy::cli {
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a state to be asked for, so that commands end in order: files removed,
-/// borrowers told. Make one before any thread starts: threads inherit the mask. Thread safety: none.
+/// A guard that turns SIGINT, SIGTERM and SIGHUP into a state to be checked, so that commands can clean up: remove
+/// files, notify borrowers. Construct it before any thread starts, because threads inherit the mask. Thread safety:
+/// none.
 class Interrupts {
  public:
   Interrupts();
 
-  /// Has the user asked us to end? Stays true.
+  /// Returns whether the user has asked this process to end. Stays true.
   bool pending() noexcept;
-  /// Throws an Error that says so when pending().
+  /// Throws an Error if pending().
   void check();
   /// Sleeps until pending().
   void wait() noexcept;
-  /// Sleeps until pending() or until the time has passed; says whether pending().
+  /// Sleeps until pending() or until the time has passed. Returns pending().
   bool wait_for(std::chrono::nanoseconds time) noexcept;
 
  private:

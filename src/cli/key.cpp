@@ -15,7 +15,7 @@ namespace {
 int print_key() {
   std::array<unsigned char, 32> bytes;
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw_errno("the system gives no random bytes", errno);
+    throw_errno("cannot get random bytes from the system", errno);
   fmt::print("{:02x}\n", fmt::join(bytes, ""));
   return 0;
 }

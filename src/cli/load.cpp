@@ -51,7 +51,7 @@ int run(const LoadOptions& options) {
 void add_load(CLI::App& app, Command& command) {
   auto* sub =
       app.add_subcommand("load", "Load a safetensors file to a card, or into memory, and say how fast");
-  auto options = std::make_shared<LoadOptions>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<LoadOptions>();  // shared by the parser, which sets it, and the command
   sub->add_option(
          "FILE", options->file,
          "A .safetensors file, or a directory of them with their index; for the cpu also an .npy file")

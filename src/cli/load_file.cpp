@@ -11,7 +11,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// Empty for a directory, and for a pipe, whose reader would wait.
+/// Returns the beginning of the file; empty for a directory, and for a pipe, whose reader would wait.
 std::string start_of(const std::string& path) {
   std::error_code absent;
   if (!std::filesystem::is_regular_file(path, absent)) return {};

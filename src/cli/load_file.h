@@ -10,19 +10,19 @@
 
 namespace onecopy::cli {
 
-/// The tensors of a file, and the time of loading.
+/// The tensors of a file, and the time that loading took.
 struct LoadedFile {
   std::vector<NamedTensor> tensors;
-  /// False for .npy: one tensor without a name.
+  /// The result is a bundle; false for .npy, which is one tensor without a name.
   bool is_bundle = true;
   std::uint64_t bytes = 0;
   std::chrono::nanoseconds duration{};
 };
 
-/// "130.2 ms, 1.9 GiB/s"; only the time where a rate means nothing.
+/// Returns e.g. "130.2 ms, 1.9 GiB/s", or only the time where a rate means nothing.
 std::string format_speed(const LoadedFile& loaded);
 
-/// A safetensors or npy file, told apart by its first bytes, in shared memory.
+/// Loads a safetensors or npy file into shared memory. The file's first bytes determine the format.
 LoadedFile load_file(const std::string& path, const LoadProgress& progress);
 
 }  // namespace onecopy::cli

@@ -27,8 +27,8 @@ namespace {
 struct LsOptions {
   std::shared_ptr<OutputFormat> format;
   bool details = false;
-  bool groups = false;    ///< of rpc, in the place of memory
-  std::vector<int> pids;  ///< whose; empty for all
+  bool groups = false;    ///< lists rpc groups instead of memory
+  std::vector<int> pids;  ///< the processes to list; empty for all
   std::optional<std::chrono::nanoseconds> watch;
 
   bool wants(int pid) const {
@@ -36,7 +36,7 @@ struct LsOptions {
   }
 };
 
-/// The one definition of an owner in JSON, and its command line.
+/// Returns an owner in JSON, with its command line. All JSON output uses this function.
 nlohmann::json listing(const ListedOwner& owner) {
   nlohmann::json row = nlohmann::json::parse(to_json(owner.info));
   row["command"] = owner.command;
@@ -52,7 +52,7 @@ nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector
   return {{"owners", std::move(rows)}, {"silent", std::move(others)}};
 }
 
-/// Owners without memory of their own: they borrow, or have released all their memory.
+/// Returns a line about owners without memory: they borrow, or have released all their memory.
 std::string idle_line(const std::vector<ListedOwner>& idle) {
   constexpr std::size_t kMax = 8;
   std::string pids;
@@ -63,7 +63,7 @@ std::string idle_line(const std::vector<ListedOwner>& idle) {
                      idle.size() > kMax ? ", ..." : "");
 }
 
-/// Of memory of their own, and of others: each process pins its own mappings.
+/// Returns a line about pinned memory, of this owner or of others: each process pins its own mappings.
 std::string pinned_line(const std::vector<ListedOwner>& owners) {
   constexpr std::size_t kMax = 8;
   std::string who;
@@ -76,7 +76,7 @@ std::string pinned_line(const std::vector<ListedOwner>& owners) {
   return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMax ? ", ..." : "");
 }
 
-/// Memory that captured graphs have in common. None of it is shared with other processes.
+/// Returns a line about memory that captured graphs share. None of it is shared with other processes.
 std::string arenas_line(const std::vector<ListedOwner>& owners) {
   constexpr std::size_t kMax = 8;
   std::string who;
@@ -125,7 +125,7 @@ void check_asked_for(const OwnerList& list, const LsOptions& options) {
         std::none_of(list.silent.begin(), list.silent.end(), has_pid))
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("process {} does not use onecopy, has ended, or belongs to another user; "
-                              "onecopy ls names those that there are",
+                              "onecopy ls lists the processes that do",
                               pid));
   }
 }
@@ -142,7 +142,7 @@ std::string look(const LsOptions& options) {
   return group_table(owners) + silent_lines(list.silent);
 }
 
-/// Writes the text over the last one on the terminal, as much of it as fits.
+/// Returns the text so that it overwrites the last one on the terminal, as much of it as fits.
 std::string redrawn(const std::string& text, std::size_t rows) {
   std::string screen = "\033[H";
   std::size_t from = 0;
@@ -177,7 +177,7 @@ int pid_in(const std::string& word) {
   int pid = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), pid);
   if (error != std::errc() || end != word.data() + word.size() || pid <= 0)
-    throw CLI::ValidationError("-v", fmt::format("{} is no pid", word));
+    throw CLI::ValidationError("-v", fmt::format("{} is not a pid", word));
   return pid;
 }
 
@@ -193,7 +193,7 @@ void add_options(CLI::App& sub, const std::shared_ptr<LsOptions>& options) {
       ->expected(0, CLI::detail::expected_max_vector_size)
       ->default_str("all")
       ->type_name("[PID...]");
-  sub.add_flag("--rpc", options->groups, "Members of groups of rpc, with their peers, calls and routes");
+  sub.add_flag("--rpc", options->groups, "Members of rpc groups, with their peers, calls and routes");
   sub.add_option_function<double>(
          "--watch",
          [options](double seconds) {
@@ -211,7 +211,7 @@ void add_options(CLI::App& sub, const std::shared_ptr<LsOptions>& options) {
 
 void add_ls(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("ls", "List who shares what on this machine, and who borrows it");
-  auto options = std::make_shared<LsOptions>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<LsOptions>();  // shared by the parser, which sets it, and the command
   options->format = add_format_option(*sub);
   add_options(*sub, options);
   sub->footer(
@@ -230,7 +230,7 @@ void add_ls(CLI::App& app, Command& command) {
       "Examples:\n"
       "  onecopy ls\n"
       "  onecopy ls -v 4711                # devices, arenas, borrowers, blocks in transit\n"
-      "  onecopy ls --rpc                  # groups of rpc: peers, calls and routes\n"
+      "  onecopy ls --rpc                  # rpc groups: peers, calls and routes\n"
       "  onecopy ls --watch\n"
       "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");
   sub->callback([&command, options] { command = [options] { return ls(*options); }; });

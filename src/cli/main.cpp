@@ -42,7 +42,7 @@ void add_global_options(CLI::App& app) {
          "What the library reports on stderr; the same as ONECOPY_LOG")
       ->check(CLI::IsMember({"off", "error", "warning", "info", "debug"}))
       ->type_name("LEVEL");
-  app.fallthrough();  // also behind the command
+  app.fallthrough();  // options may also follow the command
   app.failure_message(what_is_wrong);
   app.footer(
       "Examples:\n"
@@ -54,8 +54,8 @@ void add_global_options(CLI::App& app) {
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
 }
 
-/// A closed standard descriptor would be reused for a socket or a segment, and output would go there. Here it is
-/// opened so that reading or writing is an error, except for stderr, which drops its lines.
+/// Opens standard descriptors that are closed, so that reading or writing is an error (stderr drops its lines).
+/// Otherwise a socket or a segment would reuse the descriptor and receive output.
 void keep_standard_descriptors() noexcept {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
@@ -66,13 +66,13 @@ int output_lost(int error) {
   return kFailed;
 }
 
-/// The output must have arrived: a full disk is not a success.
+/// Returns the status after checking that the output was written: a full disk is not a success.
 int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   return output_lost(errno);
 }
 
-/// Says that a word is no command, and which one it may mean.
+/// Returns a text that says that a word is not a command, and which command it may mean.
 std::string no_command(const CLI::App& app, const std::string& word) {
   std::vector<std::string_view> names;
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -85,7 +85,8 @@ bool is_command(const CLI::App& app, const std::string& word) {
   return !commands.empty();
 }
 
-/// The words of the command line; `help COMMAND` as `COMMAND --help`. Throws a ParseError for help about no command.
+/// Returns the words of the command line, with `help COMMAND` as `COMMAND --help`. Throws a ParseError for help about
+/// an unknown command.
 std::vector<std::string> words_of(const CLI::App& app, int argc, char** argv) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty() || words.front() != "help") return words;
@@ -97,7 +98,8 @@ std::vector<std::string> words_of(const CLI::App& app, int argc, char** argv) {
 }
 
 int run(const onecopy::cli::Command& command) {
-  if (!onecopy::start_log()) ::unsetenv("ONECOPY_LOG");  // reported once: not by child processes too
+  if (!onecopy::start_log())
+    ::unsetenv("ONECOPY_LOG");  // reported once: child processes should not repeat it
   try {
     return with_output_written(command());
   } catch (const std::exception& error) {
@@ -121,10 +123,10 @@ int main(int argc, char** argv) {
        {add_demo, add_share, add_load, add_open, add_store, add_ls, add_report, add_doctor, add_gc, add_key,
         add_bench, add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
     add(app, command);
-  app.allow_extras();  // extra words are named below; set after the commands were made
+  app.allow_extras();  // extra words are named below; set after the commands were added
   try {
     std::vector<std::string> words = words_of(app, argc, argv);
-    std::reverse(words.begin(), words.end());  // as the parser wants them
+    std::reverse(words.begin(), words.end());  // the parser expects them in this order
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? with_output_written(0) : kWrongUsage;

@@ -8,22 +8,22 @@
 
 namespace onecopy::cli {
 
-/// Runs up to that many rounds, and returns how many: about as many as fit into a tenth of a second.
+/// Runs up to `max` rounds, as many as fit into about a tenth of a second, and returns how many.
 template <class Rounds>
-int rounds_in_time(int most, Rounds&& rounds) {
+int rounds_in_time(int max, Rounds&& rounds) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::milliseconds(100);
-  const int at_once = std::max(most / 100, 1);
+  const int at_once = std::max(max / 100, 1);
   int done = 0;
   do {
     rounds(at_once);
     done += at_once;
-  } while (done < most && Clock::now() < end);
-  return std::min(done, most);
+  } while (done < max && Clock::now() < end);
+  return std::min(done, max);
 }
 
-/// Median time of one round, in nanoseconds: `rounds(n)` does n of them, several times over. If a round takes long,
-/// as on busy processors, there are fewer: a few seconds at most in all.
+/// Returns the median time of one round in nanoseconds. `rounds(n)` runs n rounds and is called several times; it runs
+/// fewer if a round takes long, as on busy processors, so that everything takes at most a few seconds.
 template <class Rounds>
 double median_ns(std::size_t samples, int rounds_per_sample, Rounds&& rounds) {
   using Clock = std::chrono::steady_clock;

@@ -43,7 +43,7 @@ std::string read_handle_text(const std::string& argument) {
   return line;
 }
 
-/// Everything behind a handle, opened for reading, in the order of names as people count.
+/// Opens everything that a handle names, for reading, in the order of names as people count.
 std::vector<NamedTensor> open_all(const Handle& handle) {
   std::vector<NamedTensor> tensors;
   if (!handle.is_bundle()) {
@@ -92,14 +92,12 @@ void print_as_json(const std::vector<NamedTensor>& tensors) {
 void check_out(const OpenOptions& options) {
   const std::string& out = options.out;
   if (out.ends_with(".npy") || out.ends_with(".npz"))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("--out writes a safetensors file, and {} is named as one of numpy; give it a name "
-                    "that ends in .safetensors",
-                    out));
-  if (!out.empty() && !options.force && std::filesystem::is_regular_file(out))
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is there already; --force overwrites it", out));
+                fmt::format("--out writes a safetensors file, but {} has a NumPy name; give it a name "
+                            "that ends in .safetensors",
+                            out));
+  if (!out.empty() && !options.force && std::filesystem::is_regular_file(out))
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} exists already; --force overwrites it", out));
 }
 
 void write_all(const std::vector<NamedTensor>& tensors, const std::string& out) {
@@ -113,7 +111,7 @@ void write_all(const std::vector<NamedTensor>& tensors, const std::string& out) 
   fmt::print(stderr, "Written to {}.\n", out);
 }
 
-/// The table is for people who look at what there is; a file of all of it says more.
+/// Prints a table, for people who want to see what the handle contains; --out writes all of it.
 void print_tensors(const std::vector<NamedTensor>& tensors, const OpenOptions& options) {
   if (*options.format == OutputFormat::json) print_as_json(tensors);
   else if (options.out.empty()) print_table(tensors);
@@ -143,7 +141,7 @@ int open_handle(const OpenOptions& options) {
 
 void add_open(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("open", "Open what another process shares and list its tensors");
-  auto options = std::make_shared<OpenOptions>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<OpenOptions>();  // shared by the parser, which sets it, and the command
   sub->add_option("HANDLE", options->handle, "The text that share printed, or - to read it from stdin")
       ->required();
   sub->add_option("--out", options->out, "Write the tensors to this safetensors file, instead of a table")

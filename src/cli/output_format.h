@@ -14,12 +14,13 @@ namespace onecopy::cli {
 
 enum class OutputFormat { table, json };
 
-/// Adds `--format table|json`. Shared by the option, which fills it in, and the command that reads it.
+/// Adds `--format table|json`. Returns the value, shared by the option, which sets it, and the command that reads it.
 std::shared_ptr<OutputFormat> add_format_option(CLI::App& command);
 
-/// Indented by `indent`, or one line for -1. Text that is not UTF-8 (names of processes) has its odd bytes replaced.
+/// Returns JSON indented by `indent`, or in one line for -1. Bytes that are not UTF-8 (in names of processes) are
+/// replaced.
 std::string json_text(const nlohmann::json& value, int indent);
-/// json_text(value, 2) on stdout.
+/// Prints json_text(value, 2) to stdout.
 void print_json(const nlohmann::json& value);
 
 }  // namespace onecopy::cli

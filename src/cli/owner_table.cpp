@@ -146,7 +146,7 @@ std::string owner_details(const ListedOwner& owner) {
     add(fmt::format("{} went between cards and memory that is not pinned, {}",
                     format_bytes(info.stats.pageable_bytes), plural(info.stats.pageable_copies, "time")));
   if (info.stats.staged_copies != 0)
-    add(fmt::format("{} went from card to card by way of the host {} (there is no peer access)",
+    add(fmt::format("{} went from card to card through the host {} (there is no peer access)",
                     format_bytes(info.stats.staged_bytes), plural(info.stats.staged_copies, "time")));
   return text;
 }

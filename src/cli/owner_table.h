@@ -14,10 +14,10 @@ namespace onecopy::cli {
 /// An owner, with its command line.
 struct ListedOwner {
   OwnerInfo info;
-  std::string command;  ///< its command line, escaped; its name in brackets where that cannot be read
+  std::string command;  ///< escaped; the process's name in brackets if the command line cannot be read
 };
 
-/// The command line of a process from /proc, escaped; empty if it cannot be read or is empty.
+/// Returns the command line of a process from /proc, escaped; empty if it cannot be read or is empty.
 std::string command_line(int pid);
 
 /// The blocks in transit in one place.
@@ -27,20 +27,21 @@ struct TransitSummary {
   double oldest = 0;
 };
 std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& transits);
-/// "3 s", or "3 s to 2 min".
+/// Returns e.g. "3 s", or "3 s to 2 min".
 std::string ages(const TransitSummary& waiting);
 
-/// Owners with most memory first; with their command lines.
+/// Returns the owners with their command lines, the ones with most memory first.
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);
 
-/// Has it memory, or blocks that other processes may use?
+/// Returns whether the owner holds memory, or blocks that other processes may use.
 bool shares_something(const OwnerInfo& owner);
 
-/// A line for each, cut to `width` columns, and a line of totals below two and more. REQUIRES: at least one.
+/// Returns a line for each owner, cut to `width` columns, and a line of totals for two or more. REQUIRES: at least one
+/// owner.
 std::string owner_table(const std::vector<ListedOwner>& owners, std::size_t width);
 
-/// The details that the table has no room for: the whole command line, memory by device, borrowers, blocks in transit
-/// by place. Each line starts with the pid.
+/// Returns the details that the table omits: the whole command line, memory by device, borrowers, blocks in transit by
+/// place. Each line starts with the pid.
 std::string owner_details(const ListedOwner& owner);
 
 }  // namespace onecopy::cli

@@ -10,8 +10,8 @@
 
 namespace onecopy::cli {
 
-/// Two words in shared memory, each in its own cache line: the fastest exchange between two processes. One process
-/// calls ping(), the other pong().
+/// A pair of words in shared memory, each in its own cache line: the fastest exchange between two processes. One
+/// process calls ping(), the other pong().
 struct PingPong {
   static constexpr std::uint32_t kStop = ~std::uint32_t{0};
 
@@ -37,7 +37,7 @@ struct PingPong {
   }
 
  private:
-  /// Gives the processor away now and then: there may be only one.
+  /// Spins, and yields now and then, because there may be only one processor.
   template <class Condition>
   static void spin_until(Condition&& condition) {
     for (int spins = 0; !condition(); ++spins)

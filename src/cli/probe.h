@@ -20,20 +20,20 @@ Finding works(std::string detail);
 Finding slower(std::string detail, std::string advice);
 Finding missing(std::string detail, std::string advice);
 
-/// Tries something out on this machine. `run` may throw: that counts as missing.
+/// A test of one feature of this machine. If `run` throws, the feature is missing.
 struct Probe {
   const char* name;
   Finding (*run)();
-  /// onecopy does not work at all without it.
+  /// Says that onecopy does not work at all without the feature.
   bool required = false;
 };
 
-// One list per source file, in the order in which they are shown.
+// There is one list per source file, in the order in which they are shown.
 std::vector<Probe> memory_probes();
 std::vector<Probe> limit_probes();
 std::vector<Probe> process_probes();
 std::vector<Probe> vendor_probes();
-/// Empty if there are no devices.
+/// Returns the probes of devices; empty if there are no devices.
 std::vector<Probe> device_probes();
 std::vector<Probe> probes_between_processes();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ways in which devices share memory between two processes: Ascend's memory, handles of other allocators' memory,
-// and keys. Each is made here and used by another process of this program.
+// These probes try the ways in which devices share memory between two processes: Ascend's memory, handles of other
+// allocators' memory, and keys. Each is created here and used by another process of this program.
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -29,7 +29,7 @@ constexpr std::chrono::seconds kFirstUse{30};  // a device's first use takes sec
 constexpr int kSeen = 42;
 
 const char* const kLegacyAdvice =
-    "Tensors in memory of cudaMalloc, which is torch's default, cannot be shared where they are: allocate "
+    "Tensors in memory of cudaMalloc, which is torch's default, cannot be shared in place: allocate "
     "them with "
     "onecopy.torch.memory() or in expandable segments.";
 const char* const kAscendAdvice =
@@ -75,7 +75,7 @@ ByteList byte_list(const Bytes& bytes) {
   return all;
 }
 
-/// Written by this process, opened and read by the peer.
+/// Writes memory in this process, and opens and reads it in the peer.
 void share_with(Child& peer, Device device, const DeviceMemory& memory) {
   const unsigned char byte = kSeen;
   copy_bytes_and_wait({memory.data(), device, &byte, kCpu, 1});
@@ -88,13 +88,13 @@ void share_with(Child& peer, Device device, const DeviceMemory& memory) {
                               {"size", exported.size},
                               {"blob", byte_list(exported.blob)}},
                              kFirstUse);
-  if (seen.at("byte") != kSeen) throw Error(ErrorCode::system, "the other process reads something else");
+  if (seen.at("byte") != kSeen) throw Error(ErrorCode::system, "the other process reads different data");
 }
 
 using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
 using MakeFinding = Finding (*)(std::string detail, std::string advice);
 
-/// Tried on each device of the vendor; if one fails, the finding is `otherwise`.
+/// Tries each device of the vendor; if one fails, the finding is `otherwise`.
 Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, const char* advice) {
   std::string lines;
   bool all = true;
@@ -114,8 +114,8 @@ Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, cons
   return all ? works(lines) : otherwise(lines, advice);
 }
 
-/// A call of the driver by its name. The parameters are those of cuda.h but for the names of pointers' types, which
-/// clang's sanitizer tells apart.
+/// Calls a function of the driver by its name. The parameters match cuda.h except for the names of pointer
+/// types, which clang's sanitizer distinguishes.
 template <class... Parameters>
 #if defined(__clang__)
 __attribute__((no_sanitize("function")))
@@ -127,7 +127,7 @@ void call_cuda(const SharedLibrary& driver, const char* name, Parameters... para
     throw Error(ErrorCode::unsupported, fmt::format("{} failed with error {}", name, error));
 }
 
-/// Memory as frameworks get it from cudaMalloc. It is given back when this process ends.
+/// Allocates memory as frameworks do, with cudaMalloc. It is freed when this process ends.
 void* allocate_by_cuda(int ordinal, std::size_t bytes) {
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
   std::string why;
@@ -173,7 +173,7 @@ std::vector<Probe> probes_between_processes() {
 
 void add_doctor_peer(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("doctor-peer", "The other process of onecopy doctor");
-  sub->group("");  // not for people
+  sub->group("");  // hidden from users
   sub->callback([&command] { command = [] { return serve_questions(answer_doctor); }; });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The abilities of a vendor's devices, found out by using them through the interface that sharing uses.
+// These probes use a vendor's devices through the interface that sharing uses.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -33,7 +33,7 @@ Finding list_devices(DeviceType type) {
   return works(joined(lines));
 }
 
-/// Empty if a mapping for reading could be written.
+/// Returns nothing if a read-only mapping could be written.
 std::string try_read_only(Device device, const DeviceMemory& memory) {
   const auto mapped = cuda().open(device.index, memory.export_memory(Access::read_only), Access::read_only);
   char byte = 1;
@@ -45,7 +45,7 @@ std::string try_read_only(Device device, const DeviceMemory& memory) {
   return {};
 }
 
-/// Allocated, exported, imported, mapped and read.
+/// Allocates, exports, imports, maps and reads memory.
 Finding try_descriptors() {
   std::vector<std::string> lines;
   bool all = true;
@@ -93,7 +93,7 @@ Finding try_peers(DeviceType type, const char* advice) {
   return slower(joined(pairs), advice);
 }
 
-/// A stream writes a word, and another waits for it.
+/// Lets one stream write a word, and another wait for it.
 Finding try_stream_words() {
   static auto& words = *new Mapping(Mapping::anonymous(1 << 16));  // the driver keeps it
   auto& word = *words.as<std::atomic<std::uint64_t>>();
@@ -120,11 +120,11 @@ Finding list_cuda_devices() { return list_devices(DeviceType::cuda); }
 Finding list_ascend_devices() { return list_devices(DeviceType::npu); }
 Finding try_cuda_peers() {
   return try_peers(DeviceType::cuda,
-                   "Copies go by way of the host there; nvidia-smi topo -m shows how cards are linked.");
+                   "Copies go through the host there; nvidia-smi topo -m shows how cards are linked.");
 }
 Finding try_ascend_peers() {
   return try_peers(DeviceType::npu,
-                   "Copies go by way of the host there; npu-smi info -t topo shows how cards are linked.");
+                   "Copies go through the host there; npu-smi info -t topo shows how cards are linked.");
 }
 
 }  // namespace
@@ -140,7 +140,7 @@ std::unique_ptr<DeviceMemory> new_memory(Device device) {
   return new_memory(device, backend(device.type).kind_on(device.index));
 }
 
-/// If there are no devices, the line about the driver says why.
+/// Returns the probes. If there are no devices, the line about the driver gives the reason.
 std::vector<Probe> device_probes() {
   std::vector<Probe> probes;
   if (!cuda().devices().empty())

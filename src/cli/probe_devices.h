@@ -8,12 +8,12 @@
 
 namespace onecopy::cli {
 
-/// A segment of the smallest size, with memory.
+/// Returns a segment of the smallest size, with memory.
 std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind);
-/// Of the kind that tensors on this device get.
+/// Returns a segment of the kind that tensors on this device get.
 std::unique_ptr<DeviceMemory> new_memory(Device device);
 
-/// Captured graphs on CUDA devices.
+/// Tries captured graphs on CUDA devices.
 Finding try_cuda_graphs();
 
 }  // namespace onecopy::cli

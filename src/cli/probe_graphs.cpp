@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The abilities of captured graphs on CUDA devices, found out by using them.
+// These probes use captured graphs on CUDA devices.
 #include <string>
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// One memory at two addresses: a value written at one is read at the other.
+/// Returns whether a value that is written at one address of a memory is read at another.
 bool try_windows(Backend& vendor, Device device) {
   const std::size_t bytes = vendor.granularity();
   const auto memory = vendor.create_chunk(device.index, bytes);
@@ -29,7 +29,7 @@ bool try_windows(Backend& vendor, Device device) {
   return back == there;
 }
 
-/// The calls that the driver lacks; empty if it has all.
+/// Returns the calls that the driver lacks; empty if it has all.
 std::string missing_calls(Backend& vendor, Device device) {
   try {
     vendor.graphs()->prepare(device.index);
@@ -46,7 +46,7 @@ Finding try_cuda_graphs() {
   for (const DeviceInfo& info : vendor.devices()) {
     try {
       if (!try_windows(vendor, info.device))
-        return slower(fmt::format("{} shows other memory at the second address", info.device.str()),
+        return slower(fmt::format("{} maps other memory at the second address", info.device.str()),
                       "Captured graphs would overwrite each other; run them eagerly.");
     } catch (const Error& error) {
       return slower(

@@ -37,7 +37,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr const char* kShmemEnabled = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Raw calls on purpose: the library's own wrappers retry and hide the faults that this page reports.
+/// Creates a memfd with raw calls, because the library's wrappers retry and hide the faults that this page reports.
 Fd make_memfd(std::size_t size, unsigned extra_flags = 0) {
   Fd fd(::memfd_create("onecopy-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING | extra_flags));
   if (!fd) throw_errno("memfd_create", errno);
@@ -148,7 +148,7 @@ Finding probe_huge_pages() {
                   kShmemEnabled));
 }
 
-/// The life of a named segment: an unnamed file, filled, given a name, removed.
+/// Creates, fills, names and removes an unnamed file, as a named segment does.
 void make_named_file(const std::string& directory) {
   const Fd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!fd) throw_errno(fmt::format("O_TMPFILE in {}", directory), errno);
@@ -179,7 +179,7 @@ Finding probe_shared_directory() {
   constexpr std::uint64_t kSmall = std::uint64_t{1} << 30;
   if (info.f_bavail * unit < kSmall)
     return slower(room, fmt::format("{} Containers: start with --shm-size or --ipc=host.", follows));
-  return works(fmt::format("{}; a file was made, named and removed", room));
+  return works(fmt::format("{}; a file was created, named and removed", room));
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ Finding probe_descriptor_passing() {
   return works("memory sent through a socket (SCM_RIGHTS) and written by the receiver");
 }
 
-/// A socket names its peer alone. Owners of memory that others pass on, and forked children, are watched by their pids.
+/// Tries pidfd_open. A socket names only its peer; owners of memory that others pass on, and forked children, are
+/// watched by their pids.
 Finding probe_pidfd() {
   const Fd watched(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!watched)

@@ -24,7 +24,7 @@ Function* symbol(const SharedLibrary& library, const char* name) {
   return reinterpret_cast<Function*>(library.symbol(name));
 }
 
-/// The few calls of the CUDA driver that this page makes. Types as in cuda.h.
+/// The few calls of the CUDA driver that this page makes. The types are the same as in cuda.h.
 struct CudaDriver {
   explicit CudaDriver(const SharedLibrary& library)
       : init(symbol<int(unsigned)>(library, "cuInit")),
@@ -99,14 +99,14 @@ Finding probe_cuda() {
       cuda, fmt::format("{} (CUDA {}.{})", library->name(), version / 1000, version % 1000 / 10));
 }
 
-/// How the memory of each device is exported, found out as a sharing process would. The error names a part that is
+/// Finds out how the memory of each device is exported, as a sharing process would. The error names the part that is
 /// missing, too old or refused.
 Finding probe_ascend() {
   Backend& npu = backend(DeviceType::npu);
   const auto devices = npu.devices();
   try {
     std::string by_key;
-    npu.kind_on(0);  // its error is the reason
+    npu.kind_on(0);  // its error gives the reason
     for (const DeviceInfo& info : devices)
       if (npu.kind_on(info.device.index) == SegmentKind::ascend_key) by_key += " " + info.device.str();
     const std::string detail =

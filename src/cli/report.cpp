@@ -55,7 +55,7 @@ Moment moment_of(const Look& look) {
   return moment;
 }
 
-/// Keeps the past short: a drawing has no room for more, nor has this process if it watches for a day.
+/// Thins out the past: a drawing has no room for more, and a process that watches for a day has no memory for more.
 void thin(std::vector<Moment>& past) {
   if (past.size() < kMaxMoments) return;
   std::size_t kept = 0;
@@ -63,11 +63,11 @@ void thin(std::vector<Moment>& past) {
   past.resize(kept);
 }
 
-/// Looks again and again until the time is over, or the user ends it; once in any case.
+/// Looks repeatedly until the time is over or the user ends it; at least once.
 Observations watch(const ReportOptions& options) {
   Interrupts interrupts;
   if (options.seconds > 0)
-    fmt::print(stderr, "watching for {} s; Ctrl-C ends it before, and writes the page\n", options.seconds);
+    fmt::print(stderr, "watching for {} s; Ctrl-C ends this early, and writes the page\n", options.seconds);
   const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(options.every));
   Clock::time_point start = Clock::now();
   Observations watched{look_at_all(start), {}};
@@ -86,8 +86,8 @@ Observations watch(const ReportOptions& options) {
               ErrorDomain::posix);
 }
 
-/// Before the watch: nobody waits for a page that cannot be written. Leaves the content of a present file, and makes
-/// an empty one otherwise.
+/// Checks before the watch that the page can be written. Leaves the content of a present file, and creates an empty one
+/// otherwise.
 void check_writable(const std::string& file) {
   if (file == "-") return;
   if (!std::ofstream(file, std::ios::binary | std::ios::app)) throw_not_written(file);
@@ -125,12 +125,10 @@ int report(const ReportOptions& options) {
 void add_report(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand(
       "report", "Write one HTML page: who holds what, and how it changed while it watched");
-  auto options =
-      std::make_shared<ReportOptions>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<ReportOptions>();  // shared by the parser, which sets it, and the command
   options->version = app.version();
   sub->add_option("FILE", options->file, "Where to write it; - is stdout")->capture_default_str();
-  sub->add_option("--for", options->seconds,
-                  "How long to watch; Ctrl-C ends it before, and writes the page")
+  sub->add_option("--for", options->seconds, "How long to watch; Ctrl-C ends it early, and writes the page")
       ->check(CLI::Range(0.0, 86400.0, "SECONDS"))
       ->type_name("SECONDS")
       ->capture_default_str();

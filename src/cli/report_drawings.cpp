@@ -41,7 +41,7 @@ Line line_of(const std::vector<Moment>& past, int pid) {
   return line;
 }
 
-/// The pids with most memory at any moment, most first.
+/// Returns the pids with most memory at any moment, the largest first.
 std::vector<int> largest(const std::vector<Moment>& past) {
   std::map<int, std::uint64_t> most;
   for (const Moment& moment : past)
@@ -55,7 +55,7 @@ std::vector<int> largest(const std::vector<Moment>& past) {
   return pids;
 }
 
-/// Where the chart's numbers are on the page.
+/// The place of the chart's numbers on the page.
 struct Plot {
   static constexpr double kLeft = 90, kTop = 14, kWidth = 760, kHeight = 190;
   double seconds;
@@ -70,7 +70,7 @@ std::string polyline(const Plot& plot, const Line& line, std::string_view attrib
   for (const Point& point : line)
     points +=
         fmt::format("{:.1f},{:.1f} ", plot.x(point.seconds), plot.y(static_cast<double>(point.bytes)));
-  if (line.size() == 1)  // to be seen at all
+  if (line.size() == 1)  // makes a single point visible
     points += fmt::format("{:.1f},{:.1f}", plot.x(line[0].seconds) + 3,
                           plot.y(static_cast<double>(line[0].bytes)));
   return fmt::format("<polyline fill=\"none\" {} points=\"{}\"/>\n", attributes, points);

@@ -8,11 +8,11 @@
 
 namespace onecopy::cli {
 
-/// Memory of each owner over time, as SVG: the largest owners, and the sum of all. REQUIRES: at least one moment.
+/// Draws the memory of the largest owners over time, and the sum of all, as SVG. REQUIRES: at least one moment.
 std::string memory_chart(const std::vector<Moment>& past);
 
-/// Owners to the left, borrowers to the right, a line for each pair with borrowed blocks, as SVG. Empty if no process
-/// has a block of another.
+/// Draws owners to the left, borrowers to the right, and a line for each pair with borrowed blocks, as SVG. Returns
+/// nothing if no process holds a block of another.
 std::string borrowing_map(const Look& look);
 
 }  // namespace onecopy::cli

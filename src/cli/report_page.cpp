@@ -36,7 +36,7 @@ std::string number(std::uint64_t value) { return number(fmt::format("{}", value)
 std::string cell(std::string_view text) { return fmt::format("<td>{}</td>", html(text)); }
 std::string line(const std::string& cells) { return fmt::format("<tr>{}</tr>\n", cells); }
 
-/// Titles that begin with "#" are of numbers.
+/// Returns a table. Titles that begin with "#" belong to columns of numbers.
 std::string table_of(const std::vector<std::string_view>& titles, const std::string& rows) {
   std::string head;
   for (const std::string_view title : titles)

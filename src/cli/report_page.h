@@ -25,14 +25,14 @@ struct Moment {
   std::map<int, std::uint64_t> memory;
 };
 
-/// Fit for the text and the attributes of HTML.
+/// Escapes the text for the content and the attributes of HTML.
 std::string html(std::string_view text);
 
-/// "1 process", "2 processes".
+/// Returns e.g. "1 process" or "2 processes".
 std::string processes(std::uint64_t count);
 
-/// One page that needs nothing else: no network, no script. `title` says where and when it was made. The page lists
-/// the last look, and draws the past. REQUIRES: at least one moment.
+/// Returns a self-contained page without scripts. `title` says where and when it was made. The page lists the last look
+/// and draws the past. REQUIRES: at least one moment.
 std::string report_page(const Look& last, const std::vector<Moment>& past, const std::string& title);
 
 }  // namespace onecopy::cli

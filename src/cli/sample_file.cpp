@@ -38,7 +38,7 @@ std::vector<Row> sample_rows() {
   return rows;
 }
 
-/// Splitmix64: the same file every time.
+/// A Splitmix64 generator, which writes the same file every time.
 class Noise {
  public:
   std::uint64_t next() noexcept {
@@ -58,8 +58,8 @@ std::uint64_t repeated(std::uint64_t bits, std::size_t item) noexcept {
   return bits;
 }
 
-/// Turns noise into numbers of a type: between 0.5 and 1 or their negatives for floating-point ones
-/// (random sign and fraction, fixed exponent), small whole numbers otherwise.
+/// Turns noise into numbers of a type: between 0.5 and 1 or their negatives for floating-point types (random sign and
+/// fraction, fixed exponent), small whole numbers otherwise.
 std::uint64_t numbers_from(std::uint64_t noise, DType dtype) noexcept {
   const auto number = [&](std::uint64_t sign_and_fraction, std::uint64_t exponent) {
     return (noise & repeated(sign_and_fraction, size_of(dtype))) | repeated(exponent, size_of(dtype));
@@ -81,9 +81,8 @@ TemporaryDirectory::TemporaryDirectory() {
   const char* base = std::getenv("TMPDIR");
   path_ = fmt::format("{}/onecopy-demo-XXXXXX", base && *base ? base : "/tmp");
   if (::mkdtemp(path_.data()) == nullptr)
-    throw_errno(
-        fmt::format("cannot make a directory like {} (set TMPDIR to one that can be written)", path_),
-        errno);
+    throw_errno(fmt::format("cannot create a directory like {} (set TMPDIR to a writable one)", path_),
+                errno);
 }
 
 TemporaryDirectory::~TemporaryDirectory() { remove(); }

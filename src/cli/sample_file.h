@@ -7,7 +7,7 @@
 
 namespace onecopy::cli {
 
-/// A directory of our own under TMPDIR or /tmp that disappears with everything in it. Thread safety: none.
+/// A directory of this process under TMPDIR or /tmp, removed with its content by the destructor. Thread safety: none.
 /// Neither copied nor moved.
 class TemporaryDirectory {
  public:
@@ -23,8 +23,8 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-/// Writes a safetensors file of 256 MiB that looks like a small language model: seven element types,
-/// numbers between -1 and 1 in the floating-point ones.
+/// Writes a safetensors file of 256 MiB that resembles a small language model: seven element types, with numbers
+/// between -1 and 1 in the floating-point ones.
 void write_sample_file(const std::string& path, const LoadProgress& progress);
 
 }  // namespace onecopy::cli

@@ -25,7 +25,7 @@ struct ShareOptions {
   Strategy strategy = Strategy::file_descriptor;
 };
 
-/// Explanations go to stderr: stdout carries the handle and nothing else.
+/// Explains on stderr, because stdout carries only the handle.
 void explain(const std::string& file, const LoadedFile& loaded) {
   fmt::print(stderr, "{}: {}, {} in shared memory (read in {}).\n", file,
              plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes), format_speed(loaded));
@@ -46,7 +46,7 @@ void say_who_still_borrows() {
                plural(borrower.claims, "block"));
   }
   if (holding == 0) fmt::print(stderr, "No process borrows it: its memory goes back now.\n");
-  else fmt::print(stderr, "They keep their memory; it goes back when the last of them lets go.\n");
+  else fmt::print(stderr, "They keep their memory; it is freed when the last of them releases it.\n");
 }
 
 int share_file(const ShareOptions& options) {
@@ -74,8 +74,7 @@ int share_file(const ShareOptions& options) {
 void add_share(CLI::App& app, Command& command) {
   auto* sub =
       app.add_subcommand("share", "Hold a safetensors or npy file in shared memory and print its handle");
-  auto options =
-      std::make_shared<ShareOptions>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<ShareOptions>();  // shared by the parser, which sets it, and the command
   sub->add_option("FILE", options->file,
                   "A .safetensors or .npy file, or a directory of .safetensors files with their index")
       ->required();

@@ -18,7 +18,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// Columns on a terminal: colour sequences take none, and all our characters are one wide.
+/// Returns the columns of the text on a terminal: colour sequences take none, and all characters used here take one.
 std::size_t width_of(std::string_view text) {
   std::size_t width = 0;
   bool in_escape = false;
@@ -35,13 +35,13 @@ std::string paint(const char* code, std::string_view text) {
   return colour ? fmt::format("\033[{}m{}\033[0m", code, text) : std::string(text);
 }
 
-/// Start of the UTF-8 character that contains byte `at`.
+/// Returns the start of the UTF-8 character that contains byte `at`.
 std::size_t character_start(std::string_view text, std::size_t at) {
   while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
   return at;
 }
 
-/// Bytes of the character at the beginning of the text; 0 for a control character and for bytes that are no UTF-8.
+/// Returns the bytes of the text's first character; 0 for a control character and for bytes that are not UTF-8.
 std::size_t printable_at(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
   if (first < 0x80) return first >= 0x20 && first != 0x7f;
@@ -96,7 +96,7 @@ namespace {
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-/// Takes a number from the front of the text, or one other character.
+/// Takes a number, or one other character, from the front of the text.
 std::string_view take_part(std::string_view& text) {
   std::size_t size = 1;
   if (is_digit(text.front()))
@@ -106,7 +106,7 @@ std::string_view take_part(std::string_view& text) {
   return part;
 }
 
-/// Returns what std::string_view::compare() does. Numbers may be longer than any integer.
+/// Returns what std::string_view::compare() returns. Numbers may be longer than any integer.
 int compare_parts(std::string_view a, std::string_view b) {
   if (!is_digit(a.front()) || !is_digit(b.front())) return a.compare(b);
   a.remove_prefix(std::min(a.find_first_not_of('0'), a.size()));

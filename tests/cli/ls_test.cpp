@@ -137,7 +137,7 @@ TEST_F(LsOfOwners, RefusesAPidThatNoOwnerHas) {
   const Outcome none = ls({"-v", "1"});
   EXPECT_EQ(none.status, 1);
   EXPECT_TRUE(contains(none.err, "onecopy: process 1 does not use onecopy"));
-  EXPECT_TRUE(contains(ls({"-v", "weights"}).err, "weights is no pid"));
+  EXPECT_TRUE(contains(ls({"-v", "weights"}).err, "weights is not a pid"));
 }
 
 TEST_F(LsOfOwners, WatchesUntilCtrlC) {

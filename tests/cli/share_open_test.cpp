@@ -78,7 +78,7 @@ TEST_F(ShareAndOpen, OpenDoesNotOverwriteAFileUnlessItIsForcedTo) {
   const std::string kept = make_file("kept.safetensors", "something else");
   const Outcome open = run_command({"open", share.first_line(), "--out", kept});
   EXPECT_EQ(open.status, 1);
-  EXPECT_TRUE(contains(open.err, kept + " is there already; --force overwrites it")) << open.err;
+  EXPECT_TRUE(contains(open.err, kept + " exists already; --force overwrites it")) << open.err;
   EXPECT_EQ(read_file(kept), "something else");
   const Outcome forced = run_command({"open", share.first_line(), "--out", kept, "--force"});
   EXPECT_EQ(forced.status, 0) << forced.err;

@@ -37,7 +37,7 @@ TEST(File, ReadingBehindTheEndSaysWhereItIs) {
   std::array<std::byte, 8> part{};
   const std::string why = expect_error(ErrorCode::bad_file, [&] { read_exactly(fd, part, 5); });
   EXPECT_PRED2(contains, why, "ends at byte 10");
-  EXPECT_PRED2(contains, why, "3 bytes more");
+  EXPECT_PRED2(contains, why, "3 more bytes");
 }
 
 TEST(File, OpeningSaysWhichFileAndWhy) {
