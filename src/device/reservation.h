@@ -7,8 +7,8 @@
 
 namespace onecopy {
 
-/// A piece of physical memory of one device. Reservations map it, in this and other processes. The device reclaims it with the
-/// last object, mapping and descriptor anywhere. Thread safety: const members may be called concurrently.
+/// A piece of physical memory of one device. Reservations map it, in this and other processes. The device reclaims it
+/// with the last object, mapping and descriptor anywhere. Thread safety: const members may be called concurrently.
 class PhysicalChunk {
  public:
   virtual ~PhysicalChunk() = default;

@@ -7,7 +7,8 @@ before.
     check_words.py --update    lowers baseline.json to the present counts
     check_words.py FILE...     lists the findings in these files
 
-Comments, docstrings and documents are read; code and strings are not. baseline.json may only shrink.
+Comments, docstrings and documents are read; code and strings are not. baseline.json may only shrink. In the folders of
+CLEAN no finding is allowed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import NamedTuple
 BASELINE = Path(__file__).with_name("baseline.json")
 SKIPPED = ("CONTRIBUTING.md", "docs/design/decisions/", "fuzz/", "bench/results/", "tests/words/", "docs/benchmarks.md")
 DESCRIBED = ("src/", "include/", "python/src/", "python/onecopy/")  # their declarations have doc comments
+CLEAN = ("include/", "src/cli/", "src/core/", "src/device/", "src/graph/", "src/memory/", "src/os/")  # have no findings
 
 FINITE = re.compile(
     r"\b(?:am|was|were|had|can|could|may|might|must|will|would|shall|should|do|did|are|have|\w{2,}s|\w+ed)\b"
@@ -34,12 +36,14 @@ IS_NO = re.compile(
 )
 POINTING = re.compile(r"\b(?:that one|those of|such a one|any more)\b")
 OPENING = re.compile(r"(?:A|An|The|[A-Z]\w*s|REQUIRES)\b|`")
+QUESTION = re.compile(r"(?:Is|Are|Was|Were|Has|Have|Does|Do|Did|Can|May|Might|Should)\b[^.]*\?")
 
 RULES = {
     "no verb": "give the sentence a subject and a verb",
     "is no": "write 'is not a ...'",
     "pointing": "repeat the noun instead of pointing at it",
     "opening": "begin a doc comment with a verb in the third person, or with A, An or The",
+    "question": "write 'Returns whether ...' instead of a question",
 }
 
 
@@ -119,6 +123,8 @@ def findings(path: str) -> Iterator[Finding]:
         text = re.sub(r"`[^`]*`", "`x`", text)
         if is_doc and path.startswith(DESCRIBED) and not OPENING.match(text):
             yield Finding(path, line, "opening", text)
+        if is_doc and QUESTION.match(text):
+            yield Finding(path, line, "question", text)
         for sentence in re.split(r"(?<=[.;:?!])\s+(?=[A-Z`*(])", text):
             if (
                 not path.endswith(".md")
@@ -150,7 +156,9 @@ def main(arguments: list[str]) -> int:
     allowed = json.loads(BASELINE.read_text())
     if arguments:
         BASELINE.write_text(json.dumps({rule: min(counts[rule], allowed[rule]) for rule in RULES}, indent=2) + "\n")
-    return 0 if check(counts, allowed) else 1
+    in_clean = [finding for finding in found if finding.path.startswith(CLEAN)]
+    print(*in_clean, sep="\n", end="\n" if in_clean else "")
+    return 0 if check(counts, allowed) and not in_clean else 1
 
 
 if __name__ == "__main__":
