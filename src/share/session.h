@@ -20,7 +20,6 @@
 #include "os/process.h"
 #include "share/format/field_checks.h"
 #include "share/format/process_name.h"
-#include "share/owner/adoption_round.h"
 #include "share/owner/holds.h"
 #include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"

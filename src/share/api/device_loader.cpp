@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/api/device_loader.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -16,7 +15,6 @@
 #include "os/crew.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "share/api/checkpoint_files.h"
 #include "share/api/file_reader.h"
 #include "share/session.h"
 

@@ -10,7 +10,7 @@
 #include "os/process.h"
 #include "os/program_mark.h"
 #include "share/owner/late_releases.h"
-#include "share/owner/segment_pins.h"
+#include "share/owner/ledger.h"
 
 namespace onecopy {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "onecopy/memory/tensor.h"
-#include "share/borrower/peers.h"
+#include "share/borrower/peer.h"
 #include "share/borrower/segment_source.h"
 #include "share/format/bundle_codec.h"
 #include "share/owner/holds.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/peers.h"
+#include "share/borrower/peer.h"
 
 #include <fmt/format.h>
 

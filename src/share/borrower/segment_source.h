@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "onecopy/share/handle_fields.h"
-#include "share/borrower/peers.h"
+#include "share/borrower/peer.h"
 #include "share/borrower/segment_retention.h"
 #include "share/owner/shared_blocks.h"
 

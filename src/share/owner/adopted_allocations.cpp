@@ -9,7 +9,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/owner/adoption_round.h"
+#include "share/owner/shared_blocks.h"
 #include "share/owner/holds.h"
 
 namespace onecopy {

@@ -7,7 +7,7 @@
 #include "device/order/current_streams.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/borrower/peers.h"
+#include "share/borrower/peer.h"
 #include "share/session.h"
 
 namespace onecopy {

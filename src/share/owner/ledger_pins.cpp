@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/segment_pins.h"
 
 #include <algorithm>
 #include <chrono>
