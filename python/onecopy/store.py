@@ -7,9 +7,9 @@
 >>> weights = store.open("llama")  # in any process of this user: the same memory
 >>> weights.load_into(model)
 
-A version is immutable, and there or not there as a whole. ``follow()`` shows the newest one at addresses that stay
-the same, and ``draft()`` is the memory of the next one. The publisher, the readers and each half of the keeper may be
-killed at any time: what was published stays.
+A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
+version at fixed addresses, and ``draft()`` returns the memory of the next version. The publisher,
+the readers and each half of the keeper may be killed at any time: published versions stay.
 """
 
 from __future__ import annotations

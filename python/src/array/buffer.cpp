@@ -15,7 +15,7 @@
 namespace onecopy::python {
 namespace {
 
-/// The arrays that a Py_buffer points into; belongs to it.
+/// The arrays that a Py_buffer points into. The Py_buffer owns it.
 struct View {
   explicit View(Tensor t) : tensor(std::move(t)) {}
 
@@ -27,7 +27,7 @@ struct View {
 
 bool asks(int flags, int wanted) { return (flags & wanted) == wanted; }
 
-/// Column-major.
+/// Returns whether the layout is column-major.
 bool is_fortran(const Layout& layout) {
   std::int64_t expected = 1;
   for (std::size_t i = 0; i < layout.ndim(); ++i) {
@@ -39,7 +39,7 @@ bool is_fortran(const Layout& layout) {
   return true;
 }
 
-/// Why the tensor cannot have the view that the flags ask for; empty if it can.
+/// Returns why the tensor cannot export the view that the flags request, or an empty text.
 std::string objection(const Tensor& tensor, int flags) {
   const Layout& layout = tensor.layout();
   if (!buffer_format(tensor.dtype()))
@@ -48,7 +48,7 @@ std::string objection(const Tensor& tensor, int flags) {
         "ml_dtypes, or DLPack",
         onecopy::name(tensor.dtype()));
   if (tensor.device().type != DeviceType::cpu)
-    return fmt::format("the tensor is on {}, which is no memory of the cpu", tensor.device().str());
+    return fmt::format("the tensor is on {}, which is not memory of the cpu", tensor.device().str());
   if (asks(flags, PyBUF_WRITABLE) && tensor.access() == Access::read_only)
     return "the tensor was opened for reading only";
   const bool row_major = layout.is_contiguous();
@@ -78,8 +78,8 @@ void fill_in(Py_buffer& out, std::unique_ptr<View> view, int flags) {
   out.internal = view.release();
 }
 
-/// A tensor as an object with the buffer protocol. The tensor's own class has no buffers: torch.asarray() would
-/// take them for rows of float32.
+/// An object that exports a tensor by the buffer protocol. The class Tensor does not, since torch.asarray() would read
+/// its buffer as rows of float32.
 struct Exporter {
   Tensor tensor;
 };

@@ -6,8 +6,8 @@
 
 namespace onecopy::python {
 
-/// A memoryview on the same memory. Raises BufferError for tensors on devices and for dtypes that the buffer protocol
-/// lacks. REQUIRES: the GIL.
+/// Returns a memoryview on the same memory. Raises BufferError for tensors on devices and for dtypes that the buffer
+/// protocol lacks. REQUIRES: the GIL.
 nb::object to_memoryview(const Tensor& tensor);
 
 }  // namespace onecopy::python

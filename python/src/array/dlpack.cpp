@@ -20,7 +20,7 @@ constexpr const char* kOldName = "dltensor";
 constexpr const char* kVersionedName = "dltensor_versioned";
 constexpr std::uint64_t kDLCopied = 2;  // bit of flags
 
-/// Deletes a capsule that no consumer has taken.
+/// Destroys the memory of a capsule that no consumer has taken.
 template <class Managed>
 void drop(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name) == 0) return;  // taken
@@ -52,11 +52,12 @@ Tensor from_capsule(nb::handle capsule, const char* argument) {
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{}: {}", argument, error.what()));
   }
-  raise_type_error(fmt::format("{}.__dlpack__() gave {}, which is no capsule of DLPack, or was used before",
-                               argument, short_repr(capsule)));
+  raise_type_error(
+      fmt::format("{}.__dlpack__() returned {}, which is not a DLPack capsule, or was used before",
+                  argument, short_repr(capsule)));
 }
 
-/// Libraries of before version 1 do not know the keyword.
+/// Calls __dlpack__(). Libraries before DLPack 1 do not accept the keyword max_version.
 nb::object call_dlpack(nb::handle object, Device device) {
   nb::dict keywords;
   if (device != kCpu) {  // its work comes before later work of our current stream
@@ -75,13 +76,13 @@ nb::object call_dlpack(nb::handle object, Device device) {
   return dlpack(**keywords);
 }
 
-/// The cpu, also for an object that does not say.
+/// Returns the device of an object; the cpu if the object does not name one.
 Device device_of(nb::handle object, const char* argument) {
   const nb::object device = nb::getattr(object, "__dlpack_device__", nb::none());
   if (device.is_none()) return kCpu;
   const nb::object pair = device();
   if (!PyTuple_Check(pair.ptr()) || NB_TUPLE_GET_SIZE(pair.ptr()) != 2)
-    raise_type_error(fmt::format("{}.__dlpack_device__() must give two ints", argument));
+    raise_type_error(fmt::format("{}.__dlpack_device__() must return two ints", argument));
   const nb::object type = pair[0];
   const nb::object index = pair[1];
   const long number = PyLong_AsLong(type.ptr());  // enums as well

@@ -8,15 +8,15 @@
 
 namespace onecopy::python {
 
-/// The onecopy.DType of that name. REQUIRES: the GIL.
+/// Returns the onecopy.DType of the dtype. REQUIRES: the GIL.
 nb::object dtype_object(DType dtype);
 
-/// Does numpy have this type itself? Otherwise the package ml_dtypes may.
+/// Returns whether numpy has the dtype. The package ml_dtypes adds others.
 bool is_native_to_numpy(DType dtype) noexcept;
 
-/// The element of the buffer protocol (PEP 3118), e.g. "f"; null for dtypes that it lacks.
+/// Returns the format of the buffer protocol (PEP 3118), e.g. "f"; null for dtypes that it lacks.
 const char* buffer_format(DType dtype) noexcept;
-/// The reverse, for elements in the machine's byte order; empty for records, text, long double etc.
+/// Returns the dtype of a format, for elements in the machine's byte order; empty for records, text, long double etc.
 std::optional<DType> parse_buffer_format(const char* format, std::size_t element_size) noexcept;
 
 }  // namespace onecopy::python

@@ -17,8 +17,8 @@ namespace {
 /// REQUIRES: is_shareable(tensor).
 std::vector<Stream> order_of(const Tensor& tensor) { return as_shared(*tensor.block().group()).order(); }
 
-/// One exported block, with the number of its exports, which own it together. Exports of the block in the order of
-/// other streams are kept as well until the last one goes. So all streams that it was exported to are waited for.
+/// An exported block. Its exports own it together. It also keeps the block in the order of the streams of all exports
+/// until the last export is released, which then waits for all these streams.
 class Export final : public BlockGroup {
  public:
   explicit Export(const Tensor& tensor)
@@ -49,11 +49,12 @@ class Export final : public BlockGroup {
   std::vector<BlockRef> others_;             ///< the block in the order of other streams
   std::vector<std::vector<Stream>> orders_;  ///< of all of them
   const std::span<std::byte> memory_;
-  Access access_;  ///< the most that was exported
+  Access access_;  ///< the highest access that was exported
   std::uint64_t references_ = 0;
 };
 
-/// Lock order: nothing else is locked while the mutex here is. Never destroyed: arrays may outlive us.
+/// The exported blocks by address. Lock order: no other lock is taken while its mutex is held. Never destroyed, since
+/// arrays may outlive the module.
 class Exports {
  public:
   static Exports& instance() {
@@ -90,7 +91,7 @@ class Exports {
     last.reset(&entry);
   }
 
-  /// The block that has all of [begin, begin + bytes), and its access.
+  /// Returns the block that contains all of [begin, begin + bytes), and its access.
   std::optional<std::pair<BlockRef, Access>> find(const std::byte* begin, std::size_t bytes) {
     ReleasableLock lock(mutex_);
     auto after = by_address_.upper_bound(begin);

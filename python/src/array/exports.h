@@ -5,15 +5,16 @@
 
 #include "onecopy/memory/tensor.h"
 
-/// Our blocks that other libraries see through DLPack or the buffer protocol. They are found again by address, so
-/// that sharing an array of numpy or jax that lies in one costs no copy. Thread safety: all functions may be called
+/// The blocks that other libraries access through DLPack or the buffer protocol. They are found again by address, so
+/// that sharing an array of numpy or jax in one of them needs no copy. Thread safety: all functions may be called
 /// concurrently, with or without the GIL.
 namespace onecopy::python {
 
-/// The tensor on a reference that is counted here, to be exported. Memory of other libraries comes back as it is.
+/// Returns the tensor on a reference that is counted here, to be exported. Returns a tensor on memory of another
+/// library unchanged.
 Tensor exported(const Tensor& tensor);
 
-/// The array as a tensor on our block that it lies in; empty if there is none, or it was never exported.
+/// Returns the array as a tensor on the exported block that it lies in; empty if there is none.
 std::optional<Tensor> find_exported(const TensorView& view);
 
 }  // namespace onecopy::python

@@ -16,7 +16,7 @@ namespace {
   throw nb::python_error();
 }
 
-/// Takes one key after another, from the first dimension to the last.
+/// Applies the keys one after the other, from the first dimension to the last.
 class Selection {
  public:
   explicit Selection(const Tensor& tensor) : tensor_(tensor) {}
@@ -32,7 +32,7 @@ class Selection {
                     short_repr(key)));
   }
 
-  /// How many dimensions `...` stands for.
+  /// Computes the number of dimensions that `...` stands for.
   void expect(std::size_t consuming) {
     if (consuming > tensor_.layout().ndim())
       raise_index_error(fmt::format("{} indices for {}, which has {} dimensions", consuming,

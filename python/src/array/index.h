@@ -6,9 +6,8 @@
 
 namespace onecopy::python {
 
-/// The part of a tensor that `key` names in Python's way: ints, slices with positive steps, `...`, None, and tuples
-/// of those. Shares the memory. Raises IndexError for an index out of range, TypeError for other keys. REQUIRES: the
-/// GIL.
+/// Returns the part of a tensor that `key` selects, on the same memory: an int, a slice with a positive step, `...`,
+/// None, or a tuple of them. Raises IndexError for an index out of range, TypeError for other keys. REQUIRES: the GIL.
 Tensor part(const Tensor& tensor, nb::handle key);
 
 }  // namespace onecopy::python

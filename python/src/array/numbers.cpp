@@ -17,7 +17,7 @@
 namespace onecopy::python {
 namespace {
 
-/// How a float of at most 16 bits is put together.
+/// The format of a float of at most 16 bits.
 struct SmallFloat {
   enum class Special : std::uint8_t {
     ieee,           ///< the largest exponent means infinity and NaN
@@ -141,7 +141,7 @@ double real(DType dtype, nb::handle number, const char* argument) {
   refuse(dtype, number, argument, "a number");
 }
 
-/// The real and the imaginary part.
+/// Returns the real and the imaginary part.
 std::array<double, 2> complex(DType dtype, nb::handle number, const char* argument) {
   const bool converts = !PyComplex_Check(number.ptr()) && nb::hasattr(number, "__complex__");
   const nb::object value = converts ? number.attr("__complex__")() : nb::borrow(number);

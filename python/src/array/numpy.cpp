@@ -32,17 +32,17 @@ nb::object ml_dtype(DType dtype) {
                   name));
 }
 
-/// Reinterprets the elements as unsigned ints, which numpy has.
+/// Returns the elements as unsigned ints, which numpy supports.
 Tensor as_bits(const Tensor& tensor) {
   const DType bits = size_of(tensor.dtype()) == 1 ? DType::u8 : DType::u16;
   return {tensor.block(), tensor.data(), Layout(bits, tensor.shape(), tensor.strides()), tensor.device(),
           tensor.access()};
 }
 
-/// A copy of fewer bytes by pickle costs less than a block of shared memory and its item.
+/// The number of bytes below which a pickle costs less than a block of shared memory.
 constexpr std::size_t kSmallest = std::size_t{64} << 10;
 
-/// Are the elements numbers that tensors have, in this machine's byte order?
+/// Returns whether the elements are numbers of a tensor's dtype in this machine's byte order.
 bool has_plain_elements(nb::handle array) {
   const nb::object dtype = array.attr("dtype");
   if (!nb::cast<bool>(dtype.attr("isnative"))) return false;
@@ -54,7 +54,7 @@ bool is_column_major(nb::handle array) {
   return nb::cast<bool>(flags.attr("f_contiguous")) && !nb::cast<bool>(flags.attr("c_contiguous"));
 }
 
-/// A view with the dimensions in the opposite order.
+/// Returns a view with the dimensions in reverse order.
 Tensor transposed(const Tensor& tensor) {
   std::vector<std::int64_t> shape(tensor.shape().rbegin(), tensor.shape().rend());
   std::vector<std::int64_t> strides(tensor.strides().rbegin(), tensor.strides().rend());
@@ -79,7 +79,7 @@ Tensor SharedArray::tensor() const {
 
 #if defined(Py_LIMITED_API)
 
-/// The stable ABI shows no names of types. An array exists only where numpy has been imported.
+/// Returns numpy.ndarray, or null if numpy is not imported. The stable ABI gives no access to names of types.
 static PyTypeObject* imported_ndarray() noexcept {
   static PyObject* const name = PyUnicode_InternFromString("numpy");       // each put() asks
   PyObject* const numpy = PyDict_GetItem(PyImport_GetModuleDict(), name);  // borrowed

@@ -11,33 +11,33 @@
 
 namespace onecopy::python {
 
-/// Is it one of numpy's own numbers, such as numpy.int64(3)? Their item() is Python's. Imports nothing.
-/// REQUIRES: the GIL.
+/// Returns whether the value is a numpy scalar, such as numpy.int64(3), whose item() is a Python number. Does not
+/// import numpy. REQUIRES: the GIL.
 bool is_numpy_scalar(nb::handle value);
 
-/// Exactly numpy.ndarray: subclasses have more content than their elements. Imports nothing. REQUIRES: the GIL.
+/// Returns whether the object is exactly a numpy.ndarray, since subclasses may have more content. Does not import
+/// numpy. REQUIRES: the GIL.
 bool is_ndarray(PyObject* object) noexcept;
 
 /// Returns whether the object is exactly a numpy.ndarray, and not writable. REQUIRES: the GIL.
 bool is_read_only_array(PyObject* object);
 
-/// The tensor as a numpy.ndarray on the same memory, read-only if the tensor is. bfloat16 and the 8-bit
-/// floats become the types of ml_dtypes; throws unsupported without that package. Imports numpy.
-/// REQUIRES: the GIL.
+/// Returns the tensor as a numpy.ndarray on the same memory, read-only if the tensor is. bfloat16 and the 8-bit floats
+/// become types of ml_dtypes; throws unsupported if the package is not installed. Imports numpy. REQUIRES: the GIL.
 nb::object to_numpy(const Tensor& tensor);
 
-/// In messages, beside the flags of the torch bridge: a numpy.ndarray. No other flag may be set.
+/// The flag of a numpy.ndarray in messages, next to the flags of the torch bridge. No other flag may be set with it.
 inline constexpr std::uint32_t kNumpyFlag = 32;
 
-/// A numpy.ndarray that goes into a message as a tensor.
+/// A numpy.ndarray that a message carries as a tensor.
 /// Thread safety: made, used and destroyed with the GIL held.
 class SharedArray {
  public:
-  /// Empty for all other objects, and for arrays that are better pickled: small ones, those of a subclass, and those
-  /// whose elements no tensor has. An array in memory of onecopy is never too small.
+  /// Returns the array. Empty for other objects, and for arrays that are better pickled: small arrays outside memory of
+  /// onecopy, subclasses, and arrays whose elements a tensor cannot have.
   static std::optional<SharedArray> of(PyObject* object);
 
-  /// The memory of onecopy that the array lies in, or else a copy in shared memory. The copy is row-major, or
+  /// Returns the memory of onecopy that the array lies in, or else a copy in shared memory. The copy is row-major, or
   /// column-major if the array is. Throws out_of_memory.
   Tensor tensor() const;
 

@@ -23,7 +23,7 @@ namespace {
 
 [[noreturn]] void refuse_array(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
 
-/// The dtype of a numpy array whose elements the buffer protocol lacks, but ml_dtypes has.
+/// Returns the dtype of a numpy array whose elements ml_dtypes defines and the buffer protocol lacks.
 std::optional<DType> extended_dtype(nb::handle object) {
   if (!is_ndarray(object.ptr())) return std::nullopt;
   const auto dtype = parse_dtype(nb::cast<std::string>(object.attr("dtype").attr("name")));
@@ -31,14 +31,14 @@ std::optional<DType> extended_dtype(nb::handle object) {
   return dtype;
 }
 
-/// The name in numpy, or else the letters of the buffer protocol.
+/// Returns the name of the elements in numpy, or else their format of the buffer protocol.
 std::string name_of_elements(nb::handle memoryview) {
   const nb::object dtype = nb::getattr(memoryview.attr("obj"), "dtype", nb::none());
   if (dtype.is_none()) return fmt::format("format '{}'", nb::str(memoryview.attr("format")).c_str());
   return fmt::format("dtype {}", nb::str(dtype).c_str());
 }
 
-/// The advice of the error about elements of such a format.
+/// Returns what to do about elements of an unsupported format, for the error.
 const char* advice(std::string_view format) {
   if (format == "O")
     return "they are references to objects of this process: make them numbers with .astype(), or put the "
@@ -53,7 +53,7 @@ const char* advice(std::string_view format) {
   return "convert them to little-endian numbers first, with .astype()";
 }
 
-/// The remedy for arrays of numpy's dates and times, which are 64-bit numbers.
+/// Returns what to do about arrays of numpy's dates and times, which are 64-bit numbers.
 std::string advice_for_times(nb::handle object) {
   if (!is_ndarray(object.ptr())) return {};
   const nb::object dtype = nb::getattr(object, "dtype");
@@ -63,7 +63,7 @@ std::string advice_for_times(nb::handle object) {
                      nb::str(dtype).c_str());
 }
 
-/// A view of the array's memory, given back when it goes.
+/// A buffer of the array's memory, which the destructor releases.
 class Buffer {
  public:
   explicit Buffer(nb::handle memoryview) : memoryview_(memoryview) {
@@ -99,14 +99,14 @@ class Buffer {
   Py_buffer view_{};
 };
 
-/// cupy's arrays look like buffers, and refuse to be one.
+/// Returns whether the array is on a device. cupy's arrays have the buffer protocol, but raise when it is used.
 bool is_on_a_device(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack_device__")) return false;
   const nb::object device = object.attr("__dlpack_device__")();
   return nb::cast<int>(device[0]) != 1;  // kDLCPU
 }
 
-/// The elements as a tensor of ours, if they are that.
+/// Returns the elements as a tensor of onecopy if they lie in its memory.
 std::optional<Tensor> find_ours(DType dtype, const StridedView& elements, Access access) {
   const auto size = static_cast<std::int64_t>(elements.element_size);
   std::vector<std::int64_t> strides;
@@ -166,8 +166,8 @@ Source Source::of_buffer(nb::handle object, const char* argument, std::optional<
   return source;
 }
 
-/// numpy has types, such as datetime64, that it does not export as buffers. jax has some that DLPack has and buffers
-/// lack, such as bfloat16.
+/// Reads an array that does not export a buffer: numpy does not export some types, such as datetime64, and jax has
+/// types that only DLPack supports, such as bfloat16.
 Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
   constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
   if (!nb::hasattr(object, "__dlpack__"))

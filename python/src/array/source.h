@@ -9,26 +9,26 @@
 
 namespace onecopy::python {
 
-/// An array of any library while its elements are read: a onecopy tensor, or an object with the buffer protocol
-/// (numpy, bytearray, array) or DLPack (torch, jax, cupy). Thread safety: none; made and destroyed with the GIL held.
+/// An array of any library whose elements are read: a onecopy tensor, or an object with the buffer protocol (numpy,
+/// bytearray, array) or DLPack (torch, jax, cupy). Thread safety: none; made and destroyed with the GIL held.
 /// Move-only.
 class Source {
  public:
-  /// Empty if the object is no array at all. Throws unsupported, naming `argument`, for elements, byte orders and
-  /// devices that onecopy lacks.
+  /// Returns the array of an object. Empty if the object is not an array. Throws unsupported, with `argument` in the
+  /// message, for elements, byte orders and devices that onecopy does not support.
   static std::optional<Source> of(nb::handle object, const char* argument);
 
   DType dtype() const noexcept { return dtype_; }
   const std::vector<std::int64_t>& shape() const noexcept { return elements_.shape; }
   Device device() const noexcept { return tensor_ ? tensor_->device() : kCpu; }
-  /// The array itself if it lies in shared memory already.
+  /// Returns the array itself if it lies in shared memory already.
   const std::optional<Tensor>& ours() const noexcept { return ours_; }
 
-  /// A tensor of our own: the array itself, another library's memory of a device in place, or else a copy, row-major.
-  /// Copies large ones without the GIL.
+  /// Returns a tensor of onecopy: the array itself, memory of another library on a device in place, or else a row-major
+  /// copy. Large copies release the GIL.
   Tensor shared() const;
   Tensor copied() const;
-  /// REQUIRES: equal dtype and shape.
+  /// Copies the elements to a tensor. REQUIRES: equal dtype and shape.
   void copy_to(const Tensor& target) const;
 
  private:
@@ -45,10 +45,10 @@ class Source {
   StridedView elements_;
 };
 
-/// Throws unsupported for a numpy.ma.MaskedArray: its memory is that of all elements, also of those masked.
+/// Throws unsupported for a numpy.ma.MaskedArray, whose memory also contains the masked elements.
 void refuse_masked(nb::handle object, const char* argument);
 
-/// Copies large arrays without the GIL. REQUIRES: equal shape and element size.
+/// Copies the elements. Large copies release the GIL. REQUIRES: equal shape and element size.
 void copy_with_gil(const StridedView& to, const StridedView& from);
 
 }  // namespace onecopy::python

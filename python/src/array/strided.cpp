@@ -10,14 +10,14 @@
 namespace onecopy::python {
 namespace {
 
-/// A dimension of two arrays that are walked along together.
+/// A dimension of two arrays that are traversed together.
 struct Step {
   std::int64_t count;
   std::int64_t to;
   std::int64_t from;
 };
 
-/// The dimensions, outermost first, without those of size 1. Neighbours are joined if both arrays allow.
+/// Returns the dimensions, outermost first, without those of size 1. Joins neighbours if both arrays allow it.
 std::vector<Step> steps(const StridedView& to, const StridedView& from) {
   std::vector<Step> joined;
   for (std::size_t i = 0; i < to.shape.size(); ++i) {
@@ -64,14 +64,14 @@ void copy_apart(const StridedView& to, const StridedView& from) noexcept {
   copy_steps(to.data, from.data, walked, to.element_size);
 }
 
-/// Do both lie row by row without gaps? std::memmove() takes care of overlaps then.
+/// Returns whether both are contiguous, so that std::memmove() can copy them even if they overlap.
 bool is_one_row(const StridedView& to, const StridedView& from) {
   const std::vector<Step> walked = steps(to, from);
   const auto bytes = static_cast<std::int64_t>(to.element_size);
   return walked.empty() || (walked.size() == 1 && walked[0].to == bytes && walked[0].from == bytes);
 }
 
-/// From the lowest byte of any element to past the highest. REQUIRES: elements.
+/// Returns the addresses from the lowest byte of any element to past the highest. REQUIRES: the view is not empty.
 std::pair<const std::byte*, const std::byte*> extent(const StridedView& view) noexcept {
   const std::byte* begin = view.data;
   const std::byte* end = view.data + view.element_size;
@@ -82,7 +82,7 @@ std::pair<const std::byte*, const std::byte*> extent(const StridedView& view) no
   return {begin, end};
 }
 
-/// Copies the elements of `from` row by row, and holds them until they are written.
+/// Copies the elements of `from` to a buffer, and writes them from there.
 void copy_by_way_of_another(const StridedView& to, const StridedView& from) {
   const auto bytes = static_cast<std::size_t>(from.count()) * from.element_size;
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -125,7 +125,7 @@ void copy_elements(const StridedView& to, const StridedView& from) {
   copy_apart(to, from);
 }
 
-/// One element is written, and then copied to all others as an array of stride 0.
+/// Writes one element, and copies it to all others as an array with strides of 0.
 void fill(const StridedView& to, const Element& value) noexcept {
   if (to.count() == 0) return;
   StridedView same{const_cast<std::byte*>(value.data()), to.shape,

@@ -9,11 +9,11 @@
 
 #include "onecopy/memory/tensor.h"
 
-/// Moving elements between arrays of any strides.
+/// Copies elements between arrays of any strides.
 /// Thread safety: all functions may be called concurrently on different memory, with or without the GIL.
 namespace onecopy::python {
 
-/// Elements without their meaning. Unlike those of a Layout, the strides are bytes and may be negative.
+/// An array of elements of any dtype. Unlike in a Layout, the strides are in bytes and may be negative.
 struct StridedView {
   std::byte* data = nullptr;  ///< element 0
   std::vector<std::int64_t> shape;
@@ -25,13 +25,14 @@ struct StridedView {
 
 StridedView strided(const Tensor& tensor);
 
-/// May the two have an element in common?
+/// Returns whether the two may share an element.
 bool overlap(const StridedView& a, const StridedView& b) noexcept;
 
-/// If both overlap, the result is as if `from` had been copied before. REQUIRES: equal shape and element size.
+/// Copies the elements. If both overlap, the result is as if `from` had been copied first. REQUIRES: equal shape and
+/// element size.
 void copy_elements(const StridedView& to, const StridedView& from);
 
-/// The bytes of one element; as many of them count as the dtype has.
+/// The bytes of one element, of which the dtype uses the first.
 using Element = std::array<std::byte, 16>;
 void fill(const StridedView& to, const Element& value) noexcept;
 
