@@ -108,7 +108,7 @@ std::vector<CopyRange> GraphCall::ranges_in(Arguments arguments) const {
   return ranges;
 }
 
-/// A tensor as any other of torch's: record_stream() must work.
+/// Allocates a result through torch's own allocator, so that record_stream() works.
 nb::object GraphCall::make_fresh(const Source& source, CopyRange& range) const {
   const TensorFacts& facts = source.facts;
   const auto tensor = shim_.empty_strided(facts.sizes(), facts.strides(), facts.dtype, facts.device_type,
@@ -125,7 +125,7 @@ void GraphCall::set(const std::vector<GraphNode>& nodes, std::span<const CopyRan
   }
 }
 
-/// A node keeps its ranges from call to call. REQUIRES: the lock.
+/// Sets the ranges of the nodes if they differ from the last call. REQUIRES: the lock.
 void GraphCall::set_if_changed(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges,
                                std::vector<CopyRange>& last) const {
   const auto is_same = [](const CopyRange& a, const CopyRange& b) {

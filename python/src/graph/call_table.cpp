@@ -116,7 +116,8 @@ void GraphCallTable::add(nb::handle arguments, nb::object call) {
   if (make_key(items.data(), items.size())) std::swap(calls_[key_], call);  // the old one ends last
 }
 
-/// An end of a call may run Python, and a traverse() of the table: so it ends behind the table's back.
+/// Removes a call. It is released after the table has changed, since its destructor may run Python code that traverses
+/// the table.
 void GraphCallTable::remove(nb::handle call) {
   const nb::object kept = nb::borrow(call);
   std::erase_if(calls_, [&](const auto& entry) { return entry.second.is(call); });
@@ -162,7 +163,7 @@ std::vector<GraphNode> nodes_of(const Handles& handles) {
   return nodes;
 }
 
-/// Copies each range of memory onto itself, in the stream that is captured: nodes whose ranges are set later.
+/// Adds nodes to the capture of the stream that copy each range of memory onto itself; their ranges are set later.
 Handles capture_copies(nb::handle device, std::uintptr_t stream,
                        const std::vector<std::pair<std::uintptr_t, std::size_t>>& memory) {
   const Device on = device_arg(device, "device");
@@ -242,7 +243,7 @@ nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
 
 void bind_call(nb::module_& m) {
   nb::class_<GraphCall>(m, "_GraphCall", nb::type_slots(slots<GraphCall>),
-                        "The calls of one captured graph.")
+                        "A captured graph, and its calls.")
       .def(
           "__init__",
           [](GraphCall* self, nb::object lock, nb::handle device, std::uintptr_t executable,
@@ -279,7 +280,7 @@ void bind_call(nb::module_& m) {
           },
           nb::arg("value").none())
       .def("run", &run, nb::arg("arguments"), nb::arg("launcher") = nb::none(),
-           "A tensor for each source. With the lock.")
+           "Runs the graph and returns a tensor for each source. REQUIRES: the lock.")
       .def(
           "is_in_place",
           [](const GraphCall& call, nb::handle arguments) { return call.is_in_place(items_of(arguments)); },

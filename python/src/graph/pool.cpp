@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Memory of captures for torch's CUDA allocator. torch finds the two functions at the end by name and calls them on
-// any thread, with or without the GIL, as onecopy/graphs/_pool.py describes.
+// SPDX-License-Identifier: Apache-2.0 Serves captures of torch's CUDA allocator. torch finds the two functions at the
+// end of the file by name, and calls them on any thread, with or without the GIL; see onecopy/graphs/_pool.py.
 #include "graph/pool.h"
 
 #include <fmt/format.h>
@@ -32,7 +31,7 @@ struct PoolBytes {
   static void destroy(DLManagedTensorVersioned* self) { delete static_cast<PoolBytes*>(self->manager_ctx); }
 };
 
-/// The pools that torch may ask for or give back to. Never destroyed: torch gives memory back until the end.
+/// The pools from which torch allocates and to which it frees. Never destroyed, since torch frees memory until the end.
 struct Pools {
   static Pools& instance() {
     static Pools* const pools = new Pools;
@@ -127,7 +126,7 @@ void* GraphPool::add(std::size_t bytes) {
   return reinterpret_cast<void*>(segment);
 }
 
-/// The last segment lets go of the pool, when its lock is free again.
+/// Removes a segment. The last one releases the pool after the lock was released.
 bool GraphPool::remove(std::uintptr_t segment) {
   std::shared_ptr<GraphPool> last;
   const LockGuard lock(mutex_);
@@ -168,7 +167,8 @@ void GraphPool::free(void* segment) noexcept {
     auto next = pools.by_base.upper_bound(at);
     if (next != pools.by_base.begin()) pool = std::prev(next)->second->weak_from_this().lock();
   }
-  if (!pool || !pool->remove(at)) log_warning("torch gave back {}, which is of no capture", segment);
+  if (!pool || !pool->remove(at))
+    log_warning("torch freed {}, which does not belong to a capture", segment);
 }
 
 }  // namespace onecopy::python

@@ -30,7 +30,7 @@
 namespace onecopy::python::torch {
 namespace {
 
-/// How storages came into our memory.
+/// Counts how storages came into shared memory.
 struct Counters {
   std::uint64_t moved = 0;           ///< copied once and exchanged in place
   std::uint64_t moved_by_torch = 0;  ///< torch made a file for it, which we adopted: a descriptor each
@@ -55,9 +55,9 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
   return without_gil([&] { return copy(view); });
 }
 
-/// Keeps memory that is copied without the GIL from being freed under the copy. If several threads move one storage
-/// at once, the quickest leaves the former memory here, and it goes with the last of them. Thread safety: with the
-/// GIL held. A forked child does not wait for its parent's threads.
+/// Keeps memory that is copied without the GIL from being freed during the copy. If several threads move a storage at
+/// once, the fastest leaves the former memory here, and the last one releases it. Thread safety: used with the GIL
+/// held. A forked child does not wait for its parent's threads.
 class StorageMove {
  public:
   explicit StorageMove(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
@@ -71,11 +71,11 @@ class StorageMove {
     entries_.erase(at_);
   }
 
-  /// May another thread free the memory before this one is done? torch's own way to move a storage does.
+  /// Returns whether another thread moves the storage, too, and may free the memory when torch moves it.
   bool is_beside_another() const { return at_->second.threads > 1; }
-  /// The storage's former memory stays until all movers are done.
+  /// Keeps the storage's former memory until all threads that move it are done.
   void leave(nb::object former) { at_->second.former = std::move(former); }
-  /// Does another thread move the storage that begins there?
+  /// Returns whether a thread moves the storage at this address.
   static bool is_under_way(const std::byte* begin) {
     const auto at = all()->find(begin);
     return at != all()->end() && at->second.first != std::this_thread::get_id();
@@ -101,16 +101,16 @@ class StorageMove {
 
 const ForkHook StorageMove::kForkHook{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
 
-/// A new storage on a whole block. REQUIRES: u8[size].
+/// Returns a new storage on a whole block. REQUIRES: `bytes` is u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {
   nb::object storage = torch.storage_of(storages().lend(torch, bytes));
   storages().assign(torch, storage, onecopy::storage(bytes).data());
   return storage;
 }
 
-/// From here on `storage` has the memory of `bytes`. Its former memory is freed a moment later, unless a caller may have
-/// a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
-/// thread was quicker: then the storage does not begin at `before` any more.
+/// From here on `storage` has the memory of `bytes`. Its former memory is freed a moment later, unless a caller may
+/// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if
+/// another thread was quicker: then the storage does not begin at `before` any more.
 bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
           StorageMove& moving) {
   nb::object lent = torch.storage_of(storages().lend(torch, bytes));
@@ -123,14 +123,14 @@ bool give(const Api& torch, nb::handle storage, const std::byte* before, const T
   return true;
 }
 
-/// The storage stays where torch has it, which is another mapping than ours.
+/// Leaves the storage in torch's own mapping of the memory of `bytes`.
 Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::uint64_t& counter) {
   storages().pair(torch, storage, bytes);
   ++counter;
   return bytes;
 }
 
-/// One thread at a time, since torch frees memory that others may be copying. Empty if there was another.
+/// Makes torch move the storage. Empty if another thread moves it, since torch frees memory that others may copy.
 std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
   if (StorageMove::is_under_way(begin)) {
     without_gil([] { std::this_thread::yield(); });
@@ -147,7 +147,7 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
               "tensor");
 }
 
-/// Moves a storage that is not in our memory; empty if another thread was quicker.
+/// Moves a storage into memory of onecopy; empty if another thread was faster.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
   if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
   StorageMove moving(begin);
@@ -162,7 +162,7 @@ std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begi
   return bytes;
 }
 
-/// Where a storage, or the elements of a tensor, are now.
+/// The current memory of a storage, or of the elements of a tensor.
 struct Range {
   std::byte* begin;
   std::size_t size;
@@ -173,19 +173,20 @@ Range range_of(const Api& torch, nb::handle storage) {
   return {torch.data(storage), torch.nbytes(storage)};
 }
 
-/// The block that begins there, of memory that is lent to torch or was shared in place.
+/// Returns the block at the beginning of the range, if torch uses it or its memory was shared in place.
 std::optional<Tensor> known_at(const Api& torch, const Range& range, Device device) {
   auto block = storages().block_at(torch, range.begin);
   if (!block && device != kCpu) block = storages().adopted_at(range.begin, range.size, device);
   return block;
 }
 
-/// A storage that torch made on memory of ours which it has through numpy or DLPack: maybe a part of a block.
+/// Returns the block of a storage that torch made on memory of onecopy through numpy or DLPack; it may cover only a
+/// part.
 std::optional<Tensor> lent_elsewhere(const Range& range, Device device) {
   return find_exported({range.begin, row_of_bytes(range.size), device, Access::read_write});
 }
 
-/// A storage of the CPU is moved there, by us or by a thread that is quicker.
+/// Returns the block of a storage on the CPU, which this thread or a faster one moves.
 Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
   for (;;) {
     if (!range.begin) refuse_no_memory();
@@ -195,7 +196,7 @@ Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
   }
 }
 
-/// Memory of a device is shared in place, and kept while any process has it.
+/// Shares memory of a device in place. The memory is kept while any process holds it.
 Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const Range& range) {
   const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
   Tensor bytes = adopt(view, kept(nb::borrow(storage)));
@@ -203,7 +204,7 @@ Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const 
   return bytes;
 }
 
-/// The block that a storage lies in, shared first if needed. `looked_at`: none is known there.
+/// Returns the block that a storage lies in, and shares it first if needed. `looked_at`: no block is known there.
 Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
   if (device == kCpu) storages().keep_in_place();
   const Range range = range_of(torch, storage);
@@ -224,7 +225,7 @@ bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_lea
       "before serializing (e.g., putting it on the queue).");
 }
 
-/// Empty if flags cannot describe it: hooks.
+/// Returns the flags of a tensor. Empty if it has hooks, which flags cannot express.
 std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType dtype) {
   std::uint32_t flags = kTorch;
   if (torch.is_parameter(tensor.ptr())) flags |= kParameter;
@@ -238,18 +239,18 @@ std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType
   return flags;
 }
 
-/// The storage of this process for the block that begins there. A block that is used on two devices may have one
-/// address on both, and has a storage for each.
+/// Returns the storage of this process for the block at this address. A block that is used on two devices may have the
+/// same address on both, and has one storage for each.
 nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
   nb::object storage = storages().storage_at(torch, begin);
   if (device == kCpu || !storage.is_valid()) return storage;
   return torch.device_of_storage(storage) == device ? storage : nb::object();
 }
 
-/// The host's memory as a card has it. The block's own storage here is the host's.
+/// Returns a tensor of a card on memory of the host. The block's own storage belongs to the host.
 nb::object view_of_host(const Api& torch, const Tensor& tensor) {
   if (!Api::can_import(tensor.layout().dtype()))
-    throw Error(ErrorCode::unsupported, "this torch makes no tensors of this dtype on memory of others");
+    throw Error(ErrorCode::unsupported, "this torch cannot make tensors of this dtype on foreign memory");
   return torch.import(to_dlpack_versioned(tensor));
 }
 
@@ -260,7 +261,7 @@ nb::object view_of_host(const Api& torch, const Tensor& tensor) {
                           device.str()));
 }
 
-/// A tensor on the block's own storage here, made if this is the first.
+/// Returns a tensor on the block's storage in this process, which it makes at the first call.
 nb::object plain(const Api& torch, const Tensor& tensor) {
   if (is_view(tensor)) return view_of_host(torch, tensor);
   const std::span<std::byte> block = onecopy::storage(tensor);
@@ -279,7 +280,7 @@ nb::object plain(const Api& torch, const Tensor& tensor) {
   return opened;
 }
 
-/// A plain tensor there, and nothing else: in inference mode and in functorch's transforms torch makes others.
+/// Returns a plain tensor, or nothing in inference mode and in functorch's transforms, where torch makes others.
 nb::object twin_of(const Api& torch, const Tensor& tensor) {
   try {
     nb::object twin = plain(torch, tensor);
@@ -293,7 +294,7 @@ nb::object twin_of(const Api& torch, const Tensor& tensor) {
   }
 }
 
-/// Is it a storage that this thread may copy and leave, in memory that no block is known for?
+/// Returns whether this thread may copy the storage and leave it, and no block is known for its memory.
 bool is_to_be_moved_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
                           const Range& range) {
   return !torch.is_shared_by_torch(storage) && torch.is_ordinary(tensor) && !known_at(torch, range, kCpu) &&
@@ -353,7 +354,7 @@ bool is_any_tensor(PyObject* object) {
 
 namespace {
 
-/// Its elements are read conjugated or negated.
+/// Returns whether the tensor is lazily conjugated or negated.
 bool has_lazy_bits(const Api& torch, PyObject* tensor, DType dtype) {
   return ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) || torch.is_neg(tensor);
 }
@@ -370,7 +371,7 @@ std::optional<Copyable> copyable(PyObject* object) {
 
 namespace {
 
-/// Copies that others are done with go at the next timer else.
+/// Releases copies that other processes no longer hold now, instead of at the next timer.
 void take_back_copies() {
   if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
   drop_unneeded();
@@ -382,13 +383,13 @@ Tensor with_room(const Layout& layout, Device home) {
   return {made.block(), made.data(), layout, home, made.access()};
 }
 
-/// Of a card that is out of reach, full, or not here.
+/// Returns whether the error means that a card is unreachable, full or missing.
 bool is_no_room(ErrorCode code) {
   return code == ErrorCode::unsupported || code == ErrorCode::out_of_memory ||
          code == ErrorCode::out_of_mappings || code == ErrorCode::invalid_argument;
 }
 
-/// A card that two processes share is to do the copy without changing between them.
+/// Copies a tensor to memory of the card `home`. A card that two processes share need not switch between them for it.
 Tensor written_to(Device home, const Copyable& from) {
   const Stream stream = current_stream(from.device);
   return without_gil([&] {
@@ -556,15 +557,15 @@ bool record_stream(PyObject* tensor, Stream stream) {
 namespace onecopy::python {
 namespace {
 
-/// Its opener has a torch storage for the whole block, and counts elements from there. A tensor without elements has
-/// no block that tells where it begins.
+/// Returns whether the tensor's offset in its block is a multiple of the element size: the opener's torch storage
+/// covers the whole block, and counts elements from its beginning. False for a tensor without elements.
 bool begins_with_an_element(const Tensor& tensor) {
   if (tensor.layout().numel() == 0) return false;
   const auto offset = static_cast<std::size_t>(tensor.as<std::byte>() - onecopy::storage(tensor).data());
   return offset % size_of(tensor.dtype()) == 0;
 }
 
-/// Looks at the handle only: it describes the whole tensor.
+/// Reduces a plain tensor to a handle, which describes the whole tensor.
 nb::object reduce_shared(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr()) || !nb::cast<bool>(tensor.attr("is_cpu"))) return nb::none();
   auto shared = torch::share(tensor.ptr());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of onecopy for torch's CUDA allocator. torch finds the two functions by name and calls them on any thread,
-// with or without the GIL, as onecopy/torch.py describes.
+// Serves torch's CUDA allocator from memory of onecopy. torch finds the two functions by name, and calls them on any
+// thread, with or without the GIL; see onecopy/torch.py.
 #include <sys/types.h>
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Our memory that torch has, by address. Thread safety: all members may be called concurrently. Never destroyed:
-/// torch gives memory back until the end.
+/// The memory that torch has allocated, by address. Thread safety: all members may be called concurrently. Never
+/// destroyed, since torch frees memory until the end.
 class LentToTorch {
  public:
   static LentToTorch& instance() {
@@ -32,7 +32,7 @@ class LentToTorch {
     return begin;
   }
 
-  /// Empty for memory that is not ours.
+  /// Removes and returns the memory at this address. Empty for other memory.
   Tensor take(void* begin) {
     const LockGuard lock(mutex_);
     auto node = blocks_.extract(begin);
@@ -44,7 +44,7 @@ class LentToTorch {
   std::unordered_map<void*, Tensor> blocks_ GUARDED_BY(mutex_);
 };
 
-/// torch reports "out of memory" itself, and tries again when it has given back memory.
+/// Allocates memory for torch. On failure torch frees cached memory and retries, or raises its own out-of-memory error.
 void* allocate(ssize_t size, int device) noexcept {
   try {
     const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
@@ -58,7 +58,7 @@ void* allocate(ssize_t size, int device) noexcept {
   return nullptr;
 }
 
-/// The block is free once the stream has passed this point, and no other process has it any more.
+/// Frees the block once the stream has passed this point and no other process holds the block.
 void give_back(void* begin, void* stream) noexcept {
   try {
     const Tensor ordered = record_stream(LentToTorch::instance().take(begin), {stream});
