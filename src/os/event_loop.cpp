@@ -27,7 +27,7 @@ void say_once(const std::exception& e) {
   constexpr std::size_t kMaxTexts = 64;
   thread_local std::set<std::string> said;
   if (said.size() >= kMaxTexts) said.clear();
-  const std::string text = fmt::format("onecopy's watch thread: {}", e.what());
+  const std::string text = fmt::format("a background thread of onecopy: {}", e.what());
   const auto* error = dynamic_cast<const Error*>(&e);
   const bool is_lack = error && error->code() == ErrorCode::out_of_descriptors;
   if (said.insert(is_lack ? "no descriptors" : text).second) log_warning(text);
@@ -97,9 +97,9 @@ void EventLoop::ensure_thread() {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& e) {
     throw Error(ErrorCode::out_of_memory,
-                fmt::format("cannot start onecopy's watch thread: {}; raise the limit of processes "
+                fmt::format("cannot start the thread {}: {}; raise the limit of processes "
                             "(`ulimit -u`) or of address space (`ulimit -v`)",
-                            e.what()),
+                            thread_name_, e.what()),
                 e.code().value(), ErrorDomain::posix);
   }
 }

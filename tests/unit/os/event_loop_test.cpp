@@ -174,7 +174,7 @@ std::map<std::string, int> said;
 
 int times_said(const std::string& text) {
   const std::lock_guard lock(said_mutex);
-  return said["onecopy's watch thread: " + text];
+  return said["a background thread of onecopy: " + text];
 }
 
 /// Throws the given errors, in order, each time that `event` is set.
