@@ -10,6 +10,9 @@
 A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
 version at fixed addresses, and ``draft()`` returns the memory of the next version. The publisher,
 the readers and each half of the keeper may be killed at any time: published versions stay.
+
+Another process opens an object by its name. If a tensor of the store is shared in another way, by
+a queue or ``onecopy.share()``, the other process gets a copy.
 """
 
 from __future__ import annotations

@@ -311,3 +311,18 @@ def test_the_keeper_ends_when_it_is_told_to(store, place):
     store.stop()
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in halves.values()))
     assert not (place / "keeper").exists()
+
+
+def test_a_tensor_of_the_store_that_is_shared_otherwise_is_a_copy(store):
+    store.publish("a", values(1))
+    live = store.follow("a")
+    tensor = live["layer.1"]
+    place = tensor.data_ptr()
+    other = onecopy.open(onecopy.share(tensor), framework="torch")
+    assert torch.equal(other, tensor)
+    with store.draft("a") as draft:
+        draft["layer.1"].fill_(2)
+    live.update()
+    assert tensor.data_ptr() == place
+    assert float(tensor[0, 0]) == 2
+    assert float(other[0, 0]) == 1

@@ -135,6 +135,10 @@ class Watch {
   friend class Store;
 };
 
+/// Returns whether an address lies in memory of the store that this process has mapped: such memory is shared by its name
+/// in the store, and must not be moved or replaced. Thread safety: may be called concurrently.
+bool is_stored(const void* at) noexcept;
+
 /// A version as listings show it.
 struct VersionInfo {
   std::uint64_t number = 0;

@@ -21,6 +21,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
+#include "onecopy/store/store.h"
 #include "os/fork_hook.h"
 #include "share/session.h"
 #include "torch/torch_api.h"
@@ -441,6 +442,11 @@ std::optional<FlaggedTensor> share(PyObject* object) {
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
+  if (stored::is_stored(
+          data)) {  // it stays where the store has it, so that a follower's tensors stay its own
+    Tensor copied = without_gil([&] { return copy(TensorView{data, layout, device, Access::read_only}); });
+    return FlaggedTensor{std::move(copied), *flags};
+  }
   std::optional<Range> elements;
   if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
     elements = Range{data, layout.extent_bytes()};

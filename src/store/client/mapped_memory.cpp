@@ -4,15 +4,49 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
+#include "os/mutex.h"
 #include "store/format/message.h"
 
 namespace onecopy::stored {
 namespace {
 
 constexpr std::uint64_t kChunk = std::uint64_t{1} << 30;
+
+/// The ranges of this process that are memory of the store. Thread safety: all members may be called concurrently. Never
+/// destroyed: tensors live until the end.
+class StoredRanges {
+ public:
+  static StoredRanges& all() {
+    static StoredRanges* const ranges = new StoredRanges;
+    return *ranges;
+  }
+  void add(const std::byte* begin, std::size_t bytes) {
+    const LockGuard lock(mutex_);
+    ends_[begin] = begin + bytes;
+    count_.store(ends_.size(), std::memory_order_relaxed);
+  }
+  void remove(const std::byte* begin) noexcept {
+    const LockGuard lock(mutex_);
+    ends_.erase(begin);
+    count_.store(ends_.size(), std::memory_order_relaxed);
+  }
+  bool has(const void* at) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    const LockGuard lock(mutex_);
+    const auto after = ends_.upper_bound(static_cast<const std::byte*>(at));
+    return after != ends_.begin() && at < std::prev(after)->second;
+  }
+
+ private:
+  std::atomic<std::size_t> count_{0};
+  Mutex mutex_;
+  std::map<const std::byte*, const std::byte*> ends_ GUARDED_BY(mutex_);
+};
 
 std::uint64_t rounded(std::uint64_t bytes, std::uint64_t unit) noexcept {
   return (bytes + unit - 1) / unit * unit;
@@ -51,7 +85,14 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
   map();
+  StoredRanges::all().add(data(), size_);
 }
+
+MappedMemory::~MappedMemory() {
+  if (size_ != 0) StoredRanges::all().remove(data());
+}
+
+bool is_stored(const void* at) noexcept { return StoredRanges::all().has(at); }
 
 void MappedMemory::map() {
   std::size_t at = 0;

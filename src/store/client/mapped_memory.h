@@ -47,7 +47,7 @@ class MappedMemory final : public BlockGroup {
   using Chunks = std::vector<std::unique_ptr<PhysicalChunk>>;
 
   MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading);
-  ~MappedMemory() = default;
+  ~MappedMemory();
   void map();
   void unmap() noexcept;
 
