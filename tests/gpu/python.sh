@@ -117,7 +117,7 @@ run_all() {
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
     start tests-graphs 300 bash -c 'pytest_on test_cuda_graphs.py python/tests/test_graphs.py python/tests/test_graphs_faults.py'
     for name in cpu cuda; do
-      start "tests-graphs-fuzz-$name" 400 env ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
+      start "tests-graphs-fuzz-$name" 400 env ONECOPY_TEST_PATIENCE=300 ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
         bash -c "pytest_on test_graphs_fuzz.py -k $name"
     done
     names+=(tests tests-devices tests-torch tests-graphs tests-graphs-fuzz-cpu tests-graphs-fuzz-cuda)
