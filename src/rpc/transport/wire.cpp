@@ -8,7 +8,10 @@
 #include <cstring>
 #include <vector>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "onecopy/share/share.h"
 #include "rpc/message.h"
 
 namespace onecopy::rpc {
@@ -34,6 +37,14 @@ void change_deadline(Message& message, Change&& change) {
   if (tail.deadline == 0) return;
   tail.deadline = change(tail.deadline);
   store(at, tail);
+}
+
+Tensor on_host(const Tensor& tensor, Stream stream) {
+  if (tensor.device() == kCpu) return tensor;
+  Tensor copy = empty(Layout(tensor.dtype(), tensor.shape()));
+  backend(tensor.device().type).synchronize(tensor.device().index, stream);
+  copy_into(tensor.view(), copy.view());
+  return copy;
 }
 
 std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
@@ -88,6 +99,12 @@ ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes) {
   if (head.tensors > kMaxTensors || head.data_bytes > std::min(kMaxDataBytes, max_bytes))
     refuse_frame("is of too large a message");
   return head;
+}
+
+Message on_host(const Message& message, Stream stream) {
+  Message copy{message.tag, message.data, {}};
+  for (const Tensor& tensor : message.tensors) copy.tensors.push_back(on_host(tensor, stream));
+  return copy;
 }
 
 void check_can_cross(const Message& message) {

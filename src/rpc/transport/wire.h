@@ -34,6 +34,9 @@ Layout cut_layout(ByteSpan& rest);
 /// Throws protocol for a head of too large a message.
 ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
 
+/// Returns the message with copies in memory of the CPU in the place of tensors of devices. Waits for the work that the stream
+/// has now.
+Message on_host(const Message& message, Stream stream);
 /// Throws invalid_argument for a message with too many tensors, or too many plain bytes.
 void check_can_cross(const Message& message);
 /// Changes the deadline of a call from a point in time to the time that is left. Hosts have different clocks.

@@ -9,8 +9,8 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/owner/shared_blocks.h"
 #include "share/owner/holds.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 

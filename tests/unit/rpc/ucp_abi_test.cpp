@@ -17,8 +17,8 @@
       offsetof(ucp_request_param_t, memory_type), sizeof(ucp_am_handler_param_t),                        \
       offsetof(ucp_am_handler_param_t, cb), sizeof(ucp_am_recv_param_t), sizeof(ucs_status_t),           \
       std::uint64_t(UCS_ERR_BUSY), std::uint64_t(UCS_ERR_LAST), UCS_THREAD_MODE_SERIALIZED,              \
-      UCS_MEMORY_TYPE_HOST, UCS_MEMORY_TYPE_CUDA, UCP_PARAM_FIELD_FEATURES, UCP_FEATURE_WAKEUP,          \
-      UCP_FEATURE_AM, UCP_WORKER_PARAM_FIELD_THREAD_MODE, UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,             \
+      UCS_MEMORY_TYPE_HOST, UCP_PARAM_FIELD_FEATURES, UCP_FEATURE_WAKEUP, UCP_FEATURE_AM,                \
+      UCP_WORKER_PARAM_FIELD_THREAD_MODE, UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,                             \
       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE, UCP_EP_PARAM_FIELD_ERR_HANDLER, UCP_ERR_HANDLING_MODE_PEER,  \
       UCP_OP_ATTR_FIELD_CALLBACK, UCP_OP_ATTR_FIELD_USER_DATA, UCP_OP_ATTR_FIELD_FLAGS,                  \
       UCP_OP_ATTR_FIELD_MEMORY_TYPE, UCP_AM_RECV_ATTR_FLAG_DATA, UCP_AM_RECV_ATTR_FLAG_RNDV,             \

@@ -10,9 +10,7 @@
 
 #include <utility>
 
-#include "device/backend.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "os/log.h"
 #include "rpc/message.h"
@@ -36,15 +34,6 @@ void limit_unsent(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kBytes, sizeof kBytes);
 }
 
-/// Returns the tensor in memory of the CPU. Waits for the work that the stream has.
-Tensor on_host(const Tensor& tensor, Stream stream) {
-  if (tensor.device() == kCpu) return tensor;
-  Tensor made = empty(Layout(tensor.dtype(), tensor.shape()));
-  backend(tensor.device().type).synchronize(tensor.device().index, stream);
-  copy_into(tensor.view(), made.view());
-  return made;
-}
-
 }  // namespace
 
 TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
@@ -59,8 +48,7 @@ TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::mill
 }
 
 void TlsLink::put(const Message& message, Stream stream, Deadline until) {
-  Message lent{message.tag, message.data, {}};
-  for (const Tensor& tensor : message.tensors) lent.tensors.push_back(on_host(tensor, stream));
+  Message lent = on_host(message, stream);
   if (is_closed()) return;
   const bool has_tensors = !lent.tensors.empty();
   const bool is_in_order =

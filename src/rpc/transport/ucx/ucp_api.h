@@ -105,7 +105,7 @@ struct ucp_am_handler_param_t {
 
 inline constexpr ucs_status_t UCS_OK = 0, UCS_INPROGRESS = 1, UCS_ERR_BUSY = -15, UCS_ERR_LAST = -100;
 inline constexpr int UCS_THREAD_MODE_SERIALIZED = 1;
-inline constexpr int UCS_MEMORY_TYPE_HOST = 0, UCS_MEMORY_TYPE_CUDA = 1;
+inline constexpr int UCS_MEMORY_TYPE_HOST = 0;
 inline constexpr std::uint64_t UCP_PARAM_FIELD_FEATURES = 1 << 0;
 inline constexpr std::uint64_t UCP_FEATURE_WAKEUP = 1 << 4, UCP_FEATURE_AM = 1 << 6;
 inline constexpr std::uint64_t UCP_WORKER_PARAM_FIELD_THREAD_MODE = 1 << 0;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "channel/ring/ring_wait.h"
-#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/random.h"
@@ -22,12 +21,6 @@ std::uint64_t random_number() {
   std::uint64_t number = 0;
   random_bytes(std::as_writable_bytes(std::span(&number, 1)));
   return number;
-}
-
-/// Waits for the work of the stream: UCX reads memory of cards outside of streams.
-void wait_for_stream(const Message& message, Stream stream) {
-  for (const Tensor& tensor : message.tensors)
-    if (tensor.device() != kCpu) backend(tensor.device().type).synchronize(tensor.device().index, stream);
 }
 
 }  // namespace
@@ -76,9 +69,8 @@ void UcxChannel::connect(ByteSpan address, Handlers handlers) {
 
 void UcxChannel::send(const Message& message, Stream stream, Deadline deadline) {
   check_can_cross(message);
-  Message outgoing{message.tag, message.data, message.tensors};
+  Message outgoing = on_host(message, stream);
   to_time_left(outgoing);
-  wait_for_stream(outgoing, stream);
   std::vector<std::uint32_t> apart;
   Bytes beginning = encode_beginning(outgoing, apart);
   constexpr std::size_t kSmall = 32 << 10;
@@ -114,7 +106,7 @@ void UcxChannel::post(std::unique_ptr<Sending> sending) {
   params.cb.send = &UcxChannel::sent;
   params.user_data = sending.get();
   params.flags = sending->bytes.empty() ? ucx::UCP_AM_SEND_FLAG_RNDV : 0;
-  params.memory_type = sending->bytes.empty() ? memory_type_of(sending->tensor) : ucx::UCS_MEMORY_TYPE_HOST;
+  params.memory_type = ucx::UCS_MEMORY_TYPE_HOST;
   void* const outcome = worker_.library_.ucp_am_send_nbx(endpoint_, 0, &sending->head, sizeof sending->head,
                                                          sending->data(), sending->size(), &params);
   if (outcome && !ucx::is_error(outcome)) {

@@ -5,20 +5,14 @@
 #include <cstring>
 #include <utility>
 
-#include "device/backend.h"
 #include "onecopy/share/share.h"
 #include "rpc/message.h"
 
 namespace onecopy::rpc {
 namespace {
 
-/// The place of a tensor, behind its layout.
-struct Place {
-  std::uint8_t device = 0;  ///< a DeviceType, of the sender
-  std::uint8_t is_apart = 0;
-  std::int16_t index = 0;
-};
-static_assert(sizeof(Place) == 4);
+/// Tells where the bytes of a tensor are, behind its layout: 1 in a message of their own, 0 in the beginning.
+using Place = std::uint32_t;
 
 /// Tensors up to this size go with the beginning of their message.
 constexpr std::uint64_t kMaxInBeginning = 8 << 10;
@@ -28,22 +22,10 @@ bool is_in_order(std::uint32_t tag) noexcept {
   return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
 }
 
-/// Returns whether there is that card here, too. A message for another card is copied there when it is read.
-bool has_card(std::int16_t index) {
-  const auto cards = backend(DeviceType::cuda).devices();
-  return std::ranges::any_of(cards, [&](const DeviceInfo& info) { return info.device.index == index; });
-}
-
-Device device_of(const Place& place) {
-  const bool is_cuda = place.device == static_cast<std::uint8_t>(DeviceType::cuda);
-  return is_cuda && has_card(place.index) ? Device{DeviceType::cuda, place.index} : kCpu;
-}
-
 /// A tensor whose layout has gaps lies in a row of bytes.
-Tensor make_tensor(const Layout& layout, Device device) {
-  if (layout.is_contiguous()) return empty(layout, device);
-  return empty(Layout(DType::u8, {static_cast<std::int64_t>(layout.extent_bytes())}), device)
-      .with_layout(layout);
+Tensor make_tensor(const Layout& layout) {
+  if (layout.is_contiguous()) return empty(layout);
+  return empty(Layout(DType::u8, {static_cast<std::int64_t>(layout.extent_bytes())})).with_layout(layout);
 }
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
@@ -62,10 +44,9 @@ Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart
     const Tensor& tensor = message.tensors[i];
     append_layout(out, tensor.layout());
     const std::uint64_t bytes = tensor.layout().extent_bytes();
-    const bool is_apart = bytes != 0 && (tensor.device() != kCpu || bytes > kMaxInBeginning);
-    const Place place{static_cast<std::uint8_t>(tensor.device().type), is_apart, tensor.device().index};
-    append_bytes(out, std::as_bytes(std::span(&place, 1)));
-    if (is_apart) apart.push_back(i);
+    const Place is_apart = bytes > kMaxInBeginning ? 1 : 0;
+    append_bytes(out, std::as_bytes(std::span(&is_apart, 1)));
+    if (is_apart != 0) apart.push_back(i);
     else within.emplace_back(bytes_of(tensor));
   }
   for (const ByteSpan bytes : within) append_bytes(out, bytes);
@@ -90,12 +71,12 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
   std::uint64_t all = head.data_bytes;
   for (std::uint32_t i = 0; i < head.tensors; ++i) {
     const Layout layout = cut_layout(beginning);
-    const auto place = load<Place>(cut_bytes(beginning, sizeof(Place)).data());
+    const auto is_apart = load<Place>(cut_bytes(beginning, sizeof(Place)).data());
     all += std::min(layout.extent_bytes(), kMaxMessageBytes);
     if (all > kMaxMessageBytes) refuse_frame("is of too large a message");
-    message.tensors.push_back(make_tensor(layout, place.is_apart != 0 ? device_of(place) : kCpu));
-    incoming.apart.push_back(place.is_apart != 0 ? layout.extent_bytes() : 0);
-    incoming.missing += place.is_apart != 0 ? 1 : 0;
+    message.tensors.push_back(make_tensor(layout));
+    incoming.apart.push_back(is_apart != 0 ? layout.extent_bytes() : 0);
+    incoming.missing += is_apart != 0 ? 1 : 0;
   }
   const ByteSpan data = cut_bytes(beginning, head.data_bytes);
   message.data.assign(data.begin(), data.end());

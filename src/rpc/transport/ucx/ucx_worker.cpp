@@ -178,7 +178,7 @@ bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
                         ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   params.cb.recv_am = &UcxWorker::landed;
   params.user_data = landing.get();
-  params.memory_type = offer.head.piece == 0 ? ucx::UCS_MEMORY_TYPE_HOST : memory_type_of(landing->tensor);
+  params.memory_type = ucx::UCS_MEMORY_TYPE_HOST;
   void* const into =
       offer.head.piece == 0 ? static_cast<void*>(landing->bytes.data()) : landing->tensor.data();
   void* const outcome = library_.ucp_am_recv_data_nbx(worker_, offer.data, into, offer.bytes, &params);

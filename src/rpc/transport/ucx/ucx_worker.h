@@ -29,10 +29,6 @@ struct UcxHead {
 };
 static_assert(sizeof(UcxHead) == 24);
 
-inline int memory_type_of(const Tensor& tensor) noexcept {
-  return tensor.device().type == DeviceType::cuda ? ucx::UCS_MEMORY_TYPE_CUDA : ucx::UCS_MEMORY_TYPE_HOST;
-}
-
 /// The UCX context and worker of this process: the channels send through it, and it receives for all of them.
 ///
 /// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the event
