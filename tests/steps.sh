@@ -104,6 +104,7 @@ release_steps() {
   step "release: build" build release || return 0
   step "release: layers link downwards" build release onecopy_arrows || true
   step "release: headers are self-contained" build release onecopy_headers || true
+  find_ucx
   ctest_step "release: tests" release
 }
 

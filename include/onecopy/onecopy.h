@@ -21,3 +21,4 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "onecopy/share/to_device.h"
+#include "onecopy/store/store.h"

@@ -503,7 +503,7 @@ TEST_F(CudaBetweenProcesses, MemoryThatCannotBeSharedIsRefusedInWords) {
     expect_refusal(ErrorCode::unsupported, {"managed", "copy"},
                    [&] { adopt(view_of(managed, 10), nullptr); });
     std::int64_t host[10] = {};
-    expect_refusal(ErrorCode::invalid_argument, {"of the host"},
+    expect_refusal(ErrorCode::invalid_argument, {"host memory"},
                    [&] { adopt(view_of(reinterpret_cast<testing::CUdeviceptr>(host), 10), nullptr); });
     expect_refusal(ErrorCode::unsupported, {"copy"}, [&] {
       adopt({host, Layout(DType::i64, {10}), kCpu, Access::read_write}, nullptr);

@@ -22,7 +22,7 @@
 namespace onecopy {
 namespace {
 
-thread_local std::optional<Dial>* early = nullptr;
+thread_local std::optional<Dial>* early_dial = nullptr;
 
 [[noreturn]] void refuse_other_user(unsigned uid) {
   throw Error(
@@ -64,23 +64,23 @@ Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
 }
 
 EarlyDial::EarlyDial(const ProcessId& to) noexcept {
-  if (early) return;
+  if (early_dial) return;
   try {
     call_.emplace(to, std::chrono::milliseconds(0));
-    early = &call_;
+    early_dial = &call_;
   } catch (const std::exception&) {  // see above
   }
 }
 
 EarlyDial::~EarlyDial() {
-  if (call_) early = nullptr;  // no connection took it
+  if (call_) early_dial = nullptr;  // no connection took it
 }
 
-bool EarlyDial::is_waiting() noexcept { return early != nullptr; }
+bool EarlyDial::is_waiting() noexcept { return early_dial != nullptr; }
 
 std::optional<Dial> EarlyDial::take(const ProcessId& to) noexcept {
-  if (!early || (*early)->to != to) return {};
-  return std::exchange(*std::exchange(early, nullptr), {});
+  if (!early_dial || (*early_dial)->to != to) return {};
+  return std::exchange(*std::exchange(early_dial, nullptr), {});
 }
 
 namespace {

@@ -229,7 +229,7 @@ TEST(Agent, LearnsThatAMemberWasKilled) {
   Future future = agent.call_async("callee", "wait");
   EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
   callee.kill();
-  expect_refusal(ErrorCode::peer_died, {"callee has ended while it was called"}, [&] { future.get(); });
+  expect_refusal(ErrorCode::peer_died, {"callee has ended", "while it was called"}, [&] { future.get(); });
   expect_refusal(ErrorCode::peer_died, {"callee has ended"},
                  [&] { agent.call("callee", "add one", number(1)); });
 }
