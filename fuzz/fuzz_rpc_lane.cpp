@@ -99,7 +99,7 @@ void do_work(Node& node) {
     if (work.is_in_order) node.end_order();
     if (is_end(work)) return;
     if (work.kind == Work::Kind::call) {
-      require(work.function != nullptr && work.function->text.size() <= kMostNameBytes,
+      require(work.function != nullptr && work.function->name().size() <= kMostNameBytes,
               "a call has a function");
       node.answer(*work.from, work.call, Status::value, std::move(work.message));
     }
@@ -120,7 +120,7 @@ void run(ByteSpan rest) {
   Member& member = *node.find(0);
   std::vector<CallRef> calls;
   for (const bool is_settled_by_worker : {false, true}) {
-    calls.push_back(node.call(member, {{}, "f"}, kForever));
+    calls.push_back(node.call(member, {{}, node.functions().of("f")}, kForever));
     if (is_settled_by_worker) node.want(calls.back());
   }
   constexpr int kMostMessages = 64;  // that a ring has room for

@@ -89,8 +89,8 @@ bool UcxWorker::is_forked() const noexcept { return current_pid() != pid_; }
 void UcxWorker::stop() noexcept {
   if (!worker_ || is_forked()) return;
   loop_.remove(fd_);
-  constexpr std::chrono::seconds kPatience{1};
-  const Deadline end = Deadline::after(kPatience);
+  constexpr std::chrono::seconds kTimeToCancel{1};
+  const Deadline end = Deadline::after(kTimeToCancel);
   const LockGuard lock(using_);
   while (under_way_ != 0 && !end.has_passed())
     if (!progress()) std::this_thread::yield();

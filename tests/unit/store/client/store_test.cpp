@@ -179,7 +179,7 @@ class KilledPublisher : public StoreTest {};
 TEST_P(KilledPublisher, LeavesAWholeVersionOrNone) {
   Store store = start();
   publish(store, kCpu, 1);
-  Child publisher([this] {
+  Child publisher([] {
     onecopy::testing::die_at(GetParam().c_str());
     Store mine = Store::connect({.autostart = false});
     publish(mine, kCpu, 2);
