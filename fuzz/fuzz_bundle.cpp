@@ -83,15 +83,15 @@ Bytes sealed(ByteSpan input) {
   Bytes bytes(input.begin(), input.end());
   if (bytes.size() < 64) return bytes;
   std::byte* at = bytes.data();
-  store(at, kStart);
-  store(at + 24, std::uint64_t{bytes.size()});
+  write_value(at, kStart);
+  write_value(at + 24, std::uint64_t{bytes.size()});
   const std::uint64_t others = load<std::uint32_t>(at + 32) * std::uint64_t{48} +
                                load<std::uint32_t>(at + 36) * std::uint64_t{64} +
                                load<std::uint64_t>(at + 40) + load<std::uint64_t>(at + 48);
-  store(at + 56, bytes.size() - 64 - others);
-  store(at + 8, std::uint32_t{0});
-  store(at + 12, crc32c(ByteSpan(bytes).subspan(64)));
-  store(at + 8, crc32c(ByteSpan(bytes).first(64)));
+  write_value(at + 56, bytes.size() - 64 - others);
+  write_value(at + 8, std::uint32_t{0});
+  write_value(at + 12, crc32c(ByteSpan(bytes).subspan(64)));
+  write_value(at + 8, crc32c(ByteSpan(bytes).first(64)));
   return bytes;
 }
 

@@ -29,10 +29,10 @@ Bytes sealed(ByteSpan input) {
   static constexpr std::uint8_t kStart[] = {'1', 'C', 'O', 'P', 'Y', 0, 1, 0};
   Bytes bytes(input.begin(), input.end());
   if (bytes.size() < 128) return bytes;
-  store(bytes.data(), kStart);
-  store(bytes.data() + 8, static_cast<std::uint32_t>(bytes.size()));
-  store(bytes.data() + 12, std::uint32_t{0});
-  store(bytes.data() + 12, crc32c(bytes));
+  write_value(bytes.data(), kStart);
+  write_value(bytes.data() + 8, static_cast<std::uint32_t>(bytes.size()));
+  write_value(bytes.data() + 12, std::uint32_t{0});
+  write_value(bytes.data() + 12, crc32c(bytes));
   return bytes;
 }
 

@@ -13,7 +13,7 @@ void check_row(const ItemRow& row) {
   if (row.segment == kWholeHandle) return;
   require(row.layout.extent_bytes() <= static_cast<std::size_t>(INT64_MAX), "extents have 63 bits");
   Bytes again(sizeof(ItemHead) + encoded_size(row));
-  store(again.data(), ItemHead{0, 0, 1, 0});
+  write_value(again.data(), ItemHead{0, 0, 1, 0});
   require(encode(row, again.data() + sizeof(ItemHead)) == again.data() + again.size(),
           "a row has its size");
   ItemReader reader(again);

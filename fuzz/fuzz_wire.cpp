@@ -57,7 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const ByteSpan input = fuzz::span_of(data, size);
   fuzz::check_packet(input);
   Bytes packet(input.begin(), input.end());
-  if (packet.size() >= sizeof(wire::Head)) store(packet.data() + 4, wire::kVersion);
+  if (packet.size() >= sizeof(wire::Head)) write_value(packet.data() + 4, wire::kVersion);
   fuzz::check_packet(packet);
   fuzz::check_description(std::string(reinterpret_cast<const char*>(data), size));
   return 0;

@@ -103,7 +103,7 @@ void write_sample_file(const std::string& path, const LoadProgress& progress) {
   for (const auto& [tensor_name, layout] : rows) {
     tensors.emplace_back(tensor_name, TensorView{at, layout, kCpu, Access::read_only});
     for (const std::byte* end = at + layout.nbytes(); at < end; at += 8)
-      store(at, numbers_from(noise.next(), layout.dtype()));
+      write_value(at, numbers_from(noise.next(), layout.dtype()));
     progress(static_cast<std::uint64_t>(at - memory.data()), total);
   }
   write_safetensors(path, tensors);

@@ -32,15 +32,15 @@ struct StoreOptions {
 };
 using Options = std::shared_ptr<StoreOptions>;  // owners: the parser, which fills it in, and the command
 
-stored::Store connect(bool autostart = false) {
-  return stored::Store::connect({autostart, "/proc/self/exe"});
+store::Store connect(bool autostart = false) {
+  return store::Store::connect({autostart, "/proc/self/exe"});
 }
 
 int serve(const StoreOptions& options) {
-  stored::ServeOptions serve;
+  store::ServeOptions serve;
   serve.limits.bytes = options.max_bytes;
   serve.in_background = options.in_background;
-  stored::serve(stored::Place::of_this_user(), serve);
+  store::serve(store::Place::of_this_user(), serve);
   return 0;
 }
 
@@ -55,7 +55,7 @@ int put(const StoreOptions& options) {
       interrupts.check();
     });
   }
-  stored::PublishOptions publish;
+  store::PublishOptions publish;
   publish.keep = options.keep;
   publish.attributes["source"] = options.path;
   const auto number = connect(true).publish(options.name, loaded.tensors, publish);
@@ -64,7 +64,7 @@ int put(const StoreOptions& options) {
   return 0;
 }
 
-nlohmann::json json_of(const stored::ObjectInfo& object) {
+nlohmann::json json_of(const store::ObjectInfo& object) {
   nlohmann::json versions = nlohmann::json::array();
   for (const auto& v : object.versions)
     versions.push_back({{"version", v.number},
@@ -76,7 +76,7 @@ nlohmann::json json_of(const stored::ObjectInfo& object) {
   return {{"name", object.name}, {"current", object.current}, {"versions", versions}};
 }
 
-void print_table(const std::vector<stored::ObjectInfo>& objects) {
+void print_table(const std::vector<store::ObjectInfo>& objects) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   Table table({{"OBJECT", Align::left, true},
                {"VERSION", Align::right},
@@ -94,7 +94,7 @@ void print_table(const std::vector<stored::ObjectInfo>& objects) {
 }
 
 int list(OutputFormat format) {
-  std::vector<stored::ObjectInfo> objects;
+  std::vector<store::ObjectInfo> objects;
   try {
     objects = connect().list();
   } catch (const Error& error) {
@@ -114,7 +114,7 @@ int list(OutputFormat format) {
 
 int watch(const StoreOptions& options) {
   Interrupts interrupts;
-  stored::Watch changes = connect(true).watch(options.name);
+  store::Watch changes = connect(true).watch(options.name);
   while (!interrupts.pending()) {
     const auto number = changes.next(std::chrono::milliseconds(200));
     if (!number) continue;

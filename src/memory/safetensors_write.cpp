@@ -152,7 +152,7 @@ void write_safetensors(const std::string& path, std::span<const Named> tensors,
                 fmt::format("a name or metadata is not UTF-8: {}", printable(error.what())));
   }
   Bytes length(8);
-  store<std::uint64_t>(length.data(), json.size());
+  write_value<std::uint64_t>(length.data(), json.size());
   ReplacingFile file(path);
   write_all(file.fd(), length);
   write_all(file.fd(), std::as_bytes(std::span(json)));

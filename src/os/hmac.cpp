@@ -43,7 +43,7 @@ class Sha256 {
     buffer_[filled_++] = std::byte{0x80};
     if (filled_ > kBlock - 8) pad_to(kBlock);
     pad_to(kBlock - 8);
-    store(buffer_.data() + kBlock - 8, __builtin_bswap64(bits));
+    write_value(buffer_.data() + kBlock - 8, __builtin_bswap64(bits));
     compress();
     Digest digest;
     for (std::size_t i = 0; i < state_.size(); ++i) {

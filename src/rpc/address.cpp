@@ -57,7 +57,7 @@ Bytes Address::to_bytes() const {
   head.host = host;
   head.endpoint_bytes = endpoint.size();
   Bytes out(sizeof head);
-  store(out.data(), head);
+  write_value(out.data(), head);
   append(out, std::as_bytes(std::span(name)));
   append(out, door_handle);
   append(out, bell_handle);
@@ -104,7 +104,7 @@ std::uint64_t this_host() {
 Bytes encode_greeting(const Address& from, const Handle& lane) {
   const Bytes address = from.to_bytes(), handle = lane.to_bytes();
   Bytes out(sizeof(std::uint32_t));
-  store(out.data(), static_cast<std::uint32_t>(address.size()));
+  write_value(out.data(), static_cast<std::uint32_t>(address.size()));
   append(out, address);
   append(out, handle);
   return out;

@@ -93,7 +93,7 @@ template <class Tail>
 void append_tail(Bytes& data, const Tail& tail) {
   const std::size_t size = data.size();
   data.resize(size + sizeof tail);
-  store(data.data() + size, tail);
+  write_value(data.data() + size, tail);
 }
 void append_name(Bytes& data, std::string_view name);
 

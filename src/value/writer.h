@@ -84,14 +84,14 @@ class Writer {
   void put(T number) {
     const std::size_t at = out_.size();
     out_.resize(at + sizeof number);
-    store(out_.data() + at, number);
+    write_value(out_.data() + at, number);
   }
   template <class T>
   void put(Tag tag, T number) {
     const std::size_t at = out_.size();
     out_.resize(at + 1 + sizeof number);
     out_[at] = static_cast<std::byte>(tag);
-    store(out_.data() + at + 1, number);
+    write_value(out_.data() + at + 1, number);
   }
   void sized(Tag small, Tag large, std::size_t size) {
     if (is_numbered(size)) put(large, static_cast<std::uint32_t>(size));

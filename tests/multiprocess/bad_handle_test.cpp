@@ -37,8 +37,8 @@ Tensor pattern() {
 
 /// With the right checksum, as a malicious writer would make it.
 Handle resealed(Bytes bytes) {
-  store(bytes.data() + 12, std::uint32_t{0});
-  store(bytes.data() + 12, crc32c(bytes));
+  write_value(bytes.data() + 12, std::uint32_t{0});
+  write_value(bytes.data() + 12, crc32c(bytes));
   return Handle::from_bytes(bytes);
 }
 
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Lies, LyingHandle, ::testing::ValuesIn(kLies),
 TEST_F(WrongHandle, AnotherVersionSaysWhichOnBothSides) {
   in_borrower([](const HandleFields& good) {
     Bytes bytes = encode(good);
-    store(bytes.data() + 6, std::uint16_t{9});
+    write_value(bytes.data() + 6, std::uint16_t{9});
     expect_refusal(ErrorCode::version_mismatch, {"version 9", "version 1", "same version"},
                    [&] { open(resealed(bytes)); });
   });

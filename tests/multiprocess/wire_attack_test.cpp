@@ -165,7 +165,7 @@ TEST_F(Attack, NothingIsServedBeforeTheProof) {
 TEST_F(Attack, AnotherProtocolVersionIsToldSo) {
   Client client(owner());
   Bytes hello = wire::pack(wire::Hello{});
-  store(hello.data() + 4, std::uint32_t{7});
+  write_value(hello.data() + 4, std::uint32_t{7});
   const Packet packet = client.ask(hello);
   expect_refusal(ErrorCode::version_mismatch, {"version 7", "same release"},
                  [&] { wire::expect(packet.bytes, Type::challenge); });
@@ -181,8 +181,8 @@ TEST_F(Attack, GarbageHalfMessagesAndGiantsDoNotHurt) {
         Bytes bytes(1 + random() % 200);
         for (std::byte& b : bytes) b = static_cast<std::byte>(random());
         if (i % 2 == 1 && bytes.size() >= 8) {  // a known type and version, cut off anywhere
-          store(bytes.data(), static_cast<std::uint32_t>(random() % 24));
-          store(bytes.data() + 4, wire::kVersion);
+          write_value(bytes.data(), static_cast<std::uint32_t>(random() % 24));
+          write_value(bytes.data() + 4, wire::kVersion);
         }
         stranger.socket.try_send(bytes);
         while (stranger.socket.try_receive()) {

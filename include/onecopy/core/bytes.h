@@ -25,8 +25,9 @@ T load(const std::byte* at) noexcept {
   return value;
 }
 
+/// Writes a trivially copyable value to an unaligned place. The caller has checked the bounds.
 template <class T>
-void store(std::byte* at, const T& value) noexcept {
+void write_value(std::byte* at, const T& value) noexcept {
   static_assert(std::is_trivially_copyable_v<T>);
   std::memcpy(at, &value, sizeof value);
 }

@@ -19,7 +19,7 @@
 
 /// Tensors under a name that outlive the process that made them. A keeper, two processes that replace each other,
 /// holds the memory of each version; it maps none of it. `onecopy store` is the same as a command.
-namespace onecopy::stored {
+namespace onecopy::store {
 
 class Client;
 
@@ -201,4 +201,4 @@ class Store {
   std::shared_ptr<Client> client_;  // shared with what was opened
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -130,7 +130,7 @@ void from_int(Element& element, DType dtype, nb::handle number, const char* argu
     if (failed || !std::in_range<T>(wide)) raise_overflow(dtype, number, argument);
     value = static_cast<T>(wide);
   }
-  store(element.data(), value);
+  write_value(element.data(), value);
 }
 
 double real(DType dtype, nb::handle number, const char* argument) {
@@ -191,7 +191,7 @@ Element from_number(DType dtype, nb::handle number, const char* argument) {
   Element element{};
   if (const auto format = small_float(dtype)) {
     const unsigned code = encode(*format, real(dtype, number, argument));
-    store(element.data(), static_cast<std::uint16_t>(code));  // little endian: 8 bits come first
+    write_value(element.data(), static_cast<std::uint16_t>(code));  // little endian: 8 bits come first
     return element;
   }
   switch (dtype) {
@@ -204,14 +204,14 @@ Element from_number(DType dtype, nb::handle number, const char* argument) {
     case DType::i32: from_int<std::int32_t>(element, dtype, number, argument); break;
     case DType::u64: from_int<std::uint64_t>(element, dtype, number, argument); break;
     case DType::i64: from_int<std::int64_t>(element, dtype, number, argument); break;
-    case DType::f32: store(element.data(), static_cast<float>(real(dtype, number, argument))); break;
+    case DType::f32: write_value(element.data(), static_cast<float>(real(dtype, number, argument))); break;
     case DType::c64: {
       const auto [real_part, imaginary] = complex(dtype, number, argument);
-      store(element.data(), std::array{static_cast<float>(real_part), static_cast<float>(imaginary)});
+      write_value(element.data(), std::array{static_cast<float>(real_part), static_cast<float>(imaginary)});
       break;
     }
-    case DType::c128: store(element.data(), complex(dtype, number, argument)); break;
-    default: store(element.data(), real(dtype, number, argument)); break;
+    case DType::c128: write_value(element.data(), complex(dtype, number, argument)); break;
+    default: write_value(element.data(), real(dtype, number, argument)); break;
   }
   return element;
 }

@@ -17,14 +17,14 @@
 namespace onecopy::python {
 namespace {
 
-nb::list names_of(const stored::Contents& contents) {
+nb::list names_of(const store::Contents& contents) {
   nb::list names;
   for (std::size_t row = 0; row < contents.size(); ++row)
     names.append(nb::str(contents.name(row).data(), contents.name(row).size()));
   return names;
 }
 
-nb::list torch_tensors(const stored::Contents& contents) {
+nb::list torch_tensors(const store::Contents& contents) {
   std::vector<torch::View> views;
   for (std::size_t row = 0; row < contents.size(); ++row)
     views.push_back({contents.layout(row), contents.offset(row)});
@@ -35,7 +35,7 @@ nb::list torch_tensors(const stored::Contents& contents) {
 }
 
 /// Returns all tensors, in order.
-nb::list tensors_of(const stored::Contents& contents, nb::handle framework) {
+nb::list tensors_of(const store::Contents& contents, nb::handle framework) {
   const Framework as =
       framework_arg(framework, "framework", torch::is_loaded() ? Framework::torch : Framework::onecopy);
   if (as == Framework::torch) return torch_tensors(contents);
@@ -64,35 +64,35 @@ Device common_device(const std::vector<std::string>& names, const std::vector<In
   return tensors.empty() ? kCpu : tensors[0].device();
 }
 
-stored::Draft new_draft(stored::Store& store, const std::string& name,
-                        const std::vector<std::string>& names, const std::vector<Incoming>& from,
-                        nb::handle device, const stored::PublishOptions& options) {
-  std::vector<stored::TensorSpec> specs;
+store::Draft new_draft(store::Store& store, const std::string& name, const std::vector<std::string>& names,
+                       const std::vector<Incoming>& from, nb::handle device,
+                       const store::PublishOptions& options) {
+  std::vector<store::TensorSpec> specs;
   for (std::size_t i = 0; i < names.size(); ++i) specs.push_back({names[i], from[i].layout()});
   const Device where = device.is_none() ? common_device(names, from) : device_arg(device, "device");
   return without_gil([&] { return store.draft(name, specs, where, options); });
 }
 
-std::vector<Tensor> tensors_in(const stored::Contents& contents) {
+std::vector<Tensor> tensors_in(const store::Contents& contents) {
   std::vector<Tensor> tensors;
   for (std::size_t row = 0; row < contents.size(); ++row) tensors.push_back(contents.tensor(row));
   return tensors;
 }
 
-std::uint64_t publish(stored::Store& store, const std::string& name, const std::vector<std::string>& names,
+std::uint64_t publish(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
-                      const stored::Texts& key, const stored::Texts& attributes, bool checksums) {
+                      const store::Texts& key, const store::Texts& attributes, bool checksums) {
   const auto from = incoming(names, tensors);
-  stored::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
+  store::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
   copy_all(from, tensors_in(draft));
   return without_gil([&] { return draft.publish(); });
 }
 
-nb::list list(stored::Store& store) {
+nb::list list(store::Store& store) {
   nb::list objects;
-  for (const stored::ObjectInfo& object : without_gil([&] { return store.list(); })) {
+  for (const store::ObjectInfo& object : without_gil([&] { return store.list(); })) {
     nb::list versions;
-    for (const stored::VersionInfo& v : object.versions) {
+    for (const store::VersionInfo& v : object.versions) {
       nb::dict version;
       version["version"] = v.number;
       version["bytes"] = v.bytes;
@@ -111,16 +111,16 @@ nb::list list(stored::Store& store) {
   return objects;
 }
 
-stored::Store connect(const std::string& command, bool autostart) {
-  return without_gil([&] { return stored::Store::connect({autostart, command}); });
+store::Store connect(const std::string& command, bool autostart) {
+  return without_gil([&] { return store::Store::connect({autostart, command}); });
 }
 
-std::uint64_t update(stored::Follower& follower, nb::handle timeout) {
+std::uint64_t update(store::Follower& follower, nb::handle timeout) {
   const auto left = deadline_of(timeout).left(std::chrono::hours(24 * 365));
   return without_gil([&] { return follower.update(left); });
 }
 
-nb::object next_version(stored::Watch& watch, nb::handle timeout) {
+nb::object next_version(store::Watch& watch, nb::handle timeout) {
   const auto number =
       wait_until(deadline_of(timeout), [&](std::chrono::nanoseconds slice) { return watch.next(slice); });
   return number ? nb::cast(*number) : nb::none();
@@ -140,19 +140,19 @@ void add_contents(Class& c) {
 }
 
 void add_version(nb::module_& m) {
-  nb::class_<stored::Version> version(m, "_StoreVersion");
+  nb::class_<store::Version> version(m, "_StoreVersion");
   add_contents(version);
-  version.def_prop_ro("number", &stored::Version::number)
-      .def_prop_ro("key", [](const stored::Version& v) { return v.key(); })
-      .def_prop_ro("attributes", [](const stored::Version& v) { return v.attributes(); })
-      .def("verify", [](const stored::Version& v) { without_gil([&] { v.verify(); }); });
-  nb::class_<stored::Follower, stored::Version>(m, "_StoreFollower")
+  version.def_prop_ro("number", &store::Version::number)
+      .def_prop_ro("key", [](const store::Version& v) { return v.key(); })
+      .def_prop_ro("attributes", [](const store::Version& v) { return v.attributes(); })
+      .def("verify", [](const store::Version& v) { without_gil([&] { v.verify(); }); });
+  nb::class_<store::Follower, store::Version>(m, "_StoreFollower")
       .def("update", &update, nb::arg("timeout").none(),
            nb::sig("def update(self, timeout: float | None) -> int"));
-  nb::class_<stored::Draft> draft(m, "_StoreDraft");
+  nb::class_<store::Draft> draft(m, "_StoreDraft");
   add_contents(draft);
-  draft.def("publish", [](stored::Draft& d) { return without_gil([&] { return d.publish(); }); });
-  nb::class_<stored::Watch>(m, "_StoreWatch")
+  draft.def("publish", [](store::Draft& d) { return without_gil([&] { return d.publish(); }); });
+  nb::class_<store::Watch>(m, "_StoreWatch")
       .def("next", &next_version, nb::arg("timeout").none(),
            nb::sig("def next(self, timeout: float | None) -> int | None"));
 }
@@ -161,7 +161,7 @@ void add_version(nb::module_& m) {
 
 /// Adds the classes of which onecopy.store is the public form.
 void init_store(nb::module_& m) {
-  using stored::Store;
+  using store::Store;
   add_version(m);
   nb::class_<Store>(m, "_Store")
       .def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
@@ -172,10 +172,10 @@ void init_store(nb::module_& m) {
       .def(
           "open",
           [](Store& s, const std::string& name, std::optional<std::uint64_t> number,
-             const stored::Texts& key) { return without_gil([&] { return s.open(name, number, key); }); },
+             const store::Texts& key) { return without_gil([&] { return s.open(name, number, key); }); },
           nb::arg("name"), nb::arg("number").none(), nb::arg("key"))
       .def("follow",
-           [](Store& s, const std::string& name, const stored::Texts& key) {
+           [](Store& s, const std::string& name, const store::Texts& key) {
              return without_gil([&] { return s.follow(name, key); });
            })
       .def("watch", &Store::watch)

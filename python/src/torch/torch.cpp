@@ -442,7 +442,7 @@ std::optional<FlaggedTensor> share(PyObject* object) {
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
-  if (stored::is_stored(
+  if (store::is_stored(
           data)) {  // it stays where the store has it, so that a follower's tensors stay its own
     Tensor copied = without_gil([&] { return copy(TensorView{data, layout, device, Access::read_only}); });
     return FlaggedTensor{std::move(copied), *flags};

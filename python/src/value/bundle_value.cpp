@@ -15,11 +15,11 @@ constexpr std::size_t kHeader = 8;
 
 Bytes BundleValue::encode() const {
   Bytes bytes(kHeader + again.size() * sizeof(std::uint32_t));
-  store(bytes.data(), kMagic);
-  store(bytes.data() + 4, tensors);
+  write_value(bytes.data(), kMagic);
+  write_value(bytes.data() + 4, tensors);
   std::byte* at = bytes.data() + kHeader;
   for (const std::uint32_t row : again) {
-    store(at, row);
+    write_value(at, row);
     at += sizeof row;
   }
   bytes.insert(bytes.end(), value.begin(), value.end());

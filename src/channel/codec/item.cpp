@@ -51,7 +51,7 @@ Form form_of(const Layout& layout) noexcept {
 template <class Size>
 std::byte* store_sizes(std::span<const std::int64_t> shape, std::byte* out) noexcept {
   for (const std::int64_t n : shape) {
-    store(out, static_cast<Size>(n));
+    write_value(out, static_cast<Size>(n));
     out += sizeof(Size);
   }
   return out;
@@ -111,13 +111,13 @@ std::size_t encoded_size(const ItemRow& row) noexcept {
 
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept {
   if (row.segment == kWholeHandle) {
-    store(out, RowStart{0, 0, static_cast<std::uint32_t>(row.handle.size()), kWholeHandle, 0, 0});
+    write_value(out, RowStart{0, 0, static_cast<std::uint32_t>(row.handle.size()), kWholeHandle, 0, 0});
     return std::copy(row.handle.begin(), row.handle.end(), out + sizeof(RowStart));
   }
   const Form form = form_of(row.layout);
-  store(out, RowStart{row.generation << 2 | form, row.tensor_offset, row.block, row.segment,
-                      static_cast<std::uint8_t>(row.layout.dtype()),
-                      static_cast<std::uint8_t>(row.layout.ndim())});
+  write_value(out, RowStart{row.generation << 2 | form, row.tensor_offset, row.block, row.segment,
+                            static_cast<std::uint8_t>(row.layout.dtype()),
+                            static_cast<std::uint8_t>(row.layout.ndim())});
   out += sizeof(RowStart);
   const auto shape = row.layout.shape();
   if (form == narrow) return store_sizes<std::uint32_t>(shape, out);
@@ -131,10 +131,10 @@ std::size_t encoded_size(const ItemOrder& order) noexcept {
 }
 
 std::byte* encode(const ItemOrder& order, std::byte* out) noexcept {
-  store(out, OrderStart{order.putter, static_cast<std::uint32_t>(order.points.size())});
+  write_value(out, OrderStart{order.putter, static_cast<std::uint32_t>(order.points.size())});
   out += sizeof(OrderStart);
   for (const ItemPoint& point : order.points) {
-    store(out, point);
+    write_value(out, point);
     out += sizeof point;
   }
   return out;

@@ -238,7 +238,7 @@ Bytes PipeHandle::to_bytes() const {
   const PipeHead head{kPipeMagic, kPipeVersion, static_cast<std::uint16_t>(parts_->end),
                       static_cast<std::uint32_t>(first.size())};
   Bytes bytes(sizeof head + first.size() + second.size());
-  store(bytes.data(), head);
+  write_value(bytes.data(), head);
   std::copy(second.begin(), second.end(),
             std::copy(first.begin(), first.end(), bytes.begin() + sizeof head));
   return bytes;

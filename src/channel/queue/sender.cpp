@@ -43,7 +43,7 @@ void check_size(const Message& message) {
 }  // namespace
 
 std::size_t Sender::Parts::write(std::byte* const begin) const {
-  store(begin, head);
+  write_value(begin, head);
   std::byte* const out = tensors.write(begin + sizeof head);
   if (!data.empty()) std::memcpy(out, data.data(), data.size());
   return static_cast<std::size_t>(out - begin) + data.size();

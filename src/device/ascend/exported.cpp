@@ -47,7 +47,7 @@ Bytes encode(const ExportedKeys& exported) {
             exported.shareable, {}};
   exported.key.copy(head.key, kKeyBytes - 1);
   Bytes bytes(sizeof head);
-  store(bytes.data(), head);
+  write_value(bytes.data(), head);
   return bytes;
 }
 

@@ -35,9 +35,9 @@ Bytes encode(const ExportedChunks& chunks) {
   Bytes bytes(sizeof(Head) + chunks.sizes.size() * sizeof(std::uint64_t));
   const Head head{kVersion, chunks.access == Access::read_only,
                   static_cast<std::uint32_t>(chunks.sizes.size()), 0, chunks.handle};
-  store(bytes.data(), head);
+  write_value(bytes.data(), head);
   for (std::size_t i = 0; i < chunks.sizes.size(); ++i)
-    store(bytes.data() + sizeof head + i * sizeof(std::uint64_t), chunks.sizes[i]);
+    write_value(bytes.data() + sizeof head + i * sizeof(std::uint64_t), chunks.sizes[i]);
   return bytes;
 }
 

@@ -36,7 +36,7 @@ void change_deadline(Message& message, Change&& change) {
   auto tail = load<CallTail>(at);
   if (tail.deadline == 0) return;
   tail.deadline = change(tail.deadline);
-  store(at, tail);
+  write_value(at, tail);
 }
 
 Tensor on_host(const Tensor& tensor, Stream stream) {

@@ -21,7 +21,7 @@ template <class T>
 void append(Bytes& out, const T& value) {
   const std::size_t at = out.size();
   out.resize(at + sizeof value);
-  store(out.data() + at, value);
+  write_value(out.data() + at, value);
 }
 
 /// The offset of the bytes to be appended. Throws if the section could not be addressed afterwards.
@@ -122,7 +122,7 @@ void BundleWriter::finish(ByteSpan structure, std::span<std::byte> out) const {
   h.names_length = name_bytes_.size();
   h.structure_length = structure.size();
   h.header_crc = header_checksum(h);
-  store(out.data(), h);
+  write_value(out.data(), h);
 }
 
 Bytes BundleWriter::finish(ByteSpan structure) const {

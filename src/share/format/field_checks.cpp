@@ -86,7 +86,8 @@ Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t n
 void store_dims(const Layout& layout, std::byte* out) noexcept {
   const auto shape = layout.shape();
   const auto strides = layout.strides();
-  for (std::size_t i = 0; i < shape.size(); ++i) store(out + i * sizeof(Dim), Dim{shape[i], strides[i]});
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    write_value(out + i * sizeof(Dim), Dim{shape[i], strides[i]});
 }
 
 }  // namespace onecopy

@@ -219,11 +219,11 @@ void encode(const HandleFields& f, std::span<std::byte> out) noexcept {
   store_dims(f.layout, out.data() + sizeof h);
   if (has_timeline(f)) {
     std::byte* at = out.data() + sizeof h + kHandleDimSize * f.layout.ndim();
-    store(at, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
-    store(at + sizeof(PartHeader), TimelinePart{f.timeline_slot, 0, f.timeline_value});
+    write_value(at, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
+    write_value(at + sizeof(PartHeader), TimelinePart{f.timeline_slot, 0, f.timeline_value});
   }
   h.crc = checksum(h, out.subspan(sizeof h));
-  store(out.data(), h);
+  write_value(out.data(), h);
 }
 
 void encode(const HandleFields& f, Bytes& out) {

@@ -34,7 +34,7 @@ bool is_answered(Type type) noexcept {
 std::uint32_t serial_of(ByteSpan packet) noexcept { return load<Head>(packet.data()).serial; }
 
 void set_serial(Bytes& packet, std::uint32_t serial) noexcept {
-  store(packet.data() + offsetof(Head, serial), serial);
+  write_value(packet.data() + offsetof(Head, serial), serial);
 }
 
 void require_size(ByteSpan packet, std::size_t size) {
@@ -83,10 +83,10 @@ void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory) {
   const std::size_t described = memory ? sizeof(Segment) + memory->blob.size() : 0;
   const std::size_t at = tail.size();
   tail.resize(at + sizeof(std::uint32_t) + described);
-  store(tail.data() + at, static_cast<std::uint32_t>(described));
+  write_value(tail.data() + at, static_cast<std::uint32_t>(described));
   if (!memory) return;
-  store(tail.data() + at + sizeof(std::uint32_t),
-        Segment{memory->size, static_cast<std::uint8_t>(memory->kind), 0, 0, memory->device});
+  write_value(tail.data() + at + sizeof(std::uint32_t),
+              Segment{memory->size, static_cast<std::uint8_t>(memory->kind), 0, 0, memory->device});
   std::copy(memory->blob.begin(), memory->blob.end(),
             tail.end() - static_cast<std::ptrdiff_t>(memory->blob.size()));
 }

@@ -221,8 +221,8 @@ Bytes pack_as(Type type, const Body& body, ByteSpan tail = {}) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const std::size_t fixed = std::is_empty_v<Body> ? 0 : sizeof(Body);
   Bytes bytes(sizeof(Head) + fixed + tail.size());
-  store(bytes.data(), Head{type});
-  if constexpr (!std::is_empty_v<Body>) store(bytes.data() + sizeof(Head), body);
+  write_value(bytes.data(), Head{type});
+  if constexpr (!std::is_empty_v<Body>) write_value(bytes.data() + sizeof(Head), body);
   std::copy(tail.begin(), tail.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof(Head) + fixed));
   return bytes;
 }

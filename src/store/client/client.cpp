@@ -10,7 +10,7 @@
 #include "store/client/start_keeper.h"
 #include "store/keeper/version_files.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::chrono::milliseconds kNextLook{2};
@@ -152,4 +152,4 @@ std::vector<Fd> Client::files_of(Reading::At at) const {
   return files;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -16,7 +16,7 @@
 #include "store/format/message.h"
 #include "store/format/place.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The time that a call waits for a keeper that is being replaced.
 inline constexpr std::chrono::seconds kKeeperPatience{10};
@@ -96,4 +96,4 @@ class Client : public std::enable_shared_from_this<Client> {
   std::list<Reading::Held> readings_ GUARDED_BY(mutex_);
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -7,7 +7,7 @@
 #include "store/client/state.h"
 #include "store/keeper/version_files.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 std::size_t Contents::size() const noexcept { return state_->table.rows.size(); }
 const std::string& Contents::name(std::size_t row) const { return state_->table.rows.at(row).name; }
@@ -100,4 +100,4 @@ std::uint64_t Follower::update(std::chrono::nanoseconds timeout) {
   return version.number;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -5,7 +5,7 @@
 
 #include "onecopy/core/error.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::chrono::microseconds kAwake{200};  // an answer comes sooner than a thread wakes up
@@ -43,4 +43,4 @@ Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadl
   return socket_.receive(deadline.whole_ms_left(kLongest));
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -8,7 +8,7 @@
 #include "store/format/message.h"
 #include "store/format/place.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// A connection to the keeper, which has proved that it knows the secret. Thread safety: none.
 class Link {
@@ -34,4 +34,4 @@ class Link {
   Welcome welcome_;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -12,7 +12,7 @@
 #include "os/mutex.h"
 #include "store/format/message.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kChunk = std::uint64_t{1} << 30;
@@ -154,4 +154,4 @@ ExportedMemory MappedMemory::export_chunks() const {
   return backend(device_.type).export_chunks(chunks_, Access::read_only);
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -11,7 +11,7 @@
 #include "onecopy/memory/block.h"
 #include "store/client/client.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The memory of a draft or a version at addresses of this process, as one block: the last reference unmaps it, and ends
 /// the reading. Other processes find it by the store alone.
@@ -60,4 +60,4 @@ class MappedMemory final : public BlockGroup {
   std::atomic<std::uint64_t> references_{1};
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -15,7 +15,7 @@
 #include "onecopy/core/error.h"
 #include "os/fd.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 /// The settings of a command whose output goes to a file of ours, and whose signals are as in a new program.
@@ -94,4 +94,4 @@ void start_keeper(const std::string& command) {
                 fmt::format("the store's keeper cannot be started: {}", text_in(output.get())));
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -3,10 +3,10 @@
 
 #include <string>
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// Runs `COMMAND store serve --background`, which returns when clients can connect. Has no effect if another process
 /// has started a keeper meanwhile. Throws unsupported with the command's own words if it fails.
 void start_keeper(const std::string& command);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

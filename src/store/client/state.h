@@ -15,7 +15,7 @@
 #include "store/client/mapped_memory.h"
 #include "store/format/table.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The state behind the public API: a table, and memory. Thread safety: as the objects of the API.
 struct Contents::State {
@@ -55,4 +55,4 @@ Device device_of(const Table& table);
 /// A checksum of each row.
 std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

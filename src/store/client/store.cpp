@@ -10,7 +10,7 @@
 #include "store/client/watch.h"
 #include "store/format/record.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 void check_key(const Texts& key, const Texts& wanted, const VersionRecord& version) {
@@ -146,4 +146,4 @@ KeeperInfo Store::keeper() {
 
 void Store::stop() { client().ask<Done>(Stop{}); }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -6,7 +6,7 @@
 #include "os/memfd.h"
 #include "store/client/state.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kMaxTable = std::uint64_t{1} << 31;
@@ -66,4 +66,4 @@ std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& 
   return checksums;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -3,7 +3,7 @@
 
 #include "onecopy/core/error.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 Watch::Watch(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
 Watch::Watch(Watch&&) noexcept = default;
@@ -40,4 +40,4 @@ std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
   }
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -7,7 +7,7 @@
 
 #include "store/client/client.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// A question on a link of its own, which the keeper answers when there is news. Thread safety: none.
 struct Watch::State {
@@ -24,4 +24,4 @@ struct Watch::State {
   std::uint64_t known = 0;  ///< the id of the version that was returned last
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

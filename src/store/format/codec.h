@@ -14,7 +14,7 @@
 
 /// The encoding of the store's messages, records and tables: field behind field, texts and lists behind their length.
 /// A struct names its fields once, in fields(), for both directions. All are read on the host that wrote them.
-namespace onecopy::stored {
+namespace onecopy::store {
 
 template <class T>
 concept Plain = std::is_arithmetic_v<T> || std::is_enum_v<T>;
@@ -153,4 +153,4 @@ T decode_fields(ByteSpan bytes, ErrorCode code, const char* what) {
   return item;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 Type type_of(ByteSpan packet) {
   Decoder decoder(packet, ErrorCode::protocol, "a message of the store");
@@ -25,4 +25,4 @@ Bytes refuse(const Error& error) {
   return pack(Refused{static_cast<std::uint8_t>(error.code()), error.what()});
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

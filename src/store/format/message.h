@@ -13,7 +13,7 @@
 
 /// The messages between a client and the keeper, one packet each: version, type, fields. A client asks one question at
 /// a time on a connection, and the keeper answers each, with `refused` where it cannot do what is asked.
-namespace onecopy::stored {
+namespace onecopy::store {
 
 inline constexpr std::uint32_t kProtocolVersion = 1;
 inline constexpr std::size_t kMaxChunks = 250;  ///< with the table, one packet takes their descriptors
@@ -203,4 +203,4 @@ Message unpack(ByteSpan packet) {
 
 Bytes refuse(const Error& error);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -14,7 +14,7 @@
 #include "os/file.h"
 #include "os/random.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 Place Place::of_this_user() {
   if (const char* const own = std::getenv("ONECOPY_STORE_DIR"); own && *own) return Place(own);
@@ -58,4 +58,4 @@ Digest Place::make_secret() const {
   return secret;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -7,7 +7,7 @@
 #include "os/hmac.h"
 #include "os/unix_socket.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The place where the keeper of this user is found: a directory that no other user may enter, with the keeper's socket and the
 /// secret that both sides prove. Thread safety: const members may be called concurrently.
@@ -35,4 +35,4 @@ class Place {
   std::string directory_;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -8,7 +8,7 @@
 #include "core/utf8.h"
 #include "store/format/codec.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::size_t kMaxName = 1024;
@@ -43,4 +43,4 @@ Record decode_record(ByteSpan bytes) {
   return record;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

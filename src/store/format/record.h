@@ -7,7 +7,7 @@
 
 #include "onecopy/core/bytes.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// Names one attempt to publish: random, so that an attempt which is repeated makes one version.
 using Token = std::array<std::uint8_t, 16>;
@@ -54,4 +54,4 @@ Bytes encode(const Record& record);
 /// Throws protocol if these are not a record's bytes.
 Record decode_record(ByteSpan bytes);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -9,7 +9,7 @@
 #include "onecopy/core/error.h"
 #include "store/format/codec.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x316C6254796E6F4F;  // "OonyTbl1"
@@ -107,7 +107,7 @@ Bytes encode(const Table& table) {
       encode_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
   bytes.insert(bytes.end(), rows.begin(), rows.end());
   bytes.insert(bytes.end(), behind.begin(), behind.end());
-  store(bytes.data() + sizeof kMagic, crc32c(ByteSpan(bytes).subspan(kCheckedFrom)));
+  write_value(bytes.data() + sizeof kMagic, crc32c(ByteSpan(bytes).subspan(kCheckedFrom)));
   return bytes;
 }
 
@@ -147,4 +147,4 @@ std::string first_difference(const std::vector<Row>& before, const std::vector<R
   return {};
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -9,7 +9,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/layout.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The tensors of a version begin at multiples of so many bytes.
 inline constexpr std::size_t kAlignment = 512;
@@ -51,4 +51,4 @@ ByteSpan layout_of(ByteSpan table) noexcept;
 /// The first difference between two layouts, in words: "'b' is float32[2] and was float32[3]"; empty if there is none.
 std::string first_difference(const std::vector<Row>& before, const std::vector<Row>& after);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 Record count_of(const std::string& name, std::uint64_t number) {
@@ -110,4 +110,4 @@ void Catalog::drop(std::uint64_t id) {
   places_.erase(place);
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

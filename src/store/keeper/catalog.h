@@ -9,7 +9,7 @@
 
 #include "store/format/record.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The objects and versions that records say exist. Knows no descriptors, readers or sockets. Thread safety: none.
 class Catalog {
@@ -56,4 +56,4 @@ class Catalog {
   std::uint64_t last_id_ = 0, last_shown_ = 0, bytes_ = 0;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

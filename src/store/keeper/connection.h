@@ -9,7 +9,7 @@
 #include "os/unix_socket.h"
 #include "store/format/message.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// A client of the worker. Thread safety: none.
 struct Connection {
@@ -25,4 +25,4 @@ struct Connection {
   std::optional<WaitForChange> watch;       ///< the question that waits for its answer
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -11,7 +11,7 @@
 #include "os/log.h"
 #include "os/poller.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -69,4 +69,4 @@ Next run_guard(Holdings& holdings, Partner& worker) {
   }
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

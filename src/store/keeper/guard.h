@@ -4,10 +4,10 @@
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The half of the keeper that holds the same descriptors as the worker, reads nothing that a client sent, and starts a
 /// new worker when the worker ends. Returns what this process does next: a child that was forked becomes the worker.
 Next run_guard(Holdings& holdings, Partner& worker);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -12,7 +12,7 @@
 #include "store/format/record.h"
 #include "store/keeper/log.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The limits that a keeper was started with.
 struct Limits {
@@ -35,4 +35,4 @@ struct Holdings {
 /// The next role of a process of the keeper.
 enum class Next : std::uint8_t { be_worker, be_guard, end };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

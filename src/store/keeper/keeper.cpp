@@ -24,7 +24,7 @@
 #include "store/keeper/partner.h"
 #include "store/keeper/worker.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr int kBacklog = 1024;
@@ -125,4 +125,4 @@ void serve(const Place& place, const ServeOptions& options) {
   if (options.in_background) ::_exit(0);
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -4,7 +4,7 @@
 #include "store/format/place.h"
 #include "store/keeper/holdings.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 struct ServeOptions {
   Limits limits;
@@ -16,4 +16,4 @@ struct ServeOptions {
 /// unsupported if there is a keeper already. REQUIRES: the process has one thread.
 void serve(const Place& place, const ServeOptions& options);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

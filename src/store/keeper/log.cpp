@@ -9,7 +9,7 @@
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 /// The fields in front of each record.
@@ -67,4 +67,4 @@ void Log::for_each(const std::function<void(const Record&)>& look) const {
   }
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -8,7 +8,7 @@
 #include "os/mapping.h"
 #include "store/format/record.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The index: records one behind the other in a memfd that both halves of the keeper have. A record counts once its
 /// size is written, which is the last step of append(): whoever is killed before that leaves no trace. A record whose
@@ -43,4 +43,4 @@ class Log {
   std::size_t end_ = 0;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -12,7 +12,7 @@
 #include "os/log.h"
 #include "os/process.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};
@@ -43,7 +43,7 @@ void Partner::reap() const noexcept {
 
 void Partner::tell(Kind kind, std::uint64_t id, std::span<const int> fds) {
   Bytes bytes(sizeof(NoteHead));
-  store(bytes.data(), NoteHead{kind, id});
+  write_value(bytes.data(), NoteHead{kind, id});
   try {
     socket_.send(bytes, fds, kPatience);
   } catch (const Error& error) {
@@ -66,4 +66,4 @@ std::optional<Partner::Note> Partner::hear() {
   }
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

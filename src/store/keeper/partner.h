@@ -9,7 +9,7 @@
 #include "os/fd.h"
 #include "os/unix_socket.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The other half of the keeper, as one half sees it: a process and a socket to it.
 ///
@@ -57,4 +57,4 @@ class Partner {
   bool is_child_;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -7,7 +7,7 @@
 #include "os/memfd.h"
 #include "store/format/message.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 void check_seals(const Fd& fd, int wanted, const char* what) {
@@ -41,4 +41,4 @@ std::vector<int> numbers_of(std::span<const Fd> fds) {
   return numbers;
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

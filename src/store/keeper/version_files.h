@@ -7,7 +7,7 @@
 #include "os/fd.h"
 #include "store/format/record.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// Checks the descriptors that came with a version: a sealed table, then chunks that together have the version's bytes.
 /// Memory of the CPU must be sealed, so that no process can write or shrink it; what belongs to a driver is
@@ -16,4 +16,4 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds);
 
 std::vector<int> numbers_of(std::span<const Fd> fds);
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

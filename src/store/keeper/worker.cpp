@@ -8,7 +8,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kFirstConnection = 3;
@@ -140,4 +140,4 @@ void Worker::send(Connection& c, const Bytes& message, std::span<const int> fds)
     throw Error(ErrorCode::protocol, "the client does not read the answers");
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -14,7 +14,7 @@
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// The half of the keeper that answers clients. Each change is a record in the index, and the guard has the descriptors
 /// of a version before the record: a new worker begins with the index and the descriptors, and with no clients, which
@@ -87,4 +87,4 @@ class Worker {
   bool is_stopping_ = false;
 };
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -9,7 +9,7 @@
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 constexpr std::size_t kListingBytes = std::size_t{128} << 10;
@@ -161,4 +161,4 @@ void Worker::watch(Connection& c, ByteSpan packet) {
   tell_watchers();
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

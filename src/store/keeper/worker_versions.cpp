@@ -8,7 +8,7 @@
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 
 /// `number` 0 is the current one.
 const Catalog::Version& Worker::require(const std::string& name, std::uint64_t number) const {
@@ -137,4 +137,4 @@ void Worker::tell_watchers() {
   }
 }
 
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

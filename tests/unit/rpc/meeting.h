@@ -25,7 +25,7 @@ inline std::string text_of(const Values& values) {
 }
 inline Values number(std::int64_t n) {
   Values values{Bytes(sizeof n), {}};
-  store(values.data.data(), n);
+  write_value(values.data.data(), n);
   return values;
 }
 inline std::int64_t number_of(const Values& values) { return load<std::int64_t>(values.data.data()); }

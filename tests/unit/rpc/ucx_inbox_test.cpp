@@ -22,7 +22,7 @@ constexpr auto kAnswer = static_cast<std::uint32_t>(Form::answer);
 /// A message whose data is its number, with a tensor of so many bytes of that value.
 Message message(std::uint64_t number, std::uint32_t tag, std::int64_t bytes) {
   Message made{tag, Bytes(sizeof number), {}};
-  store(made.data.data(), number);
+  write_value(made.data.data(), number);
   if (bytes == 0) return made;
   made.tensors.push_back(empty(Layout(DType::u8, {bytes})));
   std::fill_n(made.tensors[0].as<std::uint8_t>(), bytes, static_cast<std::uint8_t>(number));

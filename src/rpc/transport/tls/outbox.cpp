@@ -93,7 +93,7 @@ bool Outbox::next_item(Queue& queue) {
 
 void Outbox::append(FrameKind kind, ByteSpan bytes) {
   const FrameHead head{static_cast<std::uint32_t>(bytes.size()), kind};
-  store(record_.data() + record_bytes_, head);
+  write_value(record_.data() + record_bytes_, head);
   record_bytes_ += sizeof head;
   rest_ = bytes;
 }

@@ -26,7 +26,7 @@ Wanted wanted(const Address& to) { return {to.host, to.start_time, to.pid, to.nu
 
 Bytes encode_hello(const Address& to, const Hello& hello) {
   Bytes out(sizeof(HelloHead));
-  store(out.data(), HelloHead{wanted(to), hello.session});
+  write_value(out.data(), HelloHead{wanted(to), hello.session});
   const Bytes address = hello.from.to_bytes();
   out.insert(out.end(), address.begin(), address.end());
   return out;

@@ -45,7 +45,7 @@ UcxChannel::UcxChannel(std::shared_ptr<UcxWorker> worker)
 
 Bytes UcxChannel::address() const {
   Bytes out(sizeof session_);
-  store(out.data(), session_);
+  write_value(out.data(), session_);
   append_bytes(out, worker_.address());
   return out;
 }

@@ -55,7 +55,7 @@ Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart
 
 Bytes encode_question() {
   Bytes out(sizeof(ParcelHead));
-  store(out.data(), ParcelHead{kQuestion, 0, 0});
+  write_value(out.data(), ParcelHead{kQuestion, 0, 0});
   return out;
 }
 

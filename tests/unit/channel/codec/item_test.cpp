@@ -25,7 +25,7 @@ ItemRow row_of(const Layout& layout) {
 Bytes item_of(const ItemHead& head, const std::vector<ItemRow>& rows, ByteSpan data = {}) {
   Bytes item;
   item.resize(sizeof head);
-  store(item.data(), head);
+  write_value(item.data(), head);
   for (const ItemRow& row : rows) {
     const std::size_t at = item.size();
     item.resize(at + encoded_size(row));

@@ -22,7 +22,7 @@ class TensorCodecTest : public ::testing::Test {
     head.rows = static_cast<std::uint16_t>(manifest.rows().size());
     head.flags = manifest.order.points.empty() ? 0 : kItemIsOrdered;
     Bytes item(sizeof head + manifest.bytes());
-    store(item.data(), head);
+    write_value(item.data(), head);
     EXPECT_EQ(manifest.write(item.data() + sizeof head), item.data() + item.size());
     return item;
   }

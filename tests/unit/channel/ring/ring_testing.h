@@ -16,7 +16,7 @@ inline Deadline in_good_time() { return Deadline::after(testing::kPatience); }
 /// An item that shows when it is torn: a number, repeated over a length that depends on it.
 inline std::size_t write_number(std::uint64_t number, std::span<std::byte> space) {
   const std::size_t words = 1 + number % (kMaxItemBytes / 8);
-  for (std::size_t i = 0; i < words; ++i) store(space.data() + 8 * i, number);
+  for (std::size_t i = 0; i < words; ++i) write_value(space.data() + 8 * i, number);
   return words * 8;
 }
 

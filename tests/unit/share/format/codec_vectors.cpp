@@ -152,14 +152,14 @@ std::string to_hex(ByteSpan bytes) {
 }
 
 void reseal_handle(Bytes& handle) {
-  store(handle.data() + 12, std::uint32_t{0});
-  store(handle.data() + 12, crc32c(handle));
+  write_value(handle.data() + 12, std::uint32_t{0});
+  write_value(handle.data() + 12, crc32c(handle));
 }
 
 void reseal_table(Bytes& table) {
-  store(table.data() + 8, std::uint32_t{0});
-  store(table.data() + 12, crc32c(ByteSpan(table).subspan(64)));
-  store(table.data() + 8, crc32c(ByteSpan(table).first(64)));
+  write_value(table.data() + 8, std::uint32_t{0});
+  write_value(table.data() + 12, crc32c(ByteSpan(table).subspan(64)));
+  write_value(table.data() + 8, crc32c(ByteSpan(table).first(64)));
 }
 
 HandleFields sample_fields() {

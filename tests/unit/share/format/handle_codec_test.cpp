@@ -51,11 +51,11 @@ Bytes with_part(std::uint16_t tag, std::uint16_t flags, const Bytes& content, st
   Bytes handle = encode(sample_fields());
   const std::size_t at = handle.size();
   handle.resize(at + 8);
-  store(handle.data() + at, tag);
-  store(handle.data() + at + 2, flags);
-  store(handle.data() + at + 4, length);
+  write_value(handle.data() + at, tag);
+  write_value(handle.data() + at + 2, flags);
+  write_value(handle.data() + at + 4, length);
   handle.insert(handle.end(), content.begin(), content.end());
-  store(handle.data() + 8, static_cast<std::uint32_t>(handle.size()));
+  write_value(handle.data() + 8, static_cast<std::uint32_t>(handle.size()));
   test::reseal_handle(handle);
   return handle;
 }
@@ -249,7 +249,7 @@ TEST(HandleCodec, RefusesASecondTimelinePart) {
   Bytes twice = encode(with_timeline());
   const Bytes part(twice.end() - 24, twice.end());
   twice.insert(twice.end(), part.begin(), part.end());
-  store(twice.data() + 8, static_cast<std::uint32_t>(twice.size()));
+  write_value(twice.data() + 8, static_cast<std::uint32_t>(twice.size()));
   test::reseal_handle(twice);
   EXPECT_NE(std::string(refusal(twice).what()).find("two timeline parts"), std::string::npos);
 }
@@ -263,7 +263,7 @@ TEST(HandleCodec, RefusesStrayBytesAfterTheLastPart) {
   for (std::size_t stray = 1; stray < 8; ++stray) {
     Bytes handle = encode(sample_fields());
     handle.resize(handle.size() + stray);
-    store(handle.data() + 8, static_cast<std::uint32_t>(handle.size()));
+    write_value(handle.data() + 8, static_cast<std::uint32_t>(handle.size()));
     test::reseal_handle(handle);
     EXPECT_NE(std::string(refusal(handle).what()).find(fmt::format("{} stray bytes", stray)),
               std::string::npos);

@@ -78,7 +78,7 @@ TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
 
 TEST(Wire, OtherVersionsAreRefusedWithBothNumbers) {
   Bytes packet = pack(Hello{});
-  store(packet.data() + 4, std::uint32_t{9});
+  write_value(packet.data() + 4, std::uint32_t{9});
   const std::string ours = "this one " + std::to_string(kVersion);
   expect_refusal(ErrorCode::version_mismatch, {"version 9", ours.c_str(), "same release"},
                  [&] { type_of(packet); });

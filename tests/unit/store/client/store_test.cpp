@@ -22,7 +22,7 @@
 #include "support/die_at.h"
 #include "support/eventually.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 using onecopy::testing::Child;
@@ -218,4 +218,4 @@ TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
 }
 
 }  // namespace
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

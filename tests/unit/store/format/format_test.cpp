@@ -6,7 +6,7 @@
 #include "store/format/record.h"
 #include "store/format/table.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 ErrorCode refusal(const auto& action) {
@@ -127,4 +127,4 @@ TEST(StoreName, IsTextWithoutControlCharacters) {
 }
 
 }  // namespace
-}  // namespace onecopy::stored
+}  // namespace onecopy::store

@@ -9,7 +9,7 @@
 #include "support/child.h"
 #include "support/die_at.h"
 
-namespace onecopy::stored {
+namespace onecopy::store {
 namespace {
 
 using onecopy::testing::Child;
@@ -123,4 +123,4 @@ TEST(StoreCatalog, IsTheSameFromItsOwnRecords) {
 }
 
 }  // namespace
-}  // namespace onecopy::stored
+}  // namespace onecopy::store
