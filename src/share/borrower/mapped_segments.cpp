@@ -48,14 +48,13 @@ void MappedSegments::map(const SegmentRequest& wanted, ExportedMemory memory) {
   std::unique_ptr<DeviceMemory> mapped =
       backend(home.type).open(home.index, std::move(memory), wanted.access, ordinal);
   point("open.mapped");
-  {
-    const LockGuard lock(mutex_);
-    Segments& known = mapped_[static_cast<std::size_t>(wanted.access)];
-    if (wanted.segment >= known.size()) known.resize(wanted.segment + 1);
-    if (!known[wanted.segment].memory)  // another thread may have been faster
-      known[wanted.segment] = {std::move(mapped), &identity, ordinal};
-  }
+  // Others may open tensors of the segment as soon as it is known: their lines come behind this one.
   log_debug([&] { return fmt::format("mapped segment {}, {} bytes", wanted.segment, size); });
+  const LockGuard lock(mutex_);
+  Segments& known = mapped_[static_cast<std::size_t>(wanted.access)];
+  if (wanted.segment >= known.size()) known.resize(wanted.segment + 1);
+  if (!known[wanted.segment].memory)  // another thread may have been faster
+    known[wanted.segment] = {std::move(mapped), &identity, ordinal};
 }
 
 ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access access) const {
