@@ -9,6 +9,7 @@ import math
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -19,6 +20,8 @@ import contextlib
 import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
+from onecopy.errors import PeerDied
+from onecopy.rpc.futures import CallFuture
 from onecopy.rpc.references import Cell, OwnedValues
 from rpc_group import Group, init, shared_group, shutdown
 
@@ -237,9 +240,65 @@ def waited_for_all(to, function):
     native.wait_all([native.call_async(to, function)])
 
 
-def failed_calls_leave(how):
-    from onecopy.rpc.futures import CallFuture
+class OwnText(Exception):
+    """Its text is not that of its arguments."""
 
+    def __init__(self, number, text="number"):
+        super().__init__(number)
+        self.text = f"{text} {number}"
+
+    def __str__(self):
+        return self.text
+
+
+ERRORS = [
+    KeyError(7),
+    OSError(2, "it is not there", "a file"),
+    ImportError("no module", name="a"),
+    UnicodeDecodeError("utf-8", b"a", 0, 1, "why"),
+    PeerDied("the callee has ended"),
+    OwnText(7),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_each_wait_raises_an_error_that_tells_what_the_call_failed_with(error):
+    future = CallFuture(None, 1.0)
+    future.complete(None, error)
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            future.wait()
+        assert raised.value is not error
+        assert (str(raised.value), raised.value.args, vars(raised.value)) == (str(error), error.args, vars(error))
+
+
+def raise_error(kind):
+    raise kind(7)
+
+
+def in_a_frame_that_holds_the_future(begin, kind):
+    """Returns a weak reference to the Future of a failed call that this frame, of the traceback, has in a variable."""
+    future = begin("worker1", raise_error, args=(kind,))
+    for wait in (future.wait, future.value, future.wait):
+        with contextlib.suppress(kind):
+            wait()
+            raise AssertionError("the call did not fail")
+    return weakref.ref(future)
+
+
+def futures_that_stay(begin):
+    kept = {kind.__name__: in_a_frame_that_holds_the_future(begin, kind) for kind in (KeyError, ValueError, OSError)}
+    gc.collect()
+    return [name for name, future in kept.items() if future() is not None]
+
+
+def test_a_failed_call_goes_although_a_frame_of_its_traceback_holds_its_future(tmp_path):
+    with Group(tmp_path, 2) as group:
+        for begin in (rpc.rpc_async, native.call_async):
+            assert group[0](futures_that_stay, begin) == []
+
+
+def failed_calls_leave(how):
     dead_calls(how, 10)
     gc.collect()
     before = sys.getallocatedblocks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,7 +18,7 @@ Future: TypeAlias = torch.futures.Future[Any]
 Outcome = tuple[Any, "Exception | None", Any]  # value, error, points
 
 _NO_DEVICES: list[Any] = []
-# Of torch's part in C++: its frames in Python would have this Future, and a failure has the frames of its traceback.
+# Of torch's part in C++.
 _wait: Callable[[Any], Any] = torch._C.Future.wait
 _value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
@@ -67,17 +68,13 @@ class CallFuture(torch.futures.Future):
         finally:
             if self.points:
                 devices.wait_for(self.points)
-            del self  # it has the failure, whose traceback has this frame
 
     def value(self) -> Any:
         """Returns the result, which must be here. Throws the call's error."""
         self.done()
         if self.points:
             devices.wait_for(self.points)
-        try:
-            return _value(self)
-        finally:
-            del self  # as in wait()
+        return _value(self)
 
     def done(self) -> bool:
         """Returns whether the result or the error is here."""
@@ -134,6 +131,38 @@ class CallFuture(torch.futures.Future):
             self.set_result(value)
         else:
             self.set_exception(error)
+
+    def set_exception(self, error: Exception) -> None:
+        """Completes the Future with an error. Each call of wait() and value() raises a copy of the error.
+
+        torch's part in C++ holds the error, and Python's garbage collector does not look there: frames of its
+        traceback that have this Future in a variable would stay for ever.
+        """
+        self._set_unwrap_func(_raise_copy)
+        self.set_result(error)
+
+
+def _raise_copy(error: Exception) -> None:
+    raise _copy_of(error)
+
+
+def _copy_of(error: Exception) -> Exception:
+    """Returns a copy of the error without its traceback, or the error if its class does not say how to copy it."""
+    kind = type(error)
+    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    try:
+        if kind.__init__ is builtin.__init__:  # type: ignore[misc]
+            made: Exception = copy.copy(error)
+        elif builtin.__basicsize__ == Exception.__basicsize__:  # its own __init__ may change the text once more
+            made = kind.__new__(kind, *error.args)
+            made.args = error.args
+            made.__dict__.update(error.__dict__)
+        else:  # a field of C that only __init__ sets
+            return error
+    except Exception:
+        return error
+    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return made
 
 
 def future_in_loop(subscribe: Callable[[Any], Any], result: Callable[[], Any]) -> asyncio.Future[Any]:
