@@ -18,7 +18,7 @@ Future: TypeAlias = torch.futures.Future[Any]
 Outcome = tuple[Any, "Exception | None", Any]  # value, error, points
 
 _NO_DEVICES: list[Any] = []
-# Of torch's part in C++.
+# These are methods of torch's part in C++, without those that torch wraps around them in Python.
 _wait: Callable[[Any], Any] = torch._C.Future.wait
 _value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
