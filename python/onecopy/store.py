@@ -255,7 +255,7 @@ class Store:
         return self._core.keeper()
 
     def stop(self) -> None:
-        """Ends the keeper. What no process has open is gone."""
+        """Ends the keeper, and returns when its processes have ended. What no process has open is gone."""
         self._core.stop()
 
 

@@ -191,7 +191,8 @@ class Store {
   /// Drops all versions but the `keep` that were current last. Readers keep what they have mapped.
   void remove(const std::string& name, std::uint32_t keep = 0);
   KeeperInfo keeper();
-  /// Ends the keeper. Memory that no process has mapped is gone.
+  /// Ends the keeper, and returns when its processes have ended, after ten seconds at most. Memory that no process has mapped is
+  /// gone.
   void stop();
 
  private:

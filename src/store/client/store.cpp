@@ -2,9 +2,15 @@
 #include "onecopy/store/store.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+
+#include <array>
+#include <cerrno>
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
+#include "os/deadline.h"
+#include "os/process.h"
 #include "os/random.h"
 #include "store/client/state.h"
 #include "store/client/watch.h"
@@ -33,6 +39,18 @@ VersionRecord record_of(const std::string& name, const MappedMemory& memory, std
   version.device = memory.device().str();
   version.keep = keep;
   return version;
+}
+
+constexpr std::chrono::milliseconds kEndOfTheKeeper = std::chrono::seconds(10);
+
+/// Returns a descriptor that becomes readable when the process ends; an empty one if the process has ended, or the kernel has
+/// no such descriptors.
+Fd end_of(int pid) noexcept {
+  try {
+    return open_pidfd(pid);
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 }  // namespace
@@ -144,6 +162,16 @@ KeeperInfo Store::keeper() {
   return {info.worker, info.guard};
 }
 
-void Store::stop() { client().ask<Done>(Stop{}); }
+void Store::stop() {
+  const KeeperInfo halves = keeper();
+  const std::array ends = {end_of(halves.worker), end_of(halves.guard)};
+  client().ask<Done>(Stop{});
+  const Deadline until = Deadline::after(kEndOfTheKeeper);
+  for (const Fd& end : ends) {
+    pollfd event{end.get(), POLLIN, 0};  // an empty descriptor is passed over
+    while (::poll(&event, 1, end ? until.poll_timeout() : 0) < 0 && errno == EINTR) {
+    }
+  }
+}
 
 }  // namespace onecopy::store

@@ -17,6 +17,7 @@
 #include "core/point.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
+#include "os/process.h"
 #include "store/keeper/keeper.h"
 #include "support/child.h"
 #include "support/die_at.h"
@@ -199,6 +200,16 @@ INSTANTIATE_TEST_SUITE_P(Points, KilledPublisher,
                            std::replace(name.begin(), name.end(), '.', '_');
                            return name;
                          });
+
+TEST_F(StoreTest, HasNoProcessLeftWhenItWasStopped) {
+  Store store = start();
+  const KeeperInfo halves = store.keeper();
+  const Fd worker = open_pidfd(halves.worker);
+  const Fd guard = open_pidfd(halves.guard);
+  store.stop();
+  EXPECT_TRUE(has_exited(worker));
+  EXPECT_TRUE(has_exited(guard));
+}
 
 TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
   Store store = start();
