@@ -13,7 +13,7 @@
 #include "rpc/address.h"
 #include "rpc/call.h"
 #include "rpc/functions.h"
-#include "rpc/lane.h"
+#include "rpc/transport/ring/lane.h"
 
 namespace onecopy::rpc {
 

@@ -14,7 +14,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "rpc/ring_transport.h"
+#include "rpc/transport/ring/ring_transport.h"
 #include "rpc/transport/tls/tls_transport.h"
 #include "share/session.h"
 

@@ -8,7 +8,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "rpc/node.h"
-#include "rpc/ring_transport.h"
+#include "rpc/transport/ring/ring_transport.h"
 
 /// How a thread looks at the lanes, and what it makes of the messages there.
 namespace onecopy::rpc {

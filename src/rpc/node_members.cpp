@@ -10,7 +10,7 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
-#include "rpc/ring_transport.h"
+#include "rpc/transport/ring/ring_transport.h"
 #include "share/session.h"
 
 /// Members: the table of them, and their connections.

@@ -11,8 +11,8 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "rpc/lane.h"
 #include "rpc/message.h"
+#include "rpc/transport/ring/lane.h"
 #include "rpc/transport/ucx/ucx_channel.h"
 #include "rpc/transport/ucx/ucx_worker.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rpc/lane.h"
+#include "rpc/transport/ring/lane.h"
 
 #include <fmt/format.h>
 

@@ -6,9 +6,9 @@
 
 #include "os/fd.h"
 #include "os/mutex.h"
-#include "rpc/lane.h"
 #include "rpc/member.h"
 #include "rpc/transport.h"
+#include "rpc/transport/ring/lane.h"
 
 namespace onecopy {
 class Session;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rpc/ring_transport.h"
+#include "rpc/transport/ring/ring_transport.h"
 
 #include <fmt/format.h>
 
