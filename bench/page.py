@@ -50,7 +50,7 @@ def newest() -> list[tuple[str, dict[str, Any]]]:
 def _order(path: Path) -> tuple[bool, bool, bool, str]:
     """Machines without a card first, what `./dev bench` measures before the rest, Python before C++."""
     has_card = "nvidia" in path.name or "cuda" in path.name
-    is_special = re.search(r"-(rpc|plugs|graphs|pinned)\.json$", path.name) is not None
+    is_special = re.search(r"-(rpc|plugs|graphs|pinned|store)\.json$", path.name) is not None
     return has_card, is_special, "-python" not in path.name, path.name
 
 

@@ -18,7 +18,8 @@ from weights import own_memory
 _LAYER_BYTES = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)  # of a Llama of 8 billion numbers
 
 
-def _gib() -> float:
+def wanted_gib() -> float:
+    """Returns the size of the models to measure."""
     return float(os.environ.get("ONECOPY_BENCH_MODEL_GIB", "1"))
 
 
@@ -71,7 +72,7 @@ def hold_model(talk: Talk, path: str) -> None:
 
 def huggingface(effort: Effort) -> Row:
     """Measures three processes: the first reads the files, the others open its tensors."""
-    gib = _gib()
+    gib = wanted_gib()
     row = Row(f"A Llama in bfloat16, {gib:g} GiB asked for", "a second process has it in 0.3 s, with 50 MiB of its own")
     if importlib.util.find_spec("transformers") is None:
         row.note("transformers is not installed: nothing was measured")

@@ -20,6 +20,9 @@ import loaded_model
 import machine
 import many_tensors
 import rpc_calls
+import store_keeper
+import store_restart
+import store_versions
 import weights
 from effort import Effort
 from report import Row, to_text, write_results
@@ -55,6 +58,13 @@ ROWS = {
     "weights": weights.weights,
     "ray": weights.ray_actors,
     "huggingface": loaded_model.huggingface,
+    "store-restart": store_restart.restart,
+    "store-update": store_versions.update,
+    "store-publish": store_versions.publish,
+    "store-as-is": store_versions.publish_as_is,
+    "store-open": store_versions.opened,
+    "store-keeper": store_keeper.memory,
+    "store-killed": store_keeper.restart,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,
@@ -83,13 +93,17 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "rows", nargs="*", metavar="ROW", help=f"only these, and write no results: {', '.join(ROWS)}; "
-        f"with --device cuda:N: {', '.join(CUDA_ROWS)}",
+        f"with --device cuda:N: {', '.join(CUDA_ROWS)}. One word such as store or rpc: all rows of that group, "
+        "whose results are written",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="cpu, or the rows for a CUDA device: cuda:0")
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
     parser.add_argument("--out", type=pathlib.Path, default=_RESULTS, help="where the results go")
     parsed = parser.parse_args()
     known = _rows_of(parsed.device)
+    parsed.group = ""
+    if len(parsed.rows) == 1 and (of_group := [name for name in known if name.startswith(parsed.rows[0] + "-")]):
+        parsed.group, parsed.rows = "-" + parsed.rows[0], of_group
     unknown = [name for name in parsed.rows if name not in known]
     if unknown:
         parser.error(f"there is no row {unknown[0]!r}; there are: {', '.join(known)}")
@@ -109,8 +123,8 @@ def main() -> int:
     for name in arguments.rows or known:
         rows.append(known[name](Effort(arguments.quick, arguments.device)))
         print(to_text(rows[-1]), flush=True)
-    if not arguments.rows:
-        kind = "python" if arguments.device == "cpu" else "python-cuda"
+    if arguments.group or not arguments.rows:
+        kind = ("python" if arguments.device == "cpu" else "python-cuda") + arguments.group
         path = arguments.out / f"{machine.today()}-{machine.kind()}-{kind}.json"
         write_results(path, machine.today(), facts, rows)
         print(f"written: {path}; bench/page.py makes the page of it")

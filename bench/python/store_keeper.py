@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the keeper of the store: its memory, its processor time, and the restart of its worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from typing import Any
+
+from effort import Effort
+from footprint import processor_seconds
+from report import Row, at_most
+from samples import Samples, time_ns
+from store_versions import own_store
+
+_OBJECTS = 1000
+_IDLE_SECONDS = 10
+_SETTLED_SECONDS = 3  # a new worker waits two seconds for readers of the one before
+_ROUNDS = 20
+
+
+def _resident(pid: int) -> dict[str, int]:
+    """Returns the resident bytes of a process: what it shares with others in proportion ("Pss"), and all ("Rss")."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return {
+            kind: int(kib) << 10 for kind, kib in re.findall(r"^(Rss|Pss|Anonymous):\s+(\d+) kB", file.read(), re.M)
+        }
+
+
+def memory(effort: Effort) -> Row:
+    """Measures the memory of both halves with 1,000 objects, and their processor time while nothing happens."""
+    import torch
+
+    row = Row(
+        "The keeper with 1,000 objects", "both halves have ≤ 10 MiB resident together, and take no processor time"
+    )
+    with own_store() as store:
+        for number in range(_OBJECTS):
+            store.publish(f"objects/{number}", {"weight": torch.full((1024,), float(number))})
+        time.sleep(_SETTLED_SECONDS)
+        halves = store.keeper()
+        both = [_resident(pid) for pid in halves.values()]
+        before = [processor_seconds(pid) for pid in halves.values()]
+        time.sleep(effort.rounds(_IDLE_SECONDS))
+        after = [processor_seconds(pid) for pid in halves.values()]
+    shared = sum(half["Pss"] for half in both)
+    row.judge("resident, shared pages in proportion", shared / 2**20, "MiB", at_most(shared / 2**20, 10))
+    row.add("  of it allocated by the two processes", sum(half["Anonymous"] for half in both) / 2**20, "MiB")
+    row.add("resident, shared pages in both", sum(half["Rss"] for half in both) / 2**20, "MiB")
+    ms = (sum(after) - sum(before)) * 1e3
+    row.judge("processor time while idle", ms, "ms", at_most(ms, 0))
+    return row
+
+
+class _Reader(threading.Thread):
+    """A reader that uses its tensors without a pause."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._ends = threading.Event()
+        self.reads = 0
+        self.wrong = 0
+
+    def run(self) -> None:
+        while not self._ends.is_set():
+            self.wrong += {float(tensor[0]) for tensor in self._tensors.values()} != {1.0}
+            self.reads += 1
+            time.sleep(0.001)
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()
+
+
+def restart(effort: Effort) -> Row:
+    """Measures the time from the SIGKILL of a half until the keeper has answered a question of a client."""
+    import torch
+
+    row = Row("The keeper after SIGKILL of a half", "the worker answers again in ≤ 50 ms, and readers notice nothing")
+    found = {half: Samples() for half in ("worker", "guard")}
+    with own_store() as store:
+        store.publish("weights", {f"layers.{i}.weight": torch.full((1024,), 1.0) for i in range(100)})
+        reader = _Reader(dict(store.open("weights")))
+        reader.start()
+        for _ in range(effort.rounds(_ROUNDS)):
+            for half, samples in found.items():
+                time.sleep(0.06)  # a half that ends within 50 ms of its start is not replaced at once
+                os.kill(store.keeper()[half], signal.SIGKILL)
+                samples.append(time_ns(store.list))
+        reader.end()
+    row.judge("the worker", found["worker"].median(), "ns", at_most(found["worker"].median(), 50e6))
+    row.add("  worst", max(found["worker"]), "ns")
+    row.add("the guard", found["guard"].median(), "ns")
+    row.judge("reads that saw anything else", reader.wrong, "", at_most(reader.wrong, 0))
+    row.add("reads meanwhile", reader.reads, "")
+    return row

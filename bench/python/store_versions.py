@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the store: the pause of an update, publishing and opening."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from effort import Effort
+from loaded_model import wanted_gib
+from peers import Peer, Talk
+from report import Row, at_most
+from samples import Samples, time_ns
+
+TENSORS = 20_000
+NAME = "weights"
+_ROUNDS = 5
+_UPDATES = 40
+_LARGE = 16 << 20  # bytes of each tensor of a publication that is compared with memcpy
+_SMALL = 1024  # elements of each of 20,000 tensors that are opened
+
+
+@contextlib.contextmanager
+def own_store() -> Iterator[Any]:
+    """Starts a store of this benchmark's own, which ends with the block. Peers use it, too."""
+    import onecopy
+
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["ONECOPY_STORE_DIR"] = directory
+        store = onecopy.store.connect(framework="torch")
+        try:
+            yield store
+        finally:
+            store.stop()
+            del os.environ["ONECOPY_STORE_DIR"]
+
+
+def weights(value: float, gib: float) -> dict[str, Any]:
+    """Returns 20,000 tensors of bfloat16 that each hold `value`, and together have `gib` GiB."""
+    import torch
+
+    elements = max(16, int(gib * 2**30 / TENSORS / 2) // 8 * 8)
+    return {f"layers.{i}.weight": torch.full((elements,), value, dtype=torch.bfloat16) for i in range(TENSORS)}
+
+
+# --- update -----------------------------------------------------------------------------------------
+
+
+def update(effort: Effort) -> Row:
+    """Measures update() of a follower whose tensors a captured graph uses."""
+    import torch
+
+    from onecopy import graphs
+
+    gib, updates = wanted_gib(), effort.rounds(_UPDATES)
+    row = Row(
+        f"update() of {gib:g} GiB in 20,000 tensors, with a captured graph", "≤ 5 ms; no replay sees two versions"
+    )
+    torch.set_num_threads(1)
+    with own_store() as store:
+        store.publish(NAME, weights(1, gib), keep=1)
+        live = store.follow(NAME)
+        tensors = list(live.values())
+        heads = [tensor[:1] for tensor in tensors[:: TENSORS // 500]]
+        replay = graphs.capture(lambda *given: torch.cat([*given]), *heads)
+        pauses = Samples()
+        for number in range(2, 2 + updates):
+            with store.draft(NAME, keep=1) as draft:
+                for tensor in draft.values():
+                    tensor.fill_(number)
+            pauses.append(time_ns(live.update))
+            if set(replay(*heads).tolist()) != {float(number)}:
+                raise RuntimeError(f"a replay after update() did not see version {number} alone")
+        del tensors, heads, live, draft, tensor
+    row.judge("median", pauses.median(), "ns", at_most(pauses.median(), 5e6))
+    row.add("worst", max(pauses), "ns")
+    row.add("updates", updates, "")
+    return row
+
+
+# --- publish ----------------------------------------------------------------------------------------
+
+
+def publish(effort: Effort) -> Row:
+    """Measures publish() beside memcpy into new memory, which is what the memory of a version is."""
+    import torch
+
+    gib = wanted_gib()
+    count = max(1, int(gib * 2**30) // _LARGE)
+    row = Row(f"publish() of {count * _LARGE / 2**30:g} GiB in tensors of 16 MiB", "≥ 0.9 x the speed of memcpy")
+    torch.set_num_threads(1)
+    tensors = {f"layers.{i}.weight": torch.full((_LARGE // 2,), 1.0, dtype=torch.bfloat16) for i in range(count)}
+    warm = [torch.ones_like(tensor) for tensor in tensors.values()]
+    ours, filled, copied, again = Samples(), Samples(), Samples(), Samples()
+    with own_store() as store:
+        for _ in range(effort.rounds(_ROUNDS)):
+            ours.append(time_ns(lambda: store.publish(NAME, tensors, keep=1)))
+            filled.append(_fill_draft(store, tensors))
+            copied.append(time_ns(lambda: [torch.empty_like(tensor).copy_(tensor) for tensor in tensors.values()]))
+            again.append(time_ns(lambda: [old.copy_(tensor) for old, tensor in zip(warm, tensors.values())]))
+    row.add("memcpy into new memory", copied.median(), "ns")
+    row.add("memcpy into warm memory", again.median(), "ns")
+    for what, samples in (("publish()", ours), ("draft(), filled and published", filled)):
+        ratio = samples.ratio_to(copied)
+        row.judge_ratio(what, samples.median(), "ns", "memcpy into new memory", at_most(ratio, 1 / 0.9))
+    row.note("every version is new memory, since readers may have the old one; one thread copies")
+    return row
+
+
+def _fill_draft(store: Any, tensors: dict[str, Any]) -> float:
+    def fill() -> None:
+        with store.draft(NAME, keep=1) as draft:
+            for name, tensor in draft.items():
+                tensor.copy_(tensors[name])
+
+    return time_ns(fill)
+
+
+def publish_as_is(effort: Effort) -> Row:
+    """Measures publish(place="as_is"), which copies nothing."""
+    import onecopy
+
+    row = Row("publish() of 20,000 tensors as they are", "≤ 20 ms, and nothing copied")
+    if "place" not in inspect.signature(onecopy.store.Store.publish).parameters:
+        row.note("this version of onecopy copies what it publishes: nothing was measured")
+        return row
+    samples = Samples()
+    with own_store() as store:
+        for _ in range(effort.rounds(_ROUNDS)):
+            tensors = {f"layers.{i}.weight": onecopy.full((_SMALL,), 1.0) for i in range(TENSORS)}
+            samples.append(time_ns(lambda tensors=tensors: store.publish(NAME, tensors, keep=1, place="as_is")))
+    row.judge('publish(place="as_is")', samples.median(), "ns", at_most(samples.median(), 20e6))
+    return row
+
+
+# --- open -------------------------------------------------------------------------------------------
+
+
+def open_all(talk: Talk, handle: str) -> None:
+    """Opens the version or the bundle, as the question says, and answers with the nanoseconds."""
+    import torch
+
+    import onecopy
+
+    torch.set_num_threads(1)
+
+    store = onecopy.store.connect(framework="torch")
+    ways = {
+        "version": lambda: list(store.open(NAME).values()),
+        "bundle": lambda: list(onecopy.open(handle, framework="torch").values()),
+    }
+    for question in talk.questions():
+        kept: list[Any] = []
+        talk.say(time_ns(lambda question=question: kept.extend(ways[question]())))
+        if len(kept) != TENSORS:
+            raise RuntimeError(f"{len(kept)} tensors came")
+
+
+def opened(effort: Effort) -> Row:
+    """Measures open() of a version beside open() of the bundle from its owner, in the same new process."""
+    import torch
+
+    import onecopy
+
+    row = Row("open() of 20,000 tensors of 4 KiB", "≤ 1.2 x open() of the same bundle from its owner")
+    tensors = {f"layers.{i}.weight": torch.full((_SMALL,), 1.0) for i in range(TENSORS)}
+    bundle = onecopy.share(tensors)
+    found = {way: Samples() for way in ("version", "bundle")}
+    again = {way: Samples() for way in found}
+    with own_store() as store:
+        store.publish(NAME, tensors)
+        for number in range(effort.rounds(2 * _ROUNDS)):
+            with Peer(open_all, handle=str(bundle)) as reader:
+                for way in sorted(found, reverse=number % 2 == 0):
+                    found[way].append(reader.ask(way))
+                for way in found:
+                    again[way].append(reader.ask(way))
+    row.add("the bundle from its owner, the first time", found["bundle"].median(), "ns")
+    ratio = found["version"].ratio_to(found["bundle"])
+    row.judge_ratio("the version, the first time", found["version"].median(), "ns", "the bundle", at_most(ratio, 1.2))
+    row.add("the bundle, a second time", again["bundle"].median(), "ns")
+    ratio = again["version"].ratio_to(again["bundle"])
+    row.add("the version, a second time", again["version"].median(), "ns", ratio, "the bundle")
+    return row
