@@ -14,7 +14,7 @@ struct Effort {
   int rounds(int usual) const { return quick ? (usual + 4) / 5 : usual; }
 };
 
-// One function for each promise of the issue "The core", in its order.
+// Each function measures a promise of the core, in the order of docs/benchmarks.md.
 Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx);
 Row hand_over_blocking(const Effort& effort, Iceoryx& iceoryx);
 Row wait_idle(const Effort& effort);
@@ -25,12 +25,12 @@ Row allocate_and_fill(const Effort& effort);
 Row open_first(const Effort& effort);
 Row share_a_million(const Effort& effort);
 Row load_file(const Effort& effort);
-// Of the issue "RPC".
+// These measure promises of rpc.
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
 Row call_hosts(const Effort& effort);
 
-// The work of the other processes.
+// These run in the other processes.
 void follow_exchanges(Parent& parent);
 void wait_for_items(Parent& parent);
 void open_handles(Parent& parent);

@@ -68,7 +68,7 @@ class Rounds:
         self._due = 0
 
     def time(self) -> float:
-        """Returns the seconds that one item took."""
+        """Returns how long an item took, in seconds."""
         start = time.perf_counter()
         for _ in range(_USERS):
             self._starts.put(_ITEMS)

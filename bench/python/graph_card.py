@@ -483,8 +483,8 @@ def streams(effort: Effort) -> Row:
 def llama(effort: Effort) -> Row:
     """Measures requests whose own caches move. The first request warms up.
 
-    Compiled code rounds otherwise than eager execution, with graphs and without: the tokens of ours are judged by those
-    of the code that ours capture.
+    Compiled code rounds differently than eager execution, with graphs and without. So the tokens must equal the tokens
+    of the compiled code that the graphs capture.
     """
     import torch
 

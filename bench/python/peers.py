@@ -50,7 +50,7 @@ class Peer:
     def __init__(self, role: Callable[..., None], **arguments: Any) -> None:
         self._name = f"{role.__module__}.{role.__name__} {arguments}"
         command = [sys.executable, __file__, role.__module__, role.__name__, json.dumps(arguments)]
-        # The peer leads a new process group, so that one signal ends it and the processes that it starts.
+        # The peer leads a new process group, so that a signal ends it and the processes that it starts.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
 

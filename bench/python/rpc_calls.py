@@ -47,7 +47,7 @@ def lent_echo(value: Any) -> Any:
 
 
 def _pin(rank: int) -> None:
-    """Pins all threads of this process, including those of torch's agent."""
+    """Pins all threads of this process, including the threads of torch's agent."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         return

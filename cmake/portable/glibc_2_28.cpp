@@ -2,8 +2,8 @@
 // Lets a wheel that is built with a newer glibc run with glibc 2.28 (ONECOPY_PORTABLE, x86-64).
 //
 // glibc 2.34 moved the functions of libpthread and libdl to libc.so.6 under a new version, and kept the old version
-// beside it. Each __wrap_NAME here is what all objects of the wheel call for NAME, those of libstdc++ included: the
-// linker is given --wrap=NAME for each (OnecopyPortable.cmake reads the names from this file).
+// beside it. All objects of the wheel, including libstdc++, call __wrap_NAME for NAME: OnecopyPortable.cmake reads the
+// names from this file and passes --wrap=NAME to the linker.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/random.h>
@@ -64,7 +64,7 @@ namespace {
 
 constexpr int kStatVersion = 1;  // of struct stat on x86-64
 
-// The deadline `until` of `clock`, in CLOCK_REALTIME.
+// Converts the deadline `until` of `clock` to CLOCK_REALTIME.
 timespec by_wall_clock(clockid_t clock, const timespec& until) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   timespec then{}, now{};
@@ -79,7 +79,7 @@ timespec by_wall_clock(clockid_t clock, const timespec& until) {
 
 extern "C" {
 
-// libstdc++ reads it to do without atomic operations in a process of one thread; glibc 2.32 has it.
+// Belongs to glibc 2.32. libstdc++ reads it to avoid atomic operations in a process with one thread.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
 int older_xstat(int version, const char* path, struct stat* into);
@@ -93,7 +93,7 @@ int __wrap_fstat64(int descriptor, struct stat* into) {
   return older_fxstat(kStatVersion, descriptor, into);
 }
 
-// glibc 2.30 has it: without it a wait follows the wall clock, and a jump of that clock moves its end.
+// Belongs to glibc 2.30. Without it a wait follows the wall clock, and a jump of that clock moves its end.
 int __wrap_pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                                   const timespec* until) {
   using Function = int (*)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const timespec*);
@@ -103,10 +103,10 @@ int __wrap_pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mu
   return pthread_cond_timedwait(condition, mutex, &wall);
 }
 
-// Of glibc 2.30.
+// Belongs to glibc 2.30.
 pid_t __wrap_gettid() { return static_cast<pid_t>(syscall(SYS_gettid)); }
 
-// Of glibc 2.36, for std::random_device.
+// Belongs to glibc 2.36. std::random_device calls it.
 std::uint32_t __wrap_arc4random() {
   std::uint32_t number = 0;
   while (getrandom(&number, sizeof number, 0) < 0 && errno == EINTR) {

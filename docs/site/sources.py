@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the site: those of docs/ and of the root, with links that fit the site."""
+"""The pages of the site, from docs/ and the root, with links changed to fit the site."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 def second_engine(handle: onecopy.Handle, requests: mp.Queue[int | None]) -> None:
     pages = onecopy.open(handle, framework="torch")
     if DEVICE != "cpu":
-        pages = onecopy.view_on(pages, DEVICE)  # of the card, and nothing is copied to it
+        pages = onecopy.view_on(pages, DEVICE)  # a tensor of the card; nothing is copied
     for number in iter(requests.get, None):
         print(f"page {number}: its keys sum to {pages[number].sum():g}", flush=True)
 
@@ -29,7 +29,7 @@ def main() -> None:
     for number in range(PAGES):
         keys = torch.full((WIDTH,), float(number), device=DEVICE)  # as the first engine has computed them
         pages[number].copy_(keys, non_blocking=True)  # at the speed of the link
-        requests.put(number)  # is got at once; the second card's work comes after the copy
+        requests.put(number)  # the engine gets it at once, and its card's work comes after the copy
     requests.put(None)
     engine.join()
 

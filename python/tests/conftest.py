@@ -339,7 +339,7 @@ def run_file(request):
 
 @pytest.fixture
 def run_python(tmp_path, run_file):
-    """As run_file, of a program's text."""
+    """Runs a program that is given as text, like run_file."""
 
     def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
         file = tmp_path / "program.py"

@@ -138,7 +138,7 @@ def borrower(function, *arguments):
 
 
 def _run(module: str, name: str, arguments: dict) -> str | None:
-    """In the owner: a test's body. The text of its failure: tracebacks do not cross processes."""
+    """Runs a test's body in the owner. Returns the traceback as text, since tracebacks cannot be sent, or None."""
     try:
         getattr(importlib.import_module(module), name).__wrapped__(**arguments)
     except BaseException:
@@ -166,9 +166,9 @@ def device_count(vendor: Vendor = CUDA) -> int:
 
 
 def on_device(test=None, *, devices: int = 1):
-    """The test's body runs in a process that may use devices, with another one at hand: ``borrower()``.
+    """Runs the test's body in a process that may use devices. ``borrower()`` calls a function in a second one.
 
-    They are those of the test's parameter `vendor`, or else of CUDA.
+    The devices are of the test's parameter `vendor`, or else of CUDA.
     """
     if test is None:
         return functools.partial(on_device, devices=devices)

@@ -353,7 +353,7 @@ def test_a_state_dict_shares_the_model_itself(torch):
 
 
 def storages_moved() -> int:
-    """By us, or by torch before 2.12."""
+    """Returns how many storages onecopy has moved, or torch before 2.12."""
     stats = onecopy.stats()
     return stats["torch_moved"] + stats["torch_moved_by_torch"]
 

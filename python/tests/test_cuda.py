@@ -535,7 +535,7 @@ def test_other_threads_run_while_the_last_reference_waits_for_a_stream(run_pytho
 
 
 def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_python):
-    """The owner of shared memory ends while a borrower has it: its objects are not touched any more."""
+    """The owner's interpreter ends while a borrower holds its memory, and does not touch the objects of the memory."""
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     program = """
         import onecopy

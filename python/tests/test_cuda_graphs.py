@@ -75,7 +75,7 @@ def test_a_pending_call_keeps_the_cache_that_it_was_given():
 
 
 def test_threads_with_caches_of_their_own_never_write_each_others():
-    """A graph that one thread has compared with its cache may be moved by another one before it is launched."""
+    """Another thread may move a graph between a thread's comparison of its cache and the launch."""
 
     def step(x, cache, at):
         cache.index_copy_(0, at, x * 2)

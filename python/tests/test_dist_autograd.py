@@ -146,7 +146,7 @@ LEAVES = [*WEIGHTS, EMBEDDING.weight, SPARSE]
 
 
 def as_lists(gradients):
-    """By the number of the leaf."""
+    """Returns the gradients as lists, by the number of the leaf."""
     found = {}
     for number, leaf in enumerate(LEAVES):
         gradient = gradients.get(leaf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The import graph of the package has no circle: each module stands on modules below it.
 
-Imports inside functions count as well, but not those of names that a package looks up lazily by `import_module()`."""
+Imports inside functions count as well. Names that a package looks up lazily by `import_module()` do not."""
 
 from __future__ import annotations
 

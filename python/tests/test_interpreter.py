@@ -67,7 +67,7 @@ def test_the_interpreter_ends_in_silence(run_python, program):
     assert run_python("import onecopy\n" + program, env=REPORT_LEAKS) == ""
 
 
-# Their objects are never freed, which is no leak to report.
+# Objects of daemon threads are never freed, and must not be reported as leaks.
 DAEMONS = {
     "working": (
         "import threading, time\ndef forever():\n    while True:\n        onecopy.open(onecopy.share(onecopy.zeros(100)))\n"

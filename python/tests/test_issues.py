@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs that hurt users of other libraries, by the number of their report. tests/issues/ has those of the C++
-library."""
+"""Bugs that hurt users of other libraries, by the number of their report. tests/issues/ holds the tests in C++."""
 
 from __future__ import annotations
 

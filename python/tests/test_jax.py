@@ -32,7 +32,7 @@ def test_an_array_is_shared_with_one_copy(run_jax):
 
 
 def test_every_dtype_that_both_have(run_jax):
-    """bfloat16 and the 8-bit floats are no buffers, though jax's arrays of other types are."""
+    """jax's arrays of bfloat16 and 8-bit floats do not export buffers; arrays of other types do."""
     program = """
         names = ("bool int8 uint8 int16 uint16 int32 uint32 float16 bfloat16 float32 complex64 float8_e4m3fn "
                  "float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu")

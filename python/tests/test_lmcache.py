@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onecopy.integrations.lmcache: chunks that one engine has put are got by another. LMCache itself wants a card."""
+"""onecopy.integrations.lmcache: an engine gets the chunks that another engine has put. LMCache itself needs a card."""
 
 import asyncio
 import os

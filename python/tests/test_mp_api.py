@@ -39,7 +39,7 @@ def signature(function):
 
 
 def same_signature(ours, theirs) -> bool:
-    """Whether calls that one takes the other takes, too; annotations aside."""
+    """Returns whether both accept the same calls. Ignores annotations."""
     return shape_of(signature(ours)) == shape_of(signature(theirs))
 
 

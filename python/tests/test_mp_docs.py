@@ -31,7 +31,7 @@ def blocks(page: str):
 
 
 def programs_of(page: str) -> list[list[str]]:
-    """Blocks that are no example, with the output that the page shows: the text that follows."""
+    """Returns the blocks that are not examples, each with the output that the page shows in the next block."""
     found: list[list[str]] = []
     is_one = False
     for comment, language, text in blocks(page):

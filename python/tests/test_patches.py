@@ -498,7 +498,7 @@ if __name__ == "__main__":
 @pytest.mark.usefixtures("no_names_of_ended_processes")
 @pytest.mark.parametrize("early", ["", BEFORE_2_12])
 def test_who_has_a_tensor_of_torchs_by_name_and_who_opens_its_handle_see_one_memory(run_python, early):
-    """torch made a second file of it, and the first one's holders saw no write any more."""
+    """torch once made a second file for the tensor, and holders of the first file did not see later writes."""
     seen = run_python(HELD_BY_NAME.format(early=early), stderr=None)
     assert seen == "[7.0, 3.0, 4.0, 5.0] [0.0, 1.0, 7.0, 8.0, 4.0, 5.0] [0.0, 1.0, 7.0, 8.0, 4.0, 5.0]\n"
 

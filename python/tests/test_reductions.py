@@ -599,7 +599,7 @@ def open_and_say(queue, said, go_on):
 
 @pytest.mark.parametrize("make", [mp.Queue, mp.SimpleQueue, multiprocessing.SimpleQueue, onecopy.Queue])
 def test_lmcache_3236_an_event_that_its_sender_dropped_is_there_until_it_was_opened(events, make):
-    """Nothing kept the event: a receiver that was not quick enough had a handle of no event any more."""
+    """The event was once freed with its sender's object, so a slow receiver could not open the handle."""
     queue = make()
     mine, theirs = multiprocessing.Pipe()
     fork = multiprocessing.get_context("fork")

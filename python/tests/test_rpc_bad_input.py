@@ -174,7 +174,7 @@ def test_a_message_for_which_there_is_no_memory_is_the_callers_error(pair):
     assert issubclass(kind, (onecopy.OutOfMemory, onecopy.OutOfMappings, MemoryError)), (kind, text)
 
 
-# --- the interface itself, in this process, which is no member
+# --- the interface in this process, which is not a member
 
 
 def test_calls_before_init_say_so():

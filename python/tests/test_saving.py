@@ -106,7 +106,7 @@ def test_a_deep_copy_is_a_copy():
 
 
 def through(dumps) -> bool:
-    """Is it a handle that this pickler writes?"""
+    """Returns whether this pickler writes a handle instead of a copy."""
     t = onecopy.zeros(2)
     again = pickle.loads(dumps(t))
     again[0] = 5

@@ -103,7 +103,7 @@ TEST_P(ArenaConformance, GrowsUpToItsLimitAndIsUnchangedBeyondIt) {
 
 constexpr std::size_t kPart = 2 * kMiB;
 
-/// The promises of an arena by a model of them: sizes, and the bytes of pages that one window alone has.
+/// Checks an arena against a model of its promises: sizes, and the bytes of pages that belong to one window only.
 class Interleaving {
  public:
   struct Graph {

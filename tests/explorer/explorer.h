@@ -97,7 +97,7 @@ class Process {
   ObjectId id_;
 };
 
-/// A socket: packets of a process are there even when it is gone. For one receiver.
+/// A socket with one receiver. Packets of a process stay there after its end.
 class Mailbox {
  public:
   explicit Mailbox(const Process& sender) noexcept : id_(new_object()), sender_(sender) {}

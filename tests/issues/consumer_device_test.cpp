@@ -79,7 +79,7 @@ class ConsumerDevice : public ::testing::TestWithParam<SegmentKind> {
   }
   void lend(const Borrow& borrow) { lend(share_in_order, borrow); }
   static Handle share_in_order(const Tensor& tensor) { return share(tensor, {.stream = Stream{}}); }
-  /// Until step 2.
+  /// Owns the tensor until step 2.
   void own(const std::function<Handle(const Tensor&)>& make_handle) {
     const CudaCalls cu(0);
     const Tensor tensor = make(cu);

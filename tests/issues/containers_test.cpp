@@ -59,7 +59,7 @@ void drop_capabilities() {
   EXPECT_EQ(::syscall(SYS_capset, &header, none), 0);
 }
 
-/// May this process take descriptors of that one?
+/// Returns whether this process may take descriptors of process `pid`.
 bool may_take_descriptors(pid_t pid) {
   const auto pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   const long taken = ::syscall(SYS_pidfd_getfd, pidfd, 0, 0);

@@ -36,7 +36,8 @@ using testing::StderrText;
 
 using GateWord = std::atomic<std::uint64_t>;
 
-/// Until the word is 1. It takes no thread of the driver's: one may run the host functions of all streams.
+/// Blocks the stream until the word is 1. Uses no host function, since one thread may run the host functions of all
+/// streams.
 void close_with_word(const CudaCalls& cu, testing::CUstream stream, GateWord& gate) {
   testing::CUdeviceptr at = 0;
   EXPECT_EQ(cu.cuMemHostRegister(&gate, sizeof gate, testing::kHostRegisterMapped), testing::CUDA_SUCCESS);

@@ -611,8 +611,8 @@ TEST_F(CudaBetweenProcesses, AChunkThatSeveralRowsHaveIsExportedOnce) {
   });
 }
 
-// A round took a small tensor for part of the row of chunks that a large one lies in, and one tensor does not keep
-// the chunks of another: its handle could not be opened any more, or showed memory of long ago.
+// A round once took a small tensor for a part of the row of chunks of a large tensor, which the small tensor does not
+// keep. Its handle then could not be opened, or showed old memory.
 TEST_F(CudaBetweenProcesses, InARoundATensorOfOneChunkIsNotPartOfALongerRow) {
   testing::in_child([] {
     const CudaCalls cu(0);
@@ -625,7 +625,7 @@ TEST_F(CudaBetweenProcesses, InARoundATensorOfOneChunkIsNotPartOfALongerRow) {
   });
 }
 
-// Only the first chunk told a row from another.
+// Rows of chunks were once told apart by their first chunk only.
 TEST_F(CudaBetweenProcesses, ARowOfWhichAChunkWasExchangedIsAnotherSegment) {
   testing::in_child([] {
     const CudaCalls cu(0);

@@ -299,7 +299,7 @@ TEST_F(CudaValues, AProcessWhoseDeviceHasFailedSaysSoThroughAQueue) {
     }));
     queue.put(ready(), Stream{stream});
     EXPECT_EQ(queue.get().tag, 7u);
-    std::_Exit(::testing::Test::HasFailure());  // nothing works on the device any more
+    std::_Exit(::testing::Test::HasFailure());  // the device no longer works
   });
 }
 

@@ -44,7 +44,7 @@ class FirstOpen : public ::testing::Test {
     note_->step = 2;
     EXPECT_EQ(owner_.join(), 0);
   }
-  /// The resources of a new process after `body`, or after nothing if that is no use of onecopy.
+  /// Returns the resources of a new process after `body`, and after nothing else that uses onecopy.
   static Footprint footprint_after(const std::function<void()>& body) {
     Shared<Footprint> footprint;
     Child fresh([&] {

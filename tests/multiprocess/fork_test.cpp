@@ -270,8 +270,8 @@ class MissedChildren : public ::testing::Test {
     note->step = 10;
     EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
   }
-  /// In a borrower: dies, and leaves a child. The owner has hung up on all of them when the first one dies, or that
-  /// one's descriptors would do for the page of another's child.
+  /// Makes the calling borrower die and leave a child. The owner has closed all connections before the first borrower
+  /// dies, since it could use the descriptors of that borrower for the page of another borrower's child.
   template <class Body>
   void borrow_and_die(const Body& child, int borrowers = 1) {
     const Tensor tensor = open(Handle::from_text(note->read()));
@@ -435,7 +435,7 @@ TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn)
 /// A process that has inherited nothing puts a tensor of ours into a queue of ours, lets go of it, and forks.
 class PutBeforeAFork : public ::testing::Test {
  protected:
-  /// In the parent. Steps: 2 it is put.
+  /// Puts the tensor. Called in the parent. Sets step 2.
   Queue put() {
     Queue mine = Queue::connect(Handle::from_text(note->read()));
     mine.put(open(Handle::from_text(other_note->read())));

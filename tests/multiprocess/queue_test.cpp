@@ -808,7 +808,7 @@ void put_as_the_victim_does(const Handle& handle) {
 TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
   Watchdog watchdog;
   Shared<Note> note;
-  Child polite([&] {  // its remains are those of a death
+  Child polite([&] {  // leaves the same state as a death
     put_as_the_victim_does(Handle::from_text(note->read()));
     note->reach(2);
   });

@@ -207,7 +207,7 @@ class Flood : public ::testing::Test {
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   }
-  /// In the owner. The kernel notes the user of the thread that connects.
+  /// Starts the owner. The kernel records the user of the thread that connects.
   static void begin(const ProcessId& owner) {
     name_ = socket_name(public_name(owner)).text;
     point_hook = [](const char* point) noexcept {

@@ -412,10 +412,10 @@ TEST_F(Attack, AnotherUserIsNotEvenAnswered) {
   });
 }
 
-// The other way round: a listener in the place of an owner.
+// These tests do the reverse: a listener takes the place of an owner.
 
-/// The first message of the next connection. Nothing when there is none yet, or it is no borrower's: other tests
-/// list all owners there are, this one too.
+/// Returns the first message of the next connection. Empty if none has come yet, or if it is not a borrower's: other
+/// tests list all owners, including this one.
 std::optional<Packet> greeting(UnixSocket& listener, std::optional<UnixSocket>& socket) {
   socket = listener.try_accept();
   if (!socket) return {};

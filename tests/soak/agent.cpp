@@ -150,7 +150,7 @@ std::string who_has_what() {
   return text;
 }
 
-/// In the order of Left.
+/// Returns the counters in the order of Left.
 std::vector<std::uint64_t> what_is_left() {
   const Stats s = stats();
   return {s.owners,         s.leases,       s.limbo,     s.deposits,

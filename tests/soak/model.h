@@ -85,7 +85,7 @@ class Model {
   /// An item is delivered while its putter lives; or the owner of each of its blocks; or the queue's creator, which
   /// keeps items put while it lived. An item too long for its slot is a block of the putter.
   bool must_deliver(Id agent, const QueueModel& queue, const Item& item) const;
-  /// Does a live process that the getter cannot know have all of it?
+  /// Returns whether a live process that the getter cannot know holds all blocks of the item.
   bool is_held_elsewhere(const Item& item) const;
 
   /// Owners of blocks that the dead putter's page may still count as under way: of its items in queues, and of items

@@ -137,7 +137,7 @@ void Planner::plan_open(Turn& turn) {
   c.block = id;
   c.other = handle.maker;
   c.bytes = handle.bytes;
-  // The agent does not hold any more the blocks that it has dropped in this batch.
+  // The agent no longer holds the blocks that it has dropped in this batch.
   const bool holds_still = turn.has(id) || !model_.holds(turn.agent, id);
   turn.add(c, holds_still && model_.must_open(turn.agent, id, handle.maker));
 }

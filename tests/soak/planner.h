@@ -46,9 +46,9 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// Chooses the batches of a round, whose agents run at once. No outcome depends on the order of two: a queue is used
-/// by one agent, and a block that one agent changes or drops is touched by no other. Deaths are the exception, and
-/// outcomes that depend on them may go either way.
+/// Chooses the batches of a round, whose agents run at once. No outcome depends on the order of two agents: only one
+/// agent uses a queue, and no other agent touches a block that this agent changes or drops. Only outcomes that depend on
+/// deaths may go either way.
 ///
 /// Thread safety: used by one thread.
 class Planner {

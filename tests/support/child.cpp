@@ -49,7 +49,7 @@ Child::Child(const std::function<void()>& body) {
   if (::getppid() != parent) ::_exit(Child::kThrew);
   const int status = run(body);
   std::fflush(nullptr);
-  ::_exit(status);  // no destructors: those of the test belong to the parent
+  ::_exit(status);  // runs no destructors, since the test's objects belong to the parent
 }
 
 Child::Child(Child&& other) noexcept

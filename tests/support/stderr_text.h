@@ -11,7 +11,7 @@
 
 namespace onecopy::testing {
 
-/// Captures this process's output on stderr instead of showing it. For children only.
+/// Captures this process's output on stderr instead of showing it. REQUIRES: this process is a Child.
 class StderrText {
  public:
   StderrText() : file_(::memfd_create("stderr", MFD_CLOEXEC)) { ::dup2(file_.get(), STDERR_FILENO); }

@@ -23,7 +23,8 @@ std::unique_ptr<DeviceMemory> create(std::size_t bytes) {
   return backend(DeviceType::cpu).create(0, bytes, SegmentKind::memfd, "0123456789abcdef", 1);
 }
 
-/// Called after the destructors of all static objects that were made later: those of the backends were.
+/// Uses the backends at the very end: after the destructors of all static objects that were made later, including the
+/// backends'.
 void use_backends_at_the_end() {
   for (const DeviceType type : backend_types()) {
     Backend& used = backend(type);

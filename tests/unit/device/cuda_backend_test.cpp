@@ -243,8 +243,8 @@ struct CallInCapture {
   std::function<void(const CudaCalls&, testing::CUstream other)> call;
 };
 
-/// Of another thread, while this one captures a stream that is not blocking, globally, as torch.cuda.graph() does.
-/// As seen on an H200 with driver 580.159.
+/// Calls that another thread makes while this thread captures a non-blocking stream in global mode, as
+/// torch.cuda.graph() does. The results were seen on an H200 with driver 580.159.
 const CallInCapture kCallsInCapture[] = {
     {"a word written in the default stream", false,
      [](const CudaCalls& cu, testing::CUstream) {

@@ -154,7 +154,8 @@ void call_with_threads(Member& member, Field& field, std::uint32_t seed) {
   EXPECT_TRUE(field.is_over);
 }
 
-/// Its memory, descriptors and claims are those of before, once all others have ended.
+/// Checks that the memory, descriptors and claims of this process return to their former numbers once all other
+/// processes have ended.
 void live_through_it(Field& field, const std::atomic<bool>& have_all_ended) {
   after_transit_ms = 200;
   stamped(300'000, 1);  // starts what a process has from its first tensor on

@@ -124,7 +124,7 @@ TEST_F(Loading, WhatProgressThrowsEndsTheLoadingAndGivesTheMemoryBack) {
   EXPECT_EQ(stats().live_blocks, before);
 }
 
-/// A file that cannot be read any more once loading has begun: memory is reserved before.
+/// A load whose file becomes unreadable once the memory is reserved.
 class Reserving : public Loading {
  protected:
   static constexpr std::uint64_t kBytes = std::uint64_t{192} << 20;

@@ -141,7 +141,7 @@ struct Lent {
   std::atomic<int> step;
 };
 
-/// Memory of cudaMalloc, which ends with its owner. Until step 2.
+/// Shares memory of cudaMalloc, which ends with its owner, until step 2.
 void lend_weak_segment(Lent& lent) {
   const testing::CudaCalls cu(0);
   Backend& cuda = backend(DeviceType::cuda);

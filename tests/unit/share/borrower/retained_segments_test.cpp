@@ -132,7 +132,7 @@ TEST_F(RetainedSegmentsTest, OpenAsTheSegmentAndItsTableWithOrWithoutTheRightToW
   EXPECT_FALSE(segments_.open({"another", 3}, Access::read_only));
 }
 
-/// As after exec.
+/// The process is in the state after exec.
 TEST_F(RetainedSegmentsTest, OfAProcessWhoseProgramHasEndedGoAsADeadOnesUnlessTheyAreOfADevice) {
   retention_.queues.add(kQueue, queue_.hooks());
   const SegmentKey device{key_.first, 9};

@@ -47,7 +47,7 @@ HandleFields fields_of_row(std::size_t i) {
 
 std::string name_of_row(std::size_t i) { return fmt::format("blocks.{}.gewicht-für-{}", i / 4, i); }
 
-/// Three rows over two origins; the offsets that kRowLies uses are those of row 1.
+/// Returns a table of three rows with two origins. kRowLies uses offsets in row 1.
 Bytes sample_table() {
   BundleWriter writer;
   HandleFields f = sample_fields();
