@@ -168,8 +168,10 @@ class Store:
         attributes: Mapping[str, str] | None = None,
         checksums: bool = False,
         device: Any = None,
+        place: Literal["slot", "as_is"] = "slot",
+        copy: bool = True,
     ) -> int:
-        """Copies the tensors into the store as the current version of an object, and returns its number.
+        """Publishes the tensors as the current version of an object, and returns its number.
 
         Args:
             name: 1 to 1,024 bytes of text without control characters.
@@ -180,17 +182,30 @@ class Store:
             attributes: texts of your own.
             checksums: stores a checksum of each tensor, for ``verify()``.
             device: where the version lies; None for where the tensors are.
+            place: "slot" copies the tensors into memory of the version's own. "as_is" publishes them where they lie,
+                without a copy: write to them no more. This process then keeps the memory until the version is gone and
+                no process reads it. A tensor of torch in memory of torch first moves into memory of onecopy, which is
+                one copy; one that ``open()`` returned is shared by both versions.
+            copy: False refuses tensors that would be copied for "as_is".
 
         Raises:
             InvalidArgument: the name, the tensors or the devices do not fit.
+            Unsupported: a tensor would be copied, and ``copy`` is False.
             OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
         """
         if not isinstance(tensors, Mapping):
             kind = type(tensors).__name__
             raise TypeError(f"tensors must be a mapping of names to tensors, such as module.state_dict(), not {kind}")
-        names = list(tensors)
-        values = list(tensors.values())
-        return self._core.publish(name, names, values, device, keep, dict(key or {}), dict(attributes or {}), checksums)
+        if place not in ("slot", "as_is"):
+            raise InvalidArgument(f'place must be "slot" or "as_is", not {place!r}')
+        is_as_is = place == "as_is"
+        if is_as_is and device is not None:
+            raise InvalidArgument(
+                'tensors that are published with place="as_is" stay on their device; leave out device='
+            )
+        names, values = list(tensors), list(tensors.values())
+        options = (keep, dict(key or {}), dict(attributes or {}), checksums, is_as_is, copy)
+        return self._core.publish(name, names, values, device, *options)
 
     def draft(self, name: str, *, keep: int = 2) -> Draft:
         """Makes memory for the next version, with the layout, key and attributes of the current one.

@@ -326,3 +326,49 @@ def test_a_tensor_of_the_store_that_is_shared_otherwise_is_a_copy(store):
     assert tensor.data_ptr() == place
     assert float(tensor[0, 0]) == 2
     assert float(other[0, 0]) == 1
+
+
+def shared(value):
+    return onecopy.full((4, 5), float(value))
+
+
+def test_tensors_published_as_they_are_are_the_memory_that_readers_map(store):
+    weight, module = torch.full((4, 5), 1.0), torch.nn.Linear(3, 2)
+    tensors = {"onecopy": shared(1), "torch": weight, **module.state_dict()}
+    store.publish("a", tensors, place="as_is")  # moves the torch tensors into shared memory
+    assert store.publish("a", tensors, place="as_is", copy=False, checksums=True) == 2
+    found = store.open("a")
+    found.verify()
+    assert torch.equal(found["weight"], module.weight)
+    weight.fill_(2)  # as no publisher may
+    assert float(found["torch"][0, 0]) == 2
+    assert torch.equal(found["onecopy"], torch.ones(4, 5))
+
+
+def test_memory_that_ends_with_its_maker_is_refused_if_it_may_not_be_copied(store):
+    numpy = pytest.importorskip("numpy")
+    for tensor in (torch.ones(3), torch.arange(12).reshape(3, 4).t(), numpy.ones(3)):
+        with pytest.raises(onecopy.Unsupported, match='"x"'):
+            store.publish("a", {"x": tensor}, place="as_is", copy=False)
+    assert store.list() == []
+    store.publish("a", {"x": numpy.ones(3), "y": torch.arange(12).reshape(3, 4).t()}, place="as_is")
+    assert store.open("a")["y"].tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
+
+def test_tensors_that_did_not_change_are_shared_with_the_version_before(store):
+    store.publish("a", values(1))
+    before = store.open("a")
+    store.publish("a", {**before, "layer.1": shared(2)}, keep=1, place="as_is", copy=False)
+    del before
+    heads = [float(tensor[0, 0]) for tensor in store.open("a").values()]
+    assert heads == [1, 2, 1]
+
+
+def test_a_version_that_is_as_it_is_outlives_its_publisher(store):
+    program = """
+import onecopy, os, signal
+onecopy.store.connect().publish("a", {"x": onecopy.full((4, 5), 3.0)}, place="as_is", copy=False)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run(program).returncode == -signal.SIGKILL
+    assert store.open("a")["x"].tolist() == [[3.0] * 5] * 4

@@ -33,6 +33,15 @@ struct ConnectOptions {
   std::string command = "onecopy";
 };
 
+/// The place of the tensors of a version.
+enum class Placement : std::uint8_t {
+  slot,  ///< memory of its own, into which they are copied
+  /// The memory in which they lie, if it is onecopy's and this process owns it, or if a version has it. Other tensors are copied
+  /// into such memory. This process keeps the memory until the version is gone and no process reads it. REQUIRES: no
+  /// process writes to the tensors after that.
+  as_is,
+};
+
 struct PublishOptions {
   /// The number of versions of the object that stay, the new one included: those that were current last. A version that
   /// a process reads stays as long as it is read.
@@ -42,6 +51,9 @@ struct PublishOptions {
   Texts attributes{};
   /// Stores a checksum of each tensor, for Version::verify().
   bool checksums = false;
+  Placement place = Placement::slot;
+  /// Copies tensors that cannot be published as they are. If false, they are refused with unsupported.
+  bool copies = true;
 };
 
 /// A tensor to be: its name, and a row-major layout.
@@ -138,6 +150,9 @@ class Watch {
 /// Returns whether an address lies in memory of the store that this process has mapped: such memory is shared by its name
 /// in the store, and must not be moved or replaced. Thread safety: may be called concurrently.
 bool is_stored(const void* at) noexcept;
+/// Returns the tensor of that layout at an address for which is_stored() is true; an empty one if it is false. Thread
+/// safety: may be called concurrently.
+Tensor stored_tensor(void* at, const Layout& layout);
 
 /// A version as listings show it.
 struct VersionInfo {
@@ -174,7 +189,7 @@ class Store {
               const PublishOptions& options = {});
   /// Makes memory for a version with the layout, the key and the attributes of the object's current version.
   Draft draft(const std::string& name, std::uint32_t keep = PublishOptions{}.keep);
-  /// Copies the tensors into a draft and publishes it.
+  /// Publishes the tensors, which are all on one device.
   std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {});
 

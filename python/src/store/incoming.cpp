@@ -10,6 +10,7 @@
 #include "binding/args.h"
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
+#include "onecopy/store/store.h"
 #include "os/crew.h"
 #include "os/process.h"
 
@@ -41,6 +42,44 @@ void Incoming::copy_to(const Tensor& target) const {
                             : torch::current_stream(target.device() == kCpu ? from : target.device());
   copy_bytes(transfer, stream);
   if (target.device() == kCpu && from != kCpu) backend(from.type).synchronize(from.index, stream);
+}
+
+namespace {
+
+[[noreturn]] void refuse_copy(const std::string& what) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} is not in memory of onecopy, which outlives this process; publish it with "
+                          "copy=True, or into a slot",
+                          what));
+}
+
+/// Returns a torch tensor as a tensor of onecopy. Empty for a tensor that is read like an array of another library.
+std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, bool copies) {
+  if (!torch::is_loaded() || !torch::is_tensor(object)) return std::nullopt;
+  if (const auto plain = torch::copyable(object)) {
+    if (Tensor stored = store::stored_tensor(const_cast<std::byte*>(plain->data), plain->layout))
+      return stored;
+    if (!copies && plain->device == kCpu && plain->layout.nbytes() != 0 && !torch::find_shared(object))
+      refuse_copy(what);
+  }
+  auto shared = torch::share(object);
+  if (!shared || (shared->flags & (torch::kConj | torch::kNeg)) != 0) return std::nullopt;
+  return std::move(shared->tensor);
+}
+
+}  // namespace
+
+Tensor as_it_is(nb::handle object, const std::string& what, bool copies) {
+  if (auto tensor = torch_as_it_is(object.ptr(), what, copies)) return *std::move(tensor);
+  nb::object plain = nb::borrow(object);
+  if (torch::is_loaded() && torch::is_any_tensor(plain.ptr()))
+    plain = plain.attr("detach")().attr("resolve_conj")().attr("resolve_neg")();
+  const auto source = Source::of(plain, what.c_str());
+  if (!source)
+    raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object)));
+  if (source->ours()) return *source->ours();
+  if (!copies) refuse_copy(what);
+  return source->copied();
 }
 
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to) {

@@ -29,6 +29,10 @@ class Incoming {
   std::optional<Source> source_;          ///< everything else
 };
 
+/// Returns a tensor of any library as a tensor of onecopy, for publishing it where it lies. With `copies`, memory of other
+/// libraries moves into memory of onecopy, or is copied. Throws unsupported without, and what Incoming throws.
+Tensor as_it_is(nb::handle object, const std::string& what, bool copies);
+
 /// Copies each into the tensor with its number; large ones without the GIL.
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to);
 

@@ -79,9 +79,23 @@ std::vector<Tensor> tensors_in(const store::Contents& contents) {
   return tensors;
 }
 
+std::uint64_t publish_as_it_is(store::Store& store, const std::string& name,
+                               const std::vector<std::string>& names, const nb::list& tensors,
+                               const store::PublishOptions& options) {
+  std::vector<NamedTensor> all;
+  all.reserve(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i)
+    all.emplace_back(names[i], as_it_is(tensors[i], "\"" + names[i] + "\"", options.copies));
+  return without_gil([&] { return store.publish(name, all, options); });
+}
+
 std::uint64_t publish(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
-                      const store::Texts& key, const store::Texts& attributes, bool checksums) {
+                      const store::Texts& key, const store::Texts& attributes, bool checksums,
+                      bool is_as_is, bool copies) {
+  if (is_as_is)
+    return publish_as_it_is(store, name, names, tensors,
+                            {keep, key, attributes, checksums, store::Placement::as_is, copies});
   const auto from = incoming(names, tensors);
   store::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
   copy_all(from, tensors_in(draft));
@@ -166,7 +180,7 @@ void init_store(nb::module_& m) {
   nb::class_<Store>(m, "_Store")
       .def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
            nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
-           nb::arg("checksums"))
+           nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"))
       .def("draft", [](Store& s, const std::string& name,
                        std::uint32_t keep) { return without_gil([&] { return s.draft(name, keep); }); })
       .def(

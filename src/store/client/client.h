@@ -40,6 +40,7 @@ class Client : public std::enable_shared_from_this<Client> {
     ~Reading() {
       if (client_) client_->release(at_);
     }
+    explicit operator bool() const noexcept { return client_ != nullptr; }
     VersionRecord version() const { return client_->version_of(at_); }
     /// Duplicates of the descriptors: the table, then the chunks.
     std::vector<Fd> files() const { return client_->files_of(at_); }

@@ -3,7 +3,7 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
-#include "os/random.h"
+#include "os/log.h"
 #include "store/client/state.h"
 #include "store/keeper/version_files.h"
 
@@ -62,23 +62,32 @@ std::uint64_t Draft::publish() {
     s.is_sealed = true;
   }
   ExportedMemory exported = s.memory->export_chunks();
-  s.table.kind = static_cast<std::uint8_t>(exported.kind);
-  s.table.blob = std::move(exported.blob);
-  const Fd table = write_table(s.table);
-  std::vector<int> files = numbers_of(exported.fds);
-  files.insert(files.begin(), table.get());
+  s.table.parts.clear();
+  if (exported.size != 0)
+    s.table.parts.push_back({exported.size, static_cast<std::uint32_t>(exported.fds.size()),
+                             static_cast<std::uint8_t>(exported.kind), std::move(exported.blob)});
+  return s.version.number = publish_version(Client::here(s.client), s.table, s.version, exported.fds);
+}
+
+std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
+                              std::span<const Fd> fds) {
+  const Fd file = write_table(table);
+  std::vector<int> files = numbers_of(fds);
+  files.insert(files.begin(), file.get());
   point("store.draft.written");
-  s.version.number = Client::here(s.client).ask<Published>(Publish{s.version}, files).number;
+  const std::uint64_t number = client.ask<Published>(Publish{version}, files).number;
   point("store.draft.published");
-  return s.version.number;
+  return number;
 }
 
 std::uint64_t Follower::update(std::chrono::nanoseconds timeout) {
   State& s = *state_;
   const LockGuard lock(s.update);
+  StepTimes steps;
   auto reading =
       Client::here(s.client).open(s.version.name, 0, &s.memory->reading(), Deadline::after(timeout));
   if (!reading) return s.version.number;
+  steps.end("keeper");
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front(), s.layout);
   const VersionRecord version = reading->version();
@@ -92,11 +101,16 @@ std::uint64_t Follower::update(std::chrono::nanoseconds timeout) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("version {} of \"{}\" is on another device; follow the object again",
                             version.number, version.name));
-  s.memory->show(memory_of(opened.table, std::move(files)), std::move(*reading));
+  steps.end("table");
+  s.memory->show(memory_of(opened.table, std::move(files)), std::move(*reading), steps);
   s.table.key = std::move(opened.table.key);
   s.table.attributes = std::move(opened.table.attributes);
   s.table.checksums = std::move(opened.table.checksums);
   s.version = version;
+  log_debug([&] {
+    return fmt::format("shows version {} of \"{}\", in milliseconds: {}", version.number, version.name,
+                       steps.text());
+  });
   return version.number;
 }
 

@@ -15,8 +15,6 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kChunk = std::uint64_t{1} << 30;
-
 /// The ranges of this process that are memory of the store. Thread safety: all members may be called concurrently. Never
 /// destroyed: tensors live until the end.
 class StoredRanges {
@@ -25,54 +23,62 @@ class StoredRanges {
     static StoredRanges* const ranges = new StoredRanges;
     return *ranges;
   }
-  void add(const std::byte* begin, std::size_t bytes) {
+  void add(MappedMemory& memory) {
     const LockGuard lock(mutex_);
-    ends_[begin] = begin + bytes;
-    count_.store(ends_.size(), std::memory_order_relaxed);
+    ranges_[memory.data()] = &memory;
+    count_.store(ranges_.size(), std::memory_order_relaxed);
   }
-  void remove(const std::byte* begin) noexcept {
+  void remove(const MappedMemory& memory) noexcept {
     const LockGuard lock(mutex_);
-    ends_.erase(begin);
-    count_.store(ends_.size(), std::memory_order_relaxed);
+    ranges_.erase(memory.data());
+    count_.store(ranges_.size(), std::memory_order_relaxed);
   }
   bool has(const void* at) noexcept {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     const LockGuard lock(mutex_);
-    const auto after = ends_.upper_bound(static_cast<const std::byte*>(at));
-    return after != ends_.begin() && at < std::prev(after)->second;
+    return find_locked(at) != nullptr;
+  }
+  BlockRef find(const void* at) noexcept {
+    if (count_.load(std::memory_order_relaxed) == 0) return {};
+    const LockGuard lock(mutex_);
+    MappedMemory* const memory = find_locked(at);
+    return memory && memory->try_retain() ? BlockRef(memory, 0) : BlockRef();
   }
 
  private:
+  MappedMemory* find_locked(const void* at) REQUIRES(mutex_) {
+    const auto after = ranges_.upper_bound(static_cast<const std::byte*>(at));
+    if (after == ranges_.begin()) return nullptr;
+    MappedMemory* const before = std::prev(after)->second;
+    return at < before->data() + before->size() ? before : nullptr;
+  }
+
   std::atomic<std::size_t> count_{0};
   Mutex mutex_;
-  std::map<const std::byte*, const std::byte*> ends_ GUARDED_BY(mutex_);
+  std::map<const std::byte*, MappedMemory*> ranges_ GUARDED_BY(mutex_);  ///< by their begin
 };
-
-std::uint64_t rounded(std::uint64_t bytes, std::uint64_t unit) noexcept {
-  return (bytes + unit - 1) / unit * unit;
-}
-
-std::vector<std::unique_ptr<PhysicalChunk>> make_chunks(Backend& vendor, int ordinal, std::uint64_t bytes) {
-  std::uint64_t chunk = kChunk;
-  while (bytes / chunk >= kMaxChunks) chunk *= 2;
-  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
-  for (std::uint64_t left = rounded(bytes, vendor.granularity()); left != 0; left -= std::min(left, chunk))
-    chunks.push_back(vendor.create_chunk(ordinal, std::min(left, chunk)));
-  return chunks;
-}
 
 }  // namespace
 
 BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
-  auto chunks = make_chunks(backend(device.type), device.index, bytes);
+  Backend& vendor = backend(device.type);
+  const std::uint64_t unit = vendor.granularity();
+  Chunks chunks;
+  if (bytes != 0) chunks.push_back(vendor.create_chunk(device.index, (bytes + unit - 1) / unit * unit));
   return {new MappedMemory(device, std::move(chunks), Access::read_write, {}), 0};
 }
 
-BlockRef MappedMemory::open(Device device, ExportedMemory memory, Client::Reading reading) {
+BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading) {
+  return {new MappedMemory(device, import(device, std::move(parts)), Access::read_only, std::move(reading)),
+          0};
+}
+
+MappedMemory::Chunks MappedMemory::import(Device device, std::vector<ExportedMemory> parts) {
   Chunks chunks;
-  if (memory.size != 0)
-    chunks = backend(device.type).import_chunks(device.index, std::move(memory), device.index);
-  return {new MappedMemory(device, std::move(chunks), Access::read_only, std::move(reading)), 0};
+  for (ExportedMemory& part : parts)
+    std::ranges::move(backend(device.type).import_chunks(device.index, std::move(part), device.index),
+                      std::back_inserter(chunks));
+  return chunks;
 }
 
 MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading)
@@ -85,14 +91,22 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
   map();
-  StoredRanges::all().add(data(), size_);
+  StoredRanges::all().add(*this);
 }
 
 MappedMemory::~MappedMemory() {
-  if (size_ != 0) StoredRanges::all().remove(data());
+  if (size_ != 0) StoredRanges::all().remove(*this);
 }
 
 bool is_stored(const void* at) noexcept { return StoredRanges::all().has(at); }
+Tensor stored_tensor(void* at, const Layout& layout) {
+  BlockRef block = MappedMemory::find(at);
+  if (!block) return {};
+  const auto& memory = *static_cast<const MappedMemory*>(block.group());
+  return {std::move(block), at, layout, memory.device(), memory.access()};
+}
+
+BlockRef MappedMemory::find(const void* at) noexcept { return StoredRanges::all().find(at); }
 
 void MappedMemory::map() {
   std::size_t at = 0;
@@ -126,15 +140,18 @@ void MappedMemory::protect() {
   map();
 }
 
-void MappedMemory::show(ExportedMemory memory, Client::Reading reading) {
-  if (memory.size != size_)
+void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps) {
+  Chunks others = import(device_, std::move(parts));
+  std::uint64_t bytes = 0;
+  for (const auto& chunk : others) bytes += chunk->size();
+  if (bytes != size_)
     throw Error(ErrorCode::bad_handle,
-                fmt::format("a version of {} bytes came where {} are shown", memory.size, size_));
-  Backend& vendor = backend(device_.type);
-  Chunks others;
-  if (size_ != 0) others = vendor.import_chunks(device_.index, std::move(memory), device_.index);
-  vendor.finish_work();
+                fmt::format("a version of {} bytes came where {} are shown", bytes, size_));
+  steps.end("import");
+  backend(device_.type).finish_work();
+  steps.end("work");
   unmap();
+  steps.end("unmap");
   std::swap(chunks_, others);
   try {
     if (size_ != 0) map();
@@ -144,14 +161,19 @@ void MappedMemory::show(ExportedMemory memory, Client::Reading reading) {
     map();
     throw;
   }
+  steps.end("map");
   others
-      .clear();  // before the reading of it ends: the guard is to be the last that has it, and takes the time to free it
+      .clear();  // first, so that the guard is the last that has the memory, and takes the time to free it
   reading_ = std::move(reading);
+  steps.end("release");
 }
 
 ExportedMemory MappedMemory::export_chunks() const {
   if (size_ == 0) return {};
-  return backend(device_.type).export_chunks(chunks_, Access::read_only);
+  ExportedMemory memory = backend(device_.type).export_chunks(chunks_, Access::read_only);
+  memory.kind = backend(device_.type).traits().kind;
+  memory.size = size_;
+  return memory;
 }
 
 }  // namespace onecopy::store

@@ -10,6 +10,7 @@
 #include "device/reservation.h"
 #include "onecopy/memory/block.h"
 #include "store/client/client.h"
+#include "store/client/step_times.h"
 
 namespace onecopy::store {
 
@@ -22,7 +23,9 @@ class MappedMemory final : public BlockGroup {
   /// Makes memory, writable and zero, of at least `bytes`. Throws out_of_memory.
   static BlockRef create(Device device, std::uint64_t bytes);
   /// Maps memory that another process made, read-only. Throws bad_handle, out_of_mappings.
-  static BlockRef open(Device device, ExportedMemory memory, Client::Reading reading);
+  static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading);
+  /// Returns the memory that `at` lies in; empty if it is not memory of the store.
+  static BlockRef find(const void* at) noexcept;
   MappedMemory(const MappedMemory&) = delete;
   MappedMemory& operator=(const MappedMemory&) = delete;
 
@@ -34,10 +37,19 @@ class MappedMemory final : public BlockGroup {
 
   /// Takes write access from this process and, for memory of the CPU, from all others for ever.
   void protect();
-  /// Shows other memory of the same size at the same addresses. If it throws, the old memory is there as before.
-  void show(ExportedMemory memory, Client::Reading reading);
+  /// Shows other memory of the same size at the same addresses. If it throws, the old memory is there as before. Adds
+  /// its own steps to `steps`.
+  void show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps);
   ExportedMemory export_chunks() const;
 
+  /// Adds a reference, unless the last one is being dropped.
+  bool try_retain() noexcept {
+    std::uint64_t references = references_.load(std::memory_order_relaxed);
+    while (references != 0)
+      if (references_.compare_exchange_weak(references, references + 1, std::memory_order_relaxed))
+        return true;
+    return false;
+  }
   void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
@@ -45,6 +57,8 @@ class MappedMemory final : public BlockGroup {
 
  private:
   using Chunks = std::vector<std::unique_ptr<PhysicalChunk>>;
+
+  static Chunks import(Device device, std::vector<ExportedMemory> parts);
 
   MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading);
   ~MappedMemory();

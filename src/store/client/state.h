@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -48,11 +49,18 @@ struct OpenTable {
 
 /// A sealed memfd with the table.
 Fd write_table(const Table& table);
-/// The memory that a table describes, in these descriptors behind it.
-ExportedMemory memory_of(const Table& table, std::vector<Fd> files);
+/// Returns the parts of the memory that a table describes, with the descriptors of a version: the table, the chunks, others.
+/// Throws bad_handle if there are fewer.
+std::vector<ExportedMemory> memory_of(const Table& table, std::vector<Fd> files);
 Device device_of(const Table& table);
 
-/// A checksum of each row.
+/// Asks the keeper to make this a version, with the descriptors behind the table. Returns its number.
+std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
+                              std::span<const Fd> fds);
+
+/// Returns a checksum of bytes of a device.
+std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device);
+/// Returns a checksum of each row.
 std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory);
 
 }  // namespace onecopy::store

@@ -12,6 +12,7 @@
 #include "os/deadline.h"
 #include "os/process.h"
 #include "os/random.h"
+#include "store/client/as_is.h"
 #include "store/client/state.h"
 #include "store/client/watch.h"
 #include "store/format/record.h"
@@ -31,14 +32,48 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
   }
 }
 
-VersionRecord record_of(const std::string& name, const MappedMemory& memory, std::uint32_t keep) {
+VersionRecord record_of(const std::string& name, Device device, std::uint64_t bytes, std::uint32_t keep) {
   VersionRecord version;
   version.name = name;
   random_bytes(std::as_writable_bytes(std::span(version.token)));
-  version.bytes = memory.size();
-  version.device = memory.device().str();
+  version.bytes = bytes;
+  version.device = device.str();
   version.keep = keep;
   return version;
+}
+
+void check_request(const std::string& name, const PublishOptions& options) {
+  check_name(name);
+  if (options.keep == 0)
+    throw Error(ErrorCode::invalid_argument,
+                "keep is 0, and the new version itself counts; give 1 and more");
+}
+
+/// Returns a table without rows and memory.
+Table table_for(Device device, const PublishOptions& options) {
+  Table table;
+  table.key = options.key;
+  table.attributes = options.attributes;
+  table.device_type = static_cast<std::uint8_t>(device.type);
+  table.device = uuid_of(device).bytes;
+  return table;
+}
+
+std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<const NamedTensor> tensors,
+                            const PublishOptions& options) {
+  check_request(name, options);
+  const Device device = tensors.empty() ? kCpu : tensors.front().second.device();
+  AsIs memory(tensors, options.copies);
+  backend(device.type).finish_work();
+  Table table = table_for(device, options);
+  memory.describe(table, options.checksums);
+  check_names(table.rows);
+  std::uint64_t bytes = 0;
+  for (const Row& row : table.rows) bytes += row.layout.nbytes();
+  VersionRecord version = record_of(name, device, bytes, options.keep);
+  version.is_as_is = true;
+  const std::vector<Fd> files = memory.keep_and_export();
+  return publish_version(client, table, version, files);
 }
 
 constexpr std::chrono::milliseconds kEndOfTheKeeper = std::chrono::seconds(10);
@@ -65,11 +100,8 @@ Client& Store::client() { return Client::here(client_); }
 
 Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors, Device device,
                    const PublishOptions& options) {
-  check_name(name);
-  if (options.keep == 0)
-    throw Error(ErrorCode::invalid_argument,
-                "keep is 0, and the new version itself counts; give 1 and more");
-  Table table;
+  check_request(name, options);
+  Table table = table_for(device, options);
   for (const auto& [row, layout] : tensors) {
     if (!layout.is_contiguous())
       throw Error(ErrorCode::invalid_argument,
@@ -77,15 +109,11 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
     table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});
   }
   const std::uint64_t bytes = place(table.rows);
-  table.key = options.key;
-  table.attributes = options.attributes;
-  table.device_type = static_cast<std::uint8_t>(device.type);
-  table.device = uuid_of(device).bytes;
   if (options.checksums) table.checksums.resize(table.rows.size());
   auto state = std::make_shared<Contents::State>(std::move(table), MappedMemory::create(device, bytes));
   state->table.size = state->memory->size();
   state->client = client().shared_from_this();
-  state->version = record_of(name, *state->memory, options.keep);
+  state->version = record_of(name, device, state->memory->size(), options.keep);
   return Draft(std::move(state));
 }
 
@@ -100,6 +128,7 @@ Draft Store::draft(const std::string& name, std::uint32_t keep) {
 
 std::uint64_t Store::publish(const std::string& name, std::span<const NamedTensor> tensors,
                              const PublishOptions& options) {
+  if (options.place == Placement::as_is) return publish_as_is(client(), name, tensors, options);
   std::vector<TensorSpec> specs;
   for (const auto& [row, tensor] : tensors) specs.push_back({row, Layout(tensor.dtype(), tensor.shape())});
   const Device device = tensors.empty() ? kCpu : tensors.front().second.device();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
@@ -20,6 +22,8 @@ Mapping map_table(const Fd& fd) {
   return Mapping::of(reopen_read_only(fd), size, Access::read_only);
 }
 
+}  // namespace
+
 /// Reads memory of a device piece by piece, through memory of the host.
 std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device) {
   if (device == kCpu) return crc32c({at, bytes});
@@ -33,8 +37,6 @@ std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device) {
   return crc;
 }
 
-}  // namespace
-
 OpenTable::OpenTable(const Fd& fd, ByteSpan known)
     : bytes(map_table(fd)), table(decode_table({bytes.data(), bytes.size()}, known)) {}
 
@@ -46,10 +48,19 @@ Fd write_table(const Table& table) {
   return fd;
 }
 
-ExportedMemory memory_of(const Table& table, std::vector<Fd> files) {
-  files.erase(files.begin());
-  ExportedMemory memory{static_cast<SegmentKind>(table.kind), table.size, std::move(files), table.blob, {}};
-  memory.device.bytes = table.device;
+std::vector<ExportedMemory> memory_of(const Table& table, std::vector<Fd> files) {
+  std::vector<ExportedMemory> memory;
+  auto next = files.begin() + 1;
+  for (const Part& part : table.parts) {
+    if (part.files > files.end() - next)
+      throw Error(ErrorCode::bad_handle, "a stored version came without descriptors of its chunks");
+    const auto first = std::exchange(next, next + part.files);
+    memory.push_back({static_cast<SegmentKind>(part.kind),
+                      part.bytes,
+                      {std::move_iterator(first), std::move_iterator(next)},
+                      part.blob,
+                      Uuid{table.device}});
+  }
   return memory;
 }
 

@@ -15,7 +15,7 @@
 /// a time on a connection, and the keeper answers each, with `refused` where it cannot do what is asked.
 namespace onecopy::store {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 inline constexpr std::size_t kMaxChunks = 250;  ///< with the table, one packet takes their descriptors
 
 using Nonce = NonceOf<16>;

@@ -18,13 +18,16 @@ struct VersionRecord {
   std::uint64_t number = 0;  ///< of the object: 1, 2, 3
   std::string name;          ///< of the object
   Token token{};
-  std::uint64_t bytes = 0;     ///< of all chunks
+  std::uint64_t bytes = 0;     ///< of all chunks; of the tensors if they lie as they are
   std::string device;          ///< "cpu", "cuda:0" as the publisher named it
   std::int64_t made_at = 0;    ///< nanoseconds since 1970
   std::int32_t publisher = 0;  ///< pid
   std::uint32_t keep = 0;      ///< so many versions of the object stay, this one included
+  /// The memory lies where its publisher made it, and is not sealed. Behind the chunks come descriptors of pipes: while one
+  /// is open anywhere, a process keeps its memory for the version.
+  bool is_as_is = false;
 
-  void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep); }
+  void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep, is_as_is); }
   bool operator==(const VersionRecord&) const = default;
 };
 

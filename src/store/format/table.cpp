@@ -69,10 +69,19 @@ std::vector<Row> rows_in(ByteSpan layout, std::uint32_t count) {
   return rows;
 }
 
+void check_parts(const Table& table) {
+  std::uint64_t left = table.size;
+  for (const Part& part : table.parts) {
+    if (part.bytes > left) refuse("has parts of more than its bytes");
+    left -= part.bytes;
+  }
+  if (left != 0) refuse("has parts of less than its bytes");
+}
+
 void check_rows(const Table& table) {
   std::unordered_set<std::string_view> names;
   for (const Row& row : table.rows) {
-    if (row.offset % kAlignment != 0 || row.offset > table.size ||
+    if (row.offset % size_of(row.layout.dtype()) != 0 || row.offset > table.size ||
         row.layout.nbytes() > table.size - row.offset)
       refuse(fmt::format("has a row outside its {} bytes", table.size));
     if (!names.insert(row.name).second) refuse("has a name twice");
@@ -81,12 +90,17 @@ void check_rows(const Table& table) {
 
 }  // namespace
 
-std::uint64_t place(std::vector<Row>& rows) {
+void check_names(const std::vector<Row>& rows) {
   std::unordered_set<std::string_view> names;
-  std::uint64_t end = 0;
-  for (Row& row : rows) {
+  for (const Row& row : rows)
     if (!names.insert(row.name).second)
       throw Error(ErrorCode::invalid_argument, fmt::format("there are two tensors named \"{}\"", row.name));
+}
+
+std::uint64_t place(std::vector<Row>& rows) {
+  check_names(rows);
+  std::uint64_t end = 0;
+  for (Row& row : rows) {
     if (row.layout.nbytes() > kMaxSize - end)
       throw Error(ErrorCode::invalid_argument, "the tensors have more than 2^62 bytes");
     row.offset = end;
@@ -100,8 +114,8 @@ Bytes encode(const Table& table) {
   for (const Row& row : table.rows) append(layout, row);
   const Bytes rows = layout.take();
   Encoder rest;
-  rest(table.size, table.key, table.attributes, table.checksums, table.kind, table.device_type,
-       table.device, table.blob);
+  rest(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
+       table.parts);
   const Bytes behind = rest.take();
   Bytes bytes =
       encode_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
@@ -122,10 +136,11 @@ Table decode_table(ByteSpan bytes, ByteSpan known) {
   const bool is_known =
       !known.empty() && std::equal(known.begin(), known.end(), layout.begin(), layout.end());
   if (!is_known) table.rows = rows_in(layout, head.rows);
-  decoder(table.size, table.key, table.attributes, table.checksums, table.kind, table.device_type,
-          table.device, table.blob);
+  decoder(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
+          table.parts);
   decoder.end();
   if (!table.checksums.empty() && table.checksums.size() != head.rows) refuse("has too few checksums");
+  check_parts(table);
   check_rows(table);
   return table;
 }

@@ -11,7 +11,7 @@
 
 namespace onecopy::store {
 
-/// The tensors of a version begin at multiples of so many bytes.
+/// The tensors of a slot begin at multiples of so many bytes.
 inline constexpr std::size_t kAlignment = 512;
 
 /// A tensor of a version, row-major.
@@ -23,6 +23,17 @@ struct Row {
   bool operator==(const Row&) const = default;
 };
 
+/// A part of a version's memory that was exported as one, see ExportedMemory. A slot is one part.
+struct Part {
+  std::uint64_t bytes = 0;
+  std::uint32_t files = 0;  ///< descriptors
+  std::uint8_t kind = 0;
+  Bytes blob;
+
+  void fields(auto& f) { f(bytes, files, kind, blob); }
+  bool operator==(const Part&) const = default;
+};
+
 /// The table of a version: all but the elements. It lies in a memfd of its own, sealed against every change.
 struct Table {
   std::vector<Row> rows;   ///< names are unique
@@ -30,15 +41,15 @@ struct Table {
   std::map<std::string, std::string> key;
   std::map<std::string, std::string> attributes;
   std::vector<std::uint32_t> checksums;  ///< one a row, or none
-  // How another process maps the chunks: see ExportedMemory.
-  std::uint8_t kind = 0;
   std::uint8_t device_type = 0;
-  std::array<std::uint8_t, 16> device{};
-  Bytes blob;
+  std::array<std::uint8_t, 16> device{};  ///< UUID
+  std::vector<Part> parts;                ///< one behind the other they are the memory
 };
 
-/// Places the rows one behind the other, and returns the bytes that they take. Throws invalid_argument for a name that
-/// comes twice and for more than 2^62 bytes.
+/// Throws invalid_argument for a name that comes twice.
+void check_names(const std::vector<Row>& rows);
+/// Places the rows one behind the other, and returns the bytes that they take. Throws what check_names() throws, and
+/// invalid_argument for more than 2^62 bytes.
 std::uint64_t place(std::vector<Row>& rows);
 
 Bytes encode(const Table& table);

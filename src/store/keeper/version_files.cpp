@@ -2,6 +2,7 @@
 #include "store/keeper/version_files.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
@@ -16,6 +17,16 @@ void check_seals(const Fd& fd, int wanted, const char* what) {
                 fmt::format("{} of a published version is not sealed: it could still be changed", what));
 }
 
+bool is_pipe(const Fd& fd) noexcept {
+  struct stat status {};
+  return ::fstat(fd.get(), &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
+void check_chunks_as_they_are(std::span<const Fd> fds) {
+  for (const Fd& fd : fds)
+    if (!is_pipe(fd)) check_seals(fd, kSealShrink | kSealGrow, "a chunk");
+}
+
 }  // namespace
 
 void check_files(const VersionRecord& version, std::span<const Fd> fds) {
@@ -25,6 +36,7 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
                             kMaxChunks, fds.size()));
   check_seals(fds.front(), kSealShrink | kSealGrow | kSealWrite, "the table");
   if (version.device != "cpu") return;
+  if (version.is_as_is) return check_chunks_as_they_are(fds.subspan(1));
   std::uint64_t bytes = 0;
   for (const Fd& chunk : fds.subspan(1)) {
     check_seals(chunk, kSealShrink | kSealGrow | kSealFutureWrite, "a chunk");

@@ -17,6 +17,8 @@
 #include "core/point.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
 #include "os/process.h"
 #include "store/keeper/keeper.h"
 #include "support/child.h"
@@ -148,6 +150,82 @@ TEST_P(StoreTest, ADraftThatIsDroppedIsNoVersion) {
   publish(store, device, 1);
   { const Draft dropped = store.draft("x"); }
   EXPECT_EQ(store.open("x").number(), 1u);
+}
+
+/// Tensors of onecopy with these values.
+std::vector<NamedTensor> made(Device device, float a, float b) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, value] : {std::pair("a", a), std::pair("b", b)}) {
+    tensors.emplace_back(name, empty(Layout(DType::f32, {kElements}), device));
+    fill(tensors.back().second, value);
+  }
+  return tensors;
+}
+const PublishOptions kAsIs{.keep = 1, .place = Placement::as_is, .copies = false};
+
+TEST_P(StoreTest, TensorsThatArePublishedAsTheyAreAreNotCopied) {
+  Store store = start();
+  const auto tensors = made(Device::parse(GetParam()), 1, 1);
+  PublishOptions options = kAsIs;
+  options.checksums = true;
+  EXPECT_EQ(store.publish("x", tensors, options), 1u);
+  const Version version = store.open("x");
+  version.verify();
+  EXPECT_EQ(value_of(version), 1);
+  for (const auto& [name, tensor] : tensors) fill(tensor, 2);  // as no publisher may
+  EXPECT_EQ(value_of(version), 2);
+}
+
+TEST_P(StoreTest, VersionsThatAreAsTheyAreOutliveTheirPublisher) {
+  Store store = start();
+  Child publisher([] {
+    Store mine = Store::connect({.autostart = false});
+    mine.publish("x", made(Device::parse(GetParam()), 7, 7), kAsIs);
+    std::raise(SIGKILL);
+  });
+  EXPECT_EQ(publisher.join(), -SIGKILL);
+  EXPECT_EQ(value_of(store.open("x")), 7);
+}
+
+TEST_P(StoreTest, MemoryIsKeptUntilItsVersionIsGoneAndNotRead) {
+  Store store = start();
+  const auto in_use = [] { return stats().live_blocks; };
+  const auto before = in_use();
+  store.publish("x", made(Device::parse(GetParam()), 7, 7), kAsIs);
+  EXPECT_EQ(in_use(), before + 2);
+  std::optional<Version> version = store.open("x");
+  store.remove("x");
+  EXPECT_EQ(value_of(*version), 7);
+  EXPECT_EQ(in_use(), before + 2);
+  version.reset();
+  EXPECT_TRUE(eventually([&] { return in_use() == before; }));
+}
+
+TEST_P(StoreTest, ATensorOfTheVersionBeforeIsSharedWithTheNext) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  publish(store, device, 7);
+  std::vector<NamedTensor> tensors{{"a", store.open("x").tensor(0)}};
+  tensors.push_back(made(device, 7, 7).back());
+  store.publish("x", tensors, kAsIs);
+  tensors.clear();
+  EXPECT_TRUE(eventually([&] { return store.list().at(0).versions.size() == 1; }));
+  EXPECT_EQ(value_of(store.open("x")), 7);
+}
+
+TEST_P(StoreTest, MemoryThatEndsWithItsMakerIsCopiedOrRefused) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  Draft other = store.draft("y", specs(), device);
+  fill(other.tensor(0), 3);
+  const std::vector<NamedTensor> tensors{{"a", other.tensor(0)}};
+  PublishOptions options = kAsIs;
+  EXPECT_THROW(store.publish("x", tensors, options), Error);
+  EXPECT_TRUE(store.list().empty());
+  options.copies = true;
+  store.publish("x", tensors, options);
+  fill(other.tensor(0), 4);
+  EXPECT_EQ(value_of(store.open("x")), 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),

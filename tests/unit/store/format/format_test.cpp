@@ -29,7 +29,7 @@ Table sample_table() {
   table.attributes = {{"source", "a file"}};
   table.checksums = {1, 2, 3};
   table.device_type = 1;
-  table.blob = Bytes(3, std::byte{7});
+  table.parts = {{table.size - 512, 1, 2, Bytes(3, std::byte{7})}, {512, 1, 2, {}}};
   return table;
 }
 
@@ -41,7 +41,7 @@ TEST(StoreTable, IsReadAsItWasWritten) {
   EXPECT_EQ(read.key, table.key);
   EXPECT_EQ(read.attributes, table.attributes);
   EXPECT_EQ(read.checksums, table.checksums);
-  EXPECT_EQ(read.blob, table.blob);
+  EXPECT_EQ(read.parts, table.parts);
 }
 
 TEST(StoreTable, PlacesTensorsAtMultiplesOf512Bytes) {
@@ -73,6 +73,14 @@ TEST(StoreTable, CutOffAnywhereIsRefused) {
 TEST(StoreTable, RefusesRowsOutsideItsMemory) {
   Table table = sample_table();
   table.size = 512;
+  EXPECT_EQ(refusal([&] { decode_table(encode(table)); }), ErrorCode::bad_handle);
+}
+
+TEST(StoreTable, RefusesPartsThatAreNotItsMemory) {
+  Table table = sample_table();
+  table.parts.front().bytes += 512;
+  EXPECT_EQ(refusal([&] { decode_table(encode(table)); }), ErrorCode::bad_handle);
+  table.parts.front().bytes -= 1024;
   EXPECT_EQ(refusal([&] { decode_table(encode(table)); }), ErrorCode::bad_handle);
 }
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "onecopy/store/store.h"
+#include "share/session.h"
+#include "store/format/table.h"
+
+namespace onecopy::store {
+
+/// Tensors that are published where they lie: the segments and chunks around them are the parts of the version's memory.
+/// Thread safety: none.
+class AsIs {
+ public:
+  /// Adds tensors of one device. Throws invalid_argument, and unsupported for a tensor that would have to be copied if
+  /// `copies` is false.
+  AsIs(std::span<const NamedTensor> tensors, bool copies);
+
+  /// Moves rows, size and parts into the table. Adds checksums if they are wanted.
+  void describe(Table& table, bool checksums);
+  /// Keeps the memory in this process as long as any process has the descriptors. Returns these: the chunks, and a pipe.
+  /// Callable once.
+  std::vector<Fd> keep_and_export();
+
+ private:
+  /// A source of parts: a segment of this process, or the memory of a version.
+  struct Source {
+    std::uint64_t begin = 0;  ///< offset in the version
+    bool lasts = false;       ///< if false, its memory ends with this process
+    BlockRef version{};       ///< the version, which stays open until the end
+  };
+
+  void place(const NamedTensor& named, bool copies);
+  std::optional<std::uint64_t> find(const Tensor& tensor);
+  std::optional<std::uint64_t> find_own(const Tensor& tensor);
+  std::optional<std::uint64_t> find_stored(const Tensor& tensor);
+  void add(ExportedMemory memory);
+  void add_version(std::vector<Fd> files);
+
+  std::vector<Row> rows_;
+  std::vector<Tensor> sources_;  ///< of the rows: the tensors, or copies
+  std::vector<Part> parts_;
+  std::vector<Fd> files_;
+  std::vector<Fd> pipes_;         ///< of versions whose memory is used
+  std::vector<BlockRef> blocks_;  ///< whose memory must not be used again
+  std::map<std::uint32_t, Source> segments_;
+  std::map<const BlockGroup*, Source> versions_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace onecopy::store
