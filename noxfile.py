@@ -129,11 +129,12 @@ def plugs(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Servers of vLLM on the CPU."""
+    """Servers of vLLM on the CPU, and vLLM's weight cache. Prints how long rounds and loads take."""
     install(session, VLLM_TORCH)
     if not is_installed(session, "vllm"):
         session.install(VLLM, f"torch=={VLLM_TORCH}+cpu")
     # They are built for CUDA, and do not load beside a torch for the CPU; nothing here needs them.
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
     # vLLM's packages warn of what they themselves call.
-    pytest(session, "-W", "default", f"{TESTS}/test_vllm_server.py", ONECOPY_VLLM_SERVER="1")
+    names = ("server", "fast_start")
+    pytest(session, "-s", "-W", "default", *(f"{TESTS}/test_vllm_{name}.py" for name in names), ONECOPY_VLLM_SERVER="1")
