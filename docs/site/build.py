@@ -24,7 +24,7 @@ NAVIGATION = {
     "Start": ["index.md", "reference/python.md"],
     "Guides": [f"guides/{name}.md" for name in (
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
-        "to-the-card", "rpc", "graphs", "store", "huggingface", "ray", "vllm", "sglang", "lmcache", "operations")],
+        "to-the-card", "rpc", "graphs", "store", "huggingface", "ray", "vllm", "sglang", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "cpp", "cli", "environment", "errors", "limits", "versions", "patches", "rpc-compatibility",
                       "graphs-compatibility")),

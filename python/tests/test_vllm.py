@@ -2,6 +2,7 @@
 """onecopy.integrations.vllm: a trainer's weights reach a worker of vLLM without a buffer between them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,18 @@ for names in (["0.weight", "1.weight", "2.weight"], ["0.weight", "0.bias", "1.bi
     ask("start")
     answers["refused"].append([refused("update", {{"handles": {{"cpu": str(handle)}}}}), ask("look")["sums"]])
 
+answers["published"] = []
+publisher = trainers.trainer_init(vllm.trainer_init_info(store="model"), client=Client(), source=source)
+for number in (5, 6):
+    with torch.no_grad():
+        model[0].weight.fill_(number)
+    publisher.send_weights()
+    answers["published"].append([ask("look")["sums"], onecopy.store.connect().open("model").version])
+onecopy.store.connect().delete("model")
+ask("start")
+answers["deleted"] = [refused("update", {{"store": "model", "version": 2}}), ask("look")["sums"]]
+onecopy.store.connect().stop()
+
 ask("start")  # by a trainer that is killed then
 with torch.no_grad():
     model[0].weight.fill_(3)
@@ -169,11 +182,12 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module", params=["0.32", "0.33"])
-def said(request):
+def said(request, tmp_path_factory):
     about = {"tests": str(Path(__file__).parent), "version": request.param}
+    environment = {**os.environ, "ONECOPY_STORE_DIR": str(tmp_path_factory.mktemp("place") / "store")}
     result = subprocess.run(
         [sys.executable, "-c", TRAINER.format(**about)], input=WORKER.format(**about),
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=200, env=environment,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
@@ -214,6 +228,15 @@ def test_a_model_that_refuses_a_weight_keeps_its_old_ones_but_for_layers_that_ha
     assert first == second == "KeyError"
     assert none_new == old
     assert one_new == old | {"0.weight": 4, "0.bias": 4}
+
+
+def test_a_trainer_may_publish_each_round_in_the_store(said):
+    versions = said["published"]
+    assert [(sums["0.weight"], version) for sums, version in versions] == [(5 * 256 * 256, 1), (6 * 256 * 256, 2)]
+
+
+def test_a_version_that_was_deleted_leaves_a_model_that_serves_its_old_weights(said):
+    assert said["deleted"] == ["StaleHandle", said["published"][-1][0]]
 
 
 def test_the_next_round_works_where_a_dead_trainer_has_left_one_open(said):
@@ -283,6 +306,7 @@ from onecopy.integrations import vllm
 @dataclasses.dataclass
 class LoadConfig:
     model_loader_extra_config: object
+    load_format: str = "onecopy"
 
 vllm.register()
 loader = sys.modules["vllm.model_executor.model_loader"]._LOAD_FORMAT_TO_MODEL_LOADER["onecopy"]
@@ -300,7 +324,18 @@ def test_a_server_loads_its_first_weights_from_a_handle(run_python):
     assert run_python(program).strip() == "{'a': 6.0, 'b': 0.0}"
 
 
-@pytest.mark.parametrize("extra", [{}, {"handle": 1}, None])
+def test_the_first_server_publishes_its_files_and_the_next_needs_none(run_python, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
+    program = LOADER + (
+        "model = types.SimpleNamespace(load_weights=lambda weights: print({n: t.sum().item() for n, t in weights}))\n"
+        "for files in ({'a': onecopy.full(3, 2).torch()}, {}):\n"
+        "    loader(LoadConfig({'store': 'llama'})).load_weights(model, types.SimpleNamespace(files=files))\n"
+        "onecopy.store.connect().stop()\n"
+    )
+    assert run_python(program).split("\n") == ["{'a': 6.0}", "{'a': 6.0}", ""]
+
+
+@pytest.mark.parametrize("extra", [{}, {"handle": 1}, None, {"handle": "onecopy:x", "store": "llama"}])
 def test_a_server_without_a_handle_is_told_how_to_name_it(run_python, extra):
     program = (
         LOADER

@@ -87,6 +87,9 @@ def loader_stubs(loaders):
             if load_config.model_loader_extra_config:
                 raise ValueError("Unexpected extra config keys")
 
+        def get_all_weights(self, model_config, model):
+            yield from model_config.files.items()
+
         def load_weights(self, model, model_config):
             model.load_weights(self.get_all_weights(model_config, model))
 

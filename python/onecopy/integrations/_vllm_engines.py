@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sides of vLLM's weight transfer: the trainer sends a handle of its tensors, and each worker opens it."""
+"""Both sides of vLLM's weight transfer: the trainer sends the name of its tensors, and each worker opens them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .. import InvalidArgument, open as _open, share as _share
+from .. import InvalidArgument, open as _open, share as _share, store as _store
 from ._packages import need
 from .vllm import PACKAGE, WHAT
 
@@ -26,20 +26,32 @@ class OnecopyInitInfo(_base.WeightTransferInitInfo):  # type: ignore[name-define
 
 @dataclass
 class OnecopyUpdateInfo(_base.WeightTransferUpdateInfo):  # type: ignore[name-defined]
-    """The handles of all weights, by device. The message is plain text, so HTTP can carry it."""
+    """The handles of all weights by device, or a version of an object of the store.
+
+    The message is plain text, so HTTP can carry it.
+    """
 
     handles: dict[str, str] = field(default_factory=dict)
+    store: str = ""
+    version: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.handles:
-            raise ValueError("handles must contain at least one handle, by device")
+        if bool(self.handles) == bool(self.store):
+            raise ValueError("an update must contain either handles, by device, or the name of an object of the store")
+
+    def open(self, device: Any) -> Any:
+        """Opens the weights for a worker with this device, without a copy."""
+        if self.store:
+            return _store.connect(framework="torch").open(self.store, self.version)
+        return _open(_nearest(self.handles, device), framework="torch")
 
 
 @dataclass
 class OnecopyTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[name-defined]
-    """The settings of the trainer's side, which are empty."""
+    """The settings of the trainer's side: the name of the object that each round publishes, or none."""
 
     backend: ClassVar[str] = "onecopy"
+    store: str | None = None
 
 
 class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[name-defined]
@@ -66,14 +78,14 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
 
         Raises:
             OwnerDied: the trainer has ended, and its memory was freed.
-            StaleHandle: the trainer has abandoned the update.
+            StaleHandle: the trainer has abandoned the update, or the store has no such version.
         """
-        bundle = _open(_nearest(update_info.handles, self.device), framework="torch")
+        weights = update_info.open(self.device)
         reload = _reload()
         reload.initialize_layerwise_reload(self.model)
         try:
             with _without_completeness_check():
-                self.model.load_weights(list(bundle.items()))
+                self.model.load_weights(list(weights.items()))
         except BaseException:
             _drop_partial_layers(self.model)
             raise
@@ -88,7 +100,7 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
 
 
 class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # type: ignore[name-defined]
-    """The trainer's side: shares the weights in place, without a buffer.
+    """The trainer's side: shares the weights in place, or publishes them in the store.
 
     Each rank calls ``send_weights()``; rank 0 talks to vLLM. The handles are kept until vLLM has finished.
     """
@@ -107,6 +119,7 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
                                   "whole model on each rank")  # fmt: skip
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank
+        engine.store = init_info.store
         if engine.is_sender:
             client.init_weight_transfer_engine({})
         return engine
@@ -114,14 +127,23 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
     def send_weights(self) -> None:
         """Sends the weights to vLLM. Returns when all of its workers have loaded them."""
         weights = {name: tensor.detach() for name, tensor in _pass_over(self.source)}
-        handle = _share(weights)
-        handles = self._of_all_ranks({_device_of(weights): str(handle)})
+        handle, update = self._publish(weights) if self.store else self._lend(weights)
         if self.is_sender:
             self._start()
-            self.client.update_weights({"handles": handles})
+            self.client.update_weights(update)
             self.client.finish_weight_update()
         self._wait_for_all_ranks()
         del handle, weights  # kept until here, since the text of a handle keeps no memory alive
+
+    def _lend(self, weights: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Returns the handle of this rank, and the message with the handles of all ranks."""
+        handle = _share(weights)
+        return handle, {"handles": self._of_all_ranks({_device_of(weights): str(handle)})}
+
+    def _publish(self, weights: dict[str, Any]) -> tuple[None, dict[str, Any]]:
+        """Publishes the weights by rank 0, and returns the message that names the version."""
+        version = _store.connect().publish(self.store, weights) if self.is_sender else None
+        return None, {"store": self.store, "version": version}
 
     def _start(self) -> None:
         """Starts an update, after finishing one that a dead trainer has left open: workers allow one at a time."""

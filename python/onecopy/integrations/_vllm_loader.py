@@ -1,42 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's ``--load-format onecopy``: a server loads its first weights from memory that another process shares."""
+"""vLLM's ``--load-format onecopy``: a server loads its first weights from memory of this host, not from files."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from .. import InvalidArgument, open as _open
+from .. import InvalidArgument, StaleHandle, open as _open, store as _store
+from ._notices import Notices
 from ._packages import need
 from .vllm import PACKAGE, WHAT
 
 _default = need("vllm.model_executor.model_loader.default_loader", PACKAGE, WHAT, "DefaultModelLoader")
 
+_NEEDS_A_SOURCE = (
+    """--load-format onecopy needs --model-loader-extra-config '{"handle": "onecopy:..."}', with a handle, """
+    """or '{"store": "NAME"}', with the name of an object of the store"""
+)
+
 
 class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defined]
-    """Loads weights from the text of a handle, e.g. the text that ``onecopy share FILE`` prints.
+    """Loads weights from the text of a handle, or from the current version of an object of the store.
 
+    If the store has no such object, vLLM's own loader reads the files, and the weights are published under that name.
     The model copies the tensors into its own layout, and the memory is closed afterwards. vLLM's default loader checks
     that no parameter is missing.
     """
 
     def __init__(self, load_config: Any) -> None:
         extra = load_config.model_loader_extra_config
-        if not isinstance(extra, dict) or not isinstance(extra.get("handle"), str):
-            raise InvalidArgument("--load-format onecopy needs --model-loader-extra-config "
-                                  """'{"handle": "onecopy:..."}', with the text of a handle""")  # fmt: skip
-        others = {name: value for name, value in extra.items() if name != "handle"}
-        super().__init__(dataclasses.replace(load_config, model_loader_extra_config=others))
-        self._handle = extra["handle"]
+        given = dict(extra) if isinstance(extra, dict) else {}
+        self._handle, self._object = given.pop("handle", None), given.pop("store", None)
+        if sum(isinstance(source, str) for source in (self._handle, self._object)) != 1:
+            raise InvalidArgument(_NEEDS_A_SOURCE)
+        super().__init__(dataclasses.replace(load_config, load_format="auto", model_loader_extra_config=given))
 
     def download_model(self, model_config: Any) -> None:
-        """Does nothing, since the weights are on this host."""
+        """Does nothing, since files are read only if the store lacks the weights."""
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the name and tensor of each weight.
+        """Yields the name and tensor of each weight, with the names in the files.
 
         Raises:
             OwnerDied: the process that shared the weights has ended.
+            OutOfMemory: the store has no room for the weights.
         """
-        yield from _open(self._handle, framework="torch").items()
+        self.counter_before_loading_weights = time.perf_counter()  # for the line that vLLM logs
+        weights = _open(self._handle, framework="torch") if self._handle else self._of_store(model_config, model)
+        yield from weights.items()
+
+    def _of_store(self, model_config: Any, model: Any) -> Any:
+        """Opens the object. One process of this user at a time looks for it, so that only one reads the files."""
+        store = _store.connect(framework="torch")
+        with Notices(f"vllm {self._object}").locked():
+            try:
+                return store.open(self._object)
+            except StaleHandle:
+                self.local_expert_ids = None  # the other workers need the experts that this one does not
+                store.publish(self._object, dict(super().get_all_weights(model_config, model)))
+                return store.open(self._object)

@@ -46,14 +46,16 @@ def _register_loader() -> None:
         loaders.register_model_loader(NAME)(need("onecopy.integrations._vllm_loader", PACKAGE, WHAT).OnecopyModelLoader)
 
 
-def trainer_init_info(rank: int = 0) -> Any:
+def trainer_init_info(rank: int = 0, store: str | None = None) -> Any:
     """Returns the argument of ``WeightTransferTrainerFactory.trainer_init()`` for this backend.
 
     Args:
         rank: the rank of this process in the trainer; rank 0 talks to vLLM.
+        store: the name of an object of ``onecopy.store``. Each round publishes a copy of the weights as its next
+            version, which outlives the trainer. None lets the engine read the trainer's memory, without a copy.
 
     Raises:
         MissingPackage: vLLM is not installed, or its version lacks weight transfer engines.
     """
     engines = need(_ENGINES, PACKAGE, WHAT)
-    return engines.OnecopyTrainerInitInfo(rank=rank)
+    return engines.OnecopyTrainerInitInfo(rank=rank, store=store)
