@@ -34,7 +34,8 @@ Layout cut_layout(ByteSpan& rest);
 /// Throws protocol for a head of too large a message.
 ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
 
-/// Returns the message with copies in memory of the CPU in the place of tensors of devices. Waits for the work that the stream
+/// Returns the message with copies in memory of the CPU in the place of tensors of devices. Waits for the work that the
+/// stream
 /// has now.
 Message on_host(const Message& message, Stream stream);
 /// Throws invalid_argument for a message with too many tensors, or too many plain bytes.

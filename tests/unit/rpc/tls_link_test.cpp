@@ -44,7 +44,7 @@ class ALinkAlone : public ::testing::Test {
     std::thread proving([&] { client->handshake(kForever); });
     there->handshake(kForever);
     proving.join();
-    link_ = std::make_unique<TlsLink>(std::move(client), Side::client, 30s, [](int) {});
+    link_ = std::make_unique<TlsLink>(std::move(client), Side::client, 30s, [this](int) { ++asked_; });
     there_ = std::move(there);
   }
 
@@ -71,6 +71,7 @@ class ALinkAlone : public ::testing::Test {
   }
 
   Watchdog watchdog_;
+  int asked_ = 0;  ///< turns of the loop
   const std::shared_ptr<const TlsContext> context_ = std::make_shared<const TlsContext>(ByteSpan{});
   std::unique_ptr<TlsLink> link_;
   std::unique_ptr<TlsStream> there_;
@@ -125,6 +126,21 @@ TEST_F(ALinkAlone, SendsSmallMessagesBetweenThePartsOfALargeOne) {
   EXPECT_EQ(arrived_.messages[0].tag, answer.tag);
   EXPECT_TRUE(holds(arrived_.messages[1].tensors.at(0), 1));
   EXPECT_TRUE(holds(arrived_.messages[2].tensors.at(0), 2));
+}
+
+TEST_F(ALinkAlone, LeavesSmallMessagesThatFollowEachOtherCloselyToTheLoop) {
+  std::size_t count = 0;
+  while (link_->has_sent_all() && count < 10'000) {
+    Message note{tag_of(Form::note, 0, true), {}, {}};
+    append_bytes(note.data, std::as_bytes(std::span(&count, 1)));
+    append_tail(note.data, NoteTail{});
+    ++count;
+    link_->put(note, {});
+  }
+  EXPECT_EQ(asked_, 1);
+  receive(count);
+  EXPECT_TRUE(link_->has_sent_all());
+  for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(load<std::size_t>(arrived_.messages[i].data.data()), i);
 }
 
 TEST_F(ALinkAlone, LetsGoOfThreadsThatWaitForRoomWhenItEnds) {

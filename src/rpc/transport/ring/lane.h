@@ -21,9 +21,9 @@ using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
 /// Thread safety: all members may be called concurrently.
 class DoorbellMemory {
  public:
-  /// A new one. Throws out_of_memory.
+  /// Makes a doorbell. Throws out_of_memory.
   DoorbellMemory();
-  /// The doorbell of another process. Throws as open() does, and protocol for memory that is no doorbell.
+  /// Opens the doorbell of another process. Throws as open() does, and protocol for memory that is not a doorbell.
   explicit DoorbellMemory(const Handle& handle);
 
   Doorbell& operator*() const noexcept { return *bell_; }
@@ -35,31 +35,33 @@ class DoorbellMemory {
   Doorbell* bell_;
 };
 
-/// Messages from one process, in order, to this one, which made the ring: so it keeps the memory of a sender that dies.
+/// The messages from one process to this one, in order. This process makes the ring, so the memory of a sender that dies
+/// stays.
 ///
 /// Thread safety: is_ready() may be called by any thread, try_take() by one at a time.
 class Inbound {
  public:
-  /// A new one. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  /// Makes an empty lane. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   Inbound();
 
   bool is_ready() const { return channel_->ring().is_ready(); }
-  /// The next message; empty if there is none. A message whose tensors are lost is logged, and passed over. Throws
+  /// Returns the next message, or nothing if there is none. A message whose tensors are lost is logged, and passed over.
+  /// Throws
   /// protocol for a damaged ring, timeout while a stopped process keeps it.
   std::optional<Message> try_take();
-  /// Throws protocol if the ring says that there is a message, and there is none.
+  /// Throws protocol if the ring says that there is a message although there is none.
   void check() {
     if (!channel_->ring().is_closed()) channel_->ring().wait(kNow);
   }
   Handle handle() { return channel_->handle(); }
-  /// A sender into this ring, for a process that sends to itself.
+  /// Returns a sender into this ring, for a process that sends to itself.
   ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }
 
  private:
   ChannelRef channel_;
 };
 
-/// Messages to one process of this host through its lane.
+/// A connection to one process of this host, through the lane of that process.
 /// Thread safety: all members may be called concurrently.
 class RingConnection final : public Connection {
  public:

@@ -1,18 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "rpc/transport/tls/tls_link.h"
 
 namespace onecopy::rpc {
 
-std::span<std::byte> Inbox::room() {
-  if (has_head_) return payload_.subspan(got_);
-  return std::as_writable_bytes(std::span(&head_, 1)).subspan(got_);
+std::span<std::byte> Inbox::left() noexcept {
+  return (has_head_ ? payload_ : std::as_writable_bytes(std::span(&head_, 1))).subspan(got_);
+}
+
+std::span<std::byte> Inbox::room() noexcept {
+  is_in_place_ = left().size() >= small_.size();
+  return is_in_place_ ? left() : small_;
 }
 
 void Inbox::take(std::size_t bytes, Arrived& arrived) {
+  if (is_in_place_) return advance(bytes, arrived);
+  for (ByteSpan rest(small_.data(), bytes); !rest.empty();) {
+    const ByteSpan part = cut_bytes(rest, std::min(rest.size(), left().size()));
+    std::memcpy(left().data(), part.data(), part.size());
+    advance(part.size(), arrived);
+  }
+}
+
+void Inbox::advance(std::size_t bytes, Arrived& arrived) {
   got_ += bytes;
-  if (got_ < (has_head_ ? payload_.size() : sizeof head_)) return;
+  if (!left().empty()) return;
   got_ = 0;
   if (!std::exchange(has_head_, true)) begin_frame();
   else end_frame(arrived);

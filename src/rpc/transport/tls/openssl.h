@@ -9,7 +9,7 @@
 
 namespace onecopy::openssl {
 
-/// libssl.so.3, loaded at first use and never unloaded.
+/// The library libssl.so.3, which is loaded at its first use and never unloaded.
 /// Thread safety: all members may be called concurrently.
 class Library {
  public:

@@ -56,7 +56,7 @@ inline constexpr int BIO_CTRL_FLUSH = 11;
 }  // namespace onecopy::openssl
 // NOLINTEND(readability-identifier-naming)
 
-/// Each call: CALL(name, result, (parameters)).
+/// A list of the calls: CALL(name, result, (parameters)).
 #define ONECOPY_OPENSSL_CALLS(CALL)                                                         \
   CALL(OpenSSL_version_num, unsigned long, ())                                              \
   CALL(OpenSSL_version, const char*, (int))                                                 \

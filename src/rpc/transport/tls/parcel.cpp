@@ -147,7 +147,7 @@ Tensor Assembly::allocate(Row& row) {
   return Session::current().adopt(std::move(memory), row.bytes).with_layout(row.layout);
 }
 
-/// Memory for the row's first bytes.
+/// Reserves memory for the row's first bytes.
 void Assembly::reserve(Row& row, std::size_t bytes) {
   if (!row.memory || bytes <= row.reserved) return;
   const std::size_t more = std::min(kReservedAtOnce, row.memory->size() - row.reserved);

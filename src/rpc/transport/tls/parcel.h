@@ -83,7 +83,8 @@ class Assembly {
 
   /// Takes a frame of kind message. Throws protocol.
   void begin(ByteSpan payload);
-  /// Returns where the bytes of the next frame of kind more go. Throws protocol if the message has no room for them. The memory
+  /// Returns where the bytes of the next frame of kind more go. Throws protocol if the message has no room for them. The
+  /// memory
   /// of a large tensor is reserved here, part by part: all of it at once takes a second a GiB, and other connections wait.
   std::span<std::byte> room(std::size_t bytes);
   /// Notes that so many bytes of the room were filled.

@@ -16,7 +16,7 @@ using namespace openssl;
 /// The identity of the key, which crosses in the clear. Another protocol of ours gets another one.
 constexpr std::string_view kIdentity = "onecopy rpc 1";
 constexpr unsigned char kAes256GcmSha384[] = {0x13, 0x02};
-/// Where a connection has its TlsContext.
+/// The index of the TlsContext in the data of an SSL.
 constexpr int kContextIndex = 0;
 
 [[noreturn]] void throw_failed(const Library& library, const char* what) {
@@ -41,7 +41,7 @@ TlsContext::~TlsContext() {
   library_.OPENSSL_cleanse(key_.data(), key_.size());
 }
 
-/// HKDF with SHA-256, with the identity as its info. HKDF takes no empty secret.
+/// Derives the key by HKDF with SHA-256, with the identity as its info. HKDF takes no empty secret.
 void TlsContext::derive_key(ByteSpan secret) {
   constexpr std::string_view kDigest = "SHA256", kNone = "no key";
   const ByteSpan input = secret.empty() ? std::as_bytes(std::span(kNone)) : secret;
@@ -108,7 +108,8 @@ int TlsContext::use_session(SSL* ssl, const EVP_MD*, const unsigned char** ident
   return *session ? 1 : 0;
 }
 
-/// Without a session the handshake goes on to certificates, and fails since the listener has none.
+/// Finds the session of the key. Without a session the handshake goes on to certificates, and fails since the listener has
+/// none.
 int TlsContext::find_session(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
                              SSL_SESSION** session) {
   const auto& context = *static_cast<const TlsContext*>(Library::get().SSL_get_ex_data(ssl, kContextIndex));

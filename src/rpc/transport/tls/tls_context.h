@@ -12,7 +12,7 @@ namespace onecopy::rpc {
 
 enum class Side : std::uint8_t { client, listener };
 
-/// TLS 1.3 with a group's secret as an external pre-shared key and with forward secrecy (psk_dhe_ke,
+/// A context for TLS 1.3 with a group's secret as an external pre-shared key and with forward secrecy (psk_dhe_ke,
 /// TLS_AES_256_GCM_SHA384). There are no certificates, tickets, resumption or early data.
 ///
 /// Thread safety: all members may be called concurrently.

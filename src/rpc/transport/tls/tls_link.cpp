@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "onecopy/core/error.h"
@@ -28,7 +29,7 @@ void set_timeout(int fd, std::chrono::milliseconds timeout) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &value, sizeof value);
 }
 
-/// Small messages go in front of what the socket has not taken yet.
+/// Limits what the socket takes, so that small messages go in front of the rest of a large one.
 void limit_unsent(int fd) {
   constexpr int kBytes = 256 << 10;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kBytes, sizeof kBytes);
@@ -54,6 +55,7 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
   const bool is_in_order =
       (message.tag & kInOrder) != 0 || (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
   const Outbox::Place place = outbox_.put(std::move(lent), is_in_order);
+  if (is_in_burst() && outbox_.fits_one_record(place)) return leave_to_loop();
   pump();
   if (outbox_.has_sent(place)) return;
   const auto with_stream = [&](auto&& change) {
@@ -69,6 +71,22 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
   pump();  // another thread may have found the stream taken
 }
 
+/// A thread that waits for each answer is in no burst: a round trip takes longer.
+bool TlsLink::is_in_burst() noexcept {
+  constexpr std::int64_t kCloseNs = 25'000;
+  constexpr int kBurst = 4;
+  const std::int64_t now = now_ns();
+  const bool is_close = now - last_put_ns_.exchange(now, std::memory_order_relaxed) < kCloseNs;
+  const int close = is_close ? close_puts_.load(std::memory_order_relaxed) + 1 : 0;
+  close_puts_.store(std::min(close, kBurst), std::memory_order_relaxed);
+  return close >= kBurst;
+}
+
+/// The message is in the outbox before the question, and the loop forgets the question before it looks there.
+void TlsLink::leave_to_loop() noexcept {
+  if (!is_left_to_loop_.exchange(true)) look_again();
+}
+
 void TlsLink::put_frame(FrameKind kind, Bytes&& bytes) {
   outbox_.put_frame(kind, std::move(bytes));
   pump();
@@ -82,7 +100,8 @@ void TlsLink::look_again() const noexcept {
   }
 }
 
-/// A thread that has put something, and finds the stream taken, leaves it to the one that has the stream. Where the socket has
+/// A thread that has put something, and finds the stream taken, leaves it to the one that has the stream. Where the socket
+/// has
 /// no room, the poller tells the loop when there is some.
 void TlsLink::pump() noexcept {
   while (streaming_.try_lock()) {
@@ -137,6 +156,7 @@ void TlsLink::receive(Inbox::Arrived& arrived) {
 Inbox::Arrived TlsLink::turn() noexcept {
   Inbox::Arrived arrived;
   auto progress = Progress::done;
+  is_left_to_loop_ = false;
   {
     const LockGuard lock(streaming_);
     try {

@@ -44,6 +44,10 @@ class Outbox {
   bool has_sent(Place place) const noexcept { return queue(place).sent.load() >= place.end; }
   /// Returns whether nothing waits.
   bool is_empty() const noexcept { return waiting_.load() == 0; }
+  /// Returns whether the message is a small one, and less than a record waits.
+  bool fits_one_record(Place place) const noexcept {
+    return place.is_small && place.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
+  }
   /// Waits until the connection has taken all bytes up to the place but kMaxWaiting, or until give_up(). Returns false after
   /// `until`.
   bool wait_for_room(Place place, Deadline until);
@@ -101,11 +105,12 @@ class Outbox {
   std::size_t record_bytes_ = 0;
 };
 
-/// The messages that come over one connection.
+/// The messages that come over one connection. Large frames are read into their place. Small frames go through a buffer: a
+/// single read takes several of them.
 /// Thread safety: none of its own: the thread that has the stream.
 class Inbox {
  public:
-  /// What has come, in order.
+  /// The messages that have arrived, in order.
   struct Arrived {
     std::optional<Bytes> hello, fabric;
     std::vector<Message> messages;
@@ -115,12 +120,14 @@ class Inbox {
   explicit Inbox(bool has_hello, std::uint64_t max_bytes = kMaxMessageBytes)
       : assembly_(max_bytes), whole_(max_bytes), has_hello_(has_hello) {}
 
-  /// Returns where the next bytes go. Throws protocol.
-  std::span<std::byte> room();
+  /// Returns where the next bytes go.
+  std::span<std::byte> room() noexcept;
   /// Takes bytes that were written there. Throws protocol.
   void take(std::size_t bytes, Arrived& arrived);
 
  private:
+  std::span<std::byte> left() noexcept;
+  void advance(std::size_t bytes, Arrived& arrived);
   void begin_frame();
   void end_frame(Arrived& arrived);
   static void take_message(Assembly& assembly, Arrived& arrived);
@@ -129,16 +136,20 @@ class Inbox {
   FrameHead head_;
   std::span<std::byte> payload_;
   Bytes buffer_;
+  std::array<std::byte, 1024> small_;
   std::size_t got_ = 0;
-  bool has_head_ = false;
+  bool has_head_ = false, is_in_place_ = false;
   bool has_hello_;
 };
 
-/// One connection to a member on another host, on which both sides have proved that they know the group's key. The thread
-/// that puts a message sends it, as far as the socket takes it at once; the event loop's thread sends the rest, and receives.
+/// A connection to a member on another host, on which both sides have proved that they know the group's key. The thread that
+/// puts a message sends as much as the socket takes at once. The event loop's thread sends the rest, and receives. Small
+/// messages that follow each other closely are left to the loop until they fill a record, because a record and a system call
+/// for each message would take most of the time.
 ///
 /// Thread safety: all members may be called concurrently.
-/// Invariants: one thread at a time has the stream. A thread that has let go of it has found nothing to send, or the loop looks
+/// Invariants: one thread at a time has the stream. A thread that has let go of it has found nothing to send, or the loop
+/// looks
 /// again. A closed link delivers nothing more.
 class TlsLink {
  public:
@@ -174,6 +185,8 @@ class TlsLink {
  private:
   enum class Progress : std::uint8_t { done, blocked, interrupted };
 
+  bool is_in_burst() noexcept;
+  void leave_to_loop() noexcept;
   void pump() noexcept;
   Progress send_some(bool is_beat) noexcept REQUIRES(streaming_);
   Progress send_records(bool is_beat) REQUIRES(streaming_);
@@ -187,6 +200,9 @@ class TlsLink {
   const int fd_;
   const std::function<void(int)> look_again_;
   std::atomic<bool> is_closed_{false}, has_unsent_{false};
+  std::atomic<bool> is_left_to_loop_{false};  ///< the loop has not begun the turn that was asked for
+  std::atomic<std::int64_t> last_put_ns_{0};
+  std::atomic<int> close_puts_{0};                 ///< each soon after the one before
   bool is_broken_ GUARDED_BY(streaming_) = false;  ///< sending has failed
   std::atomic<std::int64_t> heard_ns_;
 };

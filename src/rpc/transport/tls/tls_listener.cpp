@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kPatience{5};
-/// Who speaks at all does so at once. Where strangers are too many, silent ones go after this.
+/// The time after which silent strangers go where there are too many. Members speak at once.
 constexpr std::chrono::milliseconds kGrace{100};
 
 std::uint32_t host_of(int fd) noexcept {
@@ -88,8 +88,8 @@ void TlsListener::greet(StreamSocket socket) {
   options_.watch();
 }
 
-/// Where there are too many, a silent one of the same address makes room, at once for one that has spoken. Else the newest, which
-/// is the one that comes, is refused: it may try again.
+/// Returns whether there is room for another stranger. Where there are too many, a silent stranger of the same address makes
+/// room, at once for a newcomer that has spoken. Otherwise the newcomer is refused, and may try again.
 bool TlsListener::make_room_for(std::uint32_t host, bool has_spoken) {
   const auto is_neighbour = [&](const Stranger& other) { return other.host == host; };
   const auto neighbours = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_neighbour));

@@ -14,8 +14,9 @@
 
 namespace onecopy::rpc {
 
-/// Where processes of other hosts connect. Those that have not proved that they know the group's key are limited in number, in
-/// total and from one address, and each has five seconds. The kernel keeps those that say nothing until they do.
+/// A listener that processes of other hosts connect to. A process that has not yet proved that it knows the group's key is a
+/// stranger. Strangers are limited in number, in total and for each address, and each stranger has five seconds. The kernel
+/// keeps a connection that says nothing until it speaks.
 ///
 /// Thread safety: none of its own: the event loop's thread, but for the constructor, and the destructor once the loop has
 /// stopped.
@@ -35,7 +36,7 @@ class TlsListener {
   TlsListener(EventLoop& loop, Options options);
   ~TlsListener();
 
-  /// Where it listens, as "10.0.0.1:4711".
+  /// Returns the address of the listener, as "10.0.0.1:4711".
   std::string endpoint() const;
   /// Drops those whose time is over, and accepts those that a lack of descriptors has kept out.
   void look_again() noexcept;

@@ -8,16 +8,17 @@
 
 namespace onecopy::rpc {
 
-/// How this process reaches members on other hosts, and is reached.
+/// The options for reaching members on other hosts, and for being reached.
 struct TlsOptions {
   Bytes key;               ///< the group's secret; without one a member listens on loopback alone
   std::string listen;      ///< "10.0.0.1:0"; empty: nowhere
   bool is_forced = false;  ///< also members of this host are called this way
   bool uses_ucx = false;   ///< messages go over UCX, unencrypted
-  /// How long the network may be cut, or a member take nothing, before the connection ends.
+  /// The time for which the network may be cut, or a member may take nothing, before the connection ends.
   std::chrono::milliseconds peer_timeout{30'000};
 
-  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK, ONECOPY_RPC_FABRIC and ONECOPY_RPC_PEER_TIMEOUT say. Throws
+  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK, ONECOPY_RPC_FABRIC and ONECOPY_RPC_PEER_TIMEOUT
+  /// say. Throws
   /// invalid_argument.
   static TlsOptions of_environment();
 };

@@ -15,8 +15,8 @@ namespace onecopy::rpc {
 
 using namespace openssl;
 
-/// OpenSSL reads and writes the stream's buffers. The socket BIO of OpenSSL would raise SIGPIPE, and would make a system call
-/// for each record.
+/// The functions by which OpenSSL reads and writes the stream's buffers. The socket BIO of OpenSSL would raise SIGPIPE, and
+/// would make a system call for each record.
 struct TlsStream::Callbacks {
   static TlsStream& of(BIO* bio) { return *static_cast<TlsStream*>(Library::get().BIO_get_data(bio)); }
 

@@ -14,12 +14,12 @@
 
 namespace onecopy::rpc {
 
-/// One TLS connection over a socket, which waits for nothing. What it sends after write() is in its own memory.
+/// A TLS connection over a socket, which waits for nothing. What the stream sends after write() is in its own memory.
 ///
 /// Thread safety: none of its own: one thread at a time.
 class TlsStream {
  public:
-  /// Plain bytes of one record.
+  /// The max plain bytes of a record.
   static constexpr std::size_t kMaxRecordBytes = 16 << 10;
 
   TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket socket, Side side);

@@ -85,7 +85,7 @@ std::shared_ptr<const TlsContext> TlsTransport::context() {
   return context_;
 }
 
-/// Made when a connection needs it: the cards of the network that are up by then are used.
+/// Makes the worker when a connection needs it: the cards of the network that are up by then are used.
 std::shared_ptr<UcxWorker> TlsTransport::ucx() {
   const LockGuard lock(mutex_);
   if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
@@ -162,7 +162,8 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
   }
 }
 
-/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on. Over UCX it
+/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on.
+/// Over UCX it
 /// is not open before the other side has told its address.
 void TlsTransport::take_link(Member& member, Peer& peer) {
   std::shared_ptr<RingConnection> lane;
@@ -245,8 +246,10 @@ void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
   if (arrived.end) std::rethrow_exception(arrived.end);
 }
 
-/// Both processes may connect in one session. A larger number than before says that the sender has ended the session that this
-/// process still has, since it has noticed a cut first. A smaller one comes of a connection that the sender has given up.
+/// Returns the session that a connection belongs to. Both processes may connect in one session. A larger number than before
+/// says that the sender has noticed a cut first, and has ended the session that this process still has. A smaller number
+/// comes
+/// from a connection that the sender has given up.
 Member& TlsTransport::session_of(const Hello& hello) {
   Member& known = host_.enter(hello.from);
   if (known.transport != this)
@@ -342,7 +345,9 @@ void TlsTransport::flush() noexcept {
   while (!have_arrived() && !end.has_passed()) std::this_thread::sleep_for(1ms);
 }
 
-/// In a forked child the connections are the parent's, and the loop has no thread and perhaps a lock that stays locked.
+/// Abandons the connections in a forked child: they are the parent's, and the loop has no thread and perhaps a lock that
+/// stays
+/// locked.
 void TlsTransport::abandon() noexcept NO_THREAD_SAFETY_ANALYSIS {
   if (loop_) loop_->abandon();
   static_cast<void>(loop_.release());

@@ -22,9 +22,11 @@ namespace onecopy::rpc {
 class UcxChannel;
 class UcxWorker;
 
-/// Reaches members on other hosts over TLS 1.3. With ONECOPY_RPC_FABRIC=ucx their messages go over UCX: the TLS connection tells the
-/// addresses for that, and the end of the other process. The thread of an event loop of its own puts their messages into lanes of this
-/// process, so a thread reads them as it reads those of others. The process's event loop does not do it: it must not wait for
+/// Reaches members on other hosts over TLS 1.3. With ONECOPY_RPC_FABRIC=ucx their messages go over UCX: the TLS connection
+/// tells the
+/// addresses for that, and the end of the other process. The thread of the transport's own event loop puts their messages
+/// into lanes of this process, which are read like the lanes of processes of this host. The process's event loop does not
+/// do it: it must not wait for
 /// locks that are held across a fork, nor do others' encryption while borrowers wait.
 ///
 /// Thread safety: as Transport.

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of UCP's C interface that is used here, with the names of its headers, so that building needs no UCX. Where the real
-/// headers are there, tests/unit/rpc/ucp_abi_test.cpp compares these declarations with them. Nothing of it is linked: ucp.h finds
+/// The part of UCP's C interface that is used here, with the names of its headers, so that building needs no UCX. Where the
+/// real
+/// headers are there, tests/unit/rpc/ucp_abi_test.cpp compares these declarations with them. Nothing of it is linked: ucp.h
+/// finds
 /// the calls at run time. UCP keeps its interface stable from 1.17 on: a structure says in its mask which fields are set.
 // NOLINTBEGIN(readability-identifier-naming): the names of UCX
 namespace onecopy::ucx {
@@ -127,7 +129,7 @@ inline constexpr std::uint32_t UCP_EP_CLOSE_FLAG_FORCE = 1 << 0;
 }  // namespace onecopy::ucx
 // NOLINTEND(readability-identifier-naming)
 
-/// Each call: CALL(name, result, (parameters)).
+/// A list of the calls: CALL(name, result, (parameters)).
 #define ONECOPY_UCP_CALLS(CALL)                                                                     \
   CALL(ucp_get_version, void, (unsigned*, unsigned*, unsigned*))                                    \
   CALL(ucp_get_version_string, const char*, ())                                                     \

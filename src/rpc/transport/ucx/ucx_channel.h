@@ -13,11 +13,14 @@
 
 namespace onecopy::rpc {
 
-/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by which the
+/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by which
+/// the
 /// messages to that side name it: they are told over TLS, as are the addresses of the workers.
 ///
-/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the receiver has reserved.
-/// A tensor is read while it is sent, so it stays claimed until then, and what is written into it meanwhile may or may not arrive.
+/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the receiver
+/// has reserved.
+/// A tensor is read while it is sent, so it stays claimed until then, and what is written into it meanwhile may or may not
+/// arrive.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
@@ -39,7 +42,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   Bytes address() const;
   /// Connects to the other side. Throws protocol, system.
   void connect(ByteSpan address, Handlers handlers);
-  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout when there is none until the deadline,
+  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout when there is none until the
+  /// deadline,
   /// and the message is not sent then; invalid_argument for a message that cannot cross. Does nothing on a closed channel.
   void send(const Message& message, Stream stream, Deadline deadline);
   /// Asks the other side to tell when it has all that was sent before.

@@ -31,7 +31,8 @@ static_assert(sizeof(UcxHead) == 24);
 
 /// The UCX context and worker of this process: the channels send through it, and it receives for all of them.
 ///
-/// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the event
+/// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the
+/// event
 /// loop's, which alone makes progress.
 /// Invariant: nothing of a channel that is closed is given to its functions.
 class UcxWorker {
