@@ -71,7 +71,16 @@ std::optional<Link> Client::try_connect() const {
   }
 }
 
+/// A keeper that ends while it is told what is read here is asked again, as for any other question.
 void Client::connect(Deadline deadline) {
+  while (!link_) {
+    reach(deadline);
+    for (Reading::Held& held : readings_)
+      if (link_) offer(held, deadline);
+  }
+}
+
+void Client::reach(Deadline deadline) {
   for (bool has_started = false; !link_;) {
     try {
       link_ = Link::connect(place_, deadline);
@@ -83,10 +92,10 @@ void Client::connect(Deadline deadline) {
       has_started = true;
     }
   }
-  for (Reading::Held& held : readings_) offer(held, deadline);
 }
 
-/// A version that the keeper does not take back stays mapped here, and has no id there.
+/// A version that the keeper does not take back stays mapped here, and has no id there. There is no link when the keeper
+/// has ended.
 void Client::offer(Reading::Held& held, Deadline deadline) {
   try {
     const Packet answer = link_->ask(pack(Offer{held.version}), numbers_of(held.files), deadline);
@@ -94,7 +103,8 @@ void Client::offer(Reading::Held& held, Deadline deadline) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout) {
       link_.reset();
-      throw;
+      if (error.code() == ErrorCode::timeout || deadline.has_passed()) throw;
+      return;
     }
     log_warning("the store does not take back version {} of \"{}\": {}", held.version.number,
                 held.version.name, error.what());

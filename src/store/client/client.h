@@ -82,6 +82,7 @@ class Client : public std::enable_shared_from_this<Client> {
   Packet exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                          Deadline deadline) REQUIRES(mutex_);
   void connect(Deadline deadline) REQUIRES(mutex_);
+  void reach(Deadline deadline) REQUIRES(mutex_);
   void start() REQUIRES(mutex_);
   std::optional<Link> try_connect() const;
   void offer(Reading::Held& held, Deadline deadline) REQUIRES(mutex_);

@@ -21,20 +21,30 @@ Digest read_secret(const Place& place) {
 
 }  // namespace
 
+/// A worker that is killed while it greets is replaced: the listener is that of its guard, too.
 Link Link::connect(const Place& place, Deadline deadline) {
-  const Digest secret = read_secret(place);
-  const ByteSpan key = std::as_bytes(std::span(secret));
-  Link link(UnixSocket::connect(place.socket(), deadline.whole_ms_left(kLongest)));
-  if (const auto peer = link.socket_.peer(); !peer.is_our_user)
+  for (;;) {
+    const Digest secret = read_secret(place);
+    Link link(UnixSocket::connect(place.socket(), deadline.whole_ms_left(kLongest)));
+    try {
+      link.greet(std::as_bytes(std::span(secret)), deadline);
+      return link;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
+    }
+  }
+}
+
+void Link::greet(ByteSpan secret, Deadline deadline) {
+  if (const auto peer = socket_.peer(); !peer.is_our_user)
     throw Error(ErrorCode::other_user, "the keeper of the store" + describe_other_user(peer.uid));
   const auto ours = make_nonce<Nonce>();
-  const auto challenge = unpack<Challenge>(link.ask(pack(Hello{ours}), {}, deadline).bytes);
-  if (!is_proof(challenge.proof, prove(key, "keeper", ours, challenge.nonce)))
+  const auto challenge = unpack<Challenge>(ask(pack(Hello{ours}), {}, deadline).bytes);
+  if (!is_proof(challenge.proof, prove(secret, "keeper", ours, challenge.nonce)))
     throw Error(ErrorCode::bad_secret,
                 "the process that listens as the store's keeper does not know its secret");
-  link.welcome_ = unpack<Welcome>(
-      link.ask(pack(Prove{prove(key, "client", ours, challenge.nonce)}), {}, deadline).bytes);
-  return link;
+  welcome_ =
+      unpack<Welcome>(ask(pack(Prove{prove(secret, "client", ours, challenge.nonce)}), {}, deadline).bytes);
 }
 
 Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadline) {

@@ -29,6 +29,7 @@ class Link {
   static constexpr std::chrono::hours kLongest{24};
 
   explicit Link(UnixSocket socket) : socket_(std::move(socket)) {}
+  void greet(ByteSpan secret, Deadline deadline);
 
   UnixSocket socket_;
   Welcome welcome_;

@@ -166,16 +166,16 @@ Watch Store::watch(const std::string& name) {
 
 std::vector<ObjectInfo> Store::list() {
   std::vector<ObjectInfo> objects;
-  for (std::string after;;) {
-    const auto listing = client().ask<Listing>(List{after});
+  for (List from;;) {
+    const auto listing = client().ask<Listing>(from);
     if (listing.objects.empty()) return objects;
     for (const ListedObject& listed : listing.objects) {
-      ObjectInfo object{listed.name, listed.current, {}};
+      if (objects.empty() || objects.back().name != listed.name) objects.push_back({listed.name, 0, {}});
+      objects.back().current = listed.current;
       for (const ListedVersion& v : listed.versions)
-        object.versions.push_back({v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device});
-      objects.push_back(std::move(object));
+        objects.back().versions.push_back({v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device});
     }
-    after = objects.back().name;
+    from = {objects.back().name, listing.objects.back().versions.back().number};
   }
 }
 

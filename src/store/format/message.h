@@ -118,10 +118,12 @@ struct Offer {
   VersionRecord version;
   void fields(auto& f) { f(version); }
 };
+/// Asks for the versions behind a version, in the order of names and numbers.
 struct List {
   static constexpr Type kType = Type::list;
-  std::string after;  ///< objects whose names come later
-  void fields(auto& f) { f(after); }
+  std::string after;
+  std::uint64_t number = 0;
+  void fields(auto& f) { f(after, number); }
 };
 struct ListedVersion {
   std::uint64_t number = 0, bytes = 0;
@@ -137,7 +139,7 @@ struct ListedObject {
   std::vector<ListedVersion> versions;
   void fields(auto& f) { f(name, current, versions); }
 };
-/// The answer has objects in the order of their names. The client asks again, after the last one, until none comes.
+/// The answer has as many versions as a packet takes. The client asks again, after the last one, until none comes.
 struct Listing {
   static constexpr Type kType = Type::listing;
   std::vector<ListedObject> objects;

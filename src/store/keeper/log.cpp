@@ -24,7 +24,11 @@ std::size_t padded(std::size_t bytes) noexcept { return (bytes + 7) / 8 * 8; }
 
 Log::Log(Fd fd, std::size_t capacity)
     : fd_(std::move(fd)), mapping_(Mapping::of(fd_, capacity, Access::read_write)) {
-  for (ByteSpan record = at(0); !record.empty(); record = at(end_))
+  catch_up();
+}
+
+void Log::catch_up() noexcept {
+  for (ByteSpan record = at(end_); !record.empty(); record = at(end_))
     end_ += sizeof(RecordHead) + padded(record.size());
 }
 

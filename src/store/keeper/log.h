@@ -25,6 +25,8 @@ class Log {
   /// Throws bad_handle if this is not a log's file.
   static Log open(Fd fd);
 
+  /// Moves to the end of the records that another process has appended. REQUIRED before append() when it may have.
+  void catch_up() noexcept;
   /// Returns false if there is no room; nothing is written then.
   bool append(const Record& record);
   void for_each(const std::function<void(const Record&)>& look) const;

@@ -32,6 +32,7 @@ Worker::Worker(Holdings& holdings, Partner& guard)
 
 /// Versions without a record were being published when the worker before ended: their publishers ask again.
 void Worker::recover() {
+  holdings_.index.catch_up();
   holdings_.index.for_each([this](const Record& record) { catalog_.apply(record); });
   std::vector<std::uint64_t> unknown;
   for (const auto& [id, fds] : holdings_.versions)

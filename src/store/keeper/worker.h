@@ -54,6 +54,7 @@ class Worker {
   void release(Connection& c, ByteSpan packet);
   void offer(Connection& c, Packet packet);
   void list(Connection& c, ByteSpan packet);
+  ListedVersion describe(const VersionRecord& version) const;
   void rollback(Connection& c, ByteSpan packet);
   void remove(Connection& c, ByteSpan packet);
   void watch(Connection& c, ByteSpan packet);

@@ -55,6 +55,7 @@ void Worker::answer(Connection& c, Packet packet) {
 
 void Worker::greet(Connection& c, ByteSpan packet) {
   c.theirs = unpack<Hello>(packet).nonce;
+  point("store.worker.greets");
   c.ours = make_nonce<Nonce>();
   c.stage = Connection::Stage::challenged;
   send(c, pack(Challenge{c.ours,
@@ -117,27 +118,35 @@ void Worker::offer(Connection& c, Packet packet) {
     known = catalog_.find(id);
   }
   begin_reading(c, known->record.id);
+  point("store.worker.offered");
   send(c, pack(Opened{known->record}));
   tell_watchers();
 }
 
 void Worker::list(Connection& c, ByteSpan packet) {
+  const auto wanted = unpack<List>(packet);
   Listing listing;
   std::size_t bytes = 0;
   const auto& objects = catalog_.objects();
-  for (auto at = objects.upper_bound(unpack<List>(packet).after); at != objects.end(); ++at) {
-    ListedObject object{at->first, catalog_.current(at->first)->record.number, {}};
-    for (const auto& [number, version] : at->second.versions) {
-      const VersionRecord& v = version.record;
-      const auto readers = readers_.find(v.id);
-      object.versions.push_back({v.number, v.bytes, v.made_at, v.publisher,
-                                 readers == readers_.end() ? 0 : readers->second, v.device});
+  for (auto object = objects.lower_bound(wanted.after); object != objects.end(); ++object) {
+    const auto& [name, state] = *object;
+    auto version = state.versions.upper_bound(name == wanted.after ? wanted.number : 0);
+    if (version == state.versions.end()) continue;
+    if (bytes >= kListingBytes) break;
+    ListedObject& listed =
+        listing.objects.emplace_back(ListedObject{name, catalog_.current(name)->record.number, {}});
+    for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
+      listed.versions.push_back(describe(version->second.record));
+      bytes += encode_fields(listed.versions.back()).size();
     }
-    bytes += encode_fields(object).size();
-    if (bytes > kListingBytes && !listing.objects.empty()) break;
-    listing.objects.push_back(std::move(object));
   }
   send(c, pack(listing));
+}
+
+ListedVersion Worker::describe(const VersionRecord& v) const {
+  const auto readers = readers_.find(v.id);
+  return {v.number, v.bytes, v.made_at, v.publisher, readers == readers_.end() ? 0 : readers->second,
+          v.device};
 }
 
 void Worker::rollback(Connection& c, ByteSpan packet) {

@@ -9,6 +9,11 @@
 #include "store/keeper/worker.h"
 
 namespace onecopy::store {
+namespace {
+
+constexpr std::size_t kMaxNamed = 16;  ///< versions that an error names: the newest
+
+}  // namespace
 
 /// `number` 0 is the current one.
 const Catalog::Version& Worker::require(const std::string& name, std::uint64_t number) const {
@@ -21,8 +26,11 @@ const Catalog::Version& Worker::require(const std::string& name, std::uint64_t n
     throw Error(ErrorCode::stale_handle,
                 fmt::format("the store has no object \"{}\"; `onecopy store ls` lists those it has", name));
   std::string numbers;
-  for (const auto& [there, unused] : object->second.versions)
+  std::size_t left = object->second.versions.size();
+  for (const auto& [there, unused] : object->second.versions) {
+    if (left-- > kMaxNamed) continue;
     numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", there);
+  }
   throw Error(ErrorCode::stale_handle,
               fmt::format("the store has no version {} of \"{}\"; it has {}", number, name, numbers));
 }

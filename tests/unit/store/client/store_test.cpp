@@ -31,12 +31,15 @@ namespace {
 using onecopy::testing::Child;
 using onecopy::testing::eventually;
 
-// A keeper's processes are forked from each other: one of them all dies at the point.
-const char* fatal_point = nullptr;
-std::atomic<int>* fatal_passes = nullptr;
+/// A keeper's processes are forked from each other: one of them all dies at the point.
+struct Fate {
+  std::atomic<int> passes{0};
+  char point[64] = "";
+};
+Fate* fate = nullptr;
 
 void die_once(const char* name) noexcept {
-  if (std::strcmp(name, fatal_point) == 0 && fatal_passes->fetch_sub(1) == 1) std::raise(SIGKILL);
+  if (std::strcmp(name, fate->point) == 0 && fate->passes.exchange(0) == 1) std::raise(SIGKILL);
 }
 
 /// A keeper of the test's own, in a child that may die at a point.
@@ -54,12 +57,11 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     std::filesystem::remove_all(directory_);
   }
   /// The first process of the keeper that passes the point dies there.
-  Store start(const char* point = nullptr) {
-    *passes_ = 1;
-    keeper_.emplace([this, point] {
-      fatal_point = point;
-      fatal_passes = &*passes_;
-      if (point) point_hook.store(die_once);
+  Store start(const std::string& point = {}) {
+    arm(point);
+    keeper_.emplace([this] {
+      fate = &*fate_;
+      point_hook.store(die_once);
       serve(Place(directory_), {});
     });
     std::optional<Store> store;
@@ -75,8 +77,13 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     return *store;
   }
 
+  void arm(const std::string& point) {
+    point.copy(fate_->point, sizeof fate_->point - 1);
+    fate_->passes = point.empty() ? 0 : 1;
+  }
+
   std::string directory_;
-  onecopy::testing::Shared<std::atomic<int>> passes_;
+  onecopy::testing::Shared<Fate> fate_;
   std::optional<Child> keeper_;
 };
 
@@ -235,7 +242,7 @@ class KilledKeeper : public StoreTest {};
 
 /// The publisher notices nothing, and each version is there once.
 TEST_P(KilledKeeper, LosesNoVersionAndMakesNoneTwice) {
-  Store store = start(GetParam().c_str());
+  Store store = start(GetParam());
   for (int number = 1; number <= 4; ++number)
     EXPECT_EQ(publish(store, kCpu, static_cast<float>(number), 1), static_cast<std::uint64_t>(number));
   EXPECT_EQ(keeper_->join(), -SIGKILL);
@@ -278,6 +285,56 @@ INSTANTIATE_TEST_SUITE_P(Points, KilledPublisher,
                            std::replace(name.begin(), name.end(), '.', '_');
                            return name;
                          });
+
+class KilledSuccessor : public StoreTest {};
+
+/// The first worker is killed, and the next one while a reader comes to it.
+TEST_P(KilledSuccessor, IsReplacedAndReadersNoticeNothing) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  const Version reader = store.open("x");
+  arm(GetParam());
+  ::kill(store.keeper().worker, SIGKILL);
+  EXPECT_EQ(store.list().at(0).versions.at(0).readers, 1u);
+  EXPECT_EQ(fate_->passes, 0);
+  EXPECT_EQ(value_of(reader), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, KilledSuccessor,
+                         ::testing::Values("store.worker.greets", "store.worker.offered"),
+                         [](const auto& point) {
+                           std::string name = point.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
+
+/// Each worker appends to the index that the one before has left.
+TEST_F(StoreTest, HasAllVersionsHoweverOftenItsWorkerWasKilled) {
+  Store store = start();
+  for (int number = 1; number <= 6; ++number) {
+    EXPECT_EQ(publish(store, kCpu, static_cast<float>(number), 10), static_cast<std::uint64_t>(number));
+    const int worker = store.keeper().worker;
+    ::kill(worker, SIGKILL);
+    EXPECT_TRUE(eventually([&] { return store.keeper().worker != worker; }));
+    EXPECT_EQ(store.open("x").number(), static_cast<std::uint64_t>(number));
+    EXPECT_EQ(value_of(store.open("x")), static_cast<float>(number));
+    EXPECT_EQ(store.list().at(0).versions.size(), static_cast<std::size_t>(number));
+  }
+}
+
+TEST_F(StoreTest, ListsMoreVersionsThanOnePacketTakes) {
+  Store store = start();
+  constexpr std::uint64_t kVersions = 3500;
+  const std::vector<TensorSpec> one{{"a", Layout(DType::u8, {1})}};
+  for (std::uint64_t number = 1; number <= kVersions; ++number)
+    ASSERT_EQ(store.draft("x", one, kCpu, {.keep = kVersions}).publish(), number);
+  store.draft("y", one).publish();
+  const auto objects = store.list();
+  ASSERT_EQ(objects.size(), 2u);
+  ASSERT_EQ(objects[0].versions.size(), kVersions);
+  for (std::uint64_t at = 0; at < kVersions; ++at) ASSERT_EQ(objects[0].versions[at].number, at + 1);
+  EXPECT_EQ(objects[1].versions.size(), 1u);
+}
 
 TEST_F(StoreTest, HasNoProcessLeftWhenItWasStopped) {
   Store store = start();

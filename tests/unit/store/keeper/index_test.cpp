@@ -39,6 +39,16 @@ TEST(StoreLog, HasItsRecordsAgainWhenItIsOpened) {
   EXPECT_EQ(again.used(), log.used());
 }
 
+TEST(StoreLog, IsContinuedBehindTheRecordsOfAnotherWriter) {
+  Log log = Log::create();
+  Log later = Log::open(log.fd().duplicate());
+  ASSERT_TRUE(log.append(published(1, 1)));
+  ASSERT_TRUE(log.append(published(2, 2)));
+  later.catch_up();
+  ASSERT_TRUE(later.append(published(3, 3)));
+  EXPECT_EQ(records_in(later).size(), 3u);
+}
+
 TEST(StoreLog, HasNoRecordOfAWriterThatWasKilledBeforeTheLastStep) {
   Log log = Log::create();
   ASSERT_TRUE(log.append(published(1, 1)));
