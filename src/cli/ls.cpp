@@ -18,6 +18,7 @@
 #include "onecopy/share/stats.h"
 #include "output_format.h"
 #include "owner_table.h"
+#include "prometheus.h"
 #include "share/format/info_text.h"
 #include "text.h"
 
@@ -136,6 +137,7 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
+  if (*options.format == OutputFormat::prometheus) return prometheus_text(owners, list.silent.size());
   if (*options.format == OutputFormat::json)
     return json_text(listing(owners, list.silent), options.watch ? -1 : 2) + "\n";
   if (!options.groups) return as_text(owners, list.silent, options);
@@ -212,7 +214,7 @@ void add_options(CLI::App& sub, const std::shared_ptr<LsOptions>& options) {
 void add_ls(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("ls", "List who shares what on this machine, and who borrows it");
   auto options = std::make_shared<LsOptions>();  // shared by the parser, which sets it, and the command
-  options->format = add_format_option(*sub);
+  options->format = add_format_option(*sub, true);
   add_options(*sub, options);
   sub->footer(
       "Asks every process of this user that shares memory; those with most memory come first:\n"
@@ -232,7 +234,8 @@ void add_ls(CLI::App& app, Command& command) {
       "  onecopy ls -v 4711                # devices, arenas, borrowers, blocks in transit\n"
       "  onecopy ls --rpc                  # rpc groups: peers, calls and routes\n"
       "  onecopy ls --watch\n"
-      "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");
+      "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'\n"
+      "  onecopy ls --format prometheus    # a file for the text file collector of node_exporter");
   sub->callback([&command, options] { command = [options] { return ls(*options); }; });
 }
 

@@ -10,16 +10,16 @@
 
 namespace onecopy::cli {
 
-std::shared_ptr<OutputFormat> add_format_option(CLI::App& command) {
+std::shared_ptr<OutputFormat> add_format_option(CLI::App& command, bool with_prometheus) {
   auto format = std::make_shared<OutputFormat>(OutputFormat::table);
+  std::map<std::string, OutputFormat> words{{"table", OutputFormat::table}, {"json", OutputFormat::json}};
+  if (with_prometheus) words["prometheus"] = OutputFormat::prometheus;
   command
       .add_option_function<std::string>(
-          "--format",
-          [format](const std::string& word) {
-            *format = word == "json" ? OutputFormat::json : OutputFormat::table;
-          },
-          "For people (table) or for programs (json)")
-      ->check(CLI::IsMember({"table", "json"}))
+          "--format", [format, words](const std::string& word) { *format = words.at(word); },
+          with_prometheus ? "For people (table) or for programs (json, prometheus)"
+                          : "For people (table) or for programs (json)")
+      ->check(CLI::IsMember(words))
       ->default_str("table");
   return format;
 }

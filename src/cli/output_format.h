@@ -12,10 +12,11 @@ class App;
 
 namespace onecopy::cli {
 
-enum class OutputFormat { table, json };
+enum class OutputFormat { table, json, prometheus };
 
-/// Adds `--format table|json`. Returns the value, shared by the option, which sets it, and the command that reads it.
-std::shared_ptr<OutputFormat> add_format_option(CLI::App& command);
+/// Adds `--format table|json`, and `|prometheus` if asked for. Returns the value, shared by the option, which sets it,
+/// and the command that reads it.
+std::shared_ptr<OutputFormat> add_format_option(CLI::App& command, bool with_prometheus = false);
 
 /// Returns JSON indented by `indent`, or in one line for -1. Bytes that are not UTF-8 (in names of processes) are
 /// replaced.

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -88,6 +89,24 @@ TEST_F(LsOfOwners, GivesDetailsOfTheProcessesAskedForOnly) {
   EXPECT_TRUE(contains(all, borrower));
   EXPECT_TRUE(contains(all, std::to_string(other.pid()) + ": "));
   EXPECT_EQ(count(ls({}).out, "borrows"), 0u);
+}
+
+TEST_F(LsOfOwners, GivesNumbersOfAllToPrometheusWithOneHeaderForEach) {
+  const CommandProcess small({"share", file("small", 64)}, "", environment);
+  const CommandProcess large({"share", file("large", 4 << 20)}, "", environment);
+  ASSERT_TRUE(contains(small.first_line() + large.first_line(), "onecopy:"));
+  const auto owners = nlohmann::json::parse(ls({"--format", "json"}).out)["owners"];
+  const std::string text = ls({"--format", "prometheus"}).out;
+  ASSERT_EQ(owners.size(), 2u);
+  for (const auto& owner : owners)
+    for (const char* const number : {"live_bytes", "segments", "shared_total"})
+      EXPECT_TRUE(contains(text, fmt::format("onecopy_{}{{pid=\"{}\",process=\"onecopy\"}} {}\n", number,
+                                             owner["pid"].get<int>(), owner["stats"][number].get<int>())))
+          << text;
+  EXPECT_EQ(count(text, "# TYPE onecopy_live_bytes gauge\n"), 1u) << text;
+  EXPECT_EQ(count(text, "# TYPE onecopy_shared_total counter\n"), 1u) << text;
+  EXPECT_EQ(count(text, "# TYPE onecopy_host_waits_total counter\n"), 1u) << text;
+  EXPECT_TRUE(text.ends_with("onecopy_silent_processes 0\n")) << text;
 }
 
 TEST_F(LsOfOwners, ShowsArenasOfCapturedGraphs) {

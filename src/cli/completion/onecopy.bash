@@ -9,7 +9,7 @@ _onecopy() {
     *:--log-level) words='off error warning info debug' ;;
     share:--strategy) words='file_descriptor file_system' ;;
     open:--format) words='table json' ;;
-    ls:--format) words='table json' ;;
+    ls:--format) words='table json prometheus' ;;
     doctor:--format) words='table json' ;;
     gc:--format) words='table json' ;;
     bench:--format) words='table json' ;;

@@ -16,7 +16,7 @@ complete -c onecopy -n '__fish_seen_subcommand_from open' -l format -x -a 'table
 complete -c onecopy -n __fish_use_subcommand -f -a store -d 'Keep weights under a name, also when every process has ended'
 complete -c onecopy -n '__fish_seen_subcommand_from store' -a 'serve put ls watch rollback rm stop'
 complete -c onecopy -n __fish_use_subcommand -f -a ls -d 'List who shares what on this machine, and who borrows it'
-complete -c onecopy -n '__fish_seen_subcommand_from ls' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
+complete -c onecopy -n '__fish_seen_subcommand_from ls' -l format -x -a 'table json prometheus' -d 'For people (table) or for programs (json, prometheus)'
 complete -c onecopy -n '__fish_seen_subcommand_from ls' -l verbose -s v -r -d 'Only these processes, with their devices, borrowers and blocks in transit; all without a PID'
 complete -c onecopy -n '__fish_seen_subcommand_from ls' -l rpc -d 'Members of rpc groups, with their peers, calls and routes'
 complete -c onecopy -n '__fish_seen_subcommand_from ls' -l watch -r -d 'List again and again until Ctrl-C'
