@@ -164,6 +164,86 @@ def test_a_source_that_is_killed_before_is_an_error_of_ray(said):
     assert "Error" in said["source killed before"]
 
 
+# Actors that open one model from the store, beside actors that get it from Ray's object store. It prints one line of json.
+STORE_PROGRAM = """
+import json, os, re, signal, sys, time
+import ray, torch
+import onecopy
+
+MODEL = {f"layer.{number}": torch.full((1 << 20,), float(number)) for number in range(16)}  # 64 MiB
+
+
+class Actor:
+    def __init__(self, reference=None):
+        import torch  # before anything is measured
+
+        before, start = self.private(), time.perf_counter()
+        weights = ray.get(reference[0]) if reference else onecopy.store.connect(framework="torch").open("model")
+        self.sum = sum(weights[name].sum().item() for name in weights)
+        self.seconds, self.bytes = time.perf_counter() - start, self.private() - before
+        self.weights = weights
+
+    def private(self):  # memory that no other process can map
+        return 1024 * int(re.search(r"Anonymous: +(\\d+)", open("/proc/self/smaps_rollup").read())[1])
+
+    def look(self):
+        return {"pid": os.getpid(), "sum": self.sum, "seconds": self.seconds, "bytes": self.bytes}
+
+
+def start():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    return ray.remote(num_cpus=0)(Actor)
+
+
+say = {"sum": float(sum(tensor.sum() for tensor in MODEL.values()))}
+store = onecopy.store.connect()
+store.publish("model", MODEL)
+Remote = start()
+reference = ray.put(MODEL)
+say["ray"] = ray.get([Remote.remote([reference]).look.remote() for _ in range(2)])
+engines = [Remote.options(max_restarts=1, max_task_retries=1).remote() for _ in range(4)]
+say["store"] = ray.get([engine.look.remote() for engine in engines])
+os.kill(say["store"][0]["pid"], signal.SIGKILL)
+say["restarted actor"] = ray.get(engines[0].look.remote())
+
+ray.shutdown()  # the node's processes and its object store end
+engine = start().remote()
+say["restarted node"] = ray.get(engine.look.remote())
+ray.shutdown()
+store.stop()
+print(json.dumps(say))
+"""
+
+
+@pytest.fixture(scope="module")
+def said_of_store(tmp_path_factory):
+    store = str(tmp_path_factory.mktemp("place") / "store")
+    environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "ONECOPY_STORE_DIR": store}
+    result = subprocess.run(
+        [sys.executable, "-c", STORE_PROGRAM], capture_output=True, text=True, timeout=280, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout.splitlines()[-1])
+    for source in ("ray", "store"):
+        for actor in said[source]:
+            print(f"{source}: {actor['seconds'] * 1e3:.0f} ms, {actor['bytes'] / 1e6:.1f} MB of its own")
+    return said
+
+
+def test_actors_open_one_model_of_the_store(said_of_store):
+    assert [actor["sum"] for actor in said_of_store["store"]] == 4 * [said_of_store["sum"]]
+    assert all(actor["bytes"] < 8 << 20 for actor in said_of_store["store"]), "the model has 64 MiB"
+
+
+def test_an_actor_that_ray_starts_again_has_the_model(said_of_store):
+    before, after = said_of_store["store"][0], said_of_store["restarted actor"]
+    assert after["pid"] != before["pid"] and after["sum"] == before["sum"]
+
+
+def test_the_model_outlives_the_node(said_of_store):
+    assert said_of_store["restarted node"]["sum"] == said_of_store["sum"]
+
+
 def test_without_ray_the_error_names_the_package(run_python):
     program = (
         "import sys\nsys.modules['ray'] = None\nimport onecopy\n"
