@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from . import _core
 from ._pin import pin as _pin
+from .errors import InvalidArgument
 
 TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def load(
     pin: bool = False,
     framework: Any = None,
     progress: Callable[[int, int], object] | None = None,
+    store: str | None = None,
 ) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, or of a directory of files, into shared memory of a device.
 
@@ -66,6 +68,9 @@ def load(
         framework: None for tensors of onecopy, or "torch" or "numpy".
         progress: called from time to time with the bytes done and the bytes in all. Its exceptions
             end the loading, and so do those of a signal handler: Ctrl-C ends it at once.
+        store: the name of an object of ``onecopy.store``, from which the tensors are opened,
+            read-only. The first process reads the files and publishes them, and so does the first
+            one after a file has changed.
 
     Returns:
         The tensors by name. ``share()`` makes handles of them for other processes.
@@ -75,8 +80,34 @@ def load(
             ``load_safetensors()``.
         OutOfMemory: the device has too little memory, or the limit of ``pin()`` is reached.
     """
+    if store is not None:
+        return _load_from_store(store, path, device, pin, framework, progress)
     tensors: dict[str, Any] = _core._load(path, device, framework, progress)
     return _pin(tensors) if pin and tensors and str(device) == "cpu" else tensors
+
+
+def _load_from_store(
+    name: str, path: Any, device: Any, pin: bool, framework: Any, progress: Callable[[int, int], object] | None
+) -> dict[str, Any]:
+    from . import store
+
+    if pin:
+        raise InvalidArgument("memory of the store is not pinned; leave out pin= or store=")
+    keeper = store.connect(framework=framework or "onecopy")
+    key = {"files": _state_of(path), "device": str(device)}
+    version = keeper.open_or_publish(name, lambda: _core._load(path, device, None, progress), key=key)
+    return dict(version)
+
+
+def _state_of(path: Any) -> str:
+    """Returns a text that changes when the file, or a safetensors file of the directory, changes."""
+    import os
+    import pathlib
+
+    place = pathlib.Path(os.fsdecode(path)).resolve()
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    times = (f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    return "\n".join([str(place), *times])
 
 
 def view_on(value: Any, device: Any) -> Any:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
-from .errors import InvalidArgument
+from .errors import InvalidArgument, StaleHandle
 
 if TYPE_CHECKING:
     from ._load_into import LoadedInto
@@ -231,6 +231,29 @@ class Store:
     def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
         """Opens the current version at addresses at which ``update()`` shows later ones. Raises as ``open()``."""
         return Follower(self._core.follow(name, dict(key or {})), self._framework)
+
+    def open_or_publish(
+        self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
+    ) -> Version:
+        """Opens the current version. If there is none with this key, publishes what ``make()`` returns and opens that.
+
+        One process of this user at a time does so for a name: the others wait, and then open what it has published.
+
+        Args:
+            make: returns the tensors by name, as for ``publish()``.
+            key: fields that the version's key must have, and that a new version gets.
+
+        Raises:
+            OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
+        """
+        from .integrations._notices import Notices
+
+        with Notices(f"store {name}").locked():
+            try:
+                return self.open(name, key=key)
+            except (StaleHandle, InvalidArgument):
+                self.publish(name, make(), keep=1, key=key)
+            return self.open(name, key=key)
 
     def watch(self, name: str, timeout: float | None = None) -> Iterator[int]:
         """Yields the number of the current version, and of each that becomes the current one.

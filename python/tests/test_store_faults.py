@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 
-VERSION = 1  # of the store's protocol
+VERSION = 2  # of the store's protocol
 
 
 @pytest.fixture
@@ -194,7 +194,9 @@ def connection(place):
 def test_a_client_of_another_version_is_told_so(store, place):
     with connection(place) as client:
         client.send(packet(VERSION + 1, 1, bytes(16)))
-        assert b"speaks version 2 of the store's protocol and this one version 1" in client.recv(4096)
+        assert f"version {VERSION + 1} of the store's protocol and this one version {VERSION}".encode() in client.recv(
+            4096
+        )
     assert store.list() == []
 
 

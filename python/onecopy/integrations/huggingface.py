@@ -3,16 +3,18 @@
 
 >>> model = onecopy.hf.from_pretrained(AutoModelForCausalLM, "path/to/checkpoint")
 
-The first process of a user loads the files. Later processes open its weights without reading the files.
+The first process of a user loads the files. Later processes open its weights without reading the files. With
+``store=True`` the weights are an object of ``onecopy.store``, and stay when all of these processes have ended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
-from .. import errors, share as _share
+from .. import errors, share as _share, store as _store
 from ._notices import Notices
 from ._packages import need
 
@@ -26,7 +28,7 @@ _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revi
 
 
 def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = None, access: str = "readwrite",
-                    **kwargs: Any) -> Any:  # fmt: skip
+                    store: bool | str = False, **kwargs: Any) -> Any:  # fmt: skip
     """
     Returns ``cls.from_pretrained(path, **kwargs)`` with the parameters and buffers of the first process that called it.
 
@@ -39,6 +41,8 @@ def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = Non
         path: a directory with a checkpoint, or a name on the hub.
         device: the device of the model: None for the CPU, or e.g. ``"cuda:0"``.
         access: the access of the later processes to the memory: ``"readwrite"`` or ``"read"``.
+        store: keeps the weights in ``onecopy.store``, under this name; True makes a name of the directory and
+            the arguments. The weights are read-only in every process then, and ``access`` has no effect.
         kwargs: further arguments of ``cls.from_pretrained()``, such as ``dtype`` and ``attn_implementation``. Processes
             with other arguments use another copy.
 
@@ -51,12 +55,15 @@ def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = Non
     transformers = need("transformers", "transformers", _WHAT)
     _refuse(kwargs)
     directory = _resolve(path, kwargs)
-    notices = Notices(_identity(cls, directory, device, kwargs, transformers.__version__))
+    identity = _identity(cls, directory, device, kwargs, transformers.__version__)
+    if store:
+        return _of_store(store, identity, cls, path, directory, device, kwargs)
+    notices = Notices(identity)
     with notices.locked():
         bundle = notices.open(access=access)
         if bundle is None:
             return _load(cls, path, device, kwargs, notices)
-        model = _model_around(bundle, cls, directory, kwargs)
+        model = _model_around(bundle, "model", bundle.tree()["class"], cls, directory, kwargs)
         _post(model, notices)  # a second handle, which can be opened after the first process has ended
     return model
 
@@ -80,33 +87,61 @@ def _resolve(path: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path:
 
 
 def _load(cls: Any, path: Any, device: Any, kwargs: dict[str, Any], notices: Notices) -> Any:
+    model = _read(cls, path, device, kwargs)
+    _post(model, notices)
+    return model
+
+
+def _read(cls: Any, path: Any, device: Any, kwargs: dict[str, Any]) -> Any:
+    """Returns the model that transformers makes of the files."""
     model = cls.from_pretrained(path, **kwargs)
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise errors.Unsupported(f"{_WHAT} cannot open quantized models in other processes: use onecopy.share(model)")
-    if device is not None:
-        model = model.to(device)
-    _post(model, notices)
-    return model
+    return model if device is None else model.to(device)
 
 
 def _post(model: Any, notices: Notices) -> None:
     notices.post(_share({"model": model, "class": _name(type(model))}), model)
 
 
+# --- from the store ---------------------------------------------------------------------------------
+
+
+def _of_store(name: bool | str, identity: str, cls: Any, path: Any, directory: Path, device: Any,
+              kwargs: dict[str, Any]) -> Any:  # fmt: skip
+    """Returns a model whose weights are the current version of an object, which the first process publishes."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    if not isinstance(name, str):
+        name = f"huggingface/{directory.name}/{digest[:8]}"
+
+    def read() -> dict[str, Any]:
+        model = _read(cls, path, device, kwargs)
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    weights = _store.connect(framework="torch").open_or_publish(name, read, key={"identity": digest})
+    return _model_around(weights, "", None, cls, directory, kwargs)
+
+
 # --- the next ones ----------------------------------------------------------------------------------
 
 
-def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]) -> Any:
-    """Returns a model made without memory, which then uses the bundle's memory."""
+def _model_around(
+    weights: Any, prefix: str, made: str | None, cls: Any, directory: Path, kwargs: dict[str, Any]
+) -> Any:
+    """Returns a model made without memory, which then uses the memory of a bundle or a version.
+
+    Args:
+        made: the class of the model that was loaded; None if the identity of the weights says it.
+    """
     import torch
 
     model = _on_meta(cls, directory, dict(kwargs), torch)
-    loaded = _name(type(model)), bundle.tree()["class"]
-    if loaded[0] != loaded[1]:
+    if made not in (None, _name(type(model))):
         raise errors.Unsupported(
-            f"this process makes a {loaded[0]} of the checkpoint, but the process that has loaded it made a {loaded[1]}"
+            f"this process makes a {_name(type(model))} of the checkpoint, but the process that has loaded it made a "
+            f"{made}"
         )
-    bundle.load_into(model, prefix="model")
+    weights.load_into(model, prefix=prefix)
     if left := _names_on_meta(model, torch):
         raise errors.Unsupported(
             f"{type(model).__name__} keeps tensors that are neither parameters nor buffers: {', '.join(left[:8])}; "
