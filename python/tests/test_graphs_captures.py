@@ -94,8 +94,8 @@ def test_bytes_of_a_pool_keep_its_window_and_nothing_else():
 def test_a_call_knows_whether_its_inputs_are_where_they_were():
     call = _core._GraphCall(_core._ArenaLock(), "cuda:0", 1, [], [])
     first, weight = torch.randn(4, 4), torch.nn.Parameter(torch.randn(4, 4))
-    call.add_place(0, first)
-    call.add_place(1, weight)
+    call.add_static_input(0, first)
+    call.add_static_input(1, weight)
     assert call.is_in_place([first, weight]) and call.is_in_place([first.detach(), weight.detach()])
     others = {
         "a copy": first.clone(),
@@ -116,6 +116,6 @@ def test_a_call_knows_whether_its_inputs_are_where_they_were():
 def test_a_call_looks_at_what_a_tensor_is_now_and_not_at_what_its_object_was():
     call = _core._GraphCall(_core._ArenaLock(), "cuda:0", 1, [], [])
     one, other = torch.randn(3), torch.randn(3)
-    call.add_place(0, one)
+    call.add_static_input(0, one)
     torch.utils.swap_tensors(one, other)
     assert not call.is_in_place([one]) and call.is_in_place([other])

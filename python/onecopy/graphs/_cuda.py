@@ -137,8 +137,8 @@ def _keep_content(pool: CapturePool, arena: Arena) -> None:
     copies = [(pool.bytes_at(*extent), pool.bytes_at(*extent).clone()) for extent in alive]
     torch.cuda.synchronize(arena.device)
     pool.window.keep_alive(alive)
-    for place, content in copies:
-        place.copy_(content)
+    for memory, content in copies:
+        memory.copy_(content)
     torch.cuda.synchronize(arena.device)
 
 
@@ -146,7 +146,7 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
 
 
-class _Place:
+class _StaticInput:
     """The address and layout of an input in place at the capture; the tensor itself may change later."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -160,12 +160,12 @@ class _Place:
 
 @dataclasses.dataclass
 class _Captured:
-    """The result of a capture. A slot is the index, address, size in bytes and example tensor of a copied input."""
+    """The result of a capture. `copied_inputs`: each one's index, address, size in bytes and an example."""
 
     results: list[Any] = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
     sources: list[Source] = dataclasses.field(default_factory=list)
-    slots: list[tuple[int, int, int, Any]] = dataclasses.field(default_factory=list)
+    copied_inputs: list[tuple[int, int, int, Any]] = dataclasses.field(default_factory=list)
     gather: list[int] = dataclasses.field(default_factory=list)
     scatter: list[int] = dataclasses.field(default_factory=list)
 
@@ -236,13 +236,13 @@ class CudaGraph:
             graph.instantiate()
         self._graph, self._pool, self._outputs = graph, pool, done.outputs
         self._sources = [pool.bytes_at(source.address, source.nbytes) for source in done.sources]
-        self._slots = [
+        self._copied_inputs = [
             (index, laid(pool.bytes_at(at, nbytes).untyped_storage(), like.dtype, like.shape, like.stride(), 0))
-            for index, at, nbytes, like in done.slots
+            for index, at, nbytes, like in done.copied_inputs
         ]
-        copied = {index for index, _ in self._slots}
-        self._places = {
-            index: _Place(argument)
+        copied = {index for index, _ in self._copied_inputs}
+        self._static_inputs = {
+            index: _StaticInput(argument)
             for index, argument in enumerate(arguments)
             if isinstance(argument, torch.Tensor) and argument.is_cuda and index not in copied
         }
@@ -252,9 +252,9 @@ class CudaGraph:
     def _capture_into(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> _Captured:
         begin, inputs, done = pool.window.base, Inputs(), _Captured()
         with recording(graph, pool, self._arena.stream):
-            boxed, done.slots = self._boxed(arguments, inputs)
-            if self._copies_in_graph and done.slots:
-                done.gather = self._arena.copy_nodes([(at, nbytes) for _, at, nbytes, _ in done.slots])
+            boxed, done.copied_inputs = self._boxed(arguments, inputs)
+            if self._copies_in_graph and done.copied_inputs:
+                done.gather = self._arena.copy_nodes([(at, nbytes) for _, at, nbytes, _ in done.copied_inputs])
             done.results = _plain(self._function(boxed))
             boxed.clear()
             done.outputs, done.sources = lay_out(done.results, inputs, begin, begin + pool.window.used)
@@ -263,35 +263,36 @@ class CudaGraph:
         return done
 
     def _boxed(self, arguments: Sequence[Any], inputs: Inputs) -> tuple[list[Any], list[tuple[int, int, int, Any]]]:
-        """Returns the arguments, with slots of the window in place of those to copy; and the slots.
+        """Returns the arguments, with a tensor of the window in place of each copied input; and the copied inputs.
 
-        Only the returned list references a slot, so its memory is reused after the last operator that reads it.
+        Only the returned list references the tensors of the window, so the capture reuses their memory after the last
+        operator that reads them.
         """
         boxed: list[Any] = []
-        slots = []
+        copied_inputs = []
         for index, argument in enumerate(arguments):
             if index not in self._in_place and isinstance(argument, torch.Tensor) and _can_be_copied(argument):
-                slot = torch.empty_strided(
+                copy = torch.empty_strided(
                     argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
                 )
-                slots.append((index, slot.data_ptr(), extent_of(slot), argument))
-                argument = slot
-                del slot
+                copied_inputs.append((index, copy.data_ptr(), extent_of(copy), argument))
+                argument = copy
+                del copy
             if isinstance(argument, torch.Tensor):
                 inputs.add(index, argument)
             boxed.append(argument)
-        return boxed, slots
+        return boxed, copied_inputs
 
     def _make_call(self, done: _Captured, arguments: Sequence[Any]) -> None:
         executable = self._graph.raw_cuda_graph_exec()
         call = _core._GraphCall(self._arena.lock.core, str(self._arena.device), executable, done.gather, done.scatter)
-        for index, slot in self._slots:
-            call.add_slot(index, slot.data_ptr(), extent_of(slot))
-        for index, place in self._places.items():
-            call.add_place(index, place.tensor)
+        for index, memory in self._copied_inputs:
+            call.add_copied_input(index, memory.data_ptr(), extent_of(memory))
+        for index, static in self._static_inputs.items():
+            call.add_static_input(index, static.tensor)
         if self._policy == "copy":
             for source, memory in zip(done.sources, self._sources, strict=True):
-                call.add_source(_whole(source, memory))
+                call.add_output_copy(_whole(source, memory))
         self.is_quick = self._policy == "copy" and not self._is_random
         for output in self._outputs:
             self.is_quick = self.is_quick and self._add_result(call, output, done.sources, arguments)
@@ -302,7 +303,7 @@ class CudaGraph:
         if not isinstance(output, Output):
             call.add_object(output)
         elif output.kind == "made" and sources[output.at].only is output:
-            call.add_fresh(output.at)
+            call.add_new_output(output.at)
         elif output.kind == "input" and _is_itself(output, arguments[output.at]):
             call.add_argument(output.at)
         elif output.kind == "constant":
@@ -328,7 +329,7 @@ class CudaGraph:
             self._leases.evacuate()
         self._arena.lock.wait()
         self._forget_call()
-        self._slots, self._outputs, self._sources = [], [], []
+        self._copied_inputs, self._outputs, self._sources = [], [], []
         drop(self._graph, self._pool)
         self._pool = None
 
@@ -362,21 +363,21 @@ class CudaGraph:
         """Returns whether all inputs in place are at the addresses of the capture."""
         if self.call is not None:
             return bool(self.call.is_in_place(arguments))
-        return all(place.is_of(arguments[index]) for index, place in self._places.items())
+        return all(static.is_of(arguments[index]) for index, static in self._static_inputs.items())
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
         """Returns a text that says which inputs have moved, and where to."""
         return ", ".join(
-            f"input {index} from {place.address:#x} to {arguments[index].data_ptr():#x}"
-            for index, place in self._places.items()
-            if arguments[index].data_ptr() != place.address
+            f"input {index} from {static.address:#x} to {arguments[index].data_ptr():#x}"
+            for index, static in self._static_inputs.items()
+            if arguments[index].data_ptr() != static.address
         )
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
         """Replays in the order of the current stream. Raises OutputInUse."""
         with self._arena.lock.of(torch.cuda.current_stream(self._arena.device)), torch.no_grad():
-            fresh = self._run(list(arguments))
-            results = [self._handed(o, arguments, fresh) if isinstance(o, Output) else o for o in self._outputs]
+            new_outputs = self._run(list(arguments))
+            results = [self._handed(o, arguments, new_outputs) if isinstance(o, Output) else o for o in self._outputs]
         self._leases.show_all(results)
         return results
 
@@ -385,8 +386,10 @@ class CudaGraph:
         if self.call is not None:
             made = self.call.run(arguments, self._replay_random if self._is_random else None)
             return made or [None] * len(self._sources)
-        if self._slots:
-            torch._foreach_copy_([slot for _, slot in self._slots], [arguments[index] for index, _ in self._slots])
+        if self._copied_inputs:
+            torch._foreach_copy_(
+                [memory for _, memory in self._copied_inputs], [arguments[index] for index, _ in self._copied_inputs]
+            )
         self._replay_random()
         return [None] * len(self._sources)
 
@@ -396,16 +399,16 @@ class CudaGraph:
         with captures_of(self._arena.device.index):
             self._graph.replay()
 
-    def _handed(self, output: Output, arguments: Sequence[Any], fresh: list[Any]) -> torch.Tensor:
+    def _handed(self, output: Output, arguments: Sequence[Any], new_outputs: list[Any]) -> torch.Tensor:
         if output.kind == "empty":
             return torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device=self._arena.device)
         if output.kind == "input":
             return self._input(output, arguments[output.at])
         if output.constant is not None:
             return output.constant
-        if fresh[output.at] is None:
-            fresh[output.at] = self._memory_for(self._sources[output.at])
-        memory = fresh[output.at]
+        if new_outputs[output.at] is None:
+            new_outputs[output.at] = self._memory_for(self._sources[output.at])
+        memory = new_outputs[output.at]
         if memory.dtype == output.dtype and memory.shape == output.shape and memory.stride() == output.strides:
             return memory
         return laid(memory.untyped_storage(), output.dtype, output.shape, output.strides, output.offset)

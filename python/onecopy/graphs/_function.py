@@ -202,7 +202,7 @@ class Function:
         if isinstance(entry, Eager) and entry.windows is not None and entry.windows != self.arena.footprint.windows:
             entry = None  # the arena may have room now
         if entry is None:
-            if len(self.entries) >= self._options.limit and self._is_in_vain(key, arguments):
+            if len(self.entries) >= self._options.limit and self._would_be_wasted(key, arguments):
                 return self._run_eagerly(_NEW, arguments)
             return self._first(key, arguments)
         self._use(entry)
@@ -210,7 +210,7 @@ class Function:
             return self._run_eagerly(entry.reason, arguments)
         entry.evacuate()
         if not entry.is_in_place(arguments):
-            if self._is_in_vain(key, arguments):
+            if self._would_be_wasted(key, arguments):
                 return self._run_eagerly(_MOVING, arguments)
             entry = self._move(key, entry, arguments)
             if isinstance(entry, Eager):
@@ -219,7 +219,7 @@ class Function:
         entry.replays += 1
         return entry.replay(arguments)
 
-    def _is_in_vain(self, key: Key, arguments: Sequence[Any]) -> bool:
+    def _would_be_wasted(self, key: Key, arguments: Sequence[Any]) -> bool:
         """Returns whether a graph captured or moved now would probably not be replayed."""
         if not self._thrash.is_thrashing(self.replays - self.moves):
             return False

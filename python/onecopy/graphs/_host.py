@@ -98,8 +98,8 @@ class HostGraph:
             self._bind_all(arguments)
 
     def _bind_all(self, arguments: Sequence[Any]) -> None:
-        self._slots: list[tuple[int, torch.Tensor]] = []
-        self._places: list[tuple[int, torch.Tensor, torch.UntypedStorage, int]] = []
+        self._copied_inputs: list[tuple[int, torch.Tensor]] = []
+        self._static_inputs: list[tuple[int, torch.Tensor, torch.UntypedStorage, int]] = []
         self._made: list[tuple[Laid, torch.Tensor]] = []
         self._calls: list[Call] = []
         self._bound: dict[torch.fx.Node, Any] = {}
@@ -115,7 +115,7 @@ class HostGraph:
         if step.kind == "given":
             known = arguments[step.value].detach()  # so that changes of the caller's object do not reach the calls
             storage = known.untyped_storage()
-            self._places.append((step.value, known, storage, storage.nbytes()))
+            self._static_inputs.append((step.value, known, storage, storage.nbytes()))
             return known
         if step.kind == "slot":
             return self._bind_slot(step)
@@ -137,7 +137,7 @@ class HostGraph:
         (how,) = step.laid
         assert how is not None and how.memory is not None
         slot = self._at(how)
-        self._slots.append((step.value, slot))
+        self._copied_inputs.append((step.value, slot))
         self._inputs[slot.untyped_storage()._cdata] = step.value
         return slot
 
@@ -219,7 +219,7 @@ class HostGraph:
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
         """Returns whether the calls hold the memory of all inputs in place."""
-        for index, known, storage, nbytes in self._places:
+        for index, known, storage, nbytes in self._static_inputs:
             tensor = arguments[index]
             if tensor.dtype is not known.dtype or not known.is_set_to(tensor) or not has_same_marks(tensor, known):
                 return False
@@ -231,7 +231,7 @@ class HostGraph:
         """Returns a text that says which inputs have moved, and where to."""
         return ", ".join(
             f"input {index} from {known.data_ptr():#x} to {arguments[index].data_ptr():#x}"
-            for index, known, _, _ in self._places
+            for index, known, _, _ in self._static_inputs
             if not known.is_set_to(arguments[index])
         )
 
@@ -241,7 +241,7 @@ class HostGraph:
 
     def _run(self, arguments: Sequence[Any]) -> list[Any]:
         with torch.no_grad():
-            for index, slot in self._slots:
+            for index, slot in self._copied_inputs:
                 slot.copy_(arguments[index])
             for function, args, kwargs in self._calls:
                 function(*args, **kwargs)

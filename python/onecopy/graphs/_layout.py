@@ -52,7 +52,7 @@ class Output:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the elements are contiguous, in some order, from the source's first byte on."""
+        """Returns whether the elements are contiguous from the source's first byte on, in any order of dimensions."""
         if self.offset:
             return False
         expected = 1

@@ -35,7 +35,7 @@ class Laid:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the layout is row-major, as ``out=`` overloads write their results."""
+        """Returns whether the layout is row-major, as ``out=`` overloads write their results."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:

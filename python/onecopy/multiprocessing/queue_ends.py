@@ -23,7 +23,7 @@ class _End:
 
     @property
     def closed(self) -> bool:
-        """Whether this end was closed."""
+        """Returns whether this end was closed."""
         return self._queue is None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queues of multiprocessing, implemented by onecopy's queue: tensors and plain values are sent without pickle.
 
-The classes derive from those of ``multiprocessing.queues``, with the same API and semantics. Differences besides speed:
+The classes derive from ``multiprocessing.queues`` and keep its API and semantics. Differences besides speed:
 
 - ``put`` sends the object before it returns: there is no feeder thread, no buffer that is lost with the process, and
   nothing to join. If the process ends or is killed after ``put``, any process can still ``get`` the object.

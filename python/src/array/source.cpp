@@ -184,7 +184,7 @@ Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::p
 Tensor Source::shared() const {
   if (ours_) return *ours_;
   if (device() == kCpu || tensor_->nbytes() == 0) return copied();
-  return adopt(tensor_->view(), kept(nb::cast(*tensor_)));
+  return adopt(tensor_->view(), keep_object(nb::cast(*tensor_)));
 }
 
 Tensor Source::copied() const {

@@ -17,7 +17,7 @@ struct Step {
   std::int64_t from;
 };
 
-/// Returns the dimensions, outermost first, without those of size 1. Joins neighbours if both arrays allow it.
+/// Returns the dimensions, outermost first, except dimensions of size 1. Joins neighbours if both arrays allow it.
 std::vector<Step> steps(const StridedView& to, const StridedView& from) {
   std::vector<Step> joined;
   for (std::size_t i = 0; i < to.shape.size(); ++i) {

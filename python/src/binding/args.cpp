@@ -62,7 +62,7 @@ Device parse_device(std::string_view text) {
   return Device::parse(text);
 }
 
-/// torch's tensors of some dtypes have none.
+/// Returns the repr of a value, or an empty text if it raises: torch cannot print tensors of some dtypes.
 std::string repr_if_any(nb::handle value) {
   try {
     return std::string(utf8_of(nb::repr(value)).value_or(""));

@@ -124,7 +124,7 @@ OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
       framework_(framework),
       value_(BundleValue::decode(bundle_.structure(), bundle_.size())) {}
 
-/// Neighbouring rows are pinned together, so most rows cost only a look-up.
+/// Pins each row on the CPU. Pinning a row pins its neighbours too, so most rows cost only a look-up.
 void OpenBundle::pin() const {
   for (const Tensor& tensor : open_rows(size()))
     if (is_on_host(tensor)) pin_here(tensor);

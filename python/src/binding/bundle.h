@@ -13,7 +13,7 @@
 
 namespace onecopy::python {
 
-/// onecopy.Bundle: an opened bundle of tensors. Rows are opened on access. Thread safety: used with the GIL held.
+/// An opened bundle of tensors: onecopy.Bundle. Rows are opened on access. Thread safety: used with the GIL held.
 class OpenBundle {
  public:
   /// Opens the bundle for use of its tensors on `device`, or on their own devices.

@@ -6,7 +6,7 @@
 #include "binding/module.h"
 #include "onecopy/core/bytes.h"
 
-/// Python's bytes and ours.
+/// Conversions between Python's bytes and spans of bytes.
 namespace onecopy::python {
 
 inline nb::bytes to_python(ByteSpan bytes) { return nb::bytes(bytes.data(), bytes.size()); }

@@ -27,7 +27,7 @@ void handle_signals() {
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
 Tensor new_unpinned(nb::handle shape, nb::handle dtype, nb::handle device) {
-  drop_unneeded();
+  drain_decrefs();
   const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
   const Layout layout(dtype_arg(dtype, "dtype"), sizes);
   const Device where = device_arg(device, "device");

@@ -26,24 +26,23 @@ inline bool is_on_host(const Tensor& tensor) noexcept { return tensor.device().t
 void require_host(const Tensor& tensor, const char* what);
 
 /// Allocates a tensor in the order of the device's current stream: the released memory is reused only after the work
-/// that the stream has queued by then. On the CPU it is onecopy::empty().
+/// that the stream has queued by then. Equals onecopy::empty() on the CPU.
 Tensor empty_in_order(const Layout& layout, Device device);
 /// Calls onecopy::share() in the order of the device's current stream.
 Handle share_in_order(const Tensor& tensor, Exact exact = Exact::no);
 /// Calls onecopy::open(), before later work in the current stream of the device. Throws unsupported for a device that
 /// cannot use the memory.
 Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> device = {});
-/// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their device.
-/// Tensors of several devices leave in the order of the default streams, which wait for the current ones before.
+/// Returns the stream in whose order tensors are sent together, through a queue or in a bundle: the current stream of
+/// their device. Tensors of several devices are sent in the order of the default streams, after these have waited for
+/// the current streams.
 Stream stream_of(std::span<const Tensor> tensors);
-/// If the current stream of torch's current device is being captured, that stream, else the default streams. Pass it
-/// to a get: a captured stream cannot wait for another process, so the call must fail before an item is taken.
+/// Returns the stream for a get: the current stream of torch's current device if it is being captured, or else the
+/// default stream. A captured stream cannot wait for another process, so the get must fail before it takes an item.
 Stream stream_to_take_in();
-/// The current stream of each device that this process has used. Empty, without a question to torch, if it has used
-/// none.
+/// Returns the current stream of each device that this process has used. Does not call torch if it has used none.
 std::vector<DeviceStream> current_streams();
-/// The order in which tensors leave this process. A put or a send makes one, at its door, and keeps it until it is
-/// done.
+/// The order in which a put or a send sends its tensors. The call makes the object first and keeps it to its end.
 ///
 /// Thread safety: belongs to its thread.
 struct Departure {

@@ -162,7 +162,7 @@ auto wait_looking(Deadline deadline, std::chrono::nanoseconds slice, Attempt&& a
     Result result = without_gil([&] { return attempt(left); });
     if (result) return result;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    drop_unneeded();
+    drain_decrefs();
     look();
   }
 }

@@ -35,7 +35,7 @@ nb::bytes share_held(const Tensor& tensor) {
 namespace {
 
 nb::bytes hold_object(nb::object object) {
-  return let_it_last(hold(share_object(kept(std::move(object)))));
+  return let_it_last(hold(share_object(keep_object(std::move(object)))));
 }
 
 void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(bytes))); }

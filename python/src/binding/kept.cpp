@@ -76,16 +76,16 @@ const ForkHook kDropsAtFork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unl
 
 }  // namespace
 
-void drop_soon(PyObject* object) noexcept {
+void decref_later(PyObject* object) noexcept {
   if (auto* const node = new (std::nothrow) DropNode{object}) DropQueue::instance().add(node);
 }
 
-void drop_unneeded() {
+void drain_decrefs() {
   if (DropQueue::instance().is_due()) DropQueue::instance().drop();
 }
 
-std::shared_ptr<const void> kept(nb::object object) {
-  drop_unneeded();
+std::shared_ptr<const void> keep_object(nb::object object) {
+  drain_decrefs();
   auto node = std::make_unique<DropNode>(DropNode{object.ptr()});
   object.release();  // the deleter releases the reference, even if the next line throws
   DropNode* const dropped = node.release();

@@ -15,7 +15,7 @@
 #include "binding/pipe.h"
 #include "onecopy/core/error.h"
 
-/// onecopy.Listener and onecopy.connect.
+/// Binds onecopy.Listener and onecopy.connect.
 namespace onecopy::python {
 namespace {
 

@@ -32,7 +32,7 @@ nb::object to_torch_with(const Tensor& tensor, std::uint32_t flags) {
 
 nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework,
                        bool pin) {
-  drop_unneeded();
+  drain_decrefs();
   const Handle from = handle_arg(handle, "handle");
   const Access how = access_arg(access, "access");
   const Framework as = framework_arg(framework, "framework");

@@ -14,7 +14,7 @@
 #include "onecopy/core/error.h"
 #include "value/message.h"
 
-/// onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
+/// Binds onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
 namespace onecopy::python {
 
 PipeEnd::PipeEnd(Pipe pipe)

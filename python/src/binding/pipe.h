@@ -9,7 +9,7 @@
 
 namespace onecopy::python {
 
-/// One end of a pipe for Python. If a thread closes the end, a thread that waits in it notices within a slice.
+/// An end of a pipe for Python. If one thread closes the end, another thread that waits in it notices within kSlice.
 /// Thread safety: used with the GIL held.
 class PipeEnd {
  public:

@@ -17,7 +17,7 @@
 #include "onecopy/share/share.h"
 #include "value/message.h"
 
-/// onecopy.Queue. A call first tries with the GIL held, and releases the GIL only if it has to wait.
+/// Binds onecopy.Queue. A call first tries with the GIL held, and releases the GIL only if it has to wait.
 namespace onecopy::python {
 namespace {
 

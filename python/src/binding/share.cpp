@@ -70,7 +70,7 @@ Tensor memory_of(nb::handle array, nb::handle given) {
 /// Returns an array as a tensor that other processes can open, and whether its memory is new; None if the object is not
 /// an array.
 nb::object as_tensor(nb::handle x, bool copy) {
-  drop_unneeded();
+  drain_decrefs();
   const nb::object array = shareable_array(x, copy, "obj");
   if (!array.is_valid()) return nb::none();
   const bool is_copied = !torch::is_tensor(array.ptr()) && !array.is(x);
@@ -135,7 +135,7 @@ Exact exact_arg(nb::handle value) {
 }
 
 Handle share_any(nb::handle x, bool copy, nb::handle exact) {
-  drop_unneeded();
+  drain_decrefs();
   const Exact how = exact_arg(exact);
   if (!is_nested(x)) return share_array(x, copy, how);
   if (how == Exact::no) return share_nested(x, copy);

@@ -27,7 +27,7 @@ nb::object of_bound(nb::handle method) {
 
 }  // namespace
 
-/// inspect.signature(), and so Jupyter and help(), read __signature__ of an object, which nanobind does not define.
+/// Defines __signature__, which inspect.signature(), Jupyter and help() read and nanobind does not define.
 void init_signatures(nb::module_& m) {
   add_signature(Py_TYPE(nb::object(m.attr("share")).ptr()), &of_function);
   add_signature(Py_TYPE(nb::object(m.attr("Queue").attr("put")).ptr()), &of_function);

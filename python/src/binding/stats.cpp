@@ -66,7 +66,7 @@ void collect_older(nb::handle older_than) {
     end_holds(seconds);
   }
   torch::collect();
-  drop_unneeded();
+  drain_decrefs();
   without_gil([] { collect(); });
 }
 
@@ -74,7 +74,7 @@ std::uint64_t trim_idle(nb::handle device) {
   std::optional<Device> only;
   if (!device.is_none()) only = device_arg(device, "device");
   torch::collect();
-  drop_unneeded();
+  drain_decrefs();
   return without_gil([&] { return trim(only); });
 }
 

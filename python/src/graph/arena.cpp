@@ -82,7 +82,7 @@ std::shared_ptr<GraphPool> make_pool(Arena& arena, std::size_t most) {
 }
 
 nb::object bytes_at(GraphPool& pool, std::uintptr_t address, std::size_t bytes) {
-  const torch::Api* api = torch::Api::get();
+  const torch::TorchSymbols* api = torch::TorchSymbols::get();
   if (!api) throw Error(ErrorCode::unsupported, "import torch first");
   if (pool.device() != kCpu) api->use(pool.device());
   return api->import(pool.bytes_at(address, bytes));

@@ -14,15 +14,15 @@ namespace onecopy::python {
 
 namespace {
 
-const torch::Api& torch_api() {
-  const torch::Api* api = torch::Api::get();
+const torch::TorchSymbols& torch_api() {
+  const torch::TorchSymbols* api = torch::TorchSymbols::get();
   if (!api || !api->exchange_table())
     throw Error(ErrorCode::unsupported, "this torch has no exchange table; calls in C++ need torch 2.10");
   return *api;
 }
 
-const torch::Shim& torch_shim() {
-  const torch::Shim* shim = torch::Shim::get();
+const torch::AotiShim& torch_shim() {
+  const torch::AotiShim* shim = torch::AotiShim::get();
   if (!shim)
     throw Error(ErrorCode::unsupported, "this torch lacks a part of its C interface (aoti_torch_*)");
   return *shim;
@@ -36,7 +36,7 @@ GraphDriver& driver_of(Device device) {
 
 }  // namespace
 
-TensorFacts::TensorFacts(const View& tensor)
+TensorSignature::TensorSignature(const View& tensor)
     : data(tensor.data),
       dtype(tensor.dtype),
       device_type(tensor.device_type),
@@ -45,7 +45,7 @@ TensorFacts::TensorFacts(const View& tensor)
   numbers.insert(numbers.end(), tensor.strides, tensor.strides + tensor.dim);
 }
 
-bool TensorFacts::is_alike(const View& tensor) const noexcept {
+bool TensorSignature::matches_layout(const View& tensor) const noexcept {
   const auto dim = static_cast<std::size_t>(tensor.dim);
   return 2 * dim == numbers.size() && tensor.dtype == dtype && tensor.device_type == device_type &&
          tensor.device_index == device_index &&
@@ -65,55 +65,55 @@ GraphCall::GraphCall(nb::object lock, Device device, GraphExecutable executable,
       gather_(std::move(gather)),
       scatter_(std::move(scatter)) {}
 
-torch::Shim::View GraphCall::must_view(nb::handle tensor) const {
+torch::AotiShim::View GraphCall::must_view(nb::handle tensor) const {
   const auto view = view_of(api_, shim_, tensor.ptr());
   if (!view)
     throw Error(ErrorCode::invalid_argument, "a graph was given a tensor that torch does not describe");
   return *view;
 }
 
-void GraphCall::add_place(std::size_t index, nb::handle tensor) {
-  places_.push_back({index, nb::borrow(tensor), TensorFacts(must_view(tensor))});
+void GraphCall::add_static_input(std::size_t index, nb::handle tensor) {
+  static_inputs_.push_back({index, nb::borrow(tensor), TensorSignature(must_view(tensor))});
 }
 
-void GraphCall::add_source(nb::handle tensor) {
-  TensorFacts facts(must_view(tensor));
-  std::size_t bytes = shim_.element_size(facts.dtype);
-  for (const std::int64_t size : facts.sizes()) bytes *= static_cast<std::size_t>(size);
-  sources_.push_back({std::move(facts), bytes});
+void GraphCall::add_output_copy(nb::handle tensor) {
+  TensorSignature signature(must_view(tensor));
+  std::size_t bytes = shim_.element_size(signature.dtype);
+  for (const std::int64_t size : signature.sizes()) bytes *= static_cast<std::size_t>(size);
+  output_copies_.push_back({std::move(signature), bytes});
 }
 
 void GraphCall::add_result(Kind kind, std::size_t index, nb::object object) {
-  if (kind == Kind::fresh && index >= sources_.size())
-    throw Error(ErrorCode::invalid_argument, "a result of a graph has no source");
+  if (kind == Kind::new_output && index >= output_copies_.size())
+    throw Error(ErrorCode::invalid_argument, "a result of a graph has no output copy");
   results_.push_back({kind, index, std::move(object)});
 }
 
 bool GraphCall::is_in_place(Arguments arguments) const noexcept {
-  return std::all_of(places_.begin(), places_.end(), [&](const Place& place) {
-    if (place.index >= arguments.size()) return false;
-    const auto view = view_of(api_, shim_, arguments[place.index]);
-    return view && place.facts.is(*view);
+  return std::all_of(static_inputs_.begin(), static_inputs_.end(), [&](const StaticInput& input) {
+    if (input.index >= arguments.size()) return false;
+    const auto view = view_of(api_, shim_, arguments[input.index]);
+    return view && input.signature.is(*view);
   });
 }
 
 std::vector<CopyRange> GraphCall::ranges_in(Arguments arguments) const {
   std::vector<CopyRange> ranges;
-  ranges.reserve(slots_.size());
-  for (const Slot& slot : slots_) {
-    if (slot.index >= arguments.size())
+  ranges.reserve(copied_inputs_.size());
+  for (const CopiedInput& input : copied_inputs_) {
+    if (input.index >= arguments.size())
       throw Error(ErrorCode::invalid_argument, "a graph was given fewer inputs than it was captured with");
-    ranges.push_back({slot.at, must_view(arguments[slot.index]).data, slot.bytes});
+    ranges.push_back({input.at, must_view(arguments[input.index]).data, input.bytes});
   }
   return ranges;
 }
 
 /// Allocates a result through torch's own allocator, so that record_stream() works.
-nb::object GraphCall::make_fresh(const Source& source, CopyRange& range) const {
-  const TensorFacts& facts = source.facts;
-  const auto tensor = shim_.empty_strided(facts.sizes(), facts.strides(), facts.dtype, facts.device_type,
-                                          facts.device_index);
-  range = {static_cast<std::byte*>(shim_.data(tensor)), facts.data, source.bytes};
+nb::object GraphCall::make_new_output(const OutputCopy& copy, CopyRange& range) const {
+  const TensorSignature& signature = copy.signature;
+  const auto tensor = shim_.empty_strided(signature.sizes(), signature.strides(), signature.dtype,
+                                          signature.device_type, signature.device_index);
+  range = {static_cast<std::byte*>(shim_.data(tensor)), signature.data, copy.bytes};
   return shim_.to_python(tensor);
 }
 
@@ -141,10 +141,11 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
                                                       bool looked_at) {
   if (!looked_at && !is_in_place(arguments)) return std::nullopt;
   const std::vector<CopyRange> in = ranges_in(arguments);
-  std::vector<CopyRange> out(sources_.size());
-  std::vector<nb::object> fresh;
-  fresh.reserve(sources_.size());
-  for (std::size_t i = 0; i < sources_.size(); ++i) fresh.push_back(make_fresh(sources_[i], out[i]));
+  std::vector<CopyRange> out(output_copies_.size());
+  std::vector<nb::object> new_outputs;
+  new_outputs.reserve(output_copies_.size());
+  for (std::size_t i = 0; i < output_copies_.size(); ++i)
+    new_outputs.push_back(make_new_output(output_copies_[i], out[i]));
   const Stream stream = api_.current_stream(device_);
   const bool launches = launcher.is_none();
   const bool has_run = without_gil([&] {
@@ -162,13 +163,13 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
   });
   if (!has_run) return std::nullopt;
   if (!launches) launcher();  // the caller has the lock, and records the end
-  return fresh;
+  return new_outputs;
 }
 
-nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& fresh) const {
+nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& new_outputs) const {
   nb::list all;
   for (const Result& result : results_) switch (result.kind) {
-      case Kind::fresh: all.append(fresh[result.index]); break;
+      case Kind::new_output: all.append(new_outputs[result.index]); break;
       case Kind::argument:
         if (result.index >= arguments.size())
           throw Error(ErrorCode::invalid_argument, "a result of a graph is an input that it was not given");
@@ -180,7 +181,7 @@ nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& 
 }
 
 int GraphCall::traverse(visitproc visit, void* arg) {
-  for (const Place& place : places_) Py_VISIT(place.tensor.ptr());
+  for (const StaticInput& input : static_inputs_) Py_VISIT(input.tensor.ptr());
   for (const Result& result : results_) Py_VISIT(result.object.ptr());
   Py_VISIT(lock_object_.ptr());
   return 0;
@@ -188,9 +189,9 @@ int GraphCall::traverse(visitproc visit, void* arg) {
 
 void GraphCall::clear() {
   close();
-  std::vector<Place> places;  // their ends may run Python, and a traverse() of the rest
+  std::vector<StaticInput> static_inputs;  // destructors may run Python code, which may call traverse()
   std::vector<Result> results;
-  places.swap(places_);
+  static_inputs.swap(static_inputs_);
   results.swap(results_);
 }
 

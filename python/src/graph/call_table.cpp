@@ -42,13 +42,13 @@ std::span<PyObject* const> items_of(nb::handle list) {
 }
 #endif
 
-std::size_t elements_of(const torch::Shim::View& tensor) {
+std::size_t elements_of(const torch::AotiShim::View& tensor) {
   std::size_t elements = 1;
   for (std::int64_t i = 0; i < tensor.dim; ++i) elements *= static_cast<std::size_t>(tensor.sizes[i]);
   return elements;
 }
 
-bool is_contiguous(const torch::Shim::View& tensor) {
+bool is_contiguous(const torch::AotiShim::View& tensor) {
   std::int64_t expected = 1;
   for (std::int64_t i = tensor.dim - 1; i >= 0; --i) {
     if (tensor.sizes[i] != 1 && tensor.strides[i] != expected) return false;
@@ -59,7 +59,7 @@ bool is_contiguous(const torch::Shim::View& tensor) {
 
 }  // namespace
 
-bool GraphCallTable::add_tensor(const torch::Shim& shim, const torch::Shim::View& tensor) {
+bool GraphCallTable::add_tensor(const torch::AotiShim& shim, const torch::AotiShim::View& tensor) {
   append(Part::tensor);
   append(tensor.dtype);
   append(tensor.device_type);
@@ -70,7 +70,7 @@ bool GraphCallTable::add_tensor(const torch::Shim& shim, const torch::Shim::View
     key_.append(reinterpret_cast<const char*>(tensor.sizes), bytes);
     key_.append(reinterpret_cast<const char*>(tensor.strides), bytes);
   }
-  if (tensor.device_type != torch::Shim::kCpuCode) return true;
+  if (tensor.device_type != torch::AotiShim::kCpuCode) return true;
   const std::size_t elements = elements_of(tensor);
   if (elements > most_elements_ || !is_contiguous(tensor)) return false;
   append(Part::content);
@@ -79,7 +79,8 @@ bool GraphCallTable::add_tensor(const torch::Shim& shim, const torch::Shim::View
   return true;
 }
 
-bool GraphCallTable::add_to_key(const torch::Api& api, const torch::Shim& shim, PyObject* argument) {
+bool GraphCallTable::add_to_key(const torch::TorchSymbols& api, const torch::AotiShim& shim,
+                                PyObject* argument) {
   if (api.is_tensor(argument)) {
     const auto view = shim.view(argument);
     return view && add_tensor(shim, *view);
@@ -102,8 +103,8 @@ bool GraphCallTable::add_to_key(const torch::Api& api, const torch::Shim& shim, 
 }
 
 bool GraphCallTable::make_key(PyObject* const* arguments, std::size_t count) {
-  const torch::Api* api = torch::Api::get();
-  const torch::Shim* shim = torch::Shim::get();
+  const torch::TorchSymbols* api = torch::TorchSymbols::get();
+  const torch::AotiShim* shim = torch::AotiShim::get();
   if (!api || !shim) return false;
   key_.clear();
   for (const std::size_t index : keyed_)
@@ -134,15 +135,15 @@ nb::object GraphCallTable::call(nb::handle boxed) {
   if (!make_key(items.data(), items.size())) return nb::none();
   const auto found = calls_.find(key_);
   if (found == calls_.end()) return nb::none();
-  const nb::object object = found->second;  // others may drop it meanwhile
+  const nb::object object = found->second;  // another thread may drop the call during run()
   GraphCall& call = *nb::inst_ptr<GraphCall>(object);
-  const torch::Api& api = *torch::Api::get();
+  const torch::TorchSymbols& api = *torch::TorchSymbols::get();
   if (backend(device_.type).is_captured(device_.index, api.current_stream(device_))) return nb::none();
-  const auto fresh = call.run(items, nb::none(), false);
-  if (!fresh) return nb::none();
+  const auto new_outputs = call.run(items, nb::none(), false);
+  if (!new_outputs) return nb::none();
   call.last_used = tick();
   ++hits_;
-  nb::object results = call.results(items, *fresh);
+  nb::object results = call.results(items, *new_outputs);
   if (PyList_SetSlice(boxed.ptr(), 0, NB_LIST_GET_SIZE(boxed.ptr()), nullptr) != 0)
     throw nb::python_error();
   return results;
@@ -168,7 +169,7 @@ Handles capture_copies(nb::handle device, std::uintptr_t stream,
                        const std::vector<std::pair<std::uintptr_t, std::size_t>>& memory) {
   const Device on = device_arg(device, "device");
   GraphDriver* graphs = backend(on.type).graphs();
-  if (!graphs) throw Error(ErrorCode::unsupported, "graphs of this device take no copies");
+  if (!graphs) throw Error(ErrorCode::unsupported, "graphs of this device do not support copies");
   std::vector<CopyRange> ranges;
   for (const auto& [at, bytes] : memory)
     ranges.push_back({reinterpret_cast<std::byte*>(at), reinterpret_cast<const std::byte*>(at), bytes});
@@ -177,7 +178,7 @@ Handles capture_copies(nb::handle device, std::uintptr_t stream,
   while (!rest.empty()) {
     const auto some = rest.first(std::min(rest.size(), GraphDriver::kMaxRanges));
     GraphNode node = graphs->copy(on.index, {reinterpret_cast<void*>(stream)}, some);
-    if (!node) throw Error(ErrorCode::unsupported, "a copy became no node of the graph that is captured");
+    if (!node) throw Error(ErrorCode::unsupported, "the capture recorded no node for a copy");
     nodes.push_back(reinterpret_cast<std::uintptr_t>(node));
     rest = rest.subspan(some.size());
   }
@@ -202,14 +203,14 @@ void bind_arena_lock(nb::module_& m) {
       .def(
           "enter_stream",
           [](ArenaLock& lock, std::uintptr_t stream) { lock.enter({reinterpret_cast<void*>(stream)}); },
-          nb::arg("stream"), "The stream goes on after the last holder's work.")
+          nb::arg("stream"), "Makes the stream wait for the work of the last holder.")
       .def(
           "leave_stream",
           [](ArenaLock& lock, std::uintptr_t stream) { lock.leave({reinterpret_cast<void*>(stream)}); },
-          nb::arg("stream"), "The next holder's work comes after all that is in the stream.")
+          nb::arg("stream"), "Makes the work of the next holder wait for all work of the stream.")
       .def(
           "wait", [](ArenaLock& lock) { without_gil([&] { lock.wait(); }); },
-          "The host waits for the last holder's work.")
+          "Waits on the host for the work of the last holder.")
       .def("set_running", &ArenaLock::set_running, nb::arg("is_running"))
       .def("set_leases", &ArenaLock::set_leases, nb::arg("leases"));
 }
@@ -234,10 +235,10 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Type>)
                        {0, nullptr}};
 
 nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
-  const auto fresh = call.run(items_of(arguments), launcher, true);
-  if (!fresh) throw Error(ErrorCode::invalid_argument, "the graph is closed");
+  const auto new_outputs = call.run(items_of(arguments), launcher, true);
+  if (!new_outputs) throw Error(ErrorCode::invalid_argument, "the graph is closed");
   nb::list made;
-  for (const nb::object& one : *fresh) made.append(one);
+  for (const nb::object& one : *new_outputs) made.append(one);
   return made;
 }
 
@@ -254,19 +255,19 @@ void bind_call(nb::module_& m) {
           },
           nb::arg("lock"), nb::arg("device"), nb::arg("executable"), nb::arg("gather"), nb::arg("scatter"))
       .def(
-          "add_slot",
+          "add_copied_input",
           [](GraphCall& call, std::size_t index, std::uintptr_t at, std::size_t bytes) {
-            call.add_slot(index, reinterpret_cast<std::byte*>(at), bytes);
+            call.add_copied_input(index, reinterpret_cast<std::byte*>(at), bytes);
           },
           nb::arg("index"), nb::arg("at"), nb::arg("nbytes"))
-      .def("add_place", &GraphCall::add_place, nb::arg("index"), nb::arg("tensor"))
-      .def("add_source", &GraphCall::add_source, nb::arg("tensor"))
+      .def("add_static_input", &GraphCall::add_static_input, nb::arg("index"), nb::arg("tensor"))
+      .def("add_output_copy", &GraphCall::add_output_copy, nb::arg("tensor"))
       .def(
-          "add_fresh",
-          [](GraphCall& call, std::size_t source) {
-            call.add_result(GraphCall::Kind::fresh, source, nb::none());
+          "add_new_output",
+          [](GraphCall& call, std::size_t output_copy) {
+            call.add_result(GraphCall::Kind::new_output, output_copy, nb::none());
           },
-          nb::arg("source"))
+          nb::arg("output_copy"))
       .def(
           "add_argument",
           [](GraphCall& call, std::size_t index) {
@@ -321,7 +322,7 @@ void init_graph_calls(nb::module_& m) {
       [](nb::handle device) {
         const Device on = device_arg(device, "device");
         GraphDriver* graphs = backend(on.type).graphs();
-        if (!graphs || !torch::Shim::get()) return false;
+        if (!graphs || !torch::AotiShim::get()) return false;
         try {
           graphs->prepare(on.index);
         } catch (const Error& error) {

@@ -36,8 +36,8 @@ class GraphCallTable {
 
  private:
   bool make_key(PyObject* const* arguments, std::size_t count);
-  bool add_to_key(const torch::Api& api, const torch::Shim& shim, PyObject* argument);
-  bool add_tensor(const torch::Shim& shim, const torch::Shim::View& tensor);
+  bool add_to_key(const torch::TorchSymbols& api, const torch::AotiShim& shim, PyObject* argument);
+  bool add_tensor(const torch::AotiShim& shim, const torch::AotiShim::View& tensor);
   template <class Value>
   void append(const Value& value) {
     key_.append(reinterpret_cast<const char*>(&value), sizeof value);

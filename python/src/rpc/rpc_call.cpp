@@ -11,7 +11,7 @@ void wait_for(rpc::Node& node, const rpc::CallRef& call) {
   if (call->is_done()) return;
   while (!without_gil([&] { return node.wait(call, kForever); })) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    drop_unneeded();
+    drain_decrefs();
     rpc::Workers::help(node);
   }
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kGradients = ".gradients";
 constexpr const char* kApply = ".apply";  ///< calls a function that has no name: the first argument
 
-void drop_python(void* object) noexcept { drop_soon(static_cast<PyObject*>(object)); }
+void drop_python(void* object) noexcept { decref_later(static_cast<PyObject*>(object)); }
 
 const char* word_for(rpc::End end) {
   switch (end) {

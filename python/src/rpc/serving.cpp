@@ -69,7 +69,7 @@ void Endpoint::add_worker() noexcept {
 
 void Endpoint::handle(rpc::Work& work) noexcept {
   try {
-    drop_unneeded();
+    drain_decrefs();
     do_work(work);
   } catch (nb::python_error& error) {
     refuse(work, error.value());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The description of one plain torch tensor for a reducer of multiprocessing, in one call: in Python each attribute
-// costs as much as the handle.
+// Describes a plain torch tensor for a reducer of multiprocessing in one call, since in Python each attribute costs as
+// much as the handle.
 #include "binding/bytes.h"
 #include "binding/holds.h"
 #include "binding/module.h"
@@ -11,8 +11,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Empty if only Python can describe it: subclasses, hooks, lazy bits, no elements, and blocks in which the storage
-/// begins in the middle of an element.
+/// Shares a tensor. Empty if only Python can describe it: subclasses, hooks, lazy bits, no elements, and a storage whose
+/// offset in its block is not a multiple of the element size.
 std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
   auto shared = torch::share(tensor.ptr());
@@ -25,7 +25,7 @@ std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
 nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   const auto shared = shared_plainly(tensor);
   if (!shared) return nb::none();
-  const torch::Api& api = *torch::Api::get();
+  const torch::TorchSymbols& api = *torch::TorchSymbols::get();
   const nb::object storage = api.storage_of(tensor);
   const std::size_t offset = api.offset(tensor);
   const std::size_t itemsize = size_of(shared->tensor.dtype());
@@ -44,9 +44,10 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
 
 void init_reduce(nb::module_& m) {
   m.def("_reduce_plain", &reduce_plain, nb::arg("tensor").none(), nb::arg("storage_class"),
-        "The arguments that rebuild a plain torch tensor in another process, once, with the class that "
-        "opens its "
-        "storage there; None for one of which there is more to say.");
+        "Returns the arguments that rebuild a plain torch tensor once in another process, with the class "
+        "that "
+        "opens its\n"
+        "storage there. None for other tensors.");
 }
 
 }  // namespace onecopy::python

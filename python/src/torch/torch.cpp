@@ -39,8 +39,8 @@ struct Counters {
 };
 Counters counters;
 
-const Api& api() {
-  const Api* found = Api::get();
+const TorchSymbols& api() {
+  const TorchSymbols* found = TorchSymbols::get();
   if (!found) throw Error(ErrorCode::unsupported, "this needs torch; import it first");
   found->require_names();
   return *found;
@@ -68,7 +68,7 @@ class StorageMove {
   StorageMove& operator=(const StorageMove&) = delete;
   ~StorageMove() {
     if (--at_->second.threads != 0) return;
-    const nb::object former = std::move(at_->second.former);  // goes after the entry
+    const nb::object former = std::move(at_->second.former);  // released after the entry is erased
     entries_.erase(at_);
   }
 
@@ -103,36 +103,36 @@ class StorageMove {
 const ForkHook StorageMove::kForkHook{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
 
 /// Returns a new storage on a whole block. REQUIRES: `bytes` is u8[size].
-nb::object new_storage(const Api& torch, const Tensor& bytes) {
-  nb::object storage = torch.storage_of(storages().lend(torch, bytes));
-  storages().assign(torch, storage, onecopy::storage(bytes).data());
+nb::object new_storage(const TorchSymbols& torch, const Tensor& bytes) {
+  nb::object storage = torch.storage_of(storages().wrap(torch, bytes));
+  storages().bind(torch, storage, onecopy::storage(bytes).data());
   return storage;
 }
 
-/// From here on `storage` has the memory of `bytes`. Its former memory is freed a moment later, unless a caller may
-/// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if
-/// another thread was quicker: then the storage does not begin at `before` any more.
-bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
+/// Gives `storage` the memory of `bytes`. The former memory is freed a moment later, or is kept if a caller may have a
+/// bare pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
+/// thread was faster, so that the storage no longer begins at `before`.
+bool give(const TorchSymbols& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
           StorageMove& moving) {
-  nb::object lent = torch.storage_of(storages().lend(torch, bytes));
-  if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
+  nb::object lent = torch.storage_of(storages().wrap(torch, bytes));
+  if (torch.data(storage) != before) return false;  // this thread holds the GIL from here to the exchange
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
-  storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
-  if (!keep) Session::current().keep_for_a_moment(kept(lent), bytes.nbytes());
+  storages().bind(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
+  if (!keep) Session::current().keep_for_a_moment(keep_object(lent), bytes.nbytes());
   moving.leave(std::move(lent));
   return true;
 }
 
 /// Leaves the storage in torch's own mapping of the memory of `bytes`.
-Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::uint64_t& counter) {
-  storages().pair(torch, storage, bytes);
+Tensor leave_to_torch(const TorchSymbols& torch, nb::handle storage, Tensor bytes, std::uint64_t& counter) {
+  storages().alias(torch, storage, bytes);
   ++counter;
   return bytes;
 }
 
 /// Makes torch move the storage. Empty if another thread moves it, since torch frees memory that others may copy.
-std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
+std::optional<Tensor> move_by_torch(const TorchSymbols& torch, nb::handle storage, std::byte* begin) {
   if (StorageMove::is_under_way(begin)) {
     without_gil([] { std::this_thread::yield(); });
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -149,7 +149,8 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
 }
 
 /// Moves a storage into memory of onecopy; empty if another thread was faster.
-std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
+std::optional<Tensor> move(const TorchSymbols& torch, nb::handle storage, std::byte* begin,
+                           std::size_t size) {
   if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
   StorageMove moving(begin);
   if (torch.data(storage) != begin) return std::nullopt;
@@ -170,12 +171,12 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-Range range_of(const Api& torch, nb::handle storage) {
+Range range_of(const TorchSymbols& torch, nb::handle storage) {
   return {torch.data(storage), torch.nbytes(storage)};
 }
 
 /// Returns the block at the beginning of the range, if torch uses it or its memory was shared in place.
-std::optional<Tensor> known_at(const Api& torch, const Range& range, Device device) {
+std::optional<Tensor> known_at(const TorchSymbols& torch, const Range& range, Device device) {
   auto block = storages().block_at(torch, range.begin);
   if (!block && device != kCpu) block = storages().adopted_at(range.begin, range.size, device);
   return block;
@@ -188,7 +189,7 @@ std::optional<Tensor> lent_elsewhere(const Range& range, Device device) {
 }
 
 /// Returns the block of a storage on the CPU, which this thread or a faster one moves.
-Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
+Tensor moved_block(const TorchSymbols& torch, nb::handle storage, Range range) {
   for (;;) {
     if (!range.begin) refuse_no_memory();
     if (auto moved = move(torch, storage, range.begin, range.size)) return *std::move(moved);
@@ -198,21 +199,22 @@ Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
 }
 
 /// Shares memory of a device in place. The memory is kept while any process holds it.
-Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const Range& range) {
+Tensor adopted_block(Device device, const TorchSymbols& torch, nb::handle storage, const Range& range) {
   const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
-  Tensor bytes = adopt(view, kept(nb::borrow(storage)));
+  Tensor bytes = adopt(view, keep_object(nb::borrow(storage)));
   storages().note_adopted(torch, storage, bytes);
   return bytes;
 }
 
 /// Returns the block that a storage lies in, and shares it first if needed. `looked_at`: no block is known there.
-Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
+Tensor block_of(const TorchSymbols& torch, nb::handle storage, Device device,
+                std::optional<Range> looked_at = {}) {
   if (device == kCpu) storages().keep_in_place();
   const Range range = range_of(torch, storage);
   if (range != looked_at)
     if (auto known = known_at(torch, range, device)) return *std::move(known);
   if (auto lent = lent_elsewhere(range, device)) return *std::move(lent);
-  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);  // nothing to have in common
+  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);  // empty storages share nothing
   return device == kCpu ? moved_block(torch, storage, range) : adopted_block(device, torch, storage, range);
 }
 
@@ -227,7 +229,7 @@ bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_lea
 }
 
 /// Returns the flags of a tensor. Empty if it has hooks, which flags cannot express.
-std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType dtype) {
+std::optional<std::uint32_t> flags_of(const TorchSymbols& torch, nb::handle tensor, DType dtype) {
   std::uint32_t flags = kTorch;
   if (torch.is_parameter(tensor.ptr())) flags |= kParameter;
   if (torch.requires_grad(tensor)) {
@@ -242,15 +244,15 @@ std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType
 
 /// Returns the storage of this process for the block at this address. A block that is used on two devices may have the
 /// same address on both, and has one storage for each.
-nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
+nb::object storage_on(Device device, const TorchSymbols& torch, const std::byte* begin) {
   nb::object storage = storages().storage_at(torch, begin);
   if (device == kCpu || !storage.is_valid()) return storage;
   return torch.device_of_storage(storage) == device ? storage : nb::object();
 }
 
 /// Returns a tensor of a card on memory of the host. The block's own storage belongs to the host.
-nb::object view_of_host(const Api& torch, const Tensor& tensor) {
-  if (!Api::can_import(tensor.layout().dtype()))
+nb::object view_of_host(const TorchSymbols& torch, const Tensor& tensor) {
+  if (!TorchSymbols::can_import(tensor.layout().dtype()))
     throw Error(ErrorCode::unsupported, "this torch cannot make tensors of this dtype on foreign memory");
   return torch.import(to_dlpack_versioned(tensor));
 }
@@ -263,26 +265,26 @@ nb::object view_of_host(const Api& torch, const Tensor& tensor) {
 }
 
 /// Returns a tensor on the block's storage in this process, which it makes at the first call.
-nb::object plain(const Api& torch, const Tensor& tensor) {
+nb::object plain(const TorchSymbols& torch, const Tensor& tensor) {
   if (is_view(tensor)) return view_of_host(torch, tensor);
   const std::span<std::byte> block = onecopy::storage(tensor);
   const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(tensor.data()) - block.data());
   const Layout& layout = tensor.layout();
   const Device device = tensor.device();
   if (nb::object storage = storage_on(device, torch, block.data()); storage.is_valid()) {
-    if (device != kCpu) storages().also_in(block.data(), current_stream(device), tensor);
+    if (device != kCpu) storages().record_stream(block.data(), current_stream(device), tensor);
     return torch.on_storage(storage, layout, offset, device);
   }
   const bool whole = offset == 0 && layout.nbytes() == block.size() && layout.is_contiguous();
-  if (!whole || block.empty() || !Api::can_import(layout.dtype()))
+  if (!whole || block.empty() || !TorchSymbols::can_import(layout.dtype()))
     return torch.on_storage(new_storage(torch, all_of_block(tensor)), layout, offset, device);
-  nb::object opened = storages().lend(torch, tensor);
-  storages().assign(torch, torch.storage_of(opened), block.data());
+  nb::object opened = storages().wrap(torch, tensor);
+  storages().bind(torch, torch.storage_of(opened), block.data());
   return opened;
 }
 
 /// Returns a plain tensor, or nothing in inference mode and in functorch's transforms, where torch makes others.
-nb::object twin_of(const Api& torch, const Tensor& tensor) {
+nb::object twin_of(const TorchSymbols& torch, const Tensor& tensor) {
   try {
     nb::object twin = plain(torch, tensor);
     const auto placed = torch.placed(twin.ptr());
@@ -296,17 +298,17 @@ nb::object twin_of(const Api& torch, const Tensor& tensor) {
 }
 
 /// Returns whether this thread may copy the storage and leave it, and no block is known for its memory.
-bool is_to_be_moved_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
+bool is_to_be_moved_alone(const TorchSymbols& torch, nb::handle tensor, const nb::object& storage,
                           const Range& range) {
   return !torch.is_shared_by_torch(storage) && torch.is_ordinary(tensor) && !known_at(torch, range, kCpu) &&
          !lent_elsewhere(range, kCpu) && torch.is_alone(storage) && range_of(torch, storage) == range;
 }
 
-/// For torch before 2.12, which cannot exchange memory: a tensor that has its storage to itself gets another one,
-/// with equal bytes in memory of ours. Empty if others may have the storage, or change it meanwhile. Many of torch's
-/// methods let other threads run. Threads that share this tensor wait from `moving` on. A thread that was there
-/// before may have torch free the memory, and this thread must not read it.
-std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
+/// Moves a tensor that is the only user of its storage to a new storage in memory of onecopy, for torch before 2.12,
+/// which cannot exchange memory. Empty if other code may use the storage or changes it during the copy, since many of
+/// torch's methods let other threads run. Once `moving` exists, other threads that share this tensor wait. A thread
+/// that moved it earlier may make torch free the memory, so this thread must not read it then.
+std::optional<Tensor> move_alone(const TorchSymbols& torch, nb::handle tensor, const nb::object& storage,
                                  const Layout& layout) {
   const Range range = range_of(torch, storage);
   if (range.size == 0 || !torch.is_alone(storage)) return std::nullopt;
@@ -322,9 +324,9 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
   if (!torch.is_alone(storage) || !now || now->data != range.begin + offset || now->layout != layout)
     return std::nullopt;
   if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
-  if (!torch.is_resizable(storage))  // it is memory of numpy's or another library's
-    storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
-  else Session::current().keep_for_a_moment(kept(storage), bytes.nbytes());
+  if (!torch.is_resizable(storage))  // the memory belongs to numpy or another library
+    storages().bind(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
+  else Session::current().keep_for_a_moment(keep_object(storage), bytes.nbytes());
   moving.leave(storage);
   ++counters.moved;
   return moved;
@@ -341,29 +343,29 @@ void check(const Tensor& tensor, std::uint32_t flags) {
 
 }  // namespace
 
-bool is_loaded() { return Api::get() != nullptr; }
+bool is_loaded() { return TorchSymbols::get() != nullptr; }
 
 bool is_tensor(PyObject* object) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   return torch && torch->is_tensor(object);
 }
 
 bool is_any_tensor(PyObject* object) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   return torch && PyObject_TypeCheck(object, torch->tensor_type) != 0;
 }
 
 namespace {
 
 /// Returns whether the tensor is lazily conjugated or negated.
-bool has_lazy_bits(const Api& torch, PyObject* tensor, DType dtype) {
+bool has_lazy_bits(const TorchSymbols& torch, PyObject* tensor, DType dtype) {
   return ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) || torch.is_neg(tensor);
 }
 
 }  // namespace
 
 std::optional<Copyable> copyable(PyObject* object) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   auto placed = torch.placed(object);
   if (!placed || !placed->layout.is_contiguous()) return std::nullopt;
   if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
@@ -372,10 +374,10 @@ std::optional<Copyable> copyable(PyObject* object) {
 
 namespace {
 
-/// Releases copies that other processes no longer hold now, instead of at the next timer.
+/// Releases copies that other processes no longer hold, without waiting for the next timer.
 void take_back_copies() {
   if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
-  drop_unneeded();
+  drain_decrefs();
 }
 
 Tensor with_room(const Layout& layout, Device home) {
@@ -390,7 +392,8 @@ bool is_no_room(ErrorCode code) {
          code == ErrorCode::out_of_mappings || code == ErrorCode::invalid_argument;
 }
 
-/// Copies a tensor to memory of the card `home`. A card that two processes share need not switch between them for it.
+/// Copies a tensor to memory of the card `home`. Avoids the processors of the card if possible, since
+/// a copy by them would wait until the card switches to this process.
 Tensor written_to(Device home, const Copyable& from) {
   const Stream stream = current_stream(from.device);
   return without_gil([&] {
@@ -423,18 +426,18 @@ std::optional<Tensor> copy_on_card(PyObject* object, const Copyable& from, Devic
 }
 
 nb::object copy_of(const Layout& layout, ByteSpan elements) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   nb::object made = torch.make_again(layout);
   if (elements.empty()) return made;
   const auto placed = torch.placed(made.ptr());
   if (!placed || placed->layout.nbytes() != elements.size())
-    throw Error(ErrorCode::unsupported, "torch made another tensor than it was asked for");
+    throw Error(ErrorCode::unsupported, "torch returned a tensor with another layout than requested");
   std::memcpy(placed->data, elements.data(), elements.size());
   return made;
 }
 
 std::optional<FlaggedTensor> share(PyObject* object) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   const nb::handle tensor(object);
   auto placed = torch.placed(object);
   if (!placed) return std::nullopt;
@@ -442,15 +445,15 @@ std::optional<FlaggedTensor> share(PyObject* object) {
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
-  if (store::is_stored(
-          data)) {  // it stays where the store has it, so that a follower's tensors stay its own
+  if (store::is_stored(data)) {  // a copy, so that a follower's tensors stay in the store's slot
     Tensor copied = without_gil([&] { return copy(TensorView{data, layout, device, Access::read_only}); });
     return FlaggedTensor{std::move(copied), *flags};
   }
   std::optional<Range> elements;
-  if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
+  if (layout.numel() != 0) {  // most tensors begin a block, so the address finds the block
     elements = Range{data, layout.extent_bytes()};
-    if (auto block = known_at(torch, *elements, device))  // torch may have mapped it elsewhere
+    if (auto block =
+            known_at(torch, *elements, device))  // the block's address may differ from torch's mapping
       return FlaggedTensor{{block->take_block(), block->data(), std::move(layout), device, block->access()},
                            *flags};
   }
@@ -467,7 +470,7 @@ std::optional<FlaggedTensor> share(PyObject* object) {
 
 nb::object open(const Tensor& tensor, std::uint32_t flags) {
   check(tensor, flags);
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   torch.use(tensor.device());
   nb::object opened = plain(torch, tensor);
   if ((flags & kConj) != 0) opened = opened.attr("conj")();
@@ -481,7 +484,7 @@ Tensor all_of_block(const Tensor& tensor) {
 }
 
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   const Tensor bytes = block_of(torch, storage, torch.device_of_storage(storage));
   const auto offset = static_cast<std::size_t>(bytes.as<std::byte>() - onecopy::storage(bytes).data());
   return {all_of_block(bytes), offset};
@@ -490,28 +493,29 @@ std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
 Tensor share_storage(PyObject* storage) {
   auto [block, offset] = share_block_of(storage);
   if (offset == 0 && block.nbytes() == api().nbytes(storage)) return std::move(block);
-  throw Error(ErrorCode::unsupported,
-              "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
-              "the tensor with onecopy.share(), or send it through a queue");
+  throw Error(
+      ErrorCode::unsupported,
+      "this storage covers only a part of a block of onecopy, and only whole blocks can be shared as a "
+      "storage; share the tensor with onecopy.share(), or send it through a queue");
 }
 
 nb::object open_storage(const Tensor& bytes) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   torch.use(bytes.device());
   const std::span<std::byte> block = onecopy::storage(bytes);
   if (nb::object storage = storage_on(bytes.device(), torch, block.data()); storage.is_valid()) {
-    if (!is_on_host(bytes)) storages().also_in(block.data(), current_stream(bytes.device()), bytes);
+    if (!is_on_host(bytes)) storages().record_stream(block.data(), current_stream(bytes.device()), bytes);
     return storage;
   }
   return new_storage(torch, all_of_block(bytes));
 }
 
 void collect() {
-  if (const Api* torch = Api::get()) storages().drop_expired(*torch);
+  if (const TorchSymbols* torch = TorchSymbols::get()) storages().drop_expired(*torch);
 }
 
 bool is_shared(PyObject* storage) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   const auto device = torch ? device_of(storage) : std::nullopt;
   if (!device) return false;
   try {
@@ -519,43 +523,43 @@ bool is_shared(PyObject* storage) {
     return storages().block_at(*torch, range.begin) || lent_elsewhere(range, *device);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
-    return false;  // it has no memory
+    return false;  // the storage has no memory
   }
 }
 
 std::optional<Tensor> find_shared(PyObject* tensor) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   if (!torch || PyObject_TypeCheck(tensor, torch->tensor_type) == 0 || device_of(tensor) != kCpu) return {};
   try {
     const nb::object storage = torch->storage_of(tensor);
     return storages().block_at(*torch, range_of(*torch, storage).begin);
   } catch (const std::exception&) {
     PyErr_Clear();
-    return {};  // it has no memory
+    return {};  // the storage has no memory
   }
 }
 
 std::int16_t current_ordinal(DeviceType type) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   return torch ? torch->current_ordinal(type) : std::int16_t{0};
 }
 
 Stream current_stream(Device device) {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   return torch ? torch->current_stream(device) : Stream{};
 }
 
 Stream captured_stream() {
-  const Api* torch = Api::get();
+  const TorchSymbols* torch = TorchSymbols::get();
   return torch ? torch->captured_stream() : Stream{};
 }
 
 bool record_stream(PyObject* tensor, Stream stream) {
-  const Api& torch = api();
+  const TorchSymbols& torch = api();
   const nb::object storage = torch.storage_of(tensor);
   const std::byte* begin = torch.data(storage);
   const auto bytes = storages().block_at(torch, begin);
-  return bytes && storages().also_in(begin, stream, onecopy::record_stream(*bytes, stream));
+  return bytes && storages().record_stream(begin, stream, onecopy::record_stream(*bytes, stream));
 }
 
 }  // namespace onecopy::python::torch
@@ -591,44 +595,48 @@ void init_torch(nb::module_& m) {
         return std::pair(std::move(shared->tensor), shared->flags);
       },
       nb::arg("tensor"),
-      "The memory of a plain torch tensor of the CPU, moved into shared memory in place if it is not there "
-      "already, and\n"
-      "flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that "
-      "need more than flags.");
+      "Shares the memory of a plain torch tensor. Moves a tensor of the CPU into shared memory in place, "
+      "unless "
+      "it lies\n"
+      "there already; shares a tensor of CUDA where it is. Returns the memory and flags for torch_open(). "
+      "None for other\n"
+      "objects and for tensors that flags do not describe.");
   m.def("_torch_reduce", &reduce_shared, nb::arg("tensor"),
-        "Class, bytes of a handle that can be opened once, and flags for torch_open(), of a plain tensor "
-        "of the "
-        "CPU, shared as\n"
-        "torch_share() does it; None for others.");
-  m.def(
-      "torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
-      "A torch tensor on the memory of an onecopy tensor. One block is one torch storage in this process.");
+        "Shares a plain tensor of the CPU like torch_share(). Returns its class, the bytes of a handle "
+        "that can "
+        "be opened\n"
+        "once, and flags for torch_open(). None for other tensors.");
+  m.def("torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
+        "Returns a torch tensor on the memory of an onecopy tensor. One block is one torch storage in this "
+        "process.");
   m.def(
       "torch_share_storage", [](nb::handle storage) { return torch::share_storage(storage.ptr()); },
       nb::arg("storage"),
-      "The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as "
-      "uint8[nbytes].");
+      "Shares a torch.UntypedStorage and returns its memory as uint8[nbytes]. Moves a storage of the CPU "
+      "into "
+      "shared memory if needed.");
   m.def(
       "torch_share_block", [](nb::handle storage) { return torch::share_block_of(storage.ptr()); },
       nb::arg("storage"),
-      "The whole block that a torch.UntypedStorage lies in, as uint8[nbytes], and the byte where it begins "
-      "in there:\n"
-      "not 0 when torch was given a part of a block through numpy or DLPack. Moved in place if need be.");
+      "Shares the block that a torch.UntypedStorage lies in. Returns the whole block as uint8[nbytes], and "
+      "the "
+      "offset of\n"
+      "the storage in bytes: not 0 if torch got a part of a block through numpy or DLPack.");
   m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
-        "The torch.UntypedStorage that has the tensor's whole block in this process.");
+        "Returns the torch.UntypedStorage on the tensor's whole block in this process.");
   m.def(
       "torch_is_shared", [](nb::handle storage) { return torch::is_shared(storage.ptr()); },
-      nb::arg("storage"), "Does this torch.UntypedStorage lie in memory of onecopy?");
+      nb::arg("storage"), "Returns whether this torch.UntypedStorage lies in memory of onecopy.");
   m.def(
       "_set_torch_keeps_storages", [](bool keeps) { torch::storages().set_kept_in_place(keeps); },
-      nb::arg("keeps"), "Says whether torch leaves storages in memory of onecopy where they are.");
+      nb::arg("keeps"), "Sets whether torch keeps storages that lie in memory of onecopy in place.");
   m.def(
       "torch_new_shared",
       [](std::size_t nbytes) {
         return torch::open_storage(onecopy::empty(Layout(DType::u8, {static_cast<std::int64_t>(nbytes)})));
       },
       nb::arg("nbytes"),
-      "A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.");
+      "Returns a new, uninitialised torch.UntypedStorage of that many bytes in memory of onecopy.");
   m.def(
       "torch_counters",
       []() -> nb::typed<nb::dict, nb::str, nb::int_> {
@@ -638,9 +646,10 @@ void init_torch(nb::module_& m) {
         result["adopted"] = torch::counters.adopted;
         return result;
       },
-      "How torch storages came into shared memory: copied and exchanged in place; moved by torch's own, "
-      "slower way;\n"
-      "adopted because torch had shared them already.");
+      "Counts how torch storages came into shared memory. moved: copied and exchanged in place; "
+      "moved_by_torch: "
+      "moved by\n"
+      "torch's own, slower way; adopted: torch had shared them already.");
 }
 
 }  // namespace onecopy::python

@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::int16_t kCurrentDevice = -1;  // for torch
 
-/// torch, if it was imported, and completely.
+/// Returns the module torch if it was imported completely, or else none.
 nb::object imported_torch() {
-  static PyObject* const name = PyUnicode_InternFromString("torch");  // each put() asks
+  static PyObject* const name = PyUnicode_InternFromString("torch");  // every put() uses it
   PyObject* module = PyDict_GetItem(PyImport_GetModuleDict(), name);  // borrowed
   if (!module || module == Py_None) return {};                        // None: forbidden to import
   const nb::handle torch(module);
@@ -48,10 +48,10 @@ std::optional<DeviceType> device_type(std::string_view name) {
   return std::nullopt;
 }
 
-/// DLPack's codes for these also stand for torch's integers of fewer bits, such as int4.
+/// Returns whether DLPack's code of the dtype also stands for torch's integers of fewer bits, such as int4.
 bool is_int_of_bytes(DType dtype) noexcept { return dtype == DType::i8 || dtype == DType::u8; }
 
-/// For torch without the exchange table: DLPack's capsules of the first form.
+/// A DLPack capsule of the first form, for torch without the exchange table.
 struct OldForm {
   DLManagedTensor managed;
   DLManagedTensorVersioned* whole;
@@ -86,7 +86,7 @@ void refuse_no_memory() {
       "the to_local() of a DTensor");
 }
 
-/// torch and we have the same names for types of devices.
+/// Returns the device of a tensor or storage; torch and onecopy use the same names for types of devices.
 std::optional<Device> device_of(nb::handle object) {
   const nb::object device = object.attr("device");
   const auto type = device_type(nb::cast<std::string>(device.attr("type")));
@@ -95,20 +95,20 @@ std::optional<Device> device_of(nb::handle object) {
   return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
 }
 
-/// torch refuses to use a device in a child whose parent has.
-const ForkHook Api::kForkHook{ForkRank::leaves, {.in_child = [] {
-                                if (const Api* api = the_only_) api->used_ = 0;
-                              }}};
+/// Forgets in a forked child which devices torch has used: torch refuses to use them there.
+const ForkHook TorchSymbols::kForkHook{ForkRank::leaves, {.in_child = [] {
+                                         if (const TorchSymbols* api = the_only_) api->used_ = 0;
+                                       }}};
 
-const Api* Api::get() {
+const TorchSymbols* TorchSymbols::get() {
   if (the_only_) return the_only_;
   nb::object torch = imported_torch();
   if (!torch.is_valid()) return nullptr;
-  the_only_ = new Api(std::move(torch));
+  the_only_ = new TorchSymbols(std::move(torch));
   return the_only_;
 }
 
-Api::Api(nb::object torch) : module(std::move(torch)) {
+TorchSymbols::TorchSymbols(nb::object torch) : module(std::move(torch)) {
   tensor_ = module.attr("Tensor");
   tensor_type = reinterpret_cast<PyTypeObject*>(tensor_.ptr());
   parameter_type =
@@ -128,13 +128,13 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
   measure_new();
 }
 
-nb::object Api::needed(nb::handle owner, const char* owner_name, const char* name) {
+nb::object TorchSymbols::needed(nb::handle owner, const char* owner_name, const char* name) {
   nb::object found = nb::getattr(owner, name, nb::none());
   if (found.is_none() && absent_.empty()) absent_ = std::string(owner_name) + "." + name;
   return found;
 }
 
-void Api::look_up_tensors() {
+void TorchSymbols::look_up_tensors() {
   const auto of_tensor = [&](const char* name) { return needed(tensor_, "torch.Tensor", name); };
   empty_ = needed(module, "torch", "empty");
   empty_like_ = needed(module, "torch", "empty_like");
@@ -154,7 +154,7 @@ void Api::look_up_tensors() {
   if (import_capsule_.is_none()) import_capsule_ = needed(module, "torch", "from_dlpack");
 }
 
-void Api::look_up_storages() {
+void TorchSymbols::look_up_storages() {
   const auto of_storage = [&](const char* name) {
     return needed(storage_type, "torch.UntypedStorage", name);
   };
@@ -172,9 +172,9 @@ void Api::look_up_storages() {
   share_name_ = nb::getattr(storage_type, "_share_filename_cpu_", nb::none());
 }
 
-/// Without one of these names no storage is known to have a single owner: tensors are moved with their storages'
-/// other tensors.
-void Api::measure_new() {
+/// Counts the references to the storage of a new tensor, for is_alone(). If torch lacks one of the names, is_alone()
+/// returns false, and a tensor is moved with the other tensors of its storage.
+void TorchSymbols::measure_new() {
   use_count_ = nb::getattr(module.attr("_C"), "_storage_Use_Count", nb::none());
   const nb::object no_modes_type = nb::getattr(module.attr("_C"), "DisableTorchFunction", nb::none());
   if (no_modes_type.is_none() || !nb::hasattr(storage_type, "_cdata")) use_count_ = nb::none();
@@ -186,58 +186,58 @@ void Api::measure_new() {
   no_modes.attr("__exit__")(nb::none(), nb::none(), nb::none());
 }
 
-void Api::require_names() const {
+void TorchSymbols::require_names() const {
   if (absent_.empty()) return;
   refuse_absent(absent_);
 }
 
-void Api::refuse_absent(const std::string& name) const {
+void TorchSymbols::refuse_absent(const std::string& name) const {
   throw Error(ErrorCode::unsupported,
               "torch " + std::string(nb::str(module.attr("__version__")).c_str()) + " has no " + name +
                   ", which onecopy needs for this tensor; use a version of torch that has it");
 }
 
-nb::object Api::call_if_there(const nb::object& method, const char* name, nb::handle self) const {
+nb::object TorchSymbols::call_if_there(const nb::object& method, const char* name, nb::handle self) const {
   if (method.is_none()) refuse_absent(name);
   return call(method, self);
 }
 
-nb::object Api::shared_descriptor(nb::handle storage) const {
+nb::object TorchSymbols::shared_descriptor(nb::handle storage) const {
   return call_if_there(descriptor_, "torch.UntypedStorage._get_shared_fd", storage);
 }
 
-nb::object Api::share_by_descriptor(nb::handle storage) const {
+nb::object TorchSymbols::share_by_descriptor(nb::handle storage) const {
   return call_if_there(share_descriptor_, "torch.UntypedStorage._share_fd_cpu_", storage);
 }
 
-nb::object Api::share_by_name(nb::handle storage) const {
+nb::object TorchSymbols::share_by_name(nb::handle storage) const {
   return call_if_there(share_name_, "torch.UntypedStorage._share_filename_cpu_", storage);
 }
 
-nb::object Api::neg_view(nb::handle tensor) const {
+nb::object TorchSymbols::neg_view(nb::handle tensor) const {
   return call_if_there(neg_view_, "torch.Tensor._neg_view", tensor);
 }
 
-bool Api::is_ordinary(nb::handle tensor) const {
+bool TorchSymbols::is_ordinary(nb::handle tensor) const {
   const auto is = [&](const nb::object& method) { return call(method, tensor).is(nb::handle(Py_True)); };
   return !is(is_inference_) && (has_names_.is_none() || !is(has_names_));
 }
 
-bool Api::is_alone(const nb::object& storage) const {
+bool TorchSymbols::is_alone(const nb::object& storage) const {
   return !use_count_.is_none() && references(storage) == of_new_;
 }
 
-Api::References Api::references(const nb::object& storage) const {
+TorchSymbols::References TorchSymbols::references(const nb::object& storage) const {
   return {number(use_count_(get(storage, cdata_))), Py_REFCNT(storage.ptr())};
 }
 
-bool Api::try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept {
+bool TorchSymbols::try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept {
   if (PyObject_SetAttr(tensor.ptr(), data_.ptr(), twin.ptr()) == 0) return true;
   PyErr_Clear();
   return false;
 }
 
-const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
+const TorchSymbols::ExchangeTable* TorchSymbols::find_table(nb::handle tensor_type) {
   const nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* table =
@@ -246,19 +246,19 @@ const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
   return table && table->version.major == 1 ? table : nullptr;
 }
 
-std::optional<Api::Placement> Api::placed(PyObject* tensor) const {
+std::optional<TorchSymbols::Placement> TorchSymbols::placed(PyObject* tensor) const {
   if (table_ && table_->view_of_object)
     if (auto placed = placed_by_table(tensor)) return placed;
   return placed_by_attributes(tensor);
 }
 
-std::optional<Api::Placement> Api::placed_by_table(PyObject* tensor) const {
+std::optional<TorchSymbols::Placement> TorchSymbols::placed_by_table(PyObject* tensor) const {
   DLTensor dl;
   if (table_->view_of_object(tensor, &dl) != 0) {
     PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
     return std::nullopt;
   }
-  // DLPack has one number for all devices of extensions, and torch's attributes have their names.
+  // DLPack has one number for all devices of extensions; torch's attributes name them.
   if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
   const auto ndim = static_cast<std::size_t>(dl.ndim);
   try {
@@ -272,7 +272,7 @@ std::optional<Api::Placement> Api::placed_by_table(PyObject* tensor) const {
   }
 }
 
-std::optional<Api::Placement> Api::placed_by_attributes(nb::handle tensor) const {
+std::optional<TorchSymbols::Placement> TorchSymbols::placed_by_attributes(nb::handle tensor) const {
   const auto device = device_of(tensor);
   if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
     return std::nullopt;
@@ -285,19 +285,18 @@ std::optional<Api::Placement> Api::placed_by_attributes(nb::handle tensor) const
   return std::nullopt;
 }
 
-Device Api::device_of_storage(nb::handle storage) const {
+Device TorchSymbols::device_of_storage(nb::handle storage) const {
   if (const auto device = device_of(storage)) return *device;
   throw Error(ErrorCode::unsupported,
               "only storages on the cpu and on CUDA and Ascend devices can be shared");
 }
 
-/// torch.cuda; torch.npu once torch_npu was imported.
-nb::object Api::part_for(DeviceType type) const {
+nb::object TorchSymbols::part_for(DeviceType type) const {
   return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
 }
 
-/// Every get() asks about CUDA. Most of the time a variable of torch's answers, without a call of Python code.
-bool Api::has_used(DeviceType type) const {
+/// Reads torch.cuda._initialized first, which calls no Python code, since every get() calls this function.
+bool TorchSymbols::has_used(DeviceType type) const {
   const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(type);
   if ((used_ & bit) != 0) return true;
   const nb::object part = part_for(type);
@@ -309,8 +308,8 @@ bool Api::has_used(DeviceType type) const {
   return true;
 }
 
-/// Tensors on memory of others do not make torch initialise its part for the device.
-void Api::use(Device device) const {
+/// Calls torch's init(), since a tensor on foreign memory does not make torch initialise the device.
+void TorchSymbols::use(Device device) const {
   if (device.type == DeviceType::cpu || has_used(device.type)) return;
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::unsupported,
@@ -327,13 +326,13 @@ void Api::use(Device device) const {
   }
 }
 
-std::int16_t Api::current_ordinal(DeviceType type) const {
+std::int16_t TorchSymbols::current_ordinal(DeviceType type) const {
   if (!has_used(type)) return 0;
   return nb::cast<std::int16_t>(part_for(type).attr("current_device")());
 }
 
-/// The exchange table's answer is a stream of CUDA for any device.
-Stream Api::current_stream(Device device) const {
+/// Uses the exchange table for CUDA only, since it returns a stream of CUDA for any device.
+Stream TorchSymbols::current_stream(Device device) const {
   if (!has_used(device.type)) return {};
   void* stream = nullptr;
   if (device.type == DeviceType::cuda && table_ && table_->current_stream &&
@@ -346,30 +345,30 @@ Stream Api::current_stream(Device device) const {
   return {reinterpret_cast<void*>(number(current.attr(attribute.c_str())))};
 }
 
-/// Default streams are never captured, and most streams are those. No device but the current one is touched.
-Stream Api::captured_stream() const {
+/// Returns early for the default stream, which is never captured. Uses no device but the current one.
+Stream TorchSymbols::captured_stream() const {
   const Stream stream = current_stream({DeviceType::cuda, kCurrentDevice});
   if (!stream.native) return {};
   const int ordinal = current_ordinal(DeviceType::cuda);
   return backend(DeviceType::cuda).is_captured(ordinal, stream) ? stream : Stream{};
 }
 
-nb::object Api::device(Device device) const {
+nb::object TorchSymbols::device(Device device) const {
   if (device == kCpu) return cpu_;
   return module.attr("device")(device.str());
 }
 
-bool Api::can_import(DType dtype) noexcept { return dtype < DType::f8_e4m3fn; }
+bool TorchSymbols::can_import(DType dtype) noexcept { return dtype < DType::f8_e4m3fn; }
 
-nb::object Api::import(DLManagedTensorVersioned* managed) const {
+nb::object TorchSymbols::import(DLManagedTensorVersioned* managed) const {
   if (!table_ || !table_->object_from_managed) return import_capsule_(capsule_of(managed));
   void* object = nullptr;
   if (table_->object_from_managed(managed, &object) == 0) return nb::steal(static_cast<PyObject*>(object));
   throw nb::python_error();
 }
 
-nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
-                           Device where) const {
+nb::object TorchSymbols::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
+                                    Device where) const {
   const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
   if (dtype.is_none())
     throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
@@ -377,15 +376,15 @@ nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t
   if (offset % size_of(layout.dtype()) != 0)
     throw Error(
         ErrorCode::unsupported,
-        "this tensor begins in the middle of an element, counted from where its block does, and torch "
-        "can open none there; open it without framework=\"torch\", or have a copy sent");
+        "the offset of this tensor in its block is not a multiple of its element size, so torch cannot "
+        "open it; open it without framework=\"torch\", or send a copy");
   nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
   set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
        tuple_of(layout.strides()));
   return tensor;
 }
 
-nb::object Api::make(const Layout& layout) const {
+nb::object TorchSymbols::make(const Layout& layout) const {
   const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
   if (dtype.is_none())
     throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
@@ -393,8 +392,8 @@ nb::object Api::make(const Layout& layout) const {
   return empty_(tuple_of(layout.shape()), nb::arg("dtype") = dtype, nb::arg("device") = cpu_);
 }
 
-/// A tensor of another class (a fake one, made in a mode of torch) is no pattern.
-nb::object Api::make_again(const Layout& layout) const {
+/// Does not keep a tensor of another class as a pattern, such as a fake tensor made in a mode of torch.
+nb::object TorchSymbols::make_again(const Layout& layout) const {
   std::size_t kind = static_cast<std::size_t>(layout.dtype()) + layout.ndim();
   for (const std::int64_t size : layout.shape()) kind = kind * 31 + static_cast<std::size_t>(size);
   Pattern& pattern = patterns_[kind % patterns_.size()];
@@ -407,19 +406,19 @@ nb::object Api::make_again(const Layout& layout) const {
   return call(empty_like_, like);
 }
 
-nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
+nb::object TorchSymbols::as_parameter(nb::handle tensor, bool requires_grad) const {
   const nb::handle parameter(reinterpret_cast<PyObject*>(parameter_type));
   if (make_subclass_.is_none()) return parameter(tensor, requires_grad);
   return make_subclass_(parameter, tensor, requires_grad);
 }
 
-nb::object Api::as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const {
+nb::object TorchSymbols::as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const {
   if (is_parameter) return as_parameter(tensor, requires_grad);
   if (requires_grad) tensor.attr("requires_grad_")();
   return tensor;
 }
 
-std::byte* Api::data(nb::handle storage) const {
+std::byte* TorchSymbols::data(nb::handle storage) const {
   try {
     return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));
   } catch (nb::python_error& error) {
@@ -428,10 +427,10 @@ std::byte* Api::data(nb::handle storage) const {
   refuse_no_memory();
 }
 
-std::uintptr_t Api::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
+std::uintptr_t TorchSymbols::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
 
-nb::object Api::upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
+nb::object TorchSymbols::upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
 
-void Api::free_weak(std::uintptr_t weak) const { free_weak_(weak); }
+void TorchSymbols::free_weak(std::uintptr_t weak) const { free_weak_(weak); }
 
 }  // namespace onecopy::python::torch

@@ -28,10 +28,10 @@ namespace onecopy::python::torch {
 /// it, the attributes of tensors and DLPack capsules give the same results more slowly.
 ///
 /// Never destroyed, since storages may outlive the module. Thread safety: used with the GIL held.
-class Api {
+class TorchSymbols {
  public:
   /// Returns the object, or null until torch has been imported completely.
-  static const Api* get();
+  static const TorchSymbols* get();
 
   /// Throws unsupported if a name is missing that sharing and opening any torch tensor needs.
   void require_names() const;
@@ -57,7 +57,7 @@ class Api {
   struct Placement {
     Layout layout;
     Device device;
-    std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
+    std::byte* data;  ///< the first element; unspecified if there are no elements
   };
   /// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
   std::optional<Placement> placed(PyObject* tensor) const;
@@ -118,7 +118,7 @@ class Api {
   bool is_shared_by_torch(nb::handle storage) const {
     return call(is_shared_, storage).is(nb::handle(Py_True));
   }
-  /// Return torch's own results. They throw unsupported if this torch lacks the name.
+  /// Returns torch's own result. This and the next two throw unsupported if this torch lacks the name.
   nb::object shared_descriptor(nb::handle storage) const;
   nb::object share_by_descriptor(nb::handle storage) const;
   nb::object share_by_name(nb::handle storage) const;
@@ -137,7 +137,7 @@ class Api {
   nb::object storage_type;  ///< torch.UntypedStorage
 
  private:
-  /// Of a storage's: torch's and Python's.
+  /// The numbers of references to a storage that torch and Python count.
   struct References {
     std::size_t torch = 0;
     Py_ssize_t python = 0;
@@ -150,7 +150,7 @@ class Api {
     nb::object tensor;
   };
 
-  explicit Api(nb::object torch);
+  explicit TorchSymbols(nb::object torch);
   /// Returns the attribute, or None if it is missing. Remembers the first missing name.
   nb::object needed(nb::handle owner, const char* owner_name, const char* name);
   void look_up_tensors();
@@ -187,23 +187,23 @@ class Api {
   nb::object device(Device device) const;
 
   const ExchangeTable* table_;
-  inline static const Api* the_only_ = nullptr;  ///< once torch is imported; of threads with the GIL
+  inline static const TorchSymbols* the_only_ = nullptr;  ///< set once torch is imported; used with the GIL
   static const ForkHook kForkHook;
-  mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
+  mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; cleared in a forked child
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
-      dtypes_;                                ///< by DType; none: unknown to torch
-  mutable std::array<Pattern, 16> patterns_;  ///< the last of its kind that make_again() made
+      dtypes_;                                ///< by DType; none if torch lacks it
+  mutable std::array<Pattern, 16> patterns_;  ///< by hash of the layout, for make_again()
   nb::object empty_, empty_like_, set_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_,
       is_shared_;
   nb::object size_, stride_, untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_,
       weak_ref_, resizable_, swap_;
   nb::object tensor_, is_inference_, neg_view_;
-  nb::object descriptor_, share_descriptor_, share_name_;  ///< none: this torch has none
-  std::string absent_;                                     ///< empty: nothing that is needed is missing
-  nb::object use_count_, has_names_;                       ///< none: this torch does not say
+  nb::object descriptor_, share_descriptor_, share_name_;  ///< none if this torch lacks the name
+  std::string absent_;                                     ///< empty if no needed name is missing
+  nb::object use_count_, has_names_;                       ///< none if this torch lacks the name
   /// The storage of a tensor that no other code has seen.
   References of_new_;
-  nb::object requires_grad_, dtype_, data_, cdata_;  ///< the words
+  nb::object requires_grad_, dtype_, data_, cdata_;  ///< interned names
   nb::object no_elements_;                           ///< (0,)
   nb::object cpu_;
 };

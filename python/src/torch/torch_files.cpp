@@ -23,10 +23,11 @@
 namespace onecopy::python::torch {
 namespace {
 
-constexpr int kNoDescriptor = -1;  // torch's own word
+constexpr int kNoDescriptor = -1;  // as torch returns it
 
-/// The descriptor that torch keeps; kNoDescriptor for a storage of torch.from_file(); empty for one with a name.
-std::optional<int> descriptor_of(const Api& torch, nb::handle storage) {
+/// Returns the descriptor that torch keeps, or kNoDescriptor for a storage of torch.from_file(). Empty for a storage
+/// with a name.
+std::optional<int> descriptor_of(const TorchSymbols& torch, nb::handle storage) {
   try {
     return nb::cast<int>(torch.shared_descriptor(storage));
   } catch (nb::python_error& error) {
@@ -35,13 +36,13 @@ std::optional<int> descriptor_of(const Api& torch, nb::handle storage) {
   }
 }
 
-/// A program writes to a file that is mapped shared to change the file, which a block cannot do.
+/// Throws unsupported for a file that is mapped shared: the program writes to change the file, which a block cannot do.
 void refuse_shared_file(nb::handle storage) {
   const nb::object file = storage.attr("filename");
   if (file.is_none()) return;  // mapped privately: only this process sees writes
   throw Error(ErrorCode::unsupported,
               "this tensor is the file " + nb::cast<std::string>(file) +
-                  ", mapped by torch.from_file(), and sharing it would part it from "
+                  ", mapped by torch.from_file(), and sharing would detach the tensor from "
                   "the file; map the file in the other process, too, or share a "
                   "clone() of the tensor");
 }
@@ -49,37 +50,37 @@ void refuse_shared_file(nb::handle storage) {
 [[noreturn]] void refuse_name(const std::string& path, const std::string& problem) {
   throw Error(
       ErrorCode::unsupported,
-      fmt::format("torch shares this tensor's memory by the name {}, and {}; a copy would part it from "
-                  "those who have it by that name: share a clone() of the tensor",
+      fmt::format("torch shares this tensor's memory by the name {}, and {}; a copy would detach it from "
+                  "the processes that opened the name: share a clone() of the tensor",
                   path, problem));
 }
 
-/// torch's header is in front of the bytes, and the mapping begins with the file: so much of a page lies before them.
-std::size_t header_of(const Api& torch, nb::handle storage) {
+/// Returns the size of torch's header, which lies between the begin of the mapping and the bytes.
+std::size_t header_of(const TorchSymbols& torch, nb::handle storage) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   return reinterpret_cast<std::uintptr_t>(torch.data(storage)) % page;
 }
 
-/// torch's mapping ends with the bytes; a file that was adopted before ends with its last page.
+/// Returns whether a file has the expected size. torch's file ends with the bytes; an adopted file ends with a page.
 bool is_as_long(std::size_t found, std::size_t expected) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return found == expected || found == (expected + page - 1) / page * page;
 }
 
-/// Elsewhere than in /dev/shm its files cannot have names of ours, and each costs a descriptor.
+/// Adopts a file that keeps its descriptor open, for an ONECOPY_SHM_DIR outside of /dev/shm, where torch's file cannot
+/// get a name of onecopy.
 Tensor adopt_with_descriptor(const Fd& file, std::size_t size, std::size_t header) {
   static std::atomic_flag is_said;
   if (!is_said.test_and_set())
     log_warning(
-        "ONECOPY_SHM_DIR is not on the file system of /dev/shm, where torch has its files: each storage "
-        "that torch "
-        "shares by name costs a descriptor");
+        "ONECOPY_SHM_DIR is not on the file system of /dev/shm, where torch makes its files: each storage "
+        "that torch shares by name costs a descriptor");
   return adopt_file(file.get(), size, header);
 }
 
-/// The file that torch has for the strategy file_system. To ask for its name makes one where the storage is not shared
-/// yet.
-Tensor adopt_named(const Api& torch, nb::handle storage) {
+/// Adopts the file that torch keeps for the strategy file_system. Asking torch for the name makes the file if the
+/// storage is not shared yet.
+Tensor adopt_named(const TorchSymbols& torch, nb::handle storage) {
   const nb::tuple handle = nb::cast<nb::tuple>(torch.share_by_name(storage));
   const auto size = nb::cast<std::size_t>(handle[2]);
   const std::string path = "/dev/shm" + std::string(nb::cast<nb::bytes>(handle[1]).c_str());
@@ -98,7 +99,8 @@ Tensor adopt_named(const Api& torch, nb::handle storage) {
 
 double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-/// torch fills the file page by page: without room it ends in SIGBUS, and a control group kills.
+/// Throws out_of_memory if `bytes` do not fit. torch fills the file page by page, so the process would get SIGBUS in a
+/// full /dev/shm, or be killed by its control group.
 void require_room(std::uint64_t bytes) {
   struct statvfs system {};
   const bool is_bounded = ::statvfs("/dev/shm", &system) == 0 && system.f_blocks != 0;
@@ -108,8 +110,8 @@ void require_room(std::uint64_t bytes) {
         ErrorCode::out_of_memory,
         fmt::format(
             "torch before 2.12 moves this storage of {:.1f} MiB into a file in /dev/shm, where {:.1f} "
-            "MiB of {:.1f} are left; enlarge that (docker run --shm-size), share a clone() of the "
-            "tensor, which needs none of it, or use a newer torch",
+            "MiB of {:.1f} are left; enlarge /dev/shm (docker run --shm-size), share a clone() of the "
+            "tensor, which does not need /dev/shm, or use a newer torch",
             mebibytes(bytes), mebibytes(left),
             mebibytes(std::uint64_t{system.f_blocks} * system.f_frsize)));
   require_memory(bytes);
@@ -117,7 +119,7 @@ void require_room(std::uint64_t bytes) {
 
 }  // namespace
 
-std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
+std::optional<SharedFile> adopt_file_of(const TorchSymbols& torch, nb::handle storage) {
   const std::optional<int> descriptor = descriptor_of(torch, storage);
   if (!descriptor) return SharedFile{adopt_named(torch, storage), true};
   if (*descriptor != kNoDescriptor)
@@ -126,7 +128,7 @@ std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
   return std::nullopt;
 }
 
-Tensor move_into_file(const Api& torch, nb::handle storage) {
+Tensor move_into_file(const TorchSymbols& torch, nb::handle storage) {
   require_room(torch.nbytes(storage));
   if (strategy() == Strategy::file_system) return adopt_named(torch, storage);
   const nb::tuple file = nb::cast<nb::tuple>(torch.share_by_descriptor(storage));

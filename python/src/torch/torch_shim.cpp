@@ -15,7 +15,7 @@ namespace onecopy::python::torch {
 namespace {
 
 /// Returns the library that torch has loaded, which stays loaded.
-void* library(const Api& api) {
+void* library(const TorchSymbols& api) {
   const std::string file = nb::cast<std::string>(nb::str(api.module.attr("__file__")));
   const std::string path = file.substr(0, file.rfind('/')) + "/lib/libtorch_cpu.so";
   return ::dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -31,11 +31,11 @@ bool find(void* library, const char* name, Function& function) {
 
 /// The static variable has no initializer: look_up() runs Python, which lets other threads run, and they would wait for
 /// the initializer with the GIL held.
-const Shim* Shim::get() {
-  static const Shim* known = nullptr;  // never destroyed: it holds objects of Python's
+const AotiShim* AotiShim::get() {
+  static const AotiShim* known = nullptr;  // never destroyed: it holds objects of Python's
   static bool is_missing = false;
-  if (known || is_missing || !Api::get()) return known;
-  std::unique_ptr<Shim> made(new Shim);
+  if (known || is_missing || !TorchSymbols::get()) return known;
+  std::unique_ptr<AotiShim> made(new AotiShim);
   const bool has_all = made->look_up();
   if (known) return known;  // another thread was quicker while this one ran Python
   if (has_all) known = made.release();
@@ -43,8 +43,8 @@ const Shim* Shim::get() {
   return known;
 }
 
-bool Shim::look_up() {
-  const Api* api = Api::get();
+bool AotiShim::look_up() {
+  const TorchSymbols* api = TorchSymbols::get();
   if (!api) return false;
   const nb::object aoti = nb::getattr(api->module.attr("_C"), "_aoti", nb::none());
   from_tensor_ = nb::getattr(aoti, "unsafe_alloc_void_ptr_from_tensor", nb::none());
@@ -66,7 +66,7 @@ bool Shim::look_up() {
 }
 
 /// An at::Tensor is one pointer. An offset is accepted if two tensors have their pointer there.
-std::size_t Shim::find_place(const Api& api) const {
+std::size_t AotiShim::find_place(const TorchSymbols& api) const {
   const nb::object one = api.module.attr("empty")(0), other = api.module.attr("empty")(0);
   const auto size =
       nb::cast<std::size_t>(nb::handle(reinterpret_cast<PyObject*>(api.tensor_type)).attr("__basicsize__"));
@@ -82,7 +82,7 @@ std::size_t Shim::find_place(const Api& api) const {
   return place < size ? place : 0;
 }
 
-std::optional<Shim::View> Shim::view_of(Tensor tensor) const noexcept {
+std::optional<AotiShim::View> AotiShim::view_of(Tensor tensor) const noexcept {
   View view{};
   void* data = nullptr;
   std::int64_t *sizes = nullptr, *strides = nullptr;
@@ -96,7 +96,7 @@ std::optional<Shim::View> Shim::view_of(Tensor tensor) const noexcept {
   return view;
 }
 
-std::optional<Shim::View> Shim::view(PyObject* tensor) const noexcept {
+std::optional<AotiShim::View> AotiShim::view(PyObject* tensor) const noexcept {
   if (place_ != 0) return view_of(reinterpret_cast<std::byte*>(tensor) + place_);
   try {
     const Tensor acquired = acquire(tensor);
@@ -109,16 +109,16 @@ std::optional<Shim::View> Shim::view(PyObject* tensor) const noexcept {
   }
 }
 
-Shim::Tensor Shim::acquire(nb::handle tensor) const {
+AotiShim::Tensor AotiShim::acquire(nb::handle tensor) const {
   const nb::object capsule = from_tensor_(tensor);
   void* const pointer = PyCapsule_GetPointer(capsule.ptr(), PyCapsule_GetName(capsule.ptr()));
   if (!pointer) throw nb::python_error();
   return pointer;
 }
 
-nb::object Shim::to_python(Tensor tensor) const { return to_python(std::span(&tensor, 1))[0]; }
+nb::object AotiShim::to_python(Tensor tensor) const { return to_python(std::span(&tensor, 1))[0]; }
 
-nb::list Shim::to_python(std::span<const Tensor> tensors) const {
+nb::list AotiShim::to_python(std::span<const Tensor> tensors) const {
   nb::list capsules;
   for (const Tensor tensor : tensors) {
     PyObject* const capsule = PyCapsule_New(tensor, nullptr, nullptr);
@@ -128,8 +128,9 @@ nb::list Shim::to_python(std::span<const Tensor> tensors) const {
   return nb::list(to_tensors_(capsules));
 }
 
-Shim::Tensor Shim::empty_strided(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
-                                 Code dtype, Code device_type, Code device_index) const {
+AotiShim::Tensor AotiShim::empty_strided(std::span<const std::int64_t> sizes,
+                                         std::span<const std::int64_t> strides, Code dtype,
+                                         Code device_type, Code device_index) const {
   Tensor made = nullptr;
   const auto dim = static_cast<std::int64_t>(sizes.size());
   if (empty_strided_(dim, sizes.data(), strides.data(), dtype, device_type, device_index, &made) == 0)
@@ -138,27 +139,28 @@ Shim::Tensor Shim::empty_strided(std::span<const std::int64_t> sizes, std::span<
   throw nb::python_error();
 }
 
-Shim::Tensor Shim::reinterpret(Tensor base, std::span<const std::int64_t> sizes,
-                               std::span<const std::int64_t> strides, std::int64_t offset) const noexcept {
+AotiShim::Tensor AotiShim::reinterpret(Tensor base, std::span<const std::int64_t> sizes,
+                                       std::span<const std::int64_t> strides,
+                                       std::int64_t offset) const noexcept {
   Tensor made = nullptr;
   if (!reinterpret_) return nullptr;
   const auto dim = static_cast<std::int64_t>(sizes.size());
   return reinterpret_(base, dim, sizes.data(), strides.data(), offset, &made) == 0 ? made : nullptr;
 }
 
-void* Shim::data(Tensor tensor) const noexcept {
+void* AotiShim::data(Tensor tensor) const noexcept {
   void* data = nullptr;
   data_(tensor, &data);
   return data;
 }
 
-Shim::Code Shim::dtype(Tensor tensor) const noexcept {
+AotiShim::Code AotiShim::dtype(Tensor tensor) const noexcept {
   Code code = -1;
   dtype_(tensor, &code);
   return code;
 }
 
-Shim::Code Shim::device_type(Tensor tensor) const noexcept {
+AotiShim::Code AotiShim::device_type(Tensor tensor) const noexcept {
   Code code = -1;
   device_type_(tensor, &code);
   return code;

@@ -10,11 +10,11 @@
 
 namespace onecopy::python::torch {
 
-class Api;
+class TorchSymbols;
 
 /// The functions of torch's C interface (aoti_torch_*) that onecopy uses, and conversions from and to Python's tensors.
 /// Thread safety: used with the GIL held.
-class Shim {
+class AotiShim {
  public:
   using Tensor = void*;  ///< at::Tensor*
   using Code = std::int32_t;
@@ -30,13 +30,13 @@ class Shim {
   };
 
   /// Returns the interface, or null if this torch lacks a function or torch is not imported.
-  static const Shim* get();
+  static const AotiShim* get();
 
   /// Returns a new reference, which the caller must release(). Throws torch's exceptions.
   Tensor acquire(nb::handle tensor) const;
   void release(Tensor tensor) const noexcept { delete_(tensor); }
   /// Returns the properties of a tensor. Empty, without an error, for a tensor without memory. REQUIRES:
-  /// Api::is_tensor().
+  /// TorchSymbols::is_tensor().
   std::optional<View> view(PyObject* tensor) const noexcept;
   std::size_t element_size(Code dtype) const noexcept { return element_size_(dtype); }
   /// Returns a Python tensor that takes over the reference.
@@ -57,10 +57,10 @@ class Shim {
   Code device_type(Tensor tensor) const noexcept;
 
  private:
-  Shim() = default;
+  AotiShim() = default;
   bool look_up();
   /// Returns the offset of the at::Tensor in a Python object of torch, or 0 if it is not found.
-  std::size_t find_place(const Api& api) const;
+  std::size_t find_place(const TorchSymbols& api) const;
   std::optional<View> view_of(Tensor tensor) const noexcept;
 
   int (*delete_)(Tensor) = nullptr;

@@ -29,17 +29,17 @@ Storages& Storages::instance() {
 
 const ForkHook Storages::kForkHook{ForkRank::storages, {&lock, &unlock, &unlock}};
 
-/// The flag is set first: the function may share tensors.
+/// Sets the flag first, since the Python function may share tensors.
 void Storages::make_torch_keep() {
   are_kept_in_place_ = true;
   nb::module_::import_("onecopy._torch_storages").attr("keep_in_place")();
 }
 
-nb::object Storages::lend(const Api& api, const Tensor& tensor) {
+nb::object Storages::wrap(const TorchSymbols& api, const Tensor& tensor) {
   keep_in_place();
   drop_due(api);
   auto lent = std::make_unique<Loan>(tensor);
-  // They are only read, and stay where they are as long as torch has them. A 0-d tensor has pointers, too.
+  // torch only reads shape and strides, which live as long as `lent`. A 0-d tensor needs the pointers, too.
   const Layout& layout = lent->bytes.layout();
   lent->managed.version = {1, 1};
   lent->managed.manager_ctx = lent.get();
@@ -54,15 +54,16 @@ nb::object Storages::lend(const Api& api, const Tensor& tensor) {
   {
     const LockGuard lock(mutex_);
     reserve_due(1);
-    lent_[lent->begin] = lent.get();  // in place of one whose storage is on its way out
+    lent_[lent->begin] = lent.get();  // replaces an entry whose storage is being freed
     ++loans_;
   }
   return api.import(&lent.release()->managed);
 }
 
-void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former) {
+void Storages::bind(const TorchSymbols& api, nb::handle storage, const std::byte* begin,
+                    nb::object former) {
   const std::uintptr_t weak = api.weak(storage);
-  auto former_kept = former.is_valid() ? kept(std::move(former)) : nullptr;
+  auto former_kept = former.is_valid() ? keep_object(std::move(former)) : nullptr;
   const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) {
@@ -74,7 +75,7 @@ void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin
   if (former_kept) at->second->former.swap(former_kept);
 }
 
-std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin) {
+std::optional<Tensor> Storages::block_at(const TorchSymbols& api, const std::byte* begin) {
   {
     const LockGuard lock(mutex_);
     if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->bytes;
@@ -83,13 +84,14 @@ std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin)
   return paired_block_at(api, begin);
 }
 
-/// torch may have unmapped that storage since, and have put another one there.
-std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte* begin) {
+/// Returns the block of an aliased storage. Empty if torch has freed the storage and mapped another at its address.
+std::optional<Tensor> Storages::paired_block_at(const TorchSymbols& api, const std::byte* begin) {
   std::uintptr_t weak = 0;
   std::optional<Tensor> bytes;
   {
     const LockGuard lock(mutex_);
-    const StoragePair& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
+    const StoragePair& paired =
+        paired_.at(begin);  // entries are erased with the GIL only, which this thread holds
     weak = paired.weak;
     bytes = paired.bytes;
   }
@@ -105,9 +107,9 @@ std::uintptr_t Storages::weak_at(const std::byte* begin) const {
   return 0;
 }
 
-nb::object Storages::storage_at(const Api& api, const std::byte* begin) {
+nb::object Storages::storage_at(const TorchSymbols& api, const std::byte* begin) {
   const std::uintptr_t weak = weak_at(begin);
-  // The number stays valid: numbers are freed with the GIL only, which we hold.
+  // The weak reference stays valid: it is freed with the GIL only, which this thread holds.
   if (weak == 0) return {};
   nb::object storage = api.upgrade(weak);
   return storage.is_none() ? nb::object() : storage;
@@ -118,12 +120,13 @@ bool Storages::is_full() const {
   return paired_.size() >= paired_limit_;
 }
 
-void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
+void Storages::alias(const TorchSymbols& api, nb::handle storage, const Tensor& bytes) {
   if (is_full()) drop_expired(api);
   const std::byte* theirs = api.data(storage);
   const std::uintptr_t weak = api.weak(storage);
   const LockGuard lock(mutex_);
-  if (const auto at = paired_.find(theirs); at != paired_.end()) {  // an expired one at the same address
+  if (const auto at = paired_.find(theirs);
+      at != paired_.end()) {  // an expired storage was at the same address
     ours_.erase(onecopy::storage(at->second.bytes).data());
     free_later(at->second.weak);
     paired_.erase(at);
@@ -132,7 +135,7 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
   ours_[onecopy::storage(bytes).data()] = theirs;
 }
 
-void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
+void Storages::note_adopted(const TorchSymbols& api, nb::handle storage, const Tensor& bytes) {
   if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
   const BlockInfo info = Session::current().locate(bytes, "adopt").spot.info;
   const Adoption adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
@@ -149,9 +152,9 @@ std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t s
                 Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);
 }
 
-/// A look at a storage runs Python code, perhaps finalizers, which may share and drop other storages. So only keys
-/// are kept across it.
-void Storages::drop_expired_adopted(const Api& api) {
+/// Holds keys, not iterators, across upgrade(), which runs Python code, perhaps finalizers that share and drop other
+/// storages.
+void Storages::drop_expired_adopted(const TorchSymbols& api) {
   for (const std::byte* begin : keys_of(adopted_)) {
     const std::uintptr_t weak = adopted_.contains(begin) ? adopted_.at(begin).weak : 0;
     if (weak == 0 || !api.upgrade(weak).is_none()) continue;
@@ -163,7 +166,7 @@ void Storages::drop_expired_adopted(const Api& api) {
   adopted_limit_ = std::max<std::size_t>(64, adopted_.size() * 2);
 }
 
-bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& bytes) {
+bool Storages::record_stream(const std::byte* begin, Stream stream, const Tensor& bytes) {
   const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) return false;
@@ -174,7 +177,7 @@ bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& byte
   return true;
 }
 
-void Storages::drop_expired(const Api& api) {
+void Storages::drop_expired(const TorchSymbols& api) {
   drop_due(api);
   drop_expired_adopted(api);
   for (const std::byte* begin : paired_keys()) {
@@ -196,7 +199,8 @@ std::uintptr_t Storages::paired_weak_at(const std::byte* begin) const {
   return at == paired_.end() ? 0 : at->second.weak;
 }
 
-/// The block, to be released without the lock; empty if another storage is there by now.
+/// Removes an alias and returns its block, which the caller releases without the lock. Empty if another storage is at
+/// the address now.
 Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
   const LockGuard lock(mutex_);
   const auto at = paired_.find(begin);
@@ -211,7 +215,7 @@ Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
 void Storages::give_back(DLManagedTensorVersioned* managed) {
   const std::unique_ptr<Loan> lent(static_cast<Loan*>(managed->manager_ctx));
   instance().remove(*lent);
-}  // and the block is let go of without the lock
+}  // releases the block without the lock
 
 void Storages::remove(Loan& lent) noexcept {
   const LockGuard lock(mutex_);
@@ -219,7 +223,7 @@ void Storages::remove(Loan& lent) noexcept {
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);
   if (lent.weak == 0) return;
-  due_weak_.push_back(lent.weak);  // there is room: reserve_due()
+  due_weak_.push_back(lent.weak);  // reserve_due() has reserved the room
   is_due_ = true;
 }
 
@@ -228,7 +232,7 @@ void Storages::reserve_due(std::size_t more) {
   if (due_weak_.capacity() < wanted) due_weak_.reserve(2 * wanted);
 }
 
-void Storages::drop_all_due(const Api& api) {
+void Storages::drop_all_due(const TorchSymbols& api) {
   std::vector<std::uintptr_t> weak;
   {
     const LockGuard lock(mutex_);

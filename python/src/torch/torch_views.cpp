@@ -15,25 +15,26 @@ namespace {
 /// Tensors of torch's C interface until Python has them.
 class Made {
  public:
-  explicit Made(const Shim& shim) : shim_(shim) {}
+  explicit Made(const AotiShim& shim) : shim_(shim) {}
   Made(const Made&) = delete;
   Made& operator=(const Made&) = delete;
   ~Made() {
-    for (const Shim::Tensor one : all_) shim_.release(one);
+    for (const AotiShim::Tensor one : all_) shim_.release(one);
   }
-  void add(Shim::Tensor one) { all_.push_back(one); }
+  void add(AotiShim::Tensor one) { all_.push_back(one); }
   nb::list to_python() { return shim_.to_python(std::exchange(all_, {})); }
 
  private:
-  const Shim& shim_;
-  std::vector<Shim::Tensor> all_;
+  const AotiShim& shim_;
+  std::vector<AotiShim::Tensor> all_;
 };
 
-/// Views by torch's C interface, for each dtype like one that is made by the book. Returns the rows that it made.
-std::vector<std::size_t> make_quickly(const Api& torch, const Shim& shim, nb::handle storage, Device device,
-                                      std::span<const View> views, Made& made) {
+/// Makes views through torch's C interface, from one view of each dtype that torch's Python API makes. Returns the rows
+/// that it made.
+std::vector<std::size_t> make_quickly(const TorchSymbols& torch, const AotiShim& shim, nb::handle storage,
+                                      Device device, std::span<const View> views, Made& made) {
   std::vector<std::size_t> rows;
-  std::map<DType, Shim::Tensor> like;
+  std::map<DType, AotiShim::Tensor> like;
   Made bases(shim);
   for (std::size_t row = 0; row < views.size(); ++row) {
     const auto& [layout, offset] = views[row];
@@ -47,7 +48,8 @@ std::vector<std::size_t> make_quickly(const Api& torch, const Shim& shim, nb::ha
     }
     if (!at->second) continue;
     const auto from = static_cast<std::int64_t>(offset / size_of(layout.dtype()));
-    if (const Shim::Tensor view = shim.reinterpret(at->second, layout.shape(), layout.strides(), from)) {
+    if (const AotiShim::Tensor view =
+            shim.reinterpret(at->second, layout.shape(), layout.strides(), from)) {
       made.add(view);
       rows.push_back(row);
     }
@@ -59,7 +61,7 @@ std::vector<std::size_t> make_quickly(const Api& torch, const Shim& shim, nb::ha
 
 std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> views) {
   import_package("torch", "a torch.Tensor");
-  const Api& torch = *Api::get();
+  const TorchSymbols& torch = *TorchSymbols::get();
   torch.require_names();
   torch.use(memory.device());
   // torch has no read-only tensors, and warns of memory that is marked so.
@@ -67,7 +69,7 @@ std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> vie
                         Access::read_write);
   const nb::object storage = torch.storage_of(torch.import(to_dlpack_versioned(unmarked)));
   std::vector<nb::object> all(views.size());
-  if (const Shim* const shim = Shim::get()) {
+  if (const AotiShim* const shim = AotiShim::get()) {
     Made made(*shim);
     const auto rows = make_quickly(torch, *shim, storage, memory.device(), views, made);
     const nb::list tensors = made.to_python();

@@ -229,12 +229,12 @@ nb::object decode(Message&& message) {
 }  // namespace
 
 Message encode_message(nb::handle object) {
-  drop_unneeded();
+  drain_decrefs();
   return call_python([&] { return encode_object(object); });
 }
 
 nb::object decode_message(Message&& message, Stream taken_in) {
-  drop_unneeded();
+  drain_decrefs();
   receive(message.tensors, taken_in);
   return call_python([&] { return decode(std::move(message)); });
 }
