@@ -38,7 +38,7 @@ struct Event {
   std::uint32_t flags = 0;
   bool exporter = true;
   std::shared_ptr<Cell> cell;
-  Clock clock{};  ///< of the operations before it
+  Clock clock{};  ///< the operations before it
 
   bool is_ipc() const { return flags == ACL_EVENT_IPC; }
   bool is_done() const { return cell->counters().completed >= cell->counters().recorded; }
@@ -57,7 +57,7 @@ aclError add(aclrtEvent* handle, std::uint32_t flags, bool exporter, std::shared
   return ACL_SUCCESS;
 }
 
-/// Events between processes are not for captures.
+/// Returns the error for events between processes in captures, and for unknown events and streams.
 aclError check(const Event* event, Stream* stream) {
   if (!event) return ACL_ERROR_INVALID_PARAM;
   if (!stream) return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL;
@@ -139,7 +139,7 @@ SIM_CALL aclrtQueryEventStatus(aclrtEvent handle, int* status) {
   return ACL_SUCCESS;
 }
 
-/// The older query, with the opposite numbers.
+/// Returns the opposite numbers, as the older query does.
 SIM_CALL aclrtQueryEvent(aclrtEvent handle, int* status) {
   SIM_ENTER(aclrtQueryEvent);
   const Event* event = find(handle);
@@ -166,7 +166,7 @@ SIM_CALL aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent
   return ACL_SUCCESS;
 }
 
-/// Eight of the 64 bytes are used.
+/// Writes 8 of the 64 bytes.
 SIM_CALL aclrtIpcGetEventHandle(aclrtEvent handle, aclrtIpcEventHandle* out) {
   SIM_ENTER(aclrtIpcGetEventHandle);
   const Event* event = find(handle);

@@ -3,7 +3,7 @@
 
 #include "device/ascend/acl_api.h"
 
-// Calls of frameworks and tests beyond those of the library. Columns as in ONECOPY_ACL_CALLS.
+// Calls that frameworks and tests use and the library does not. Columns as in ONECOPY_ACL_CALLS.
 // clang-format off
 #define ONECOPY_ACL_EXTRA_CALLS(X)                                                                        \
   X(aclFinalize, ())                                                                                      \

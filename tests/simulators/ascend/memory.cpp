@@ -269,7 +269,7 @@ SIM_CALL aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
   return ACL_SUCCESS;
 }
 
-/// Of CANN 9.
+/// Belongs to CANN 9.
 SIM_CALL aclrtMemGetAddressRange(void* pointer, void** base, std::size_t* size) {
   SIM_ENTER(aclrtMemGetAddressRange);
   const std::lock_guard lock(state().mutex);

@@ -92,7 +92,7 @@ struct Range {
   }
 };
 
-/// Addresses that may be mapped; those of two cards, or own and imported memory, may not be mixed.
+/// Reserved addresses. All memory mapped there is of one card, and is either imported or the process's own.
 struct Reservation {
   std::size_t size = 0;
   int device = -1;

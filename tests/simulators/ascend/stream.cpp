@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream.h"
 
-#include <chrono>
-
 using namespace sim;
 
 namespace sim {
@@ -27,29 +25,9 @@ aclError forbid_in_capture() {
   return result;
 }
 
-void Progress::advance(aclError result) {
-  const std::lock_guard lock(mutex_);
-  if (failure_ == ACL_SUCCESS) failure_ = result;
-  ++completed_;
-  changed_.notify_all();
-}
-
-aclError Progress::wait(std::uint64_t ticket) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return completed_ >= ticket; });
-  return failure_;
-}
-
-bool Progress::wait_for(std::uint64_t ticket, int milliseconds) {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::milliseconds(milliseconds),
-                           [&] { return completed_ >= ticket; });
-}
-
 /// REQUIRES: state().mutex.
 Stream* Stream::make(Context& context) {
-  auto* stream = new Stream;  // ends itself, see run()
-  stream->context = &context;
+  auto* stream = new Stream(context);  // deletes itself, see StreamWork::end()
   WindowOrder::instance().begin(stream->line);
   state().streams.insert(stream);
   return stream;
@@ -64,22 +42,17 @@ Stream* Stream::find(aclrtStream handle) {
 }
 
 aclError Stream::synchronize_all(const Context& context) {
-  std::vector<std::pair<std::shared_ptr<Progress>, std::uint64_t>> waits;
+  std::vector<Reach> all;
   Clock clock;
   {
     const std::lock_guard lock(state().mutex);
     for (Stream* stream : state().streams) {
-      const std::lock_guard inner(stream->mutex_);
       if (stream->context != &context) continue;
-      waits.emplace_back(stream->progress_, stream->submitted_);
+      all.push_back(stream->reach());
       merge(clock, WindowOrder::instance().clock_of(stream->line));
     }
   }
-  aclError result = ACL_SUCCESS;
-  for (const auto& [progress, ticket] : waits)
-    if (const aclError failure = progress->wait(ticket)) result = failure;
-  WindowOrder::instance().host_waited(clock);
-  return result;
+  return wait_for_all(all, clock);
 }
 
 aclError Stream::submit(Operation operation, std::vector<Use> uses) {
@@ -90,66 +63,8 @@ aclError Stream::submit(Operation operation, std::vector<Use> uses) {
   WindowOrder& order = WindowOrder::instance();
   for (const Use& use : uses) order.use(line, use.memory, use.page, use.window, use.writes);
   order.submit(line);
-  const std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(operation));
-  ++submitted_;
-  if (!has_thread_) std::thread([this] { run(); }).detach();
-  has_thread_ = true;
-  changed_.notify_one();
+  add(std::move(operation));
   return ACL_SUCCESS;
-}
-
-void Stream::run() {
-  for (;;) {
-    Operation next;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !queue_.empty() || ending_; });
-      if (queue_.empty()) break;
-      next = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    if (settings().delay_us > 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
-    const aclError result = next();
-    next = nullptr;  // its objects are given back before a caller can know that it is done
-    progress_->advance(result);
-  }
-  delete this;
-}
-
-aclError Stream::synchronize() {
-  std::uint64_t ticket = 0;
-  Clock clock;
-  {
-    const std::lock_guard lock(mutex_);
-    ticket = submitted_;
-    clock = WindowOrder::instance().clock_of(line);
-  }
-  const std::shared_ptr<Progress> progress = progress_;
-  const aclError result = progress->wait(ticket);
-  WindowOrder::instance().host_waited(clock);
-  return result;
-}
-
-bool Stream::synchronize_for(int milliseconds) {
-  std::uint64_t ticket = 0;
-  Clock clock;
-  {
-    const std::lock_guard lock(mutex_);
-    ticket = submitted_;
-    clock = WindowOrder::instance().clock_of(line);
-  }
-  if (!progress_->wait_for(ticket, milliseconds)) return false;
-  WindowOrder::instance().host_waited(clock);
-  return true;
-}
-
-bool Stream::is_idle() const {
-  const std::lock_guard lock(mutex_);
-  if (!progress_->has_reached(submitted_)) return false;
-  WindowOrder::instance().host_waited(WindowOrder::instance().clock_of(line));
-  return true;
 }
 
 aclError Stream::spoil() {
@@ -162,29 +77,14 @@ void Stream::destroy() {
     const std::lock_guard lock(state().mutex);
     state().streams.erase(this);
   }
-  std::unique_lock lock(mutex_);
-  ending_ = true;
-  if (has_thread_) {
-    changed_.notify_one();
-    return;
-  }
-  lock.unlock();
-  delete this;
+  end();
 }
 
 }  // namespace sim
 
-extern "C" __attribute__((visibility("default"))) std::size_t sim_unordered() {
-  return WindowOrder::instance().count();
-}
-
-extern "C" __attribute__((visibility("default"))) const char* sim_first_unordered() {
-  return WindowOrder::instance().first();
-}
-
 namespace {
 
-/// Why a handle is no stream.
+/// Returns the error for a handle that is not a stream.
 aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct Counters {
   std::atomic<std::uint64_t> id;
 };
 
-/// Keeps the counters for the operations that still use them.
+/// Keeps the counters mapped for the operations that still use them.
 class Cell {
  public:
   explicit Cell(int file) : fd(file) {
@@ -35,7 +35,7 @@ class Cell {
   Cell(const Cell&) = delete;
   Cell& operator=(const Cell&) = delete;
 
-  /// Until the context fails at most.
+  /// Waits for the ticket, or until the context fails.
   void wait(std::uint64_t ticket, const Context* context) const {
     while (counters->completed < ticket && result_in(context) == CUDA_SUCCESS)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -55,14 +55,14 @@ struct Event {
   bool exporter;
   std::shared_ptr<Cell> cell;
   bool captured = false;
-  Clock clock{};                         ///< of the operations before it
-  const Context* recorded_in = nullptr;  ///< null if another process did, or none
-  std::vector<Reach> awaited{};          ///< of one that was recorded in a whole context
+  Clock clock{};                         ///< the operations before it
+  const Context* recorded_in = nullptr;  ///< null if another process recorded it, or none
+  std::vector<Reach> awaited{};          ///< if it was recorded in a whole context
 };
 
 bool has_come(const Event& event) {
   return std::all_of(event.awaited.begin(), event.awaited.end(),
-                     [](const Reach& reach) { return reach.progress->has_reached(reach.ticket); });
+                     [](const Reach& reach) { return reach.is_reached(); });
 }
 
 Event* find(CUevent handle) {
@@ -94,7 +94,7 @@ CUresult record(CUevent handle, CUstream stream_handle) {
   return result;
 }
 
-/// The host has seen that it is done.
+/// Records that the host has seen the event done.
 CUresult seen(const Event& event, CUresult result) {
   if (result == CUDA_SUCCESS) WindowOrder::instance().host_waited(event.clock);
   return result;
@@ -171,7 +171,7 @@ SIM_CALL cuEventSynchronize(CUevent handle) {
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   const auto cell = event->cell;
   const Clock clock = WindowOrder::instance().copy_of(event->clock);
-  for (const Reach& reach : event->awaited) reach.progress->wait(reach.ticket);
+  for (const Reach& reach : event->awaited) reach.wait();
   const Context* const context = event->recorded_in ? event->recorded_in : current();
   cell->wait(cell->counters->recorded, context);
   WindowOrder::instance().host_waited(clock);

@@ -4,7 +4,7 @@
 #include "device/cuda/driver_api.h"
 #include "device/cuda/graph_api.h"
 
-// Calls of frameworks and tests beyond those of the library. Columns as in ONECOPY_CUDA_CALLS.
+// Calls that frameworks and tests use and the library does not. Columns as in ONECOPY_CUDA_CALLS.
 // clang-format off
 #define ONECOPY_CUDA_EXTRA_CALLS(X)                                                                       \
   ONECOPY_CUDA_GRAPH_CALLS(X)                                                                             \

@@ -253,7 +253,7 @@ SIM_CALL cuMemFreeHost(void* pointer) {
 
 namespace {
 
-/// Are all these pages there, and writable or else registered for reading?
+/// Returns whether all these pages are mapped, and writable or else registered for reading.
 bool is_mapped(CUdeviceptr at, std::size_t size, bool for_reading) {
   std::ifstream maps("/proc/self/maps");
   CUdeviceptr end = at;
@@ -369,12 +369,12 @@ SIM_CALL cuPointerGetAttribute(void* out, int attribute, CUdeviceptr pointer) {
   return range ? attribute_of(*range, attribute, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/// Of memory that is not ours: success, and zeros.
+/// Returns success and zeros for memory that CUDA did not allocate.
 SIM_CALL cuPointerGetAttributes(unsigned count, int* attributes, void** out, CUdeviceptr pointer) {
   SIM_ENTER(cuPointerGetAttributes);
   if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult refused = forbid_in_capture())
-    return refused;  // those of pools are: to be on the safe side
+    return refused;  // CUDA refuses this for pools only; the simulator refuses it for all memory
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const Range* range = all.find(pointer);

@@ -2,7 +2,6 @@
 #include "stream.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "graph.h"
@@ -14,12 +13,6 @@ namespace sim {
 namespace {
 
 thread_local int capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-
-/// The pending work of the other streams of the context: the legacy stream and the blocking ones wait for each other.
-struct Wait {
-  std::shared_ptr<Progress> progress;
-  std::uint64_t ticket;
-};
 
 bool forbids(const Capture& capture) {
   if (capture.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
@@ -42,28 +35,15 @@ CUresult forbid_in_capture() {
   return result;
 }
 
-void Progress::advance() {
-  const std::lock_guard lock(mutex_);
-  ++completed_;
-  changed_.notify_all();
-}
-
-void Progress::wait(std::uint64_t ticket) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return completed_ >= ticket; });
-}
-
 /// REQUIRES: state().mutex.
 Stream* Stream::make(Context& context, unsigned flags) {
-  auto* stream = new Stream;  // ends itself, see run()
-  stream->context = &context;
-  stream->flags = flags;
+  auto* stream = new Stream(context, flags);  // deletes itself, see StreamWork::end()
   WindowOrder::instance().begin(stream->line);
   state().streams.insert(stream);
   return stream;
 }
 
-/// The thread's default stream in a context, which goes with the thread.
+/// Returns the thread's default stream in a context, which ends with the thread.
 Stream* of_this_thread(Context& context) {
   struct Own {
     std::map<Context*, Stream*> streams;
@@ -88,17 +68,14 @@ Stream* Stream::find(CUstream handle) {
 }
 
 void Stream::synchronize_all(const Context& context) {
-  std::vector<Wait> waits;
+  std::vector<Reach> all;
   const Clock clock = clock_of_all(context);
   {
     const std::lock_guard lock(state().mutex);
-    for (Stream* stream : state().streams) {
-      const std::lock_guard inner(stream->mutex_);
-      if (stream->context == &context) waits.push_back({stream->progress_, stream->submitted_});
-    }
+    for (const Stream* stream : state().streams)
+      if (stream->context == &context) all.push_back(stream->reach());
   }
-  for (const Wait& wait : waits) wait.progress->wait(wait.ticket);
-  WindowOrder::instance().host_waited(clock);
+  wait_for_all(all, clock);
 }
 
 Clock Stream::clock_of_all(const Context& context) {
@@ -109,28 +86,27 @@ Clock Stream::clock_of_all(const Context& context) {
   return clock;
 }
 
-/// `before` gets the clocks of the streams that it comes after.
+/// Makes the operation wait for the pending work of the other streams, as the legacy stream and the blocking streams do
+/// for each other. Adds the clocks of these streams to `before`.
 Operation Stream::after_others(Operation operation, Clock& before) {
   if (flags & CU_STREAM_NON_BLOCKING) return operation;
-  std::vector<Wait> waits;
+  std::vector<Reach> others;
   const bool is_legacy = this == context->legacy;
   const std::lock_guard lock(state().mutex);
   for (Stream* other : state().streams) {
     if (other == this || other->context != context || (other->flags & CU_STREAM_NON_BLOCKING)) continue;
     if (!is_legacy && other != context->legacy) continue;
     merge(before, WindowOrder::instance().clock_of(other->line));
-    const std::lock_guard inner(other->mutex_);
-    if (!other->progress_->has_reached(other->submitted_))
-      waits.push_back({other->progress_, other->submitted_});
+    if (const Reach reach = other->reach(); !reach.is_reached()) others.push_back(reach);
   }
-  if (waits.empty()) return operation;
-  return [waits = std::move(waits), operation = std::move(operation)] {
-    for (const Wait& wait : waits) wait.progress->wait(wait.ticket);
+  if (others.empty()) return operation;
+  return [others = std::move(others), operation = std::move(operation)] {
+    for (const Reach& reach : others) reach.wait();
     operation();
   };
 }
 
-/// Seen on an H100: in every mode, whichever thread captures and whichever asks.
+/// Behaves as seen on an H100, in every mode, and whichever threads capture and call.
 std::optional<std::vector<Reach>> Stream::reach_all(const Context& context) {
   std::vector<Reach> all;
   bool is_capturing = false;
@@ -138,9 +114,7 @@ std::optional<std::vector<Reach>> Stream::reach_all(const Context& context) {
   for (Stream* stream : state().streams) {
     if (stream->context != &context) continue;
     if (stream->capture) stream->capture->invalid = is_capturing = true;
-    const std::lock_guard inner(stream->mutex_);
-    if (!stream->progress_->has_reached(stream->submitted_))
-      all.push_back({stream->progress_, stream->submitted_});
+    if (const Reach reach = stream->reach(); !reach.is_reached()) all.push_back(reach);
   }
   if (is_capturing) return {};
   return all;
@@ -164,48 +138,11 @@ CUresult Stream::submit(Operation operation) {
   Clock before;
   operation = after_others(std::move(operation), before);
   WindowOrder::instance().submit(line, before);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return settings().room == 0 || queue_.size() < settings().room; });
-  queue_.push_back(std::move(operation));
-  ++submitted_;
-  if (!has_thread_) std::thread([this] { run(); }).detach();
-  has_thread_ = true;
-  changed_.notify_all();
+  add([context = context, operation = std::move(operation)] {
+    if (result_in(context) == CUDA_SUCCESS) operation();
+    return 0;
+  });
   return CUDA_SUCCESS;
-}
-
-void Stream::run() {
-  for (;;) {
-    Operation next;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return !queue_.empty() || ending_; });
-      if (queue_.empty()) break;
-      next = std::move(queue_.front());
-      queue_.pop_front();
-      changed_.notify_all();
-    }
-    if (settings().delay_us > 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
-    if (result_in(context) == CUDA_SUCCESS) next();
-    next = nullptr;  // its objects are given back before a caller can know that it is done
-    progress_->advance();
-  }
-  delete this;
-}
-
-void Stream::synchronize() {
-  std::shared_ptr<Progress> progress;
-  std::uint64_t ticket = 0;
-  Clock clock;
-  {
-    const std::lock_guard lock(mutex_);
-    progress = progress_;
-    ticket = submitted_;
-    clock = WindowOrder::instance().clock_of(line);
-  }
-  progress->wait(ticket);
-  WindowOrder::instance().host_waited(clock);
 }
 
 void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes) {
@@ -222,41 +159,19 @@ void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes) {
   }
 }
 
-bool Stream::is_idle() const {
-  const std::lock_guard lock(mutex_);
-  if (!progress_->has_reached(submitted_)) return false;
-  WindowOrder::instance().host_waited(WindowOrder::instance().clock_of(line));
-  return true;
-}
-
 void Stream::destroy() {
   {
     const std::lock_guard lock(state().mutex);
     state().streams.erase(this);
   }
-  std::unique_lock lock(mutex_);
-  ending_ = true;
-  if (has_thread_) {
-    changed_.notify_all();
-    return;
-  }
-  lock.unlock();
-  delete this;
+  end();
 }
 
 }  // namespace sim
 
-extern "C" __attribute__((visibility("default"))) std::size_t sim_unordered() {
-  return WindowOrder::instance().count();
-}
-
-extern "C" __attribute__((visibility("default"))) const char* sim_first_unordered() {
-  return WindowOrder::instance().first();
-}
-
 namespace {
 
-/// Does a stream that waits for the context's legacy stream record?
+/// Returns whether a stream that waits for the context's legacy stream is being captured.
 bool is_waited_for_in_capture(const Context& context) {
   const std::lock_guard lock(state().mutex);
   return std::any_of(state().streams.begin(), state().streams.end(), [&](const Stream* stream) {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "simulators/window_order.h"
+#include "simulators/common/stream_work.h"
 #include "state.h"
 
 namespace sim {
@@ -17,10 +15,10 @@ namespace sim {
 using Operation = std::function<void()>;
 struct Node;
 
-/// A node of an operation whose parameters cannot be read.
+/// Returns a node of an operation whose parameters cannot be read.
 std::shared_ptr<Node> host_node(Operation operation);
 
-/// The recording of a stream in place of its work.
+/// The operations that a stream records instead of doing them.
 struct Capture {
   int mode = 0;
   std::thread::id thread;
@@ -28,67 +26,38 @@ struct Capture {
   std::vector<std::shared_ptr<Node>> nodes;
 };
 
-/// How far a stream has come; outlives it.
-class Progress {
- public:
-  void advance();
-  void wait(std::uint64_t ticket);
-  bool has_reached(std::uint64_t ticket) const { return completed_ >= ticket; }
-
- private:
-  std::atomic<std::uint64_t> completed_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-};
-
-/// A stream's progress, and how far it is to come.
-struct Reach {
-  std::shared_ptr<Progress> progress;
-  std::uint64_t ticket;
-};
-
 struct Stream;
 
-/// The next operation of the stream uses these addresses. REQUIRES: nothing is captured in it.
+/// Records that the next operation of the stream uses these addresses. REQUIRES: the stream is not captured.
 void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes);
 
-/// Operations in order, done by a thread of the stream's own.
-struct Stream {
+struct Stream : StreamWork {
   static Stream* make(Context& context, unsigned flags);
-  /// The stream behind a handle of the caller's; null when there is none such.
+  /// Returns the stream of a handle, or null for an unknown handle.
   static Stream* find(CUstream handle);
   static void synchronize_all(const Context& context);
-  /// Of all that is in the context's streams now.
+  /// Returns the clock of all operations that the context's streams have now.
   static Clock clock_of_all(const Context& context);
-  /// How far each of the context's streams will have come once all that is in them now is done. None, and all captures
-  /// in the context are spoilt, while one is under way.
+  /// Returns the ends of all pending operations of the context's streams. If a stream is being captured, invalidates all
+  /// captures in the context and returns nothing.
   static std::optional<std::vector<Reach>> reach_all(const Context& context);
 
-  /// Adds an operation, or records it. An error when capturing forbids it, and when the stream's context has failed.
+  /// Adds an operation, or records it. Returns an error if a capture forbids it or the stream's context has failed.
   CUresult submit(Operation operation);
-  void synchronize();
-  bool is_idle() const;
-  /// Its pending work is still done.
+  /// Removes the stream. Its thread still does the pending work.
   void destroy();
 
-  Context* context = nullptr;
-  unsigned flags = 0;
+  Context* const context;
+  const unsigned flags;
   const unsigned long long id = ++last_id;
   std::unique_ptr<Capture> capture;
-  WindowOrder::Line line;  ///< its operations in the order that programs have asked for
 
  private:
   inline static std::atomic<unsigned long long> last_id{0};
-  void run();
+  Stream(Context& in, unsigned with)
+      : StreamWork(settings().delay_us, settings().room), context(&in), flags(with) {}
+  ~Stream() override = default;
   Operation after_others(Operation operation, Clock& before);
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Operation> queue_;
-  std::uint64_t submitted_ = 0;
-  bool has_thread_ = false;
-  bool ending_ = false;
-  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
 };
 
 }  // namespace sim
