@@ -58,7 +58,7 @@ def beside_torch(session: nox.Session, *words: str, python: str = "python") -> N
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """All Python tests with another torch: nox -s torch -- VERSION [argument of pytest...]."""
+    """Runs all Python tests with another torch: nox -s torch -- VERSION [argument of pytest...]."""
     install(session, session.posargs[0])
     pytest(session, *(session.posargs[1:] or [TESTS]))
 
@@ -74,7 +74,7 @@ def old_torch(session: nox.Session) -> None:
 
 @nox.session(name="rpc-torch", venv_backend="none")
 def rpc_torch(session: nox.Session) -> None:
-    """All of PyTorch's own rpc tests: all but those that the page lists must pass."""
+    """Runs all of PyTorch's own rpc tests: all must pass except the tests that the page lists."""
     suite = [f"{TESTS}/torch_rpc_suite.py", "run", "--known", "docs/reference/rpc-compatibility.md"]
     session.run(HERE, *suite, external=True)
 

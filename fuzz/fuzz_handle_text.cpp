@@ -1,5 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
-// The text form: one text for given bytes, one meaning for a text.
+// SPDX-License-Identifier: Apache-2.0 Bytes have one text form, and a text has one meaning.
 #include <algorithm>
 
 #include "fuzz_input.h"

@@ -25,7 +25,7 @@ _GOOGLE_TEST = re.compile(r": Skipped\n(.*?)\n*\[  SKIPPED \]", re.DOTALL)
 
 
 class Case(NamedTuple):
-    """One case in one step."""
+    """A case in a step."""
 
     step: str
     name: str

@@ -127,7 +127,7 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   step "python: install" install_package "${editable[@]}" || return 0
   step "lint: mypy" "$VENV/bin/mypy" || true  # reads the stub that the installation made
   # In parts at once: most of the time goes by in programs that import torch, one after another.
-  local multiprocessing=(python/tests/test_{mp_*,patches,spawn,hogwild,interpreter,context}.py)
+  local multiprocessing=(python/tests/test_{mp_*,patches,spawn,interpreter,context}.py)
   local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
   local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
   local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}")

@@ -17,14 +17,14 @@ std::int64_t large_bytes(std::int64_t wanted, int part);
 std::size_t cards();
 Tensor card_bytes(std::int64_t bytes, Device device = kFirstCard);
 
-// One function for each line of the table for GPUs.
+// Each function measures a line of the table for GPUs.
 Row hand_over_on_a_card(int rounds);
 Row open_first_on_a_card(int processes);
 Row open_a_state_dict();
 Row copy_between_cards(int rounds);
 Row rest_on_a_card();
 
-// The work of the other processes.
+// These functions run in the other processes.
 void follow_on_a_card(Parent& parent);
 void open_on_a_card(Parent& parent);
 void import_on_a_card(Parent& parent);

@@ -44,7 +44,7 @@ iox::popo::SubscriberOptions blocking_subscriber() {
   return options;
 }
 
-/// Two topics, one for each direction.
+/// The two topics, one for each direction.
 class Link {
  public:
   explicit Link(bool leads)

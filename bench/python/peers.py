@@ -41,7 +41,7 @@ class Talk:
 
 
 class Peer:
-    """Another process, running `role`, a function of a module in this directory.
+    """A second process, which runs `role`, a function of a module in this directory.
 
     Thread safety: none. Use it as a context: it is told that there are no more questions, and
     waited for, at the end.

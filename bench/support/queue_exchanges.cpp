@@ -26,7 +26,7 @@ QueueOptions that_sleeps() {
   return options;
 }
 
-/// Two queues, one for each direction.
+/// The two queues, one for each direction.
 struct Pair {
   Queue there;
   Queue back;

@@ -142,7 +142,8 @@ def _write_cpp_pages(target: Path) -> bool:
 
 
 def build(settings: Path) -> bool:
-    """True without a warning. MkDocs counts those it writes: with --quiet no link would be an error."""
+    """Returns true if MkDocs printed no warning. MkDocs counts only warnings that it prints: with --quiet a broken link
+    would not be an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(settings)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     result = subprocess.run(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True)

@@ -67,7 +67,7 @@ def trim(device: Any = None) -> int:
 
     Idle memory is unused memory of onecopy and torch's cached memory of ``memory()``. The call destroys the pools that
     neither a thread nor a graph uses, and empties torch's own cache (``torch.cuda.empty_cache()``). It keeps all
-    tensors, including those made in ``memory()``, a card's segment with a block in use, and memory that other
+    tensors, including tensors made in ``memory()``, a card's segment with a block in use, and memory that other
     processes hold. Without this call idle memory is returned after about a second, except for torch's cached memory.
 
     Args:

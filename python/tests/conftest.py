@@ -39,8 +39,7 @@ SLOW = frozenset(
     (
         "acceptance benchmarks_page checkpoint_engine cpython_suite cuda cuda_graphs cuda_rpc cuda_torch "
         "dataloader dev_shm devices dist_autograd_programs dist_optim faults graphs_fuzz graphs_out_variants "
-        "graphs_random hogwild huggingface "
-        "hypothesis_tensors interpreter item_holders jax joblib lmcache load_into mp_compile mp_docs mp_holds "
+        "huggingface hypothesis_tensors interpreter item_holders jax joblib lmcache load_into mp_compile mp_docs mp_holds "
         "mp_torch_semantics npu patches pin pytorch_graph_suite pytorch_suite queue_faults ray report rpc_dynamic "
         "rpc_exit rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang site spawn spawn_with_torch store_faults store_graphs store_plugs torch_rebuild "
         "torch_rpc_suite trainers two_cards two_programs verl vllm vllm_fast_start vllm_server"
@@ -92,7 +91,7 @@ def forkserver_with_torch():
 
 @pytest.fixture(autouse=True, scope="session")
 def spawner():
-    """Starts children of the method spawn. None without torch."""
+    """Starts children of the method spawn. Yields None without torch."""
     found = Spawner() if HAS_TORCH else None
     yield found
     if found:
@@ -102,7 +101,7 @@ def spawner():
 
 @pytest.fixture(autouse=True)
 def spawn_with_torch(request, spawner, monkeypatch):
-    """As forkserver_with_torch, for spawn, but for tests with the mark fresh_interpreters."""
+    """Does what forkserver_with_torch does for spawn, except for tests with the mark fresh_interpreters."""
     if spawner and not request.node.get_closest_marker("fresh_interpreters"):
         monkeypatch.setattr("multiprocessing.util.spawnv_passfds", spawner.spawnv_passfds)
 
@@ -259,7 +258,7 @@ def forked():
 
 @pytest.fixture(scope="module")
 def spawned():
-    """Another process, a fresh interpreter."""
+    """A Peer in a fresh interpreter."""
     peer = Peer("spawn")
     yield peer
     peer.end()

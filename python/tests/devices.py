@@ -64,7 +64,7 @@ NPU = Vendor(
 
 
 def _built_simulator(vendor: Vendor) -> Path | None:
-    # Those of the presets with sanitizers do not load into a Python without them.
+    # The simulators of the presets with sanitizers do not load into a Python without sanitizers.
     found = [path for preset in ("release", "dev") for path in ROOT.glob(f"build/{preset}/{vendor.simulator}")]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -127,7 +127,7 @@ def _start(name: str, daemon: bool):
 
 
 def end_peers() -> None:
-    """For the end of a module of tests."""
+    """Called at the end of a module of tests."""
     for name in [*_peers]:
         _peers.pop(name).end()
 
@@ -186,7 +186,7 @@ def on_device(test=None, *, devices: int = 1):
 
 
 def eventually(condition, seconds: float = 60.0) -> bool:
-    """Whether it holds at last: leases end by the tick of a thread. Python code runs meanwhile."""
+    """Whether it holds at last: leases end by the tick of a thread. Python code runs between the checks."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

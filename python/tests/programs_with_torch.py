@@ -4,9 +4,7 @@ costs.
 
 Run as a program itself, with a socket as its standard input: see Programs for the messages that come through it. A
 program sees what it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its
-first line. So are they in children of the method spawn: those are forked from another such child (see
-spawn_with_torch.py).
-"""
+first line. Children of the method spawn are forked from a process of this kind, too (see spawn_with_torch.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ import spawn_with_torch
 
 
 class Programs:
-    """The side of the tests: one program at a time. Not for use by two threads."""
+    """The side of the tests: one program at a time. Must be used by one thread at a time."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -61,7 +61,7 @@ class Unusable(Exception):
 
 
 def find(name: str) -> Path | None:
-    """One of the two files, or None."""
+    """Returns the path of one of the two files, or None."""
     folder = os.environ.get(VARIABLE)
     file = Path(folder) / name if folder else None
     return file if file and file.is_file() else None
@@ -97,7 +97,7 @@ def give_both_names(text: str) -> None:
 
 
 def tests_of(suite: ModuleType) -> list[tuple[type, str]]:
-    """All tests, by class and name."""
+    """Returns all tests, by class and name."""
     cases = [one for one in vars(suite).values() if isinstance(one, type) and issubclass(one, unittest.TestCase)]
     return [(case, name) for case in cases for name in unittest.defaultTestLoader.getTestCaseNames(case)]
 
@@ -285,7 +285,7 @@ class Result(unittest.TextTestResult):
 
 
 def choose(file: Path, whole: bool) -> unittest.TestSuite:
-    """The tests of a file that mean graphs. Prints those that are left out. Raises Unusable."""
+    """The tests of a file that mean graphs. Prints the tests that are left out. Raises Unusable."""
     chosen = unittest.TestSuite()
     for case, name in tests_of(load(file)):
         reason = reason_against(case, name, whole)

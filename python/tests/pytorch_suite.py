@@ -19,6 +19,8 @@ import unittest
 from pathlib import Path
 from types import ModuleType
 
+from processes import refuse_to_rebuild
+
 VARIABLE = "ONECOPY_PYTORCH_SUITE"
 NAME = "test_multiprocessing"  # what the tests' functions are pickled under; children import it by us
 
@@ -27,16 +29,12 @@ NOT_OURS = {"test_rebuild_cuda_tensor"}
 
 
 def find() -> Path | None:
-    """PyTorch's test_multiprocessing.py, or None."""
+    """Returns the path of PyTorch's test_multiprocessing.py, or None."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     spec = importlib.util.find_spec("torch")
     beside = Path(spec.origin).parents[1] / "test" / f"{NAME}.py" if spec and spec.origin else None
     return beside if beside and beside.is_file() else None
-
-
-def refuse(*arguments, **named):
-    raise AssertionError("torch carried this, not onecopy")
 
 
 def has_files(checker) -> bool:
@@ -53,13 +51,10 @@ def load(file: Path) -> ModuleType:
     """The tests, with ours wherever they say torch.multiprocessing."""
     import torch.multiprocessing as theirs
     import torch.testing._internal.common_utils  # imports it for its own use
-    from torch.multiprocessing import reductions
 
     import onecopy.multiprocessing as ours
 
-    for name in dir(reductions):
-        if name.startswith("rebuild_") and name != "rebuild_event":
-            setattr(reductions, name, refuse)
+    refuse_to_rebuild()
     spec = importlib.util.spec_from_file_location(NAME, file)
     suite = sys.modules[NAME] = importlib.util.module_from_spec(spec)
     torch.multiprocessing = ours

@@ -88,7 +88,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def init(file: str, rank: int, size: int, name: str, options: dict) -> None:
-    """init_rpc() in a member."""
+    """Calls init_rpc() in a member."""
     from onecopy.distributed import rpc
 
     backend = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file}", **options)
@@ -157,7 +157,7 @@ class Group:
 
 
 def native_init(file: str, rank: int, size: int | None, name: str, options: dict) -> None:
-    """onecopy.rpc.init() in a member."""
+    """Calls onecopy.rpc.init() in a member."""
     import native_rpc_functions  # noqa: F401
     import onecopy.rpc
 

@@ -123,7 +123,7 @@ def _become(request: dict, received: list[int]) -> types.ModuleType:
 
 
 def _fork_away() -> int:
-    """A process whose parent is none of ours: 0 in it. Otherwise its number."""
+    """A process whose parent is none of ours: 0 in it. Otherwise returns its number."""
     reader, writer = os.pipe()
     middle = os.fork()
     if middle != 0:
@@ -144,7 +144,7 @@ def _fork_away() -> int:
 
 
 def serve(requests: socket.socket) -> tuple[types.ModuleType, str] | None:
-    """In a child, its module and its code. Otherwise None, when no more children are wanted."""
+    """Returns in each child, with its module and its code. Returns None when no more children are wanted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the tests
     with requests:
         while True:

@@ -13,6 +13,7 @@ import uuid
 import pytest
 
 import onecopy
+from processes import running
 
 
 @pytest.fixture
@@ -28,25 +29,21 @@ def produce(queue, count, close=True):
 
 
 def test_aget_returns_what_another_process_puts(queue):
-    process = multiprocessing.get_context("spawn").Process(target=produce, args=(queue, 100))
-    process.start()
+    with running(multiprocessing.get_context("spawn"), produce, queue, 100):
 
-    async def take():
-        return [await queue.aget() for _ in range(100)]
+        async def take():
+            return [await queue.aget() for _ in range(100)]
 
-    assert asyncio.run(take()) == list(range(100))
-    process.join()
+        assert asyncio.run(take()) == list(range(100))
 
 
 def test_async_for_ends_when_the_queue_is_closed_and_empty(queue):
-    process = multiprocessing.get_context("spawn").Process(target=produce, args=(queue, 50))
-    process.start()
+    with running(multiprocessing.get_context("spawn"), produce, queue, 50):
 
-    async def take():
-        return [number async for number in queue]
+        async def take():
+            return [number async for number in queue]
 
-    assert asyncio.run(take()) == list(range(50))
-    process.join()
+        assert asyncio.run(take()) == list(range(50))
 
 
 def test_a_loop_over_a_queue_ends_when_it_is_closed_and_empty(queue):

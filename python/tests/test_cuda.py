@@ -395,7 +395,7 @@ def test_what_is_made_here_is_kept_until_the_current_stream_has_come_past_its_en
 
 
 def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):
-    """torch.cuda.graph() makes such a stream the current one."""
+    """torch.cuda.graph() makes the captured stream the current one."""
     pytest.importorskip("torch")
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     program = """

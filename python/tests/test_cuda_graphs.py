@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="wants torch installed")
 from graph_programs import SHAPES, Place, compiled, no_card, poison
 from onecopy import InvalidArgument, graphs
 from onecopy.graphs._pool import segments_of
+from processes import in_threads
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -95,11 +96,7 @@ def test_threads_with_caches_of_their_own_never_write_each_others():
             torch.cuda.current_stream().synchronize()
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, caches, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, zip(inputs, caches, strict=True))
     for x, cache in zip(inputs, caches, strict=True):
         assert torch.equal(cache, torch.cat([(x * 2)[:1].expand(16, -1), (x * 2)[1:].expand(16, -1)]))
 
@@ -450,11 +447,7 @@ def test_a_thread_for_each_shape():
                 if not same(out, want):
                     wrong.append(x.shape)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, wanted, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, zip(inputs, wanted, strict=True))
     assert not wrong
 
 
@@ -525,11 +518,7 @@ def test_g18_two_threads_with_an_arena_each_both_capture():
         reasons.extend(graphs.report(pool).eager)
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, functions)
     assert not failed and not reasons
 
 

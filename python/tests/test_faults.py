@@ -10,6 +10,7 @@ import time
 
 import onecopy
 from devices import settled
+from processes import in_threads
 
 READER = """
 import sys, onecopy
@@ -109,11 +110,7 @@ def test_threads_share_and_open_at_once():
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(row,)) for row in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(row,) for row in range(8)])
     assert not errors
     written = [max(i for i in range(200) if i % 64 == at) for at in range(64)]
     assert t.tolist() == [written] * 8

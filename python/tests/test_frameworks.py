@@ -41,16 +41,6 @@ def test_a_storage_is_moved_once():
     assert after["live_blocks"] == before["live_blocks"] + 1
 
 
-def test_one_block_is_one_storage():
-    t = onecopy.zeros((2, 2))
-    x, y = t.torch(), t[1].torch()
-    assert x.untyped_storage()._cdata == y.untyped_storage()._cdata
-    z = onecopy.open(onecopy.share(x), framework="torch")
-    assert z.untyped_storage()._cdata == x.untyped_storage()._cdata
-    z[0, 0] = 5
-    assert t[0, 0].item() == 5
-
-
 def test_torch_keeps_the_memory():
     x = onecopy.full(3, 2.0).torch()
     onecopy.collect()
@@ -68,17 +58,6 @@ def test_every_dtype_of_torch(dtype):
     assert t.dtype == dtype and t.tolist() == [1, 1, 1]
     assert t.torch().dtype == x.dtype and t.torch().data_ptr() == x.data_ptr()
     assert onecopy.empty(1, x.dtype, x.device).dtype == dtype
-
-
-def test_memory_that_torch_shared_is_adopted():
-    x = torch.ones(1000)
-    torch._C.StorageBase._share_fd_cpu_(x.untyped_storage())  # whatever share_memory_() means by now
-    before = onecopy.stats()
-    opened = onecopy.open(onecopy.share(x), framework="torch")
-    opened[0] = 7
-    after = onecopy.stats()
-    assert x[0] == 7
-    assert after["torch_adopted"] + after["torch_moved"] == before["torch_adopted"] + before["torch_moved"] + 1
 
 
 def test_leaves_that_require_grad_open_as_plain_tensors():

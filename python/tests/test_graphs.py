@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 
 import pytest
 
@@ -13,6 +12,7 @@ torch = pytest.importorskip("torch", reason="wants torch installed")
 
 from graph_programs import SHAPES, Place, compiled, poison
 from onecopy import InvalidArgument, Unsupported, graphs
+from processes import in_threads
 
 CPU = Place("cpu")
 WIDTH, Layers, same = CPU.width, CPU.layers, CPU.same
@@ -318,11 +318,7 @@ def test_threads_take_turns_in_one_arena():
                 if not same(call(inputs[at]), wanted[at]):
                     wrong.append(at)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(seed,) for seed in range(4)])
     assert not wrong
 
 

@@ -15,6 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 import onecopy
+from processes import running
 
 OPENER = """
     import sys, onecopy
@@ -176,11 +177,8 @@ def test_arguments_of_processes_of_the_standard_library(method):
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     t = onecopy.zeros(3)
-    process = context.Process(target=_write_through, args=(t, onecopy.share(t), queue))
-    process.start()
-    again = queue.get()
-    process.join()
-    process.close()
+    with running(context, _write_through, t, onecopy.share(t), queue):
+        again = queue.get()
     queue.close()
     queue.join_thread()
     again[2] = 3

@@ -9,6 +9,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
+from processes import running
 
 FORK = mp.get_context("fork")
 SPAWN = mp.get_context("spawn")
@@ -35,11 +36,8 @@ def report(answers, results):
 
 def from_a_fresh_process(context, answers):
     results = context.Queue()
-    receiver = context.Process(target=report, args=(answers, results))
-    receiver.start()
-    result = results.get(timeout=120)
-    receiver.join()
-    return result
+    with running(context, report, answers, results):
+        return results.get(timeout=120)
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -95,12 +93,10 @@ def test_a_put_waits_for_a_busy_maker_as_long_as_it_may():
     unkept = None
     for _ in range(5):  # on a busy machine the maker may take too long once
         os.kill(maker.pid, signal.SIGSTOP)
-        putter = FORK.Process(target=put_new_memory, args=(queue, 1000, 60, results))
-        putter.start()
-        time.sleep(0.5)
-        os.kill(maker.pid, signal.SIGCONT)
-        unkept = results.get(timeout=60)
-        putter.join()
+        with running(FORK, put_new_memory, queue, 1000, 60, results):
+            time.sleep(0.5)
+            os.kill(maker.pid, signal.SIGCONT)
+            unkept = results.get(timeout=60)
         assert from_a_fresh_process(FORK, queue) == 7
         if unkept == 0:
             break
@@ -115,10 +111,8 @@ def test_a_stopped_maker_delivers_what_it_was_asked_to_keep():
     maker.start()
     queue, results = ours.recv(), FORK.Queue()
     os.kill(maker.pid, signal.SIGSTOP)
-    putter = FORK.Process(target=put_new_memory, args=(queue, 1000, 0.1, results))
-    putter.start()
-    assert results.get(timeout=60) == 1
-    putter.join()
+    with running(FORK, put_new_memory, queue, 1000, 0.1, results):
+        assert results.get(timeout=60) == 1
     os.kill(maker.pid, signal.SIGCONT)
     assert from_a_fresh_process(FORK, queue) == 7
     ours.send(None)

@@ -18,7 +18,7 @@ def queue():
 
 
 def is_joined(queue, timeout):
-    """Whether join() returns within the timeout."""
+    """Returns whether join() returns within the timeout."""
     thread = threading.Thread(target=queue.join, daemon=True)
     thread.start()
     thread.join(timeout)

@@ -28,7 +28,7 @@ CLIENT = """
 
 @pytest.fixture(params=["unix:@{}", "unix:{}", "tcp:127.0.0.1:0"])
 def address(request, tmp_path):
-    """One address of each kind, free."""
+    """A free address of each kind."""
     name = tmp_path / "socket" if request.param == "unix:{}" else f"onecopy-test-{uuid.uuid4()}"
     return request.param.format(name)
 

@@ -15,7 +15,7 @@ import onecopy
 
 
 def write_safetensors(path, tensors, metadata=None):
-    """`tensors`: name to (dtype in the format's words, shape, bytes)."""
+    """`tensors`: it maps names to (dtype in the format's words, shape, bytes)."""
     header, data = {}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}

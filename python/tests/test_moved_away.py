@@ -100,7 +100,7 @@ while is_mapped():
 
 
 def test_memory_that_was_moved_can_be_read_for_a_moment_and_goes(run_python):
-    """Another thread may be in the middle of a computation that reads the former memory."""
+    """Another thread may still compute with the memory from before the move."""
     run_python(FORMER)
 
 

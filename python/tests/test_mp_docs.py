@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(?:<!-- (?P<comment>[^\n]*) -->\n)?```(?P<language>\w+)\n(?
 
 
 def blocks(page: str):
-    """(comment, language, text) of every block of code on a page."""
+    """Returns (comment, language, text) of every block of code on a page."""
     text = (DOCS / page).read_text()
     return [(m["comment"], m["language"], m["text"]) for m in BLOCK.finditer(text)]
 
@@ -90,7 +90,7 @@ def test_the_page_of_the_examples_lists_them_all():
 
 @pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem not in IN_PAIRS], ids=lambda p: p.stem)
 def test_examples_print_what_they_should(program, run_file):
-    """test_two_programs.py runs those that take two."""
+    """test_two_programs.py runs the examples that take two processes."""
     skip_without_what_it_imports(program.read_text())
     assert run_file(program) == program.with_suffix(".expected").read_text()
 

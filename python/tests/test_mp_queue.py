@@ -2,7 +2,6 @@
 """onecopy.multiprocessing.Queue: the behaviour of the standard library's queue, and the differences."""
 
 import asyncio
-import concurrent.futures
 import gc
 import inspect
 import multiprocessing
@@ -20,6 +19,7 @@ import pytest
 import onecopy
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queue_ends, queues
+from processes import run, running
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -115,23 +115,18 @@ def double(numbers, answers):
 
 def test_objects_cross_with_every_start_method(context):
     numbers, answers = context.Queue(), context.Queue()
-    child = context.Process(target=double, args=(numbers, answers))
-    child.start()
-    for number in range(100):
-        numbers.put(number)
-    numbers.put(None)
-    assert [answers.get(timeout=60) for _ in range(100)] == list(range(0, 200, 2))
-    child.join()
-    assert child.exitcode == 0
+    with running(context, double, numbers, answers):
+        for number in range(100):
+            numbers.put(number)
+        numbers.put(None)
+        assert [answers.get(timeout=60) for _ in range(100)] == list(range(0, 200, 2))
 
 
 def test_a_child_gets_a_queue_that_its_parent_has_dropped(context):
     answers = context.Queue()
-    child = context.Process(target=put_all_back, args=(filled(context), answers))
-    child.start()
-    gc.collect()
-    assert answers.get(timeout=60) == [1, [2], {3}]
-    child.join()
+    with running(context, put_all_back, filled(context), answers):
+        gc.collect()
+        assert answers.get(timeout=60) == [1, [2], {3}]
 
 
 def filled(context):
@@ -161,11 +156,8 @@ def put_name(queue, name):
 def test_a_queue_of_any_context_is_given_to_a_process_of_any_other(made_by, used_by, kind):
     """The standard library's has locks that a fork context makes without names, and is refused."""
     queue = getattr(mp.get_context(made_by), kind)()
-    process = mp.get_context(used_by).Process(target=put_name, args=(queue, used_by))
-    process.start()
-    assert queue.get() == used_by
-    process.join()
-    process.close()
+    with running(mp.get_context(used_by), put_name, queue, used_by):
+        assert queue.get() == used_by
     queue.close()
 
 
@@ -293,12 +285,6 @@ def test_asyncio_can_watch_it(queue):
     timer.start()
     assert asyncio.run(get()) == 5
     timer.join()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_process_pool_executors_run_on_our_context(method):
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=mp.get_context(method)) as executor:
-        assert list(executor.map(abs, range(-20, 0))) == list(range(20, 0, -1))
 
 
 def test_what_cannot_be_pickled_is_printed_and_the_queue_goes_on(queue, capsys):
@@ -446,22 +432,18 @@ def test_a_forked_child_may_use_what_its_parent_closed(queue):
     def child():
         queue.put(5)
 
-    process = mp.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode == 0 and queue._core.get(timeout=60) == 5
+    run(mp.get_context("fork"), child)
+    assert queue._core.get(timeout=60) == 5
 
 
 def test_onecopy_tensors_cross_in_everything(context):
     tensors, answers = context.Queue(), context.Queue()
-    child = context.Process(target=add_one, args=(tensors, answers))
-    child.start()
-    tensor = onecopy.zeros((3,), dtype="int64")
-    tensors.put(tensor)
-    tensors.put({"in a dict": tensor})
-    tensors.put([{1}, tensor])
-    assert [answers.get(timeout=60) for _ in range(3)] == [1, 2, 3]
-    child.join()
+    with running(context, add_one, tensors, answers):
+        tensor = onecopy.zeros((3,), dtype="int64")
+        tensors.put(tensor)
+        tensors.put({"in a dict": tensor})
+        tensors.put([{1}, tensor])
+        assert [answers.get(timeout=60) for _ in range(3)] == [1, 2, 3]
     assert tensor.numpy().tolist() == [3, 3, 3]
 
 

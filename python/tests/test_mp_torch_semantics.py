@@ -3,43 +3,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import multiprocessing
-import multiprocessing.connection
 import os
-import queue
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Client, Listener
 
 import pytest
 import torch
-from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
 import onecopy.multiprocessing as mp
 from conftest import has_ended
 from devices import eventually
+from processes import refuse_to_rebuild, run, running, same_storage
 
 METHODS = ["fork", "spawn", "forkserver"]
 
 
-def refuse(*arguments, **named):
-    raise AssertionError("torch carried this, not onecopy")
-
-
 @pytest.fixture(autouse=True)
 def torch_cannot_rebuild(monkeypatch):
-    """Replaces torch's rebuild functions, in this process and in those forked from it."""
-    for name in dir(torch_reductions):
-        if name.startswith("rebuild_") and name != "rebuild_event":
-            monkeypatch.setattr(torch_reductions, name, refuse)
+    """Makes torch's rebuild functions raise, in this process and in children forked from it."""
+    refuse_to_rebuild(monkeypatch.setattr)
 
 
 @pytest.fixture(params=METHODS)
@@ -89,19 +78,6 @@ def make_queue(request, fork):
         q.close()
 
 
-def same_storage(a, b) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def run(context, target, *arguments):
-    """Starts a child, waits for its end; the child must end well."""
-    process = context.Process(target=target, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
-
-
 # --- queues, every start method, both strategies ----------------------------------------------------
 
 
@@ -131,14 +107,11 @@ def test_the_receiver_writes_into_the_senders_memory(way):
 
 def test_one_tensor_put_twice_arrives_on_one_storage(way):
     q, event = way.Queue(), way.Event()
-    process = way.Process(target=put_twice, args=(q, event))
-    process.start()
-    first, second = q.get(), q.get()
-    assert bool(first.eq(1).all())
-    assert same_storage(first, second)
-    event.set()
-    process.join()
-    process.close()
+    with running(way, put_twice, q, event):
+        first, second = q.get(), q.get()
+        assert bool(first.eq(1).all())
+        assert same_storage(first, second)
+        event.set()
     q.close()
 
 
@@ -191,57 +164,21 @@ def test_a_tensor_inside_a_graph_is_refused_before_it_is_put(make_queue):
     assert q.get() == 1
 
 
-def test_hooks_stay_behind_with_torchs_warning(make_queue):
-    q = make_queue()
-    tensor = torch.ones(3, requires_grad=True)
-    tensor.register_hook(lambda gradient: gradient)
-    with pytest.warns(UserWarning, match="backward hook"):
-        q.put(tensor)
-    assert not q.get()._backward_hooks
-
-    @torch.utils.hooks.unserializable_hook
-    def silent(gradient):
-        return gradient
-
-    quiet = torch.ones(3, requires_grad=True)
-    quiet.register_hook(silent)
-    q.put(quiet)
-    assert not q.get()._backward_hooks
-
-
-def answer_about(to, back):
-    for _ in range(2):
-        tensor = to.get()
-        back.put((tensor.requires_grad, tensor.grad is None, type(tensor).__name__, tensor.tolist()))
-
-
-def test_requires_grad_and_class_arrive_and_gradients_do_not(context):
-    to, back = context.Queue(), context.Queue()
-    plain = torch.arange(3.0, requires_grad=True)
-    parameter = torch.nn.Parameter(torch.arange(3), requires_grad=False)
-    plain.grad = torch.ones(3)
-    to.put(plain)
-    to.put(parameter)
-    run(context, answer_about, to, back)
-    assert back.get() == (True, True, "Tensor", [0, 1, 2])
-    assert back.get() == (False, True, "Parameter", [0, 1, 2])
-    to.close()
-    back.close()
-
-
 def test_things_of_every_kind_go_through_a_queue(make_queue):
     q = make_queue()
     base = torch.arange(6.0)
     things = [
         torch.empty(0), torch.tensor(3.5), base.view(2, 3).t(), base[:1].expand(4, 1), base > 2,
         base.to(torch.bfloat16), base.to(torch.float8_e4m3fn), torch.tensor([1 + 2j]).conj(),
-        torch.tensor([1 + 2j]).conj().imag, torch.empty(3, device="meta"), torch.eye(3).to_sparse(),
+        torch.tensor([1 + 2j]).conj().imag, torch.empty(4, 3, device="meta")[:, 1], torch.eye(3).to_sparse(),
     ]  # fmt: skip
     for thing in things:
         q.put(thing)
         arrived = q.get()
         assert (arrived.dtype, arrived.shape, arrived.device) == (thing.dtype, thing.shape, thing.device)
-        assert arrived.layout is thing.layout
+        assert arrived.layout is thing.layout and (
+            thing.layout is not torch.strided or arrived.stride() == thing.stride()
+        )
         if not thing.is_meta:
             assert torch.equal(comparable(arrived), comparable(thing))
 
@@ -276,15 +213,12 @@ def count_descriptors(to, back):
 def test_memory_of_torchs_own_that_has_come_and_gone_leaves_no_descriptors(fork):
     """Each in a file of its own: the receiver kept two descriptors for each as long as the sender lived."""
     to, back = fork.Queue(), fork.Queue()
-    receiver = fork.Process(target=count_descriptors, args=(to, back))
-    receiver.start()
-    counts = []
-    for i in range(500):
-        to.put(torch.full((16,), i).share_memory_())
-        counts.append(back.get())
-    to.put(None)
-    receiver.join()
-    assert receiver.exitcode == 0
+    with running(fork, count_descriptors, to, back):
+        counts = []
+        for i in range(500):
+            to.put(torch.full((16,), i).share_memory_())
+            counts.append(back.get())
+        to.put(None)
     assert max(counts) < counts[0] + 200
 
 
@@ -300,10 +234,7 @@ def put_and(end, q, tensor_bytes):
 @pytest.mark.parametrize("size", [1, 1 << 12, 1 << 20, 64 << 20])
 def test_what_was_put_is_delivered_though_the_producer_is_gone(make_queue, fork, end, size):
     q = make_queue()
-    process = fork.Process(target=put_and, args=(end, q, size))
-    process.start()
-    process.join()
-    process.close()
+    run(fork, put_and, end, q, size, exitcode=None)
     tensor = q.get()
     assert tensor.numel() == size and bool((tensor == 7).all())
 
@@ -313,20 +244,14 @@ def test_what_was_put_is_delivered_though_the_producer_is_gone(make_queue, fork,
 def test_the_same_of_fresh_interpreters(end):
     context = mp.get_context("spawn")
     q = context.Queue()
-    process = context.Process(target=put_and, args=(end, q, 1000))
-    process.start()
-    process.join()
-    process.close()
+    run(context, put_and, end, q, 1000, exitcode=None)
     assert q.get(timeout=60).sum() == 7000
     q.close()
 
 
 def test_a_gibibyte_is_delivered_though_its_producer_was_killed(fork):
     q = fork.Queue()
-    process = fork.Process(target=put_and, args=("SIGKILL", q, 1 << 30))
-    process.start()
-    process.join()
-    process.close()
+    run(fork, put_and, "SIGKILL", q, 1 << 30, exitcode=None)
     tensor = q.get()
     assert tensor.numel() == 1 << 30 and tensor[::4096].eq(7).all()
     q.close()
@@ -359,149 +284,6 @@ def test_tensors_pass_through_a_process_in_between(context):
     target.close()
 
 
-# --- promises of queues ----------------------------------------------------------------------------
-
-
-def test_a_queue_is_not_bounded(fork):
-    q = fork.Queue()
-    tensor = torch.zeros(4)
-    for index in range(100_000):
-        q.put((index, tensor))
-    assert q.qsize() == 100_000
-    assert all(q.get()[0] == index for index in range(100_000))
-    assert q.empty()
-    q.close()
-
-
-def test_a_bounded_queue_says_full_and_an_empty_one_empty(fork):
-    q = fork.Queue(2)
-    tensor = torch.zeros(4)
-    q.put(tensor)
-    q.put_nowait(tensor)
-    assert q.full() and q.qsize() == 2
-    with pytest.raises(queue.Full):
-        q.put(tensor, timeout=0.05)
-    with pytest.raises(queue.Full):
-        q.put_nowait(tensor)
-    q.get()
-    q.get(timeout=5)
-    with pytest.raises(queue.Empty):
-        q.get(timeout=0.05)
-    with pytest.raises(queue.Empty):
-        q.get_nowait()
-    q.close()
-
-
-def put_numbered(q, producer, count):
-    for index in range(count):
-        q.put((producer, index, torch.tensor(index)))
-
-
-def test_items_of_each_producer_arrive_in_order(fork):
-    q = fork.Queue()
-    producers = [fork.Process(target=put_numbered, args=(q, p, 200)) for p in range(3)]
-    for process in producers:
-        process.start()
-    seen = {p: [] for p in range(3)}
-    for _ in range(600):
-        producer, index, tensor = q.get()
-        assert int(tensor) == index
-        seen[producer].append(index)
-    assert all(indices == list(range(200)) for indices in seen.values())
-    for process in producers:
-        process.join()
-        process.close()
-    q.close()
-
-
-def test_closing_is_as_in_the_standard_library(fork):
-    q = fork.Queue()
-    q.put(torch.ones(1))
-    q.close()
-    q.join_thread()
-    for call in (lambda: q.put(1), q.get):
-        with pytest.raises(ValueError, match="closed"):
-            call()
-    other = fork.Queue()
-    other.cancel_join_thread()
-    other.put(torch.ones(1))
-    other.close()
-
-
-def test_a_joinable_queue_waits_for_the_last_task(fork):
-    q = fork.JoinableQueue()
-    tensor = torch.zeros(3)
-    for _ in range(3):
-        q.put(tensor)
-
-    def work():
-        for _ in range(3):
-            q.get().add_(1)
-            q.task_done()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    q.join()
-    assert tensor.tolist() == [3, 3, 3]
-    thread.join()
-    with pytest.raises(ValueError, match="task_done"):
-        q.task_done()
-    q.close()
-
-
-def put_one(q):
-    q.put(torch.ones(2))
-
-
-def test_a_queues_reader_can_be_waited_for_with_others(fork):
-    queues = [fork.Queue() for _ in range(3)]
-    readers = [q._reader for q in queues]
-    assert multiprocessing.connection.wait(readers, timeout=0) == []
-    process = fork.Process(target=put_one, args=(queues[1],))
-    process.start()
-    assert multiprocessing.connection.wait(readers, timeout=60) == [readers[1]]
-    assert queues[1].get().tolist() == [1, 1]
-    assert multiprocessing.connection.wait(readers, timeout=0) == []
-    process.join()
-    process.close()
-    for q in queues:
-        q.close()
-
-
-def test_asyncio_reads_a_queue(fork):
-    q = fork.Queue()
-
-    async def receive():
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(q._reader.fileno(), arrived.set)
-        try:
-            await arrived.wait()
-            return q.get_nowait()
-        finally:
-            loop.remove_reader(q._reader.fileno())
-
-    process = fork.Process(target=put_one, args=(q,))
-    process.start()
-    assert asyncio.run(asyncio.wait_for(receive(), 60)).tolist() == [1, 1]
-    process.join()
-    process.close()
-    q.close()
-
-
-def test_an_executor_of_threads_awaits_a_queue(fork):
-    q = fork.Queue()
-    tensor = torch.zeros(2)
-
-    async def exchange():
-        loop = asyncio.get_running_loop()
-        getting = loop.run_in_executor(None, q.get)
-        await loop.run_in_executor(None, q.put, tensor)
-        return await getting
-
-    assert same_storage(asyncio.run(exchange()), tensor)
-    q.close()
-
-
 # --- pipes, pools, executors, managers, listeners ---------------------------------------------------
 
 
@@ -514,15 +296,12 @@ def add_one_over(pipe):
 
 def test_a_pipe_carries_tensors_both_ways(way):
     ours, theirs = way.Pipe()
-    process = way.Process(target=add_one_over, args=(theirs,))
-    process.start()
-    tensor = torch.zeros(3)
-    ours.send(tensor)
-    arrived = ours.recv()
-    assert same_storage(arrived, tensor) and tensor.tolist() == [1, 1, 1]
-    ours.send("done")
-    process.join()
-    process.close()
+    with running(way, add_one_over, theirs):
+        tensor = torch.zeros(3)
+        ours.send(tensor)
+        arrived = ours.recv()
+        assert same_storage(arrived, tensor) and tensor.tolist() == [1, 1, 1]
+        ours.send("done")
     ours.close()
     theirs.close()
 
@@ -647,14 +426,11 @@ def connect_and_add(address):
 def test_listeners_and_clients_carry_tensors(fork, family, tmp_path):
     address = str(tmp_path / "socket") if family == "AF_UNIX" else ("127.0.0.1", 0)
     with Listener(address, family, authkey=b"between us") as listener:
-        process = fork.Process(target=connect_and_add, args=(listener.address,))
-        process.start()
-        tensor = torch.zeros(3)
-        with listener.accept() as connection:
-            connection.send(tensor)
-            assert connection.recv() == "done"
-        process.join()
-        process.close()
+        with running(fork, connect_and_add, listener.address):
+            tensor = torch.zeros(3)
+            with listener.accept() as connection:
+                connection.send(tensor)
+                assert connection.recv() == "done"
     assert tensor.tolist() == [1, 1, 1]
 
 
@@ -709,36 +485,6 @@ def test_a_queue_with_tensors_in_it_leaves_nothing_behind(fork):
 
 
 # --- the rest of what PyTorch's own suite checks (pytorch_suite.py runs it) -------------------------
-
-
-def put_meta_twice(q):
-    tensor = torch.ones(5, 5, dtype=torch.float16, device="meta")
-    q.put(tensor)
-    q.put([tensor, torch.empty(0, dtype=torch.int64, device="meta")])
-
-
-def fill_meta(q, event):
-    data = q.get()
-    data[0][:] = 4
-    q.put([(t.shape, t.stride(), t.dtype, t.is_meta) for t in data])
-    event.wait()
-
-
-def test_meta_tensors_cross_and_can_be_worked_with(way):
-    q, back, event = way.Queue(), way.Queue(), way.Event()
-    run(way, put_meta_twice, back)
-    alone, (among, empty) = back.get(), back.get()
-    for arrived in (alone, among):
-        assert (arrived.shape, arrived.dtype, arrived.is_meta) == ((5, 5), torch.float16, True)
-        assert arrived.untyped_storage().nbytes() == 50
-    assert empty.is_meta and empty.shape == (0,) and empty.dtype is torch.int64
-    tensor = torch.zeros(5, 5, device="meta")
-    event.set()
-    q.put([tensor, tensor[:, 1]])
-    run(way, fill_meta, q, event)
-    assert q.get() == [((5, 5), (5, 1), torch.float32, True), ((5,), (5,), torch.float32, True)]
-    q.close()
-    back.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
@@ -822,27 +568,6 @@ def test_workers_of_pools_leave_no_files(run_python, tmp_path):
     assert run_python(POOLS, env={"ONECOPY_SHM_DIR": str(tmp_path / "shm")}) == ""
 
 
-class AddsThree(mp.Process):
-    """A process that has a tensor as its attribute."""
-
-    def __init__(self, tensor):
-        super().__init__(daemon=True)
-        self.tensor = tensor
-
-    def run(self):
-        self.tensor.add_(3)
-
-
-def test_a_process_keeps_a_tensor_as_its_attribute():
-    tensor = torch.zeros(5, 5)
-    process = AddsThree(tensor.share_memory_())
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
-    assert torch.equal(tensor, torch.full((5, 5), 3.0))
-
-
 def square_after_backward(a):
     weight = torch.rand(3).requires_grad_()
     weight.mean().backward()
@@ -911,16 +636,6 @@ def test_values_are_shared_and_gradients_are_each_processes_own(fork, kind):
     q.close()
 
 
-def add_one_to(parameter):
-    parameter + 1
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_parameter_of_integers_is_an_argument_of_a_process(method):
-    parameter = torch.nn.Parameter(torch.tensor(0), requires_grad=False)
-    run(mp.get_context(method), add_one_to, parameter)
-
-
 def put_and_drop(q, count):
     for index in range(count):
         q.put(torch.full([5], index))
@@ -955,42 +670,6 @@ def test_a_chain_of_processes_loses_and_doubles_nothing(fork, strategy):
         q.close()
 
 
-def put_floats_and_bytes(q, count):
-    for _ in range(count):
-        q.put(torch.ones(2, 2))
-        q.put(torch.zeros(2, 2, dtype=torch.uint8))
-
-
-def test_tensors_of_several_dtypes_take_turns(fork, strategy):
-    q = fork.Queue()
-    process = fork.Process(target=put_floats_and_bytes, args=(q, 10))
-    process.start()
-    for _ in range(10):
-        floats, numbers = q.get(), q.get()
-        assert floats.dtype is torch.float32 and floats.tolist() == [[1, 1]] * 2
-        assert numbers.dtype is torch.uint8 and numbers.tolist() == [[0, 0]] * 2
-        del floats, numbers
-    process.join()
-    process.close()
-    q.close()
-
-
-def tell_of_each(source, target):
-    for tensor in source.get():
-        target.put((tensor.sum().item(), tensor.get_device(), tensor.numel(), tensor.untyped_storage().nbytes()))
-
-
-def test_parts_of_one_storage_arrive_with_the_whole_of_it(fork, strategy):
-    source, target = fork.Queue(), fork.Queue()
-    chunks = torch.arange(25.0).chunk(5)
-    source.put(list(chunks))
-    run(fork, tell_of_each, source, target)
-    for chunk in chunks:
-        assert target.get() == (chunk.sum().item(), -1, 5, 100)
-    source.close()
-    target.close()
-
-
 def put_states(q, count):
     network = torch.nn.LSTM(1, 1)
     for _ in range(count):
@@ -1015,27 +694,6 @@ def test_one_that_polls_full_and_one_that_polls_empty_never_wait_for_each_other(
         assert process.exitcode == 0
         process.close()
     q.close()
-
-
-def put_what_cuda_says(source, target):
-    source.get()
-    try:
-        torch.zeros(5, 5).cuda()
-    except Exception as error:
-        target.put(error)
-    else:
-        target.put("no exception")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="wants a machine without a GPU")
-def test_an_error_of_a_process_without_a_gpu_crosses_as_it_is(fork):
-    source, target = fork.Queue(), fork.Queue()
-    source.put(torch.zeros(5, 5))
-    run(fork, put_what_cuda_says, source, target)
-    arrived = target.get()
-    assert isinstance(arrived, (AssertionError, RuntimeError)) and "CUDA" in str(arrived)
-    source.close()
-    target.close()
 
 
 def test_many_pools_cost_no_more_descriptors_than_one(fork, strategy):

@@ -191,7 +191,7 @@ def test_without_ml_dtypes_the_error_says_what_to_install(monkeypatch):
 
 
 def test_extended_arrays_are_shared_by_their_name(monkeypatch):
-    """An array of ml_dtypes without that package: its dtype has such a name."""
+    """An array of ml_dtypes, as it looks without the package: its dtype has an unknown name."""
     array = np.arange(3, dtype=np.uint16)
     opened = onecopy.open(onecopy.share(onecopy.from_dlpack(array).view("bfloat16")))
     assert opened.dtype == "bfloat16" and opened.view("uint16").tolist() == [0, 1, 2]

@@ -11,6 +11,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
+from processes import running
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")
@@ -112,16 +113,13 @@ def echo(end):
 @pytest.mark.parametrize("context", [FORK, SPAWN], ids=["fork", "spawn"])
 def test_a_child_talks_until_its_parent_closes(context, ends):
     a, b = ends
-    child = context.Process(target=child_main, args=(b, a if context is FORK else None))
-    child.start()
-    b.close()
-    del b
-    for value in (1, {2}, "x" * 100_000):
-        a.send(value)
-        assert a.recv(timeout=60) == value
-    a.close()
-    child.join()
-    assert child.exitcode == 0
+    with running(context, child_main, b, a if context is FORK else None):
+        b.close()
+        del b
+        for value in (1, {2}, "x" * 100_000):
+            a.send(value)
+            assert a.recv(timeout=60) == value
+        a.close()
 
 
 def child_main(mine, inherited):
@@ -138,10 +136,8 @@ def test_the_death_of_the_other_end_is_noticed(ends):
         b.send("last words")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    process = FORK.Process(target=child)
-    process.start()
-    b.close()
-    process.join()
+    with running(FORK, child, exitcode=-signal.SIGKILL):
+        b.close()
     assert a.recv(timeout=30) == "last words"
     with pytest.raises(onecopy.errors.Closed):
         a.recv(timeout=30)

@@ -15,6 +15,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
+from processes import running
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -272,11 +273,9 @@ def test_a_child_inherits_it(queue):
     def child():
         queue.put(queue.get() + 1)
 
-    process = FORK.Process(target=child)
-    process.start()
-    queue.put(1)
-    process.join()
-    assert process.exitcode == 0 and queue.get() == 2
+    with running(FORK, child):
+        queue.put(1)
+    assert queue.get() == 2
 
 
 def answer(questions, answers):
@@ -532,9 +531,8 @@ AFTER_FORK = """
 
 
 def test_a_forked_child_of_a_process_that_uses_a_device_gets(run_python):
-    """A get() asks torch for its stream, and torch refuses that in such a child: no loader's worker ever got an
-    index.
-    """
+    """A get() asks torch for its stream, and torch refuses to answer in a forked child of a process that uses CUDA:
+    workers of loaders got no index."""
     pytest.importorskip("torch", reason="wants torch installed")
     run_python(AFTER_FORK)
 

@@ -15,6 +15,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
+from processes import run, running
 
 FORK = mp.get_context("fork")
 SIZES = [1, 100, 240, 4096, 1 << 20, 64 << 20]
@@ -50,9 +51,7 @@ def put_and_leave(queue, size, leave):
 @pytest.mark.parametrize("kind", ["Queue", "SimpleQueue"])
 def test_what_was_put_outlives_its_producer(kind, leave, size):
     queue = getattr(FORK, kind)()
-    child = FORK.Process(target=put_and_leave, args=(queue, size, leave))
-    child.start()
-    child.join()
+    run(FORK, put_and_leave, queue, size, leave, exitcode=None)
     alone, data, (plain, again) = queue.get(), queue.get(), queue.get()
     assert alone.nbytes == size and len(data) == size and plain == {1}
     assert int(alone.numpy()[-1]) == 7 and again.numpy()[-1] == 7
@@ -65,25 +64,19 @@ def test_what_was_put_outlives_its_producer(kind, leave, size):
 def test_also_with_fresh_interpreters(method, leave):
     context = mp.get_context(method)
     queue = context.Queue()
-    child = context.Process(target=put_and_leave, args=(queue, 5000, leave))
-    child.start()
-    child.join()
+    run(context, put_and_leave, queue, 5000, leave, exitcode=None)
     assert [queue.get().nbytes, len(queue.get()), len(queue.get())] == [5000, 5000, 2]
 
 
 def test_a_tensor_whose_owner_died_is_sent_on():
     first, second = FORK.Queue(), FORK.Queue()
-    child = FORK.Process(target=put_and_leave, args=(first, 100_000, leave_by_kill))
-    child.start()
-    child.join()
+    run(FORK, put_and_leave, first, 100_000, leave_by_kill, exitcode=None)
     second.put(first.get())
 
     def child_main():
         second.put(int(second.get().numpy()[-1]))
 
-    last = FORK.Process(target=child_main)
-    last.start()
-    last.join()
+    run(FORK, child_main)
     assert second.get() == 7
 
 
@@ -312,11 +305,8 @@ def test_a_fork_while_other_threads_use_the_queue():
         thread.start()
     try:
         for i in range(20):
-            child = FORK.Process(target=answers.put, args=((i, onecopy.zeros((9,), dtype="uint8")),))
-            child.start()
-            assert answers.get(timeout=60)[0] == i
-            child.join()
-            assert child.exitcode == 0
+            with running(FORK, answers.put, (i, onecopy.zeros((9,), dtype="uint8"))):
+                assert answers.get(timeout=60)[0] == i
     finally:
         stop.set()
         for thread in threads:

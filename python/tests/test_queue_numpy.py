@@ -7,6 +7,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
+from processes import running
 
 np = pytest.importorskip("numpy")
 
@@ -121,10 +122,8 @@ def test_arrays_cross_processes_and_outlive_the_putter(run_python):
     queue = onecopy.Queue()
     import onecopy.multiprocessing as mp
 
-    child = mp.get_context("spawn").Process(target=put_and_end, args=(queue,))
-    child.start()
-    got = queue.get(timeout=60)
-    child.join()
+    with running(mp.get_context("spawn"), put_and_end, queue):
+        got = queue.get(timeout=60)
     assert np.array_equal(got["image"], np.arange(LARGE)) and got["image"].flags.writeable
 
 

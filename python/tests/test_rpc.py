@@ -101,7 +101,7 @@ def with_its_type(tensor):
 
 
 def points_that_are_waited_for():
-    """Where streams are, simulated: those that the result is behind, and those that are waited for."""
+    """Simulates streams: the streams that the result comes after, and the streams that are waited for."""
     from onecopy.rpc import devices, registry
 
     agent, waited, wait_for = registry.current(), [], devices.wait_for
@@ -179,7 +179,7 @@ def rref_of(value):
 
 
 def completes_unwaited(how):
-    """No thread waits for the call: its Future completes for those who ask in that way."""
+    """No thread waits for the call: its Future completes for callers that poll."""
     future, seen = rpc.rpc_async("worker1", add, args=(1,)), []
     if how == "then":
         future.then(seen.append)
@@ -221,7 +221,7 @@ def shared_by_threads():
 
 
 def refusals_of_operator():
-    """The errors that the caller sees, of the first such call and of one that is plain."""
+    """Returns the errors that the caller sees, of the first call of this kind and of a plain call."""
     told = []
     for _ in range(2):
         try:

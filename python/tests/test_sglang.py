@@ -76,7 +76,7 @@ def tensor_bucket():
     return sys.modules[name].FlattenedTensorBucket
 """
 
-# The server's handling of a request, around a small stand-in for a model.
+# Handles a request as the server does, with a small stand-in for a model.
 SERVER = (
     BUCKETS
     + """

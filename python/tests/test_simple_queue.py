@@ -8,6 +8,7 @@ import pytest
 
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queues
+from processes import running
 
 
 @pytest.fixture
@@ -59,14 +60,11 @@ def echo(questions, answers):
 def test_objects_cross_with_every_start_method(method):
     context = mp.get_context(method)
     questions, answers = context.SimpleQueue(), context.SimpleQueue()
-    child = context.Process(target=echo, args=(questions, answers))
-    child.start()
-    for value in (1, [2.5], {3}, b"x" * 100_000):
-        questions.put(value)
-        assert answers.get() == value
-    questions.put(None)
-    child.join()
-    assert child.exitcode == 0
+    with running(context, echo, questions, answers):
+        for value in (1, [2.5], {3}, b"x" * 100_000):
+            questions.put(value)
+            assert answers.get() == value
+        questions.put(None)
 
 
 def test_pools_find_the_ends_they_look_for(queue):

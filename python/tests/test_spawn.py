@@ -20,6 +20,7 @@ from conftest import handles_in_transit, has_ended
 from devices import eventually
 from onecopy._children import child_being_started
 from onecopy._holds import held
+from processes import running
 
 pytestmark = pytest.mark.fresh_interpreters
 
@@ -183,7 +184,7 @@ def held_for_handles() -> int:
 
 
 class DiesWhenUnpickled:
-    """An argument that kills the child before it reaches those behind it."""
+    """An argument that kills the child before it reaches the next arguments."""
 
     def __reduce__(self):
         return os._exit, (5,)
@@ -278,12 +279,8 @@ def test_a_living_child_keeps_its_arguments_after_the_parent_let_go():
     ours, theirs = mp.Pipe()
     before = held_for_handles()
     tensor = torch.ones(1000)
-    process = mp.get_context("spawn").Process(target=keep_and_tell, args=(tensor, theirs))
-    process.start()
-    del tensor
-    assert ours.recv() == 1000
-    ours.send("go")
-    process.join()
-    assert process.exitcode == 0
-    process.close()
+    with running(mp.get_context("spawn"), keep_and_tell, tensor, theirs):
+        del tensor
+        assert ours.recv() == 1000
+        ours.send("go")
     assert eventually(lambda: onecopy.collect() or held_for_handles() == before)

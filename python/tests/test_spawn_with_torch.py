@@ -37,7 +37,7 @@ def of_a_child() -> tuple:
 
 @pytest.fixture
 def changed(monkeypatch, tmp_path):
-    """All that a process hands on, unlike that of the tests before."""
+    """Everything that a process passes on, different from the tests before."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setenv("OF_THE_TEST", "yes")
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ NAMES = [
 
 
 def counted(*shape: int, dtype: str = "int64") -> onecopy.Tensor:
-    """0, 1, 2, ... in row-major order."""
+    """Returns a tensor of 0, 1, 2, ... in row-major order."""
     count = math.prod(shape)
     tensor = onecopy.empty(count, dtype)
     for i in range(count):
@@ -178,7 +178,7 @@ KEYS = [
 
 
 def select(nested, key, shape):
-    """numpy's result, from lists: the elements, and the shape."""
+    """Returns numpy's result for lists: the elements, and the shape."""
     key = key if isinstance(key, tuple) else (key,)
     taken = sum(k is not None and k is not ... for k in key)
     if ... not in key:

@@ -278,7 +278,7 @@ def test_memory_that_torch_shares_already_is_adopted_not_copied():
 
 @pytest.fixture
 def file(tmp_path):
-    """Sixteen float32, as bytes in a file."""
+    """A file of sixteen float32."""
     path = tmp_path / "numbers"
     path.write_bytes(torch.arange(16.0).numpy().tobytes())
     return path
@@ -317,7 +317,7 @@ def test_our_memory_that_came_to_torch_through_numpy_or_dlpack_is_shared_where_i
 def test_what_begins_in_the_middle_of_an_element_is_refused_and_not_read_from_elsewhere():
     ours = _core.zeros(16, "uint8")
     for begin in (2, 5):
-        with pytest.raises(errors.Unsupported, match="in the middle of an element"):
+        with pytest.raises(errors.Unsupported, match="not a multiple of its element size"):
             through(torch.from_numpy(ours.numpy()[begin : begin + 8].view("float32")))
 
 

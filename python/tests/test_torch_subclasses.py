@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subclasses of torch.Tensor: their values are shared, and those without memory of their own are refused."""
+"""Subclasses of torch.Tensor: their values are shared, and subclasses without memory of their own are refused."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from devices import needs_simulator
 
 pytest.importorskip("torch", reason="wants torch installed")
 
-# Without CUDA torch has no streams; the names here are those that we ask it for.
+# Without CUDA torch has no streams; these are the names that onecopy uses.
 PROGRAM = """
 import sys, threading, types
 import onecopy, torch

@@ -42,7 +42,7 @@ def there_and_back(value):
 
 
 def same(a, b):
-    """Equal, of equal types, all the way down."""
+    """Returns whether values are equal, and of equal types, at every depth."""
     if type(a) is not type(b):
         return False
     if isinstance(a, (list, tuple)):

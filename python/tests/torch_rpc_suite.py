@@ -188,7 +188,7 @@ def chunks(chosen, size):
 
 
 def choose(folder, regex):
-    """Tests by name, without those that want more cards than there are."""
+    """Returns tests by name, except tests that need more cards than there are."""
     wanted, cards = cards_wanted(), torch.cuda.device_count()
     return [
         (key, test)

@@ -22,7 +22,7 @@ struct LoadedFile {
 /// Returns e.g. "130.2 ms, 1.9 GiB/s", or only the time where a rate means nothing.
 std::string format_speed(const LoadedFile& loaded);
 
-/// Loads a safetensors or npy file into shared memory. The file's first bytes determine the format.
+/// Loads a safetensors or npy file into shared memory. The format is determined by the first bytes of the file.
 LoadedFile load_file(const std::string& path, const LoadProgress& progress);
 
 }  // namespace onecopy::cli

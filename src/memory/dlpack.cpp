@@ -131,7 +131,7 @@ Owned<Managed> take_over(Managed* managed) {
   return Owned<Managed>(managed);
 }
 
-/// Returns an Ascend device. Any library's own device has this number, but such devices do not occur unless Ascend's
+/// Returns an Ascend device. Any library's own device has this number, but other devices do not occur if Ascend's
 /// runtime is loaded.
 Device from_extension(DLDevice device) {
   if (!backend(DeviceType::npu).is_in_process())

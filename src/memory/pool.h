@@ -55,7 +55,7 @@ class PageGuard {
 };
 
 /// The segments of this process, of all pools, by number. Numbers start at 1 and are never reused. Thread safety: all
-/// members may be called concurrently, except those for fork. No lock is held while a vendor is called.
+/// members may be called concurrently, except fork's. No lock is held while a vendor is called.
 class SegmentTable {
  public:
   SegmentTable() = default;
@@ -140,9 +140,9 @@ struct PoolStats {
 /// then trim() gives it back. Whenever more memory is reserved, the warm bytes are limited to half of the bytes in use,
 /// plus 64 MiB.
 ///
-/// Thread safety: all members may be called concurrently, except those for fork. No lock is held while the system
-/// reserves or reclaims memory, except one among allocations that all need more. All bookkeeping lies outside of the
-/// shared memory, where a borrower's stray write cannot damage it.
+/// Thread safety: all members may be called concurrently, except fork's. No lock is held while the system reserves or
+/// reclaims memory, except one among allocations that all need more. All bookkeeping lies outside of the shared memory,
+/// where a borrower's stray write cannot damage it.
 class Pool final : public ExtentOwner {
  public:
   static constexpr std::uint64_t kOwnSegment = std::uint64_t{32} << 20;

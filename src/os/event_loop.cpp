@@ -214,7 +214,7 @@ EventLoop::Clock::time_point EventLoop::next_pass() const noexcept {
   return pass_requested_ ? std::min(next_due_, rested_at_ + Timer::kSoon) : next_due_;
 }
 
-/// Runs all timers that are due or requested. If a timer is added or removed meanwhile, another one may be skipped; its
+/// Runs all timers that are due or requested. If a timer is added or removed by then, another timer may be skipped; its
 /// request stays.
 void EventLoop::pass() noexcept {
   point("loop.pass");

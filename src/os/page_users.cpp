@@ -72,7 +72,7 @@ bool may_be_untracked(int pid, const BorrowerFiles& files) {
   return seen == Sighting::nothing || tables > pages.size();
 }
 
-/// Returns whether /proc shows this file in this process's own mappings. If not, /proc does not show such files at all.
+/// Returns whether /proc shows this file in this process's own mappings. If not, /proc does not show memfds at all.
 bool is_mapped_here(const MappedFile& file) {
   bool is_mapped = false;
   look(number_in_proc(current_pid()),

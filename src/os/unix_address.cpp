@@ -74,7 +74,7 @@ class DirectoryLock {
            !deadline.has_passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  /// Unlocks explicitly, because a child forked meanwhile shares the descriptor and would keep the lock.
+  /// Unlocks explicitly, because a child forked in between shares the descriptor and would keep the lock.
   ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;

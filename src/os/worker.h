@@ -10,8 +10,8 @@ namespace onecopy {
 
 /// A task that may take long and runs on request on a thread of its own, which the first request starts.
 ///
-/// Thread safety: all members may be called concurrently. A forked child has no such thread and runs no task of its
-/// parent. REQUIRES: destroyed only after the thread has stopped, or never.
+/// Thread safety: all members may be called concurrently. A forked child does not have the thread, and runs no task of
+/// its parent. REQUIRES: destroyed only after the thread has stopped, or never.
 class Worker {
  public:
   /// Constructs a worker. `name` names the thread, in at most 15 characters.

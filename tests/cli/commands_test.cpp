@@ -392,7 +392,7 @@ int child_with(int parent, const std::string& name) {
   return 0;
 }
 
-/// The mask of signals that a process blocks; 0 when there is no such process.
+/// Returns the mask of signals that a process blocks, or 0 if there is no process with this PID.
 std::uint64_t blocked_by(int pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(status, line);)

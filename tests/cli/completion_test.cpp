@@ -32,7 +32,7 @@ std::string offered_by_bash(const std::vector<std::string>& words) {
   return offered;
 }
 
-/// All matches of the first group of `pattern`.
+/// Returns all matches of the first group of `pattern`.
 std::set<std::string> found(const std::string& text, const char* pattern) {
   const std::regex regex(pattern);
   std::set<std::string> words;

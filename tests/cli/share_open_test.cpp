@@ -19,7 +19,7 @@ std::string bytes_of(std::initializer_list<T> values) {
   return bytes;
 }
 
-/// Two tensors: counts = int32 [1, 2, 3], weight = float32 [[0.5, 1.5], [2, -1]].
+/// A file with two tensors: counts = int32 [1, 2, 3], weight = float32 [[0.5, 1.5], [2, -1]].
 std::string two_tensors() {
   return safetensors_bytes(R"({"counts":{"dtype":"I32","shape":[3],"data_offsets":[0,12]},)"
                            R"("weight":{"dtype":"F32","shape":[2,2],"data_offsets":[12,28]}})",

@@ -142,8 +142,8 @@ struct KilledBesideAnother : World<M> {
   }
 };
 
-/// A block that was never exported is freed without a look at other processes. Meanwhile a process tries an old or
-/// invented handle on it, also when it is exported in its next life.
+/// A block that was never exported is freed without a look at other processes. Another process tries an old or invented
+/// handle on the block, also when the block is exported in its next life.
 template <Mistake M>
 struct NeverExported : Scenario {
   Owner<M> owner;
@@ -257,7 +257,7 @@ struct SharedOnAfterTheOwnersDeath : World<M> {
   void finish() override {}
 };
 
-/// A handle comes back to the owner, which has freed the block meanwhile.
+/// A handle comes back to the owner after the owner has freed the block.
 template <Mistake M>
 struct Revived : World<M> {
   Borrower<M> late;

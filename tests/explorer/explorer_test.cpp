@@ -25,7 +25,7 @@ struct StoreBuffer final : Scenario {
   void finish() override { outcomes.insert({a, b, 0}); }
 };
 
-/// Enough dependence for many outcomes, enough independence for a reduction to show.
+/// The steps depend on each other enough for many outcomes, and are independent enough for a reduction to show.
 struct Tangle final : Scenario {
   Process process;
   Atomic<int> x, y, z;

@@ -69,7 +69,7 @@ struct ParentLetsGo : Fork<M> {
   }
 };
 
-/// The scenario with an owner that drains meanwhile.
+/// The scenario with an owner that drains at the same time.
 template <Mistake M>
 struct OwnerDrains : ParentLetsGo<M> {
   OwnerDrains() {
@@ -77,7 +77,8 @@ struct OwnerDrains : ParentLetsGo<M> {
   }
 };
 
-/// The child inherits nothing, but the owner cannot know: blocks that it freed meanwhile have to come home.
+/// The child inherits nothing, which the owner cannot know: blocks that the owner frees during the fork must be
+/// reusable at the end.
 template <Mistake M>
 struct ChildHoldsNothing : Fork<M> {
   ChildHoldsNothing() {

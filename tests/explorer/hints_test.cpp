@@ -42,8 +42,8 @@ struct TakesBottomUp {
   }
 };
 
-/// Two releases of blocks A and B, each lowering its slot and leaving a mark, and a drainer. Each
-/// block must be looked at once more after its slot has come down.
+/// The scenario of two releases, of blocks A and B, which each lower a slot and leave a mark, and a drainer. Each block
+/// must be looked at once more after its slot has come down.
 template <class H, std::uint32_t A, std::uint32_t B>
 struct Marks : Scenario {
   Process borrower, owner;

@@ -31,7 +31,7 @@ class FutexWord;
 struct Kernel;
 Kernel* current_kernel = nullptr;
 
-/// One execution's kernel.
+/// The kernel of one execution.
 struct Kernel {
   Kernel() noexcept { current_kernel = this; }
 
@@ -42,7 +42,7 @@ struct Kernel {
       nullptr;  ///< has the lock: from the step that takes it to the step that gives it back
 };
 
-/// A 64-bit word, and those asleep on its lower half. Each operation is one step, as it is in the kernel.
+/// A 64-bit word, and the threads asleep on its lower half. Each operation is one step, as it is in the kernel.
 class FutexWord {
  public:
   FutexWord() noexcept { current_kernel->word = this; }

@@ -17,7 +17,7 @@ namespace onecopy::explorer {
 enum class Mistake {
   none,
   copied,  ///< the wrong table without a mistake: shows that the others fail for their mistakes only
-  // The borrower's.
+  // The words that the borrower writes.
   local_count,          ///< a process-local count, the slot written by its first and last only
   word_before_slot,     ///< claim reads the word, then raises the slot
   any_generation,       ///< claim looks at the state only
@@ -26,12 +26,12 @@ enum class Mistake {
   ask_before_slot,      ///< claim of a closing block asks the owner, then raises the slot
   gone_means_yes,       ///< a claim on a dead owner's closing block does not read the word again
   generation_of_word,   ///< a shared-on handle carries the generation of a closing word
-  // The owner's.
+  // The words that the owner writes.
   scan_before_close,  ///< looks at the slots, then stores closing
   limbo_late,         ///< enters limbo after the look, not in one locked step with it
   mark_taken_late,    ///< looks at the slots, then takes the mark away
   no_rescan,          ///< a borrower's death without a look at limbo
-  // Around fork.
+  // The words that are used around fork.
   all_after_slot,          ///< owner reads the slot, then `all`
   announced_before_slot,   ///< owner reads `announced`, then the slot
   not_announced,           ///< parent sends the page without a word

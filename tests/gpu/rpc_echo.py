@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of calls with tensors on cards, ours or torch's: `rpc_echo.py [--torch] [device0 device1]`. One line a row."""
+"""Times of calls with tensors on cards, ours or torch's: `rpc_echo.py [--torch] [device0 device1]`. Prints one line for
+each row."""
 
 import os
 import statistics

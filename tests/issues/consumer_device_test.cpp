@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The wound of a process that uses another's memory from a card of its own (sglang#22662): to open it took a context
-// on the owner's card, hundreds of megabytes of it for each such process. Parts of the simulator alone are marked; a
-// run on two real cards is still wanted.
+// SPDX-License-Identifier: Apache-2.0 A process uses memory of another process from its own card (sglang#22662).
+// Opening once created a context on the owner's card, which took hundreds of megabytes for each consumer. Parts of the
+// simulator alone are marked; a run on two real cards is still wanted.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -96,8 +96,8 @@ TEST(Counters, ReturnToZeroWhateverTheBorrowersDid) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// Ten thousand blocks that were freed and are still borrowed: allocating goes on meanwhile, and each
-/// comes back without a call to collect().
+/// Ten thousand blocks that were freed and are still borrowed: the owner can still allocate, and each block becomes
+/// free without a call to collect().
 TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
   constexpr int kBlocks = 10'000;
   Shared<Note> note;

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// The published guide to sharing memory between processes on Ascend, step by step: a handle and its rebuilding
-// on npu:0, then access from npu:1 to memory of npu:0. And the peculiarities of that memory.
+// SPDX-License-Identifier: Apache-2.0 The published guide to sharing memory between processes on Ascend, step by step:
+// a handle and its rebuilding on npu:0, then access from npu:1 to memory of npu:0. The last tests check the
+// peculiarities of this memory.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -175,7 +175,7 @@ TEST_F(CudaBetweenProcesses, ManyAllocationsAreAskedForInFewMessages) {
   });
 }
 
-/// One that its owner has freed meanwhile keeps none of the others from being mapped.
+/// A chunk that its owner has freed does not keep the other chunks from being mapped.
 TEST_F(CudaBetweenProcesses, AnAllocationThatIsGoneIsLeftOutOfTheMessageWithTheOthers) {
   Shared<Note> note;
   JoinedChild owner([&] {

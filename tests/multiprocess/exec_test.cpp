@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Owners whose processes become other programs by exec, and live on as those: their memory is as good as a dead
-// owner's.
+// SPDX-License-Identifier: Apache-2.0 Owners whose processes become other programs by exec, and live on as these
+// programs: their memory is as good as a dead owner's.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -161,7 +161,7 @@ TEST(FirstShare, OfATensorIsNotDisturbedByASegmentThatGoesWhileItIsOpened) {
   note->step = 2;
 }
 
-/// Otherwise those it tells would take it for gone.
+/// Otherwise the processes that it informs would take it for dead.
 TEST(FirstShare, WithoutADescriptorLeftDoesNotForgetWhenTheProcessStarted) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
   JoinedChild owner([] {

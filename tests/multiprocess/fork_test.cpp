@@ -62,7 +62,7 @@ void fork_orphan(const Body& body) {
   _exit(0);
 }
 
-/// New tensors in any free memory.
+/// Allocates new tensors in any free memory.
 void overwrite_free_memory() {
   for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
 }

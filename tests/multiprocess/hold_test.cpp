@@ -216,7 +216,7 @@ TEST_F(HoldBetweenProcesses, IsSeenByOthersWithItsAge) {
   EXPECT_EQ(maker.join(), 0);
 }
 
-// Memory of both mappings: for reading and for writing.
+// The process uses both mappings: for reading and for writing.
 
 TEST(ShareBetweenProcesses, ATensorForReadingIsSharedOnFromItsOwnMapping) {
   Watchdog watchdog;

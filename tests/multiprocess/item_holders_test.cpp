@@ -440,7 +440,7 @@ TEST(Unkept, FallsWithTheLastReferenceToItsQueue) {
   EXPECT_TRUE(eventually([] { return stats().unkept == 0; }));
 }
 
-/// As in old sandboxes, and on Linux before 5.3. The creator sees the putter's end by the mark on its table.
+/// Behaves as in old sandboxes, and on Linux before 5.3. The creator sees the putter's end by the mark on its table.
 TEST(ItemHolders, ACreatorThatCannotOpenAPidfdKeepsItemsForTheTimeAfterTheirPuttersEnd) {
   const Watchdog watchdog;
   Shared<Note> note;

@@ -108,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(Points, BorrowerDies,
                                            "release.marked"),
                          point_name);
 
-/// Lives through a process's death with a tensor of its own, and has lost nothing by it: its resources are those
-/// after a polite owner's end. `lent` gets the tensor's handle, and step 9 when its owner is dead.
+/// Uses its own tensor while a process dies, and checks that its resources afterwards equal its resources after an
+/// orderly end of the owner. `lent` gets the tensor's handle, and step 9 when its owner is dead.
 class Survivor {
  public:
   Survivor(Note& lent, std::int64_t seed) : lent_(lent), seed_(seed) {}

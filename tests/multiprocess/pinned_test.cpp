@@ -148,7 +148,8 @@ TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
   });
 }
 
-/// Somebody may be copying the neighbour, and a driver that unpins it meanwhile ends all of the process's work.
+/// Another thread may be copying the neighbour, and unpinning the neighbour during the copy makes all work of the
+/// process fail.
 TEST_F(Pinned, UnpinLeavesAPieceWithOtherBlocks) {
   in_child([] {
     Tensor first = filled_bytes(kBytes, 1);

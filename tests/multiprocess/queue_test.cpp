@@ -65,7 +65,7 @@ std::uint64_t blocks_sent() {
   return blocks;
 }
 
-// One body for all kinds of processes.
+// The same body serves all kinds of processes.
 
 constexpr std::int64_t kEach = 3000;
 
@@ -496,7 +496,7 @@ void take_if_there(Queue& queue) {
 
 std::atomic<int> waits_in_vain{0};
 
-/// A creator is not asked again, before it goes on, about requests that it has not answered; then it keeps those
+/// A creator is not asked again, before it goes on, about requests that it has not answered; then it keeps their
 /// segments.
 TEST_F(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   JoinedChild creator([&] {

@@ -150,7 +150,7 @@ TEST(ShareBetweenProcesses, MemoryOutlivesItsOwner) {
 
 constexpr std::size_t kSegments = 40;
 
-/// Each in a segment of its own. Element 0 of number i is i.
+/// Each tensor is in its own segment. Element 0 of number i is i.
 std::vector<NamedTensor> in_many_segments() {
   std::vector<NamedTensor> tensors;
   for (std::size_t i = 0; i < kSegments; ++i) {

@@ -81,7 +81,7 @@ struct Client {
   wire::Nonce nonce = make_nonce<wire::Nonce>();
 };
 
-/// An owner that must be as it was when all attacks are over, and serve others meanwhile.
+/// An owner that must serve other processes during all attacks, and be unchanged afterwards.
 class Attack : public ::testing::Test {
  protected:
   Attack()

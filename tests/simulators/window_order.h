@@ -11,7 +11,7 @@
 
 namespace sim {
 
-/// For each stream, by its number, how many of its operations come before something. Moves forward only.
+/// The number of operations of each stream, by the stream's number, that come before a point. Moves forward only.
 using Clock = std::map<std::uint64_t, std::uint64_t>;
 
 inline void merge(Clock& into, const Clock& from) {
@@ -29,7 +29,7 @@ inline void merge(Clock& into, const Clock& from) {
 /// Thread safety: all members may be called concurrently.
 class WindowOrder {
  public:
-  /// One stream. It, and events, have their clocks here.
+  /// A stream and its clock.
   struct Line {
     std::uint64_t number = 0;
     Clock clock{};

@@ -296,7 +296,7 @@ void Agent::get(const Command& c, Result& result) {
   }
 }
 
-/// True in the child. Its socket to the director is the one that came with the command.
+/// Returns true in the child. Its socket to the director is the one that came with the command.
 bool Agent::fork_with(std::vector<Fd>& fds) {
   UnixSocket socket(std::move(fds.at(0)));
   std::fflush(nullptr);

@@ -309,7 +309,7 @@ void Director::bury(const Part& part) {
   judge_.note(fmt::format("agent {}: the new program of agent {}", id, part.agent));
 }
 
-/// Our own children, and those whose parents have died.
+/// Reaps children of this process, and orphans, whose parents have died.
 void Director::reap() {
   int status = 0;
   for (int pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {

@@ -48,7 +48,7 @@ class Director {
     int pid = 0;
     Fd pidfd;
   };
-  /// One agent's part in a round.
+  /// The part of an agent in a round.
   struct Part {
     Id agent = 0;
     Fate fate = Fate::live;

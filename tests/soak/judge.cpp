@@ -155,7 +155,7 @@ void Judge::put(Id agent, const Command& c, const Result& result) {
   queue.items.push_back(std::move(item));
 }
 
-/// The queue's answer must be its first item that is certainly there, or one of those before it that perhaps are.
+/// The queue's answer must be its first item that is certainly there, or an item before it that is perhaps there.
 void Judge::got(Id agent, const Planned& planned, const Result& result) {
   const Command& c = planned.command;
   ++counters_.gets;

@@ -70,7 +70,7 @@ class Model {
 
   /// For people: whether it lives, or how it ended.
   std::string story_of(Id agent) const;
-  /// Alive until the end of this round.
+  /// It lives until the end of this round.
   bool is_firm(Id agent) const;
   bool holds(Id agent, Id block) const;
   /// A process that outlives this round has it.
@@ -89,7 +89,7 @@ class Model {
   bool is_held_elsewhere(const Item& item) const;
 
   /// Owners of blocks that the dead putter's page may still count as under way: of its items in queues, and of items
-  /// taken too short a time ago for it to have looked. Such an owner waits ten minutes for a queue that it has not
+  /// taken too short a time ago for it to have looked. The owner waits ten minutes for a queue that it does not have
   /// open.
   std::set<Id> owners_that_wait_for(Id putter) const;
 

@@ -8,9 +8,9 @@
 
 namespace onecopy::soak {
 
-// A block identifies itself: its number and version in the first two words, and in the others a pattern of those two
-// and the place. All of a tensor's block is written and read, also beyond the tensor's reach; of blocks above 64 KiB
-// a word in each 512 bytes.
+// A block identifies itself: its number and version in the first two words, and in the other words a pattern of number,
+// version and place. All of a tensor's block is written and read, also beyond the tensor's reach; of blocks above 64
+// KiB a word in each 512 bytes.
 
 inline constexpr std::uint64_t kLeastBytes = 64;
 

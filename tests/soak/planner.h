@@ -11,7 +11,7 @@
 
 namespace onecopy::soak {
 
-/// How an agent's part in a round ends.
+/// The ways in which an agent's part in a round ends.
 enum class Fate : std::uint8_t {
   live,
   stop,       ///< SIGSTOP in the middle of its batch, and SIGCONT

@@ -51,7 +51,7 @@ class Turns {
     std::atomic<bool> is_wanted{false};
     std::optional<Timer> timer{};
   };
-  /// One for each process, for good.
+  /// There is one for each process, which is never freed.
   static Count* count_of(Runtime* process) {
     static std::map<Runtime*, Count*> counts;
     if (!process) return nullptr;

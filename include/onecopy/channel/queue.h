@@ -42,11 +42,11 @@ struct QueueOptions {
 /// passed, not copied: producer and consumer use the same memory. A message is delivered even if its producer has
 /// exited or was killed, and the death of a process does not damage the queue. For a tensor to be delivered, one of
 /// three processes must live until it is received: its owner, its producer, or the creator of the queue. Memory of
-/// cudaMalloc and of Ascend ends with the process that allocated it, so such a tensor needs its owner.
+/// cudaMalloc and of Ascend ends with the process that allocated it, so a tensor there needs its owner.
 ///
 /// A get throws stale_handle or owner_died if a tensor of the message is lost: its owner freed it, or died and no
 /// process kept the memory. A get throws peer_died if the producer died, or its device failed, before its stream had
-/// written the tensors. Such a message is lost; the queue stays usable.
+/// written the tensors. The message is lost; the queue stays usable.
 ///
 /// Thread safety: all members may be called concurrently, except moving. A forked child may use the queue it inherited.
 /// Move-only. Destroying the object leaves the queue, once this process's streams have written the tensors it has put.
@@ -66,11 +66,11 @@ class Queue {
   }
   ~Queue();
 
-  // `stream` belongs to the device of the message's tensors; the default means the default stream of each such device.
-  // Work that is in the producer's stream at the put is done before work that is given to the consumer's stream after
-  // the get. The memory is reused only after the work that is in the consumer's stream when the tensor is dropped. The
-  // host does not wait for any of this. A named stream must live as long as the tensor, and all tensors of the message
-  // must be on its device.
+  // `stream` belongs to the device of the message's tensors; the default means the device's default stream. Work that
+  // is in the producer's stream at the put is done before work that is given to the consumer's stream after the get.
+  // The memory is reused only after the work that is in the consumer's stream when the tensor is dropped. The host does
+  // not wait for any of this. A named stream must live as long as the tensor, and all tensors of the message must be on
+  // its device.
   //
   // A message without tensors of a device is ordered as well, once this process has shared or opened memory of a
   // device: it comes after the work that is in the stream (or in each such device's default stream) at the put. A
@@ -88,7 +88,7 @@ class Queue {
   ///
   /// Throws timeout if a stopped process (SIGSTOP, a debugger) holds the queue's lock, or if the process that must be
   /// asked (the queue's creator, or the owner of the next message's tensors) is stopped. A call with a timeout then
-  /// ends at most a tenth of a second late for each such process; a call without one ends after ten seconds of asking.
+  /// ends at most a tenth of a second late for each of them; a call without one ends after ten seconds of asking.
   /// Nothing was put or taken: retry once the process runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});

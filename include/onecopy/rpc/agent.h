@@ -40,11 +40,11 @@ struct AgentOptions {
   std::uint32_t number = 0;  ///< of this member, unique in its group
   /// The timeout of calls that name none; zero means no limit.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
-  /// The time for which a thread polls for a message before it sleeps; polling is faster than waking a process.
-  /// Negative: the value of ONECOPY_RPC_SPIN_US, or 100 µs. Zero: sleeps at once.
+  /// The time for which a thread polls for a message before it sleeps; polling is faster than waking a process. A
+  /// negative value means ONECOPY_RPC_SPIN_US, or 100 µs. Zero: sleeps at once.
   std::chrono::nanoseconds spin{-1};
   /// The max number of threads that run functions. When all are taken, a function that waits for a call of its own runs
-  /// other functions meanwhile, so that calls that wait for each other cannot exhaust the threads.
+  /// other functions while it waits, so that calls that wait for each other cannot exhaust the threads.
   std::size_t max_workers = 1024;
 };
 

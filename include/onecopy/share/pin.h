@@ -23,8 +23,8 @@ namespace onecopy {
 /// of the memory).
 void pin(const Tensor& tensor, std::optional<Device> card = {});
 /// Ends the caller's use of the pinned memory and unpins it, unless another tensor of this process lies in the same
-/// pinned piece. Waits for the card's work. REQUIRES: no thread copies the tensor meanwhile. Does nothing for memory
-/// that is not pinned.
+/// pinned piece. Waits for the card's work. REQUIRES: no thread copies the tensor during the call. Does nothing for
+/// memory that is not pinned.
 void unpin(const Tensor& tensor);
 /// Returns a tensor of `device` on the same host memory: the card reads and writes it in place, over the link, and
 /// nothing is copied. Pins the memory if necessary. The view keeps the block alive; after the last view is dropped, the

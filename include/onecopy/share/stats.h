@@ -147,7 +147,7 @@ struct OwnerList {
 /// owners beyond the 64th are asked once earlier ones have answered. An owner that had no room for another caller is
 /// asked again at the end, for up to two seconds. Sockets of other users are skipped.
 OwnerList ask_owners();
-/// Asks all owners and returns those that answered. Logs the others.
+/// Asks all owners and returns the owners that answered. Logs the others.
 std::vector<OwnerInfo> list_owners();
 /// Returns what ask_owners() would report of this process, without asking.
 OwnerInfo this_owner();

@@ -15,7 +15,7 @@ namespace onecopy {
 /// alive; layouts stay the same.
 ///
 /// Pins host memory that is not pinned if it is at least 32 MiB in total. Memory beyond ONECOPY_PIN_LIMIT is copied
-/// unpinned and counted in stats().pageable_copies; only such copies block the caller. Throws what empty() throws, and
+/// unpinned and counted in stats().pageable_copies; only these copies block the caller. Throws what empty() throws, and
 /// invalid_argument for two cards (use copy()) and for memory of other libraries. REQUIRES: the host memory stays
 /// unchanged until the stream has done the copies.
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream = {});

@@ -160,7 +160,7 @@ class _StaticInput:
 
 @dataclasses.dataclass
 class _Captured:
-    """The result of a capture. `copied_inputs`: each one's index, address, size in bytes and an example."""
+    """The result of a capture. `copied_inputs`: the index, address and size in bytes of each, and an example tensor."""
 
     results: list[Any] = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)

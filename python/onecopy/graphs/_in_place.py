@@ -161,7 +161,7 @@ def _views_of(nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _readers_of(values: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Returns the users of the values, without those that only make views."""
+    """Returns the users of the values, except users that only make views."""
     return [u for value in values for u in value.users if u not in values or _is_mutable(u)]
 
 

@@ -56,7 +56,8 @@ def is_on_cpu(argument: Any) -> bool:
 
 
 def _content(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Returns the content of a small CPU tensor, which a capture on a card makes constant; None for other tensors."""
+    """Returns the content of a small CPU tensor, which a capture on a card makes constant, or None for other
+    tensors."""
     if tensor.device.type != "cpu" or tensor.numel() > MAX_KEYED_ELEMENTS:
         return None
     return tuple(tensor.flatten().tolist())

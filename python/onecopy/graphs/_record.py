@@ -54,7 +54,7 @@ class Step:
     - ``constant``: a value that depends on the key alone,
     - ``view``: one or several tensors in memory of other nodes,
     - ``make``: one tensor in new memory,
-    - ``many``: several results in new memory; ``value`` contains those that are not tensors,
+    - ``many``: several results in new memory; ``value`` contains the results that are not tensors,
     - ``mutate``: an operator that writes into its arguments, and returns nothing or the written arguments,
     - ``effect``: an operator without a result.
     """

@@ -45,7 +45,7 @@ __all__ = [
     "reduce_typed_storage_child",
 ]
 
-# Device types whose memory is sent by handle from any allocator, and those that need memory of onecopy.
+# The device types whose memory is sent by handle from any allocator, and the types that need memory of onecopy.
 _CARRIED = ("cpu", "cuda")
 _CARRIED_IF_OURS = ("npu",)
 

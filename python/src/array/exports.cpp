@@ -61,7 +61,7 @@ class Exports {
     static Exports* const exports = new Exports;
     return *exports;
   }
-  // Around a fork.
+  // Called around a fork.
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 

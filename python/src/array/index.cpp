@@ -43,7 +43,7 @@ class Selection {
   Tensor result() {
     skip(tensor_.layout().ndim() - dim_);
     Layout layout(tensor_.dtype(), shape_, strides_);
-    // The first element of an empty part may lie past the end. Such a part starts where the tensor starts.
+    // The first element of an empty part may lie past the end. An empty part starts where the tensor starts.
     const std::int64_t skipped = layout.numel() == 0 ? 0 : offset_;
     std::byte* const data =
         tensor_.as<std::byte>() + skipped * static_cast<std::int64_t>(size_of(tensor_.dtype()));

@@ -25,7 +25,7 @@ class Source {
   const std::optional<Tensor>& ours() const noexcept { return ours_; }
 
   /// Returns a tensor of onecopy: the array itself, memory of another library on a device in place, or else a row-major
-  /// copy. Large copies release the GIL.
+  /// copy. The GIL is released during large copies.
   Tensor shared() const;
   Tensor copied() const;
   /// Copies the elements to a tensor. REQUIRES: equal dtype and shape.
@@ -48,7 +48,7 @@ class Source {
 /// Throws unsupported for a numpy.ma.MaskedArray, whose memory also contains the masked elements.
 void refuse_masked(nb::handle object, const char* argument);
 
-/// Copies the elements. Large copies release the GIL. REQUIRES: equal shape and element size.
+/// Copies the elements. The GIL is released during large copies. REQUIRES: equal shape and element size.
 void copy_with_gil(const StridedView& to, const StridedView& from);
 
 }  // namespace onecopy::python

@@ -25,7 +25,8 @@ enum class Framework : std::uint8_t { onecopy, torch, numpy };
 /// Returns repr(value), cut to the length of a line.
 std::string short_repr(nb::handle value);
 
-/// Returns a str as UTF-8, valid while the str lives. Empty for other objects, and for a str with lone surrogates.
+/// Returns a str as UTF-8, valid while the str lives. Returns nothing for other objects, and for a str with lone
+/// surrogates.
 std::optional<std::string_view> utf8_of(nb::handle value);
 /// Returns a str as UTF-8. Raises TypeError and InvalidArgument for others.
 std::string text_of(nb::handle value, const char* argument);

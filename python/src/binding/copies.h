@@ -30,7 +30,7 @@ class Copies {
  public:
   static constexpr std::size_t kPart = std::size_t{512} << 20;
 
-  /// `stream`: a stream of torch or cupy, or its number; None for the current stream. Throws as device_arg().
+  /// `stream`: a stream of torch or cupy, or its number; None means the current stream. Throws as device_arg().
   Copies(nb::handle device, nb::object stream, std::size_t part);
 
   /// Adds objects up to the first that is not a plain tensor of onecopy or torch. Returns how many it added.

@@ -20,14 +20,14 @@ struct DropNode {
 };
 
 /// The references that wait to be released with the GIL. Thread safety: all members may be called concurrently; drop()
-/// needs the GIL. Usable after fork. Never destroyed.
+/// needs the GIL. Works after fork. Never destroyed.
 class DropQueue {
  public:
   static DropQueue& instance() {
     static DropQueue* const unneeded = new DropQueue;
     return *unneeded;
   }
-  // Around a fork.
+  // Called around a fork.
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 

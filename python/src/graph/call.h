@@ -38,7 +38,8 @@ struct TensorSignature {
   std::vector<std::int64_t> numbers;  ///< sizes, then strides
 };
 
-/// Returns the properties of a tensor. Empty, without an error, for another object or a tensor without memory.
+/// Returns the properties of a tensor. Returns nothing, without an error, for another object or a tensor without
+/// memory.
 inline std::optional<torch::AotiShim::View> view_of(const torch::TorchSymbols& api,
                                                     const torch::AotiShim& shim,
                                                     PyObject* object) noexcept {

@@ -57,8 +57,8 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
 }
 
 /// Keeps memory that is copied without the GIL from being freed during the copy. If several threads move a storage at
-/// once, the fastest leaves the former memory here, and the last one releases it. Thread safety: used with the GIL
-/// held. A forked child does not wait for its parent's threads.
+/// once, the fastest thread leaves the former memory here, and the last thread releases it. Thread safety: used with
+/// the GIL held. A forked child does not wait for its parent's threads.
 class StorageMove {
  public:
   explicit StorageMove(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
@@ -568,7 +568,7 @@ namespace onecopy::python {
 namespace {
 
 /// Returns whether the tensor's offset in its block is a multiple of the element size: the opener's torch storage
-/// covers the whole block, and counts elements from its beginning. False for a tensor without elements.
+/// covers the whole block, and counts elements from its beginning. Returns false for a tensor without elements.
 bool begins_with_an_element(const Tensor& tensor) {
   if (tensor.layout().numel() == 0) return false;
   const auto offset = static_cast<std::size_t>(tensor.as<std::byte>() - onecopy::storage(tensor).data());

@@ -25,8 +25,8 @@ namespace {
 
 constexpr int kNoDescriptor = -1;  // as torch returns it
 
-/// Returns the descriptor that torch keeps, or kNoDescriptor for a storage of torch.from_file(). Empty for a storage
-/// with a name.
+/// Returns the descriptor that torch keeps, or kNoDescriptor for a storage of torch.from_file(). Returns nothing for a
+/// storage with a name.
 std::optional<int> descriptor_of(const TorchSymbols& torch, nb::handle storage) {
   try {
     return nb::cast<int>(torch.shared_descriptor(storage));

@@ -32,7 +32,7 @@ class LentToTorch {
     return begin;
   }
 
-  /// Removes and returns the memory at this address. Empty for other memory.
+  /// Removes and returns the memory at this address. Returns nothing for other memory.
   Tensor take(void* begin) {
     const LockGuard lock(mutex_);
     auto node = blocks_.extract(begin);

@@ -35,7 +35,7 @@ class AotiShim {
   /// Returns a new reference, which the caller must release(). Throws torch's exceptions.
   Tensor acquire(nb::handle tensor) const;
   void release(Tensor tensor) const noexcept { delete_(tensor); }
-  /// Returns the properties of a tensor. Empty, without an error, for a tensor without memory. REQUIRES:
+  /// Returns the properties of a tensor. Returns nothing, without an error, for a tensor without memory. REQUIRES:
   /// TorchSymbols::is_tensor().
   std::optional<View> view(PyObject* tensor) const noexcept;
   std::size_t element_size(Code dtype) const noexcept { return element_size_(dtype); }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 /// The part of the ACL runtime's C interface that is used here, with the names of acl/acl_rt.h, so that building needs
-/// no CANN. One table serves CANN 8.3 to 9.2, because those releases added calls and changed none. Nothing is linked:
+/// no CANN. One table serves CANN 8.3 to 9.2, because these releases added calls and changed none. Nothing is linked:
 /// driver.h finds the calls at run time, and any of them may be missing.
 namespace onecopy::ascend {
 

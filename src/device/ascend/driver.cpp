@@ -69,7 +69,7 @@ int rank_of(const std::vector<std::string>& parts, std::size_t at) {
   return digits == 0 ? number : number - 100'000;
 }
 
-/// Returns the names of the library. ONECOPY_ASCEND_RUNTIME names another one, for tests.
+/// Returns the names of the library. Tests can name another library by ONECOPY_ASCEND_RUNTIME.
 std::vector<std::string> library_names() {
   const char* chosen = std::getenv("ONECOPY_ASCEND_RUNTIME");
   if (chosen && *chosen) return {chosen};

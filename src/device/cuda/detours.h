@@ -15,8 +15,8 @@ namespace onecopy::cuda {
 
 /// A way to copy within one card through pinned host memory, which uses only the card's copy engines for the link. The
 /// driver gives a copy on the card, and a copy to it of less than Backend::kAsideRoom bytes, to the processors' queue.
-/// If another process shares the card, such a copy waits until the card switches to this process: 0.14 ms each way,
-/// where a detour takes 0.01 ms (seen on an H100).
+/// If another process shares the card, a copy waits until the card switches to this process: 0.14 ms each way, where a
+/// detour takes 0.01 ms (seen on an H100).
 ///
 /// Thread safety: all members may be called concurrently. Invariant: a detour belongs to one stream, which reads the
 /// buffer before it writes the next copy there; the driver never reuses a stream's number.

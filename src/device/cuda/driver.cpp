@@ -101,7 +101,7 @@ void Vendor::throw_missing(const char* call, int since) {
               CUDA_ERROR_NOT_FOUND, ErrorDomain::cuda);
 }
 
-/// Loads the driver. ONECOPY_CUDA_DRIVER names another library, for tests.
+/// Loads the driver. Tests can name another library by ONECOPY_CUDA_DRIVER.
 Driver::Driver() {
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
   std::vector<std::string> names{"libcuda.so.1"};

@@ -14,7 +14,7 @@ bool is_still(const ForeignMemory& memory, const void* at) noexcept;
 /// or by a descriptor for each mapping, created on demand.
 std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory);
 /// Opens another process's allocation on the device `home`, by its legacy handle, for the device `user`. The driver
-/// cannot map such memory read-only.
+/// cannot map this memory read-only.
 std::unique_ptr<DeviceMemory> open_legacy_memory(int home, const ExportedMemory& memory, Access access,
                                                  int user);
 

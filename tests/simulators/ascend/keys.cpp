@@ -73,7 +73,7 @@ SIM_CALL aclrtIpcMemGetExportKey(void* pointer, std::size_t size, char* key, std
   return ACL_SUCCESS;
 }
 
-/// By any holder; not for keys without a whitelist.
+/// Any holder may call it, except for keys without a whitelist.
 SIM_CALL aclrtIpcMemSetImportPid(const char* key, std::int32_t* numbers, std::size_t count) {
   SIM_ENTER(aclrtIpcMemSetImportPid);
   if (!key || !numbers || count == 0) return ACL_ERROR_INVALID_PARAM;

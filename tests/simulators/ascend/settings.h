@@ -31,7 +31,7 @@ struct Settings {
 
 const Settings& settings();
 
-/// Equal in every process.
+/// Writes the UUID of a device, which is the same in every process.
 void uuid_of(int physical, char (&bytes)[16]);
 
 }  // namespace sim

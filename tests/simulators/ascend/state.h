@@ -46,7 +46,7 @@ struct Facts {
   bool has_importers() const;  ///< that live
 };
 
-/// Physical memory of a device: a memfd. The simulator reads and writes it through `bytes`; the addresses that
+/// The physical memory of a device, a memfd. The simulator reads and writes it through `bytes`; the addresses that
 /// programs get are not accessible to them, as on a machine with a real device.
 class Memory {
  public:
@@ -110,7 +110,7 @@ struct Context {
   Stream* stream = nullptr;
 };
 
-/// Everything of the process, behind one lock. Never destroyed.
+/// The state of the process, behind one lock. Never destroyed.
 struct State {
   std::mutex mutex;
   std::atomic<bool> initialized{false};
@@ -136,7 +136,7 @@ State& state();
 aclError enter(const char* symbol);
 /// The current context of this thread; null when there is none.
 Context*& current() noexcept;
-/// Physical number; -1 when there is no such ordinal.
+/// Returns the physical number of an ordinal, or -1.
 int physical(int ordinal) noexcept;
 /// The driver's number of this process.
 std::int32_t own_number();

@@ -41,7 +41,7 @@ PinnedPages::~PinnedPages() {
     if (fd >= 0) ::close(fd);
 }
 
-/// Copies the pipe's references, and reads those away.
+/// Copies the pipe's references, and reads the copies away.
 void PinnedPages::read(std::size_t from, std::byte* to, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (::tee(held_[0], passed_[1], bytes_, SPLICE_F_NONBLOCK) != static_cast<ssize_t>(bytes_)) return;

@@ -12,7 +12,7 @@ namespace sim {
 /// safety: all members may be called concurrently.
 class PinnedPages {
  public:
-  /// Null for more than a pipe holds, 1 MiB: those are read where they are.
+  /// Returns null for more than 1 MiB, which a pipe cannot hold: these pages are read in place.
   static std::shared_ptr<PinnedPages> take(void* at, std::size_t bytes);
   PinnedPages(const PinnedPages&) = delete;
   PinnedPages& operator=(const PinnedPages&) = delete;

@@ -28,7 +28,7 @@ struct Settings {
 
 const Settings& settings();
 
-/// "SIM0" and the device's number: the same in every process.
+/// Writes the UUID of a device, which is the same in every process.
 void uuid_of(int physical, char (&bytes)[16]);
 
 }  // namespace sim

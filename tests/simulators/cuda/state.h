@@ -75,7 +75,7 @@ struct Context {
   std::atomic<CUresult> failed{};  ///< an error after which nothing works in it and its streams do nothing
 };
 
-/// Everything of the process, behind one lock. Never destroyed.
+/// The state of the process, behind one lock. Never destroyed.
 struct State {
   std::mutex mutex;
   std::atomic<bool> initialized{false};
@@ -102,15 +102,15 @@ State& state();
 
 /// Faults, forks, cuInit: every call asks this first. 0 when it may go on.
 CUresult enter(const char* symbol);
-/// begin(), and whether the current context has failed: all calls ask it except those that change the current
-/// context.
+/// Calls begin(), and returns the error of the current context if it has failed. All calls use it except the calls that
+/// change the current context.
 CUresult enter_context(const char* symbol);
 /// The error of a context that failed while the caller waited.
 CUresult result_in(const Context* context) noexcept;
 /// The current context of this thread; null when there is none.
 Context* current() noexcept;
 std::vector<CUcontext>& context_stack() noexcept;
-/// Physical number; -1 when there is no such ordinal.
+/// Returns the physical number of an ordinal, or -1.
 int physical(CUdevice ordinal) noexcept;
 /// The number by which this process knows a physical device; -1 when it is not visible.
 CUdevice ordinal(int physical) noexcept;

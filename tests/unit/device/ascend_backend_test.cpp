@@ -231,7 +231,7 @@ TEST_F(Ascend, CopiesGoBetweenHostAndDevicesWithAnyStrides) {
     });
 }
 
-/// aclrtFree waits for nothing, and the first half of such a copy goes into memory of its own.
+/// aclrtFree does not wait, and the first half of the copy goes into other memory.
 TEST_F(Ascend, ACopyThatFailsHalfwayTakesNoMemoryFromWorkThatGoesOn) {
   in_npu_child({{"ONECOPY_SIM_ASCEND_DELAY_US", "20000"}}, [] {
     const AclCalls acl;

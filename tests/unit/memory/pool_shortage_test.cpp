@@ -188,7 +188,7 @@ TEST_F(PoolShortage, WhatAListenerEndedIsGivenBackBeforeARefusal) {
   EXPECT_EQ(pool.allocate(90 * kMiB).size, 90 * kMiB);
 }
 
-/// The watch thread has a part of it in hand, which is in no list meanwhile.
+/// The watch thread works on a part of the memory, which is in no list during this time.
 TEST_F(PoolShortage, MemoryThatIsOnItsWayBackIsWaitedForBeforeARefusal) {
   scarce.budget = 40 * kMiB;
   pool.free(pool.allocate(36 * kMiB));

@@ -393,7 +393,7 @@ TEST(EventLoop, TakesNoSignalsAwayFromTheProgram) {
   EXPECT_FALSE(sigismember(&mask, SIGINT));
 }
 
-/// As when one thread shares for the first time while another forks.
+/// This happens if one thread shares for the first time while another thread forks.
 TEST(EventLoop, StoppedWhileItsThreadIsBeingStartedRunsTimersAfterwards) {
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> go{false}, has_run{false};

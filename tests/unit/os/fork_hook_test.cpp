@@ -12,7 +12,7 @@ namespace {
 
 std::string steps_run;  // that have run
 
-// In another order than that of their ranks.
+// The order differs from the order of their ranks.
 const ForkHook runtime_steps{
     ForkRank::runtime, {[] { steps_run += "R"; }, [] { steps_run += "r"; }, [] { steps_run += "r"; }}};
 const ForkHook leaf_steps{ForkRank::leaves,

@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Points, CallerDies,
                                            "rpc.answer.taken", "rpc.wait.deserted"),
                          point_name);
 
-/// Each round's caller is a process of its own: connections to those that were killed do not add up.
+/// Each round's caller is a process of its own: connections to killed processes do not add up.
 TEST(Deaths, AtAnyMomentEndCallsWithAnAnswerOrAnError) {
   Watchdog watchdog;
   std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): a failure repeats more often so

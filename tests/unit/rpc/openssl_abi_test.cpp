@@ -1,5 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
-// Our declarations of OpenSSL's interface, beside the real ones.
+// SPDX-License-Identifier: Apache-2.0 Compares our declarations of OpenSSL's interface with the real headers.
 #include <gtest/gtest.h>
 
 #include <cstddef>

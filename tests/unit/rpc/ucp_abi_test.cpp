@@ -1,5 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
-// Our declarations of UCP's interface, beside the real ones.
+// SPDX-License-Identifier: Apache-2.0 Compares our declarations of UCP's interface with the real headers.
 #include <gtest/gtest.h>
 
 #include <cstddef>
