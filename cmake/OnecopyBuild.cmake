@@ -59,6 +59,16 @@ elseif(NOT ONECOPY_COMMIT STREQUAL "unknown")
   string(APPEND ONECOPY_VERSION_FULL "+g${ONECOPY_COMMIT}")
 endif()
 
+# Archives of such objects link with this very compiler only, so they are not installed.
+if(ONECOPY_LTO)
+  if(ONECOPY_INSTALL OR ONECOPY_SANITIZE)
+    message(FATAL_ERROR " ONECOPY_LTO goes with neither ONECOPY_INSTALL nor ONECOPY_SANITIZE")
+  endif()
+  include(CheckIPOSupported)
+  check_ipo_supported(RESULT ONECOPY_HAS_LTO LANGUAGES CXX)
+  set(CMAKE_INTERPROCEDURAL_OPTIMIZATION ${ONECOPY_HAS_LTO})
+endif()
+
 # Settings shared by all targets; never exported to consumers.
 add_library(onecopy_build_flags INTERFACE)
 target_compile_options(onecopy_build_flags INTERFACE

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "onecopy/core/error.h"
 #include "os/hmac.h"
 #include "os/host_port.h"
@@ -34,7 +36,11 @@ static_assert(sizeof(Head) == 48);
   throw Error(ErrorCode::bad_handle, fmt::format("this address of a member of a group {}", problem));
 }
 
-void append(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+void append(Bytes& out, ByteSpan bytes) {
+  const std::size_t end = out.size();
+  out.resize(end + bytes.size());
+  std::copy(bytes.begin(), bytes.end(), out.begin() + static_cast<std::ptrdiff_t>(end));
+}
 
 ByteSpan cut(ByteSpan& rest, std::size_t size) {
   if (size > rest.size()) refuse_address("is cut off");
