@@ -68,7 +68,7 @@ bool is_captured(const DeviceStream& at) {
   return backend(at.device.type).is_captured(at.device.index, at.stream);
 }
 
-/// Only a captured stream and a device whose streams cannot wait make the host wait.
+/// Makes the streams wait. The host waits only for a captured stream and for a device whose streams cannot wait.
 void wait(Session& session, const ProcessId& putter, const TimelinePoint& point,
           const std::optional<std::vector<DeviceStream>>& streams) {
   if (!streams) return session.streams().wait_on_host_for(putter, point);
@@ -83,12 +83,12 @@ ItemOrder order_of_values(Session& session, Stream stream) {
   for (const DeviceStream& at : streams_with_work(session, stream))
     if (const TimelinePoint point = mark_or_leave(session, at))
       order.points.push_back({point.value, point.slot, kNoRow});
-  if (order.points.size() > kMostValuePoints) order.points.resize(kMostValuePoints);
+  if (order.points.size() > kMaxValuePoints) order.points.resize(kMaxValuePoints);
   order.putter = session.id();
   return order;
 }
 
-/// Can the points be waited for without a question to another process?
+/// Returns whether the points can be waited for without a question to another process.
 bool is_known(Session& session, const ItemOrder& values) {
   return session.streams().used_devices().empty() ||
          session.streams().has_passed(values.putter, point_of(values.points.front())) !=
@@ -106,7 +106,7 @@ void ask_for(Session& session, const ItemOrder& values) noexcept {
   }
 }
 
-/// Might wait_for_values() keep the host waiting? REQUIRES: is_known().
+/// Returns whether wait_for_values() might keep the host waiting. REQUIRES: is_known().
 bool may_wait_on_host(Session& session, const ItemOrder& values, Stream stream) {
   const auto is_passed = [&](const ItemPoint& point) {
     return session.streams().has_passed(values.putter, point_of(point)) == StreamOrder::MarkState::yes;
@@ -161,16 +161,8 @@ ItemOrder order_of_host(Session& session, const Departure& departure) {
 
 }  // namespace
 
-Departure::Departure(Session& session, std::span<const Tensor> leaving, Stream in)
-    : tensors(leaving),
-      stream(in),
-      needs_order(!session.streams().used_devices().empty() ||
-                  std::any_of(leaving.begin(), leaving.end(),
-                              [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
-
 ItemOrder order_of(Session& session, const Departure& departure) {
   ItemOrder order;
-  if (!departure.needs_order) return order;
   std::vector<Device> devices;
   for (std::uint32_t row = 0; row < departure.tensors.size(); ++row) {
     const Device device = departure.tensors[row].device();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -21,7 +22,7 @@ namespace onecopy {
 ///
 /// Thread safety: none of its own.
 struct UnpackedTensors {
-  Tensor first;  ///< apart from the others, so that one tensor takes no memory
+  Tensor first;  ///< outside of the vector: a single tensor takes no memory
   std::vector<Tensor> others;
   ItemOrder order;
 
@@ -40,23 +41,31 @@ struct UnpackedTensors {
 
 /// Tensors that leave in one item, and in whose order. A put makes one, at its door.
 struct Departure {
-  Departure(Session& session, std::span<const Tensor> leaving, Stream in);
+  Departure(Session& session, std::span<const Tensor> leaving, Stream in)
+      : tensors(leaving),
+        stream(in),
+        needs_order(!session.streams().used_devices().empty() ||
+                    std::any_of(leaving.begin(), leaving.end(),
+                                [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
 
   std::span<const Tensor> tensors;
   Stream stream;
-  /// False if all tensors lie on the host and this process has used no device: then no getter waits for a stream.
+  /// Tells whether getters may have to wait for a stream: a tensor lies on a device, or this process has used one.
   bool needs_order;
 };
 
 /// Returns a point in the stream on each device that has one of the tensors, or else on each device that this process
 /// has used and that has work. `stream` is on the one device then. Throws invalid_argument for tensors on two devices,
-/// or for no tensors on devices and several used devices, if a stream is named.
-ItemOrder order_of(Session& session, const Departure& departure);
+/// or for no tensors on devices and several used devices, if a stream is named. REQUIRES: departure.needs_order.
+///
+/// Not inlined: most puts need no order.
+[[gnu::noinline]] ItemOrder order_of(Session& session, const Departure& departure);
 
-/// Can put_in_order() do without a question to another process? Throws unsupported for a captured stream that would
-/// have to wait: the item must stay.
+/// Returns whether put_in_order() needs no question to another process. Throws unsupported for a captured stream that
+/// would have to wait: the item must stay.
 bool can_be_ordered(Session& session, UnpackedTensors& tensors, Stream stream);
-/// Can put_in_order() also do without waiting? If streams cannot wait, the host does. REQUIRES: can_be_ordered().
+/// Returns whether put_in_order() does not wait either. If streams cannot wait, the host does. REQUIRES:
+/// can_be_ordered().
 bool can_be_ordered_quickly(Session& session, UnpackedTensors& tensors, Stream stream);
 /// Asks the putter for the words of its streams. Throws as connecting does.
 void prepare_order(Session& session, UnpackedTensors& tensors);

@@ -18,7 +18,7 @@ std::optional<Manifest> TensorPacker::pack(Session& session, const Departure& de
                                            const Limits& limits) {
   std::optional<Manifest> manifest =
       pack_unordered(session, departure.tensors, limits, lookup_.directory().epoch());
-  if (manifest) manifest->order = order_of(session, departure);
+  if (manifest && departure.needs_order) manifest->order = order_of(session, departure);
   return manifest;
 }
 
@@ -40,18 +40,11 @@ bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& lim
       lookup_.index_of(session, tensor, group, spot.info.segment, limits, manifest.epoch());
   if (!index) [[unlikely]]
     return false;
-  Manifest::Row& out = manifest.add();
-  out.block_size = spot.info.size;
-  out.row.segment = *index;
+  Manifest::Row& added = manifest.add(*index, spot, tensor);
   if (*index == kWholeHandle) [[unlikely]] {
-    out.handle = encode(session.share(tensor).fields());
-    out.row.handle = out.handle;
-    return true;
+    added.handle = encode(session.share(tensor).fields());
+    added.row.handle = added.handle;
   }
-  out.row.generation = spot.info.generation;
-  out.row.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
-  out.row.block = spot.info.number;
-  out.row.layout = tensor.layout();
   return true;
 }
 

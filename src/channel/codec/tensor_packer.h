@@ -15,10 +15,17 @@
 
 namespace onecopy {
 
-/// One tensor's row, and the block that it names.
+/// The row of one tensor, and the block that it names.
 struct ManifestRow {
+  /// Describes the tensor in the block `at`, whose segment has the index `segment`.
+  ManifestRow(std::uint16_t segment, const MappedBlock& at, const Tensor& tensor)
+      : row{at.info.generation, static_cast<std::uint64_t>(tensor.as<std::byte>() - at.data),
+            at.info.number,     segment,
+            tensor.layout(),    {}},
+        block_size(at.info.size) {}
+
   ItemRow row;
-  std::uint64_t block_size = 0;
+  std::uint64_t block_size;
   Bytes handle;  ///< the bytes that row.handle shows
 };
 
@@ -30,13 +37,16 @@ class Manifest {
  public:
   using Row = ManifestRow;
 
-  /// Of `rows` tensors, whose segments are looked up in `epoch` of the directory.
+  /// Constructs a manifest for `rows` tensors, whose segments are looked up in `epoch` of the directory.
   Manifest(std::uint32_t epoch, std::size_t rows) : epoch_(epoch), has_one_(rows == 1) {
     if (!has_one_) many_.reserve(rows);
   }
 
-  /// A further row. REQUIRES: called as often as the constructor was told.
-  Row& add() { return has_one_ ? one_.emplace() : many_.emplace_back(); }
+  /// Adds a row, constructed from `parts`. REQUIRES: called at most `rows` times.
+  template <class... Parts>
+  Row& add(const Parts&... parts) {
+    return has_one_ ? one_.emplace(parts...) : many_.emplace_back(parts...);
+  }
   std::span<const Row> rows() const noexcept {
     return one_ ? std::span(&*one_, 1) : std::span<const Row>(many_);
   }

@@ -28,7 +28,7 @@ std::uint64_t new_channel_id() {
   return id;
 }
 
-/// Not mapped any more.
+/// Returns the file of a new ring, which is not mapped.
 Fd make_ring_file(const RingOptions& options, bool may_spin) {
   Ring ring(options);
   SegmentDirectory(ring).describe(new_channel_id(), !may_spin);
@@ -95,7 +95,7 @@ Channel& Channel::connect(const Handle& handle) {
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
-/// The process may end at once after leaving, without any more of our code being run.
+/// Settles marks first: the process may end at once after leaving, without running our code again.
 void Channel::leave() noexcept {
   if (Session* const session = Session::existing()) session->streams().settle();
   ChannelRegistry::instance().leave(*this);
@@ -122,8 +122,6 @@ void Channel::forget_readiness() noexcept {
 }
 
 Handle Channel::handle() { return session().share(memory_, kHandleIsQueue); }
-
-Session& Channel::current_session() { return Session::current(); }
 
 void Channel::join_again(Session& session, Deadline deadline) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
@@ -181,8 +179,8 @@ void Channel::count_users(std::size_t others) noexcept {
   ChannelRegistry::look_soon();
 }
 
-/// Is a process on its way with a handle, to which the creator's keeping is promised? It opens the handle, which ends
-/// the hold, and joins afterwards. REQUIRES: the registry's lock.
+/// Returns whether a process may be about to join with a handle. It opens the handle, which ends the hold, and joins
+/// afterwards. REQUIRES: the registry's lock.
 bool Channel::is_invited() noexcept {
   Session* const session = session_;
   if (!session || creator_ != session->id()) return false;
@@ -199,8 +197,8 @@ void Channel::give_up() noexcept {
   invited_until_ = {};
 }
 
-/// By processes that have a Queue object. Processes that keep the queue for its items alone do not keep it for each
-/// other.
+/// Counts only processes that have a Queue object. Processes that keep the queue for its items alone do not keep it for
+/// each other.
 bool Channel::is_needed() noexcept {
   const bool is_over = is_alone();
   if (is_invited()) return true;
@@ -216,7 +214,7 @@ bool Channel::is_alone() noexcept {
   return alone_since_ && now - *alone_since_ >= kReceiversMayTake;
 }
 
-/// Before the parent can leave: it must see that its child has the queue too.
+/// Holds the role before the parent can leave, which must see that its child has the queue too.
 void Channel::hold_role_in_child() noexcept {
   ring_.forget_waiting();
   try {

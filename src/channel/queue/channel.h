@@ -13,15 +13,15 @@
 #include "channel/queue/sender.h"
 #include "channel/ring/ring.h"
 #include "onecopy/memory/tensor.h"
+#include "share/session.h"
 
 namespace onecopy {
 
-class Session;
 struct QueueProgress;
 
-/// One queue as this process has it open, with any number of Queue objects for it. The last of them may go while items
-/// of ours are still to be taken, or others rely on the creator. Then the channel lives on in the background until that
-/// is over.
+/// A queue as this process has it open, with any number of Queue objects. The last of them may go while items of ours
+/// are still to be taken, or others rely on the creator. Then the channel lives on in the background until that is
+/// over.
 ///
 /// Thread safety: all members may be called concurrently.
 class Channel {
@@ -29,12 +29,11 @@ class Channel {
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Channel& create(const QueueOptions& options);
   static Channel& connect(const Handle& handle);
-  /// One Queue object more.
+  /// Counts another Queue object.
   Channel& enter_again();
-  /// One Queue object less.
+  /// Ends the count of a Queue object.
   void leave() noexcept;
-  /// From here on the queue is over when this process has left it: no other takes items. REQUIRES: this process is the
-  /// creator.
+  /// Ends the queue when this process leaves it: no other process takes items. REQUIRES: this process is the creator.
   void read_alone() noexcept { is_read_alone_ = true; }
 
   Handle handle();
@@ -53,15 +52,15 @@ class Channel {
   /// This process, in which the channel is open. A forked child joins at its first use, and waits for the creator
   /// until the deadline and little longer.
   Session& session(Deadline deadline = kForever) {
-    Session& now = current_session();
+    Session& now = Session::current();
     if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
         [[unlikely]]
       join_again(now, deadline);
     return now;
   }
-  /// Null when a forked child has to join first.
+  /// Returns the session, or null if a forked child has to join first.
   Session* joined_session() {
-    Session& now = current_session();
+    Session& now = Session::current();
     return session_.load(std::memory_order_acquire) == &now && is_announced_ ? &now : nullptr;
   }
 
@@ -72,7 +71,6 @@ class Channel {
   Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
   static Channel& create(const RingOptions& options, bool may_spin);
   void close() noexcept;
-  static Session& current_session();
   void join_again(Session& session, Deadline deadline);
   void settle_in(Session& session);
   void announce(Session& session);
@@ -81,12 +79,12 @@ class Channel {
   std::optional<QueueProgress> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
   void forget_readiness() noexcept;
-  /// By others, although no Queue object is left here.
+  /// Returns whether others need the channel, although no Queue object is left here.
   bool is_needed() noexcept;
   bool is_invited() noexcept;
-  /// Memory is short: if no user is left, receivers to come are not waited for.
+  /// Gives up waiting for receivers to come if no user is left: memory is short.
   void give_up() noexcept;
-  /// Will its items, and later ones of others, never be taken any more?
+  /// Returns whether no process is left that takes its items, or later ones of others.
   bool is_alone() noexcept;
   void hold_role_in_child() noexcept;
   /// Lets go of taken items. Returns true while there are more.
@@ -110,10 +108,10 @@ class Channel {
   std::atomic<bool> is_read_alone_{false};
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
-  /// In the creator: until then a process that was sent a handle may come. Its hold has ended, since the handle has
-  /// been opened.
+  /// The time until which a process that was sent a handle may join. Its hold has ended, since the handle has been
+  /// opened. Set in the creator.
   std::chrono::steady_clock::time_point invited_until_{};
-  /// Since when no process has a Queue object of it.
+  /// The time since which no process has a Queue object of the queue.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;
   std::atomic<bool> is_left_{false};  ///< alone_since_ has a value; for listings
 };

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 
 #include "channel/queue/channel.h"
@@ -18,12 +19,6 @@ std::string described(const Message& message) {
   return fmt::format("{} tensors and {} bytes", message.tensors.size(), message.data.size());
 }
 
-/// For log_put(): a tensor that is moved into the queue is empty afterwards.
-template <class Item>
-std::string described_for_log(const Item& item) {
-  return logs_debug() ? described(item) : std::string();
-}
-
 void log_put(const Channel& channel, const std::string& item) noexcept {
   log_debug([&] { return fmt::format("put {} into queue {:016x}", item, channel.id()); });
 }
@@ -33,13 +28,16 @@ void log_got(const Channel& channel, const Item& item) noexcept {
   log_debug([&] { return fmt::format("got {} from queue {:016x}", described(item), channel.id()); });
 }
 
+/// Puts the item. Describes it for the log before that: a tensor that is moved into the queue is empty afterwards.
 template <class Item>
 bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
-  const std::string what = described_for_log(item);
+  std::optional<std::string> what;
+  if (logs_debug()) [[unlikely]]
+    what = described(item);
   const bool put =
       channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
-  if (put) log_put(channel, what);
+  if (put && what) log_put(channel, *what);
   return put;
 }
 
@@ -93,7 +91,7 @@ bool Queue::try_put_at_once(const Message& message, Stream stream) {
   Session* const session = channel_->joined_session();
   if (!session || !channel_->sender().put_at_once(*session, message, stream)) return false;
   channel_->note_change();
-  log_put(*channel_, described_for_log(message));
+  if (logs_debug()) log_put(*channel_, described(message));
   return true;
 }
 
