@@ -28,7 +28,7 @@ bool read_item(ByteSpan item) {
   ItemReader reader(item);
   for (std::size_t i = 0; i < reader.head().rows; ++i) check_row(reader.next_row());
   const ItemOrder order = reader.order();
-  const std::size_t most = std::max<std::size_t>(kMostValuePoints, reader.head().rows);
+  const std::size_t most = std::max<std::size_t>(kMaxValuePoints, reader.head().rows);
   require(order.points.size() <= most, "at most one point a tensor, or a device");
   for (const ItemPoint& point : order.points)
     require(order.is_of_values() ? point.row == kNoRow : point.row < reader.head().rows,

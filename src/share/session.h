@@ -90,9 +90,9 @@ class Session final {
   /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. Its
   /// pages come with use, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
-  /// Is this block counted by this process's own ledger, with nothing in between?
+  /// Returns whether this process's own ledger counts the block, with nothing in between.
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
-  /// Another reference to a block of this process; empty when it is stale.
+  /// Returns another reference to a block of this process; empty if it is stale.
   BlockRef try_retain(const BlockName& name) noexcept;
   /// Takes back blocks that no process holds, before the timer for that does. Waits for nothing.
   void take_back() noexcept;
@@ -170,9 +170,9 @@ class Session final {
 /// the segment files of this process, and is lengthened to whole pages. The second name goes with the last process
 /// that has the segment mapped, whether or not the first name still exists.
 ///
-/// Returns nothing for a file that cannot have a second name: it has no name any more, belongs to another user, or
-/// lies on another file system than shared_directory(). Throws as adopt_file(). REQUIRES: `file` is the caller's own
-/// open of it.
+/// Returns nothing for a file that cannot have a second name: it has lost its name, belongs to another user, or lies on
+/// another file system than shared_directory(). Throws as adopt_file(). REQUIRES: `file` is the caller's own open of
+/// it.
 std::optional<Tensor> try_adopt_by_name(const Fd& file, std::size_t size, std::size_t offset);
 
 }  // namespace onecopy

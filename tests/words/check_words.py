@@ -28,7 +28,10 @@ DESCRIBED = ("src/", "include/", "python/src/", "python/onecopy/")  # their decl
 # These folders have no findings.
 CLEAN = (
     *("README.md", "ARCHITECTURE.md", "bench/", "cmake/", "docs/", "examples/", "include/", "python/tests/", "tests/"),
-    *(f"src/{module}/" for module in ("cli", "core", "device", "graph", "memory", "os", "rpc/transport")),
+    *(
+        f"src/{module}/"
+        for module in ("channel", "cli", "core", "device", "graph", "memory", "os", "rpc/transport", "share")
+    ),
     *(f"python/src/{module}/" for module in ("array", "binding", "graph", "store", "torch")),
     *(f"python/onecopy/{package}/" for package in ("compat", "graphs", "integrations", "multiprocessing")),
 )

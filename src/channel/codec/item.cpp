@@ -29,7 +29,7 @@ struct OrderStart {
 };
 static_assert(sizeof(OrderStart) == 20 && std::has_unique_object_representations_v<OrderStart>);
 
-/// How the dimensions follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
+/// The forms in which the dimensions follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
 enum Form : std::uint64_t { narrow = 0, wide = 1, strided = 2 };
 
 std::size_t dim_bytes(std::uint64_t form) noexcept { return form == narrow ? 4 : form == wide ? 8 : 16; }
@@ -75,11 +75,11 @@ void load_sizes(const std::byte* from, std::span<std::int64_t> shape) noexcept {
   refuse_item(fmt::format("waits for {} streams with {} tensors", points, rows));
 }
 
-std::size_t most_points(std::uint16_t rows) { return std::max<std::size_t>(rows, kMostValuePoints); }
+std::size_t max_points(std::uint16_t rows) { return std::max<std::size_t>(rows, kMaxValuePoints); }
 
 void check(const ItemOrder& order, std::uint16_t rows) {
   const bool is_of_values = order.is_of_values();
-  if (order.points.empty() || (!is_of_values && order.points.size() > most_points(rows)))
+  if (order.points.empty() || (!is_of_values && order.points.size() > max_points(rows)))
     refuse_order(order.points.size(), rows);
   for (const ItemPoint& point : order.points)
     if ((is_of_values ? point.row != kNoRow : point.row >= rows) || point.value == 0 ||
@@ -184,7 +184,7 @@ ItemOrder ItemReader::order() {
   copy_once(&start, rest_.data(), sizeof start);
   rest_ = rest_.subspan(sizeof start);
   order.putter = start.putter;
-  if (start.points > most_points(head_.rows) || rest_.size() < start.points * sizeof(ItemPoint))
+  if (start.points > max_points(head_.rows) || rest_.size() < start.points * sizeof(ItemPoint))
     refuse_order(start.points, head_.rows);
   order.points.resize(start.points);
   copy_once(order.points.data(), rest_.data(), start.points * sizeof(ItemPoint));

@@ -26,21 +26,22 @@ static_assert(sizeof(ItemHead) == 12);
 
 /// The only row names a block of bytes, which hold the item.
 inline constexpr std::uint8_t kItemIsElsewhere = 1;
-/// It was put as a tensor, not as a message.
+/// Marks an item that was put as a tensor, not as a message.
 inline constexpr std::uint8_t kItemIsOneTensor = 2;
-/// After the rows it says which streams of its putter have to come how far before its tensors are used.
+/// Marks an item that says, after its rows, how far which streams of its putter must come before its tensors are used.
 inline constexpr std::uint8_t kItemIsOrdered = 4;
 inline constexpr std::uint8_t kKnownItemFlags = 7;
 
-/// In place of a row: the item has no tensors on devices, and the getter's later work comes after these points.
+/// Stands in place of a row if the item contains no tensors on devices and the getter's later work comes after these
+/// points.
 inline constexpr std::uint32_t kNoRow = 0xffff'ffff;
-/// More devices than one process has.
-inline constexpr std::uint32_t kMostValuePoints = 128;
+/// The max number of points for values, which exceeds the devices of a process.
+inline constexpr std::uint32_t kMaxValuePoints = 128;
 
-/// In place of a segment's index: `block` is a length, and that many bytes of an encoded handle follow.
+/// Stands in place of a segment's index: `block` is a length then, and that many bytes of an encoded handle follow.
 inline constexpr std::uint16_t kWholeHandle = 0xffff;
 
-/// One tensor. The queue's SegmentDirectory says which segment it lies in.
+/// A tensor as an item names it. The queue's SegmentDirectory says which segment it lies in.
 struct ItemRow {
   std::uint64_t generation = 0;
   std::uint64_t tensor_offset = 0;
@@ -50,7 +51,7 @@ struct ItemRow {
   ByteSpan handle;  ///< in place of all the above when segment is kWholeHandle
 };
 
-/// How far the putter's stream had come on one of the item's devices.
+/// A point that the putter's stream had reached on one of the item's devices.
 struct ItemPoint {
   std::uint64_t value = 0;
   std::uint32_t slot = 0;  ///< of the putter's timeline
@@ -63,12 +64,12 @@ struct ItemOrder {
   ProcessId putter{};
   std::vector<ItemPoint> points;  ///< one a device
 
-  /// Are the points about no tensors, but about the getter's next work?
+  /// Returns whether the points hold for the getter's next work instead of for tensors.
   bool is_of_values() const noexcept { return !points.empty() && points.front().row == kNoRow; }
 };
 
 std::size_t encoded_size(const ItemOrder& order) noexcept;
-/// As below. REQUIRES: there are points.
+/// Writes encoded_size(order) bytes; returns the end. REQUIRES: there are points.
 std::byte* encode(const ItemOrder& order, std::byte* out) noexcept;
 std::size_t encoded_size(const ItemRow& row) noexcept;
 /// Writes encoded_size(row) bytes; returns the end.
@@ -84,7 +85,7 @@ class ItemReader {
   bool is_elsewhere() const noexcept { return (head_.flags & kItemIsElsewhere) != 0; }
   /// REQUIRES: called head().rows times at most.
   ItemRow next_row();
-  /// After all rows have been read; empty for items that are not ordered.
+  /// Returns the order, which is empty for items that are not ordered. REQUIRES: all rows have been read.
   ItemOrder order();
   /// The plain bytes, after rows and order have been read. They are still shared memory.
   ByteSpan data() const;

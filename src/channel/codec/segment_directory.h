@@ -31,15 +31,15 @@ class SegmentDirectory {
 
   explicit SegmentDirectory(Ring& ring) noexcept;
 
-  /// The random number that names the queue among those of a process.
+  /// Returns the random number that names the queue within a process.
   std::uint64_t queue() const noexcept;
-  /// Do waits of all its users sleep at once?
+  /// Returns whether waits of all users sleep at once.
   bool sleeps() const noexcept;
-  /// Both, set by the creator once.
+  /// Sets both. REQUIRES: the creator calls it, once.
   void describe(std::uint64_t queue, bool sleeps);
 
   std::uint32_t epoch() const noexcept { return epoch_in(state().load(std::memory_order_acquire)); }
-  /// Would append() find room? That may change a moment later.
+  /// Returns whether append() would find room now.
   bool has_room() const noexcept;
   /// The new entry's index in epoch(), which may be another one than before; empty if there is no room. Throws
   /// out_of_memory. REQUIRES: the producers' lock.

@@ -6,7 +6,7 @@
 namespace onecopy {
 namespace {
 
-constexpr std::size_t kMostKnown = SegmentDirectory::kIndices;
+constexpr std::size_t kMaxKnown = SegmentDirectory::kIndices;
 
 /// REQUIRES: `group` is shared_blocks() of the tensor.
 SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tensor& tensor) {
@@ -16,7 +16,7 @@ SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tenso
 
 }  // namespace
 
-/// Two threads may enter a segment at once; then it has two entries, which does no harm.
+/// Does no harm if two threads enter a segment at once: the segment then has two entries.
 std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Tensor& tensor,
                                                      SharedBlocks& group, std::uint32_t segment,
                                                      const Limits& limits, std::uint32_t epoch) {
@@ -80,7 +80,7 @@ std::optional<SegmentLookup::CachedSegment> SegmentLookup::find_known(const Key&
 
 void SegmentLookup::remember(const Key& key, const CachedSegment& known) {
   const LockGuard lock(mutex_);
-  if (known_.size() == kMostKnown) forget_most();
+  if (known_.size() == kMaxKnown) forget_most();
   CachedSegment& before = known_[key];
   if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
   if (!known.is_unkept && before.is_unkept) unkept_.fetch_sub(1, std::memory_order_relaxed);
@@ -88,10 +88,10 @@ void SegmentLookup::remember(const Key& key, const CachedSegment& known) {
   remember_last(key, known);
 }
 
-/// Most entries are of segments that are gone. Counted entries stay, or are counted no more.
+/// Drops the entries of segments, most of which are gone. Keeps the counted ones, or ends their count.
 void SegmentLookup::forget_most() noexcept {
   std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
-  if (known_.size() < kMostKnown) return;
+  if (known_.size() < kMaxKnown) return;
   unkept_.store(0, std::memory_order_relaxed);
   known_.clear();
 }

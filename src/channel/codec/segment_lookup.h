@@ -58,7 +58,7 @@ class LastLookup {
 /// Invariant: unkept() counts the known segments that the creator does not retain.
 class SegmentLookup {
  public:
-  /// How far a lookup may go.
+  /// The limits of a lookup.
   struct Limits {
     Deadline deadline;
     bool may_ask = true;  ///< the creator
@@ -85,7 +85,7 @@ class SegmentLookup {
  private:
   /// The group's serial(), the segment, how it is put.
   using Key = std::tuple<std::uint64_t, std::uint32_t, Access>;
-  /// True once the connection to the creator has ended.
+  /// A flag that is true once the connection to the creator has ended.
   using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
   struct CachedSegment {
     std::uint16_t index = kWholeHandle;      ///< in the directory

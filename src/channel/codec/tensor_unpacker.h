@@ -29,13 +29,13 @@ class TensorUnpacker {
 
   /// Takes all rows and the order from the reader. Throws bad_handle, and as opening does.
   void unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
-  /// unpack() without a question to another process; returns false as soon as a row would take one.
+  /// Unpacks without a question to another process. Returns false as soon as a row would take one.
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
   // Around a fork.
   void lock() ACQUIRE(owners_mutex_) { owners_mutex_.lock(); }
   void unlock() RELEASE(owners_mutex_) { owners_mutex_.unlock(); }
-  /// In a forked child, whose peers are others, and which has the queue from its parent.
+  /// Forgets the peers of the parent, and names the parent as a holder. REQUIRES: this is a forked child.
   void reset(const ProcessId& parent) NO_THREAD_SAFETY_ANALYSIS;
 
  private:
@@ -64,8 +64,8 @@ class TensorUnpacker {
   Owners owners_ GUARDED_BY(owners_mutex_);                           ///< that open segments name, by index
   std::size_t owners_limit_ GUARDED_BY(owners_mutex_) = kManyOwners;  ///< when to look for ended ones
   std::vector<BlocksRef> ended_ GUARDED_BY(owners_mutex_);  ///< that a reader may still be looking at
-  /// Threads in try_open(), which know owners by bare pointers. An owner that no segment names any more goes when there
-  /// are none.
+  /// Threads in try_open(), which know owners by bare pointers. An owner that no segment names is dropped when this is
+  /// 0.
   std::atomic<int> readers_{0};
 };
 

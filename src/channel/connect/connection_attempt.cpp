@@ -52,8 +52,8 @@ std::optional<Pipe> ConnectionAttempt::State::finish(Deadline deadline) {
 
 /// A listener with too many clients drops clients that took long to prove themselves.
 bool ConnectionAttempt::State::was_dropped() const {
-  constexpr int kMostTurns = 20;  // a listener that drops all clients is none
-  return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMostTurns;
+  constexpr int kMaxTurns = 20;  // a listener that drops all clients is none
+  return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMaxTurns;
 }
 
 void ConnectionAttempt::State::start_again() {
@@ -89,7 +89,7 @@ bool ConnectionAttempt::State::reach(Deadline deadline) {
   return static_cast<bool>(socket);
 }
 
-/// It could make no pipe with us. TCP does not tell.
+/// Throws if the listener belongs to another user, with whom no pipe can be made. Over TCP that is not known.
 void ConnectionAttempt::State::check_user() const {
   const auto peer = socket.peer();
   if (!peer || peer->is_our_user) return;
@@ -130,12 +130,12 @@ void ConnectionAttempt::State::prove_ourselves() {
   has_proved = true;
 }
 
-/// How many bytes of text follow.
+/// Returns how many bytes of text follow.
 std::size_t ConnectionAttempt::State::check_verdict() const {
   const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
   if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
     throw Error(ErrorCode::bad_secret, fmt::format("the listener at {} has another key", address));
-  if (verdict.text_bytes > handshake::kMostText)
+  if (verdict.text_bytes > handshake::kMaxText)
     throw Error(ErrorCode::protocol, fmt::format("a pipe's handle of {} bytes", verdict.text_bytes));
   return verdict.text_bytes;
 }

@@ -22,9 +22,9 @@ using std::chrono::milliseconds;
 using Nonce = NonceOf<32>;
 
 inline constexpr char kMagic[8] = {'1', 'C', 'O', 'P', 'Y', 'L', '0', '1'};
-/// Few bytes, for which there is always room.
+/// A message of few bytes, for which there is always room.
 inline constexpr milliseconds kAtOnce{1000};
-inline constexpr std::uint32_t kMostText = 16'384;
+inline constexpr std::uint32_t kMaxText = 16'384;
 
 // In this order.
 struct Greeting {  // listener

@@ -26,13 +26,13 @@ constexpr std::chrono::seconds kTimeout{10};
 /// An unproved client is dropped after this time, if others want its place.
 constexpr std::chrono::milliseconds kGrace{300};
 
-/// How many unproved clients are kept. Each has a descriptor, and the process needs some for other things.
-std::size_t most_unproven() noexcept {
-  constexpr rlim_t kMost = 64;
+/// Returns how many unproved clients are kept. Each has a descriptor, and the process needs some for other things.
+std::size_t max_unproven() noexcept {
+  constexpr rlim_t kMax = 64;
   constexpr rlim_t kFewest = 4;
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMost;
-  return std::clamp<rlim_t>(limit.rlim_cur / 3, kFewest, kMost);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMax;
+  return std::clamp<rlim_t>(limit.rlim_cur / 3, kFewest, kMax);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ struct Listener::State {
   std::optional<Pipe> accept(Deadline deadline);
   int ready_fd();
   std::optional<Pipe> accept_until(Deadline deadline);
-  /// Null while nobody has asked this process for the descriptor.
+  /// Returns null until this process is asked for the descriptor.
   ListenerEvents* events_here() noexcept;
   bool listens() const { return !is_starved && has_room(); }
   std::optional<StreamSocket> next_in_line();
@@ -122,7 +122,7 @@ std::optional<Pipe> Listener::State::accept_until(Deadline deadline) {
   }
 }
 
-/// Without descriptors the next client is left to wait: present clients are served, or their time runs out.
+/// Leaves the next client waiting if descriptors are short: present clients are served, or their time runs out.
 std::optional<StreamSocket> Listener::State::next_in_line() {
   try {
     is_starved = true;
@@ -162,7 +162,7 @@ void Listener::State::greet(StreamSocket accepted) {
 bool Listener::State::has_room() const {
   const auto unproven =
       std::count_if(clients.begin(), clients.end(), [](const Client& c) { return !c.ours; });
-  return static_cast<std::size_t>(unproven) < most_unproven();
+  return static_cast<std::size_t>(unproven) < max_unproven();
 }
 
 /// Clients that wait in the backlog may be more honest. A client that is dropped too early comes again (ConnectionAttempt).
@@ -172,7 +172,7 @@ void Listener::State::make_room() {
   clients.remove_if([&](const Client& c) { return !c.ours && now - c.since > kGrace; });
 }
 
-/// When the oldest client that has not proved itself may be dropped.
+/// Returns when the oldest client that has not proved itself may be dropped.
 Deadline Listener::State::next_room() const {
   const auto oldest = std::find_if(clients.begin(), clients.end(), [](const Client& c) { return !c.ours; });
   return oldest == clients.end() ? kForever : oldest->since + kGrace;
@@ -254,7 +254,7 @@ void Listener::State::check_proof(Client& client) {
   client.deadline = Deadline::after(kTimeout);
 }
 
-/// Said once: any user of the host may come to a TCP port, as often as it likes.
+/// Logs it once: any user of the host may come to a TCP port, as often as it likes.
 void Listener::State::refuse(const char* why) {
   if (refused.fetch_add(1) != 0) return;
   log_warning("a client of the listener at {} {} and was refused; further ones are only counted",

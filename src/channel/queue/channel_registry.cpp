@@ -103,7 +103,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   if (expects_guests) look_soon();
 }
 
-/// No thread of ours outlives static objects.
+/// Stops the threads at exit: none may outlive static objects.
 int ChannelRegistry::ready_fd(Channel& channel, Readiness::LookAround look_around) {
   static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { instance().at_exit(); });
   const LockGuard lock(mutex_);
@@ -114,8 +114,8 @@ int ChannelRegistry::ready_fd(Channel& channel, Readiness::LookAround look_aroun
   return channel.readiness_->fd();
 }
 
-/// Unneeded channels; the caller destroys them once it has no lock. Returns true while a channel is needed only by a
-/// process on its way, which time ends.
+/// Moves unneeded channels to `unused`; the caller destroys them once it has no lock. Returns true while a channel is
+/// needed only by a process on its way, which time ends.
 bool ChannelRegistry::take_unused(Channels& unused) noexcept {
   const Session* const here = Session::existing();
   bool expects_guests = false;
@@ -151,7 +151,7 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
   channel.announce(session);
 }
 
-/// It does not wait for the lock: an allocation may be made under another of ours.
+/// Does not wait for the lock: an allocation may be made under another lock of ours.
 bool ChannelRegistry::give_up_backlogs() noexcept {
   Channels unused;
   if (!mutex_.try_lock()) return false;
@@ -162,7 +162,7 @@ bool ChannelRegistry::give_up_backlogs() noexcept {
   return !unused.empty();
 }
 
-/// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.
+/// Does not wait for the lock, which is held before a fork while the watch thread is being stopped.
 Timer::Pause ChannelRegistry::look() noexcept {
   constexpr std::chrono::milliseconds kUntilGuestsCome{160};
   Channels unused;

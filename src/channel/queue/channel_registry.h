@@ -14,18 +14,18 @@
 
 namespace onecopy {
 
-/// All channels that are open in this process. Never destroyed, like Session.
-/// Thread safety: all members may be called concurrently, but for the fork ones.
+/// The channels that are open in this process. Never destroyed, like Session. Thread safety: all members may be called
+/// concurrently, but for the fork ones.
 class ChannelRegistry {
  public:
   static ChannelRegistry& instance();
 
-  /// The channel of this process for `fresh`'s queue: that one if it is the first. Counts one more
+  /// Returns the channel of this process for the queue of `fresh`: `fresh` itself if it is the first. Counts one more
   /// Queue object.
   Channel& enter(std::unique_ptr<Channel> fresh);
   Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
-  /// See Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
+  /// Returns the descriptor of Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
   int ready_fd(Channel& channel, Readiness::LookAround look_around);
   /// Makes a channel this process's own, also after a fork.
   void join(Channel& channel, Session& session);

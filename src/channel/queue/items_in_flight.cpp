@@ -107,7 +107,7 @@ std::size_t ItemsInFlight::take_out(std::uint64_t head, std::size_t keep, std::s
   return count;
 }
 
-/// Null if there is none.
+/// Returns null if there is none.
 const ItemsInFlight::Sent* ItemsInFlight::oldest() const noexcept {
   if (empty()) return nullptr;
   const Chunk& chunk = *read_.chunk;

@@ -28,20 +28,20 @@ class ItemsInFlight {
   ItemsInFlight(const ItemsInFlight&) = delete;
   ItemsInFlight& operator=(const ItemsInFlight&) = delete;
 
-  /// Before the item of this position can be taken. Throws bad_alloc; then nothing was kept.
+  /// Keeps the blocks of an item before the item can be taken. Throws bad_alloc; then nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);
   void push(std::uint64_t position, BlockRef&& block);
   /// Afterwards the next push() of one block throws nothing. Throws bad_alloc.
   void reserve();
-  /// Whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
+  /// Returns whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
   /// lock for producers, as push().
   bool ends_with(std::span<const BlockRef> blocks) const noexcept;
   /// Releases the items before `head`. Returns true while there are others. The watch thread does not wait for
   /// another thread's work: it would hold up a fork.
   bool release_taken(std::uint64_t head, bool may_wait = true) noexcept;
   enum class Blocks : std::uint8_t { borrowed, own, large };
-  /// release_taken() for some items, if there is reason to look. Small own blocks stay a little longer: by then the
-  /// process that sent them on has let go too, and they are free at once, without a time in limbo.
+  /// Releases some items, if there is reason to look. Small own blocks stay a little longer: by then the process that
+  /// sent them on has let go too, and they are free at once, without a time in limbo.
   template <class Head>
   void release_some(Blocks blocks, Head&& head) noexcept {
     const std::size_t keep = blocks == Blocks::own ? kMany : 0;
@@ -88,7 +88,7 @@ class ItemsInFlight {
   void release_before(std::uint64_t head, std::size_t keep) noexcept EXCLUDES(mutex_);
   /// As release_before(); lets go of the lock.
   void release_locked(std::uint64_t head, std::size_t keep) noexcept RELEASE(mutex_);
-  /// At most kAtOnce of them.
+  /// Releases the items. REQUIRES: they are at most kAtOnce.
   static void release(std::span<const Sent> items) noexcept;
   std::size_t take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept
       REQUIRES(mutex_);

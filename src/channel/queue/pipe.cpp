@@ -29,7 +29,7 @@ struct PipeHead {
 };
 static_assert(sizeof(PipeHead) == 12);
 
-/// How long a receiver sleeps before it looks whether a sender is left.
+/// The time that a receiver sleeps before it looks whether a sender is left.
 constexpr std::chrono::milliseconds kLookAround{100};
 
 Role role_of(unsigned end) noexcept { return end == 0 ? Role::end_0 : Role::end_1; }
@@ -62,8 +62,8 @@ struct Pipe::End {
   const Fd& file() const noexcept { return queues[0]->ring().fd(); }
   Channel& out() const noexcept { return *queues[number]; }
   Channel& in() const noexcept { return *queues[1 - number]; }
-  /// If no process has one end any more, closes both queues for all. Returns false also while a stopped process keeps
-  /// a queue's lock.
+  /// Closes both queues for all if no process has one of the ends. Returns false also while a stopped process keeps a
+  /// queue's lock.
   bool close_if_deserted() const;
   template <class Item>
   void send(const Item& item, Stream stream);
@@ -77,7 +77,7 @@ struct Pipe::End {
   std::atomic<std::uint32_t> sent{0};
 };
 
-/// use(); an error of a closed ring names the pipe, not its queue.
+/// Calls use(), whose error of a closed ring then names the pipe, not its queue.
 template <class Use>
 auto in_words_of_pipes(Use&& use) {
   try {
@@ -108,7 +108,7 @@ bool Pipe::End::close_if_deserted() const {
   return true;
 }
 
-/// If this was the last holder, the others need not wait until they look around.
+/// Closes the queues if this was the last holder, so the others need not wait until they look around.
 Pipe::End::~End() {
   role.reset();
   if (is_role_held(file(), role_of(number))) return;
@@ -118,9 +118,9 @@ Pipe::End::~End() {
   }
 }
 
-/// take(deadline), with a look around whenever no message came for a while. A dying process's messages were there
-/// before it was gone, so the last look for messages comes after that. A stopped process that keeps the queue's lock
-/// or does not answer is waited for like a message.
+/// Calls take(deadline), and looks around whenever no message came for a while. A dying process's messages were there
+/// before it was gone, so the last look for messages comes after that. A stopped process that keeps the queue's lock or
+/// does not answer is waited for like a message.
 template <class Take>
 auto Pipe::End::take(Deadline deadline, Take&& take) const {
   const auto take_until = [&](Deadline pause) -> decltype(take(pause)) {

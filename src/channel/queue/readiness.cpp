@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Between two looks whether others have emptied the ring: longer each time.
+/// The pauses between two looks whether others have emptied the ring, longer each time.
 constexpr std::chrono::milliseconds kFirstLook = 2ms;
 constexpr std::chrono::milliseconds kLongestPause = 100ms;
 

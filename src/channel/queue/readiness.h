@@ -34,7 +34,7 @@ class Readiness {
   /// Makes the descriptor show the present state.
   void refresh() noexcept;
 
-  /// Before a fork and at exit: ends the thread. start_again() resumes.
+  /// Ends the thread, before a fork and at exit. start_again() resumes.
   void stop() noexcept;
   void start_again() noexcept;
   // Around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.

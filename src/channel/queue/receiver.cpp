@@ -19,7 +19,7 @@ bool is_kept(ErrorCode code) noexcept {
   return may_succeed_later(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
 }
 
-/// Never a timeout: that means that the item is still there.
+/// Returns an error that is not a timeout, since a timeout means that the item is still there.
 Error lost(const Error& why) {
   const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
   return Error(code, fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
@@ -33,7 +33,7 @@ Error lost(const Error& why) {
 
 }  // namespace
 
-/// One call's way to an item.
+/// A call on its way to an item.
 struct Receiver::Attempt {
   Wants wants;
   Stream stream;
@@ -89,7 +89,7 @@ bool Receiver::take(Session& session, Deadline deadline, Wants wants, Stream str
   return true;
 }
 
-/// Under the consumers' lock: quick, and without a question to another process.
+/// Runs under the consumers' lock: it is quick, and asks no other process.
 bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) {
   if (attempt.position == item.position) return true;
   try {
@@ -120,7 +120,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
   }
 }
 
-/// With no lock held: this may connect to the owner, or wait for it to be known dead.
+/// Holds no lock, since it may connect to the owner, or wait until the owner is known to be dead.
 void Receiver::open_slowly(Session& session, Attempt& attempt, Deadline deadline) {
   const DeadlineScope scope(deadline);
   Contents& contents = attempt.contents;
@@ -165,7 +165,7 @@ void Receiver::open_elsewhere(Session& session, Contents& contents) {
   if (contents.is_elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
 }
 
-/// With no lock held. REQUIRES: the item has been taken.
+/// Orders the tensors. REQUIRES: no lock is held, and the item has been taken.
 void Receiver::order(Session& session, Contents& contents, Stream stream) {
   try {
     put_in_order(session, contents.tensors, stream);

@@ -23,12 +23,12 @@ class Receiver {
  public:
   Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders);
 
-  /// Empty if there was no message until the deadline. Throws closed, and as opening does. Later work of the stream
-  /// finds the tensors as their putter's stream left them.
+  /// Returns nothing if there was no message until the deadline. Throws closed, and as opening does. Later work of the
+  /// stream finds the tensors as their putter's stream left them.
   std::optional<Message> get(Session& session, Deadline deadline, Stream stream);
   /// The first message if it can be opened without a question to another process.
   std::optional<Message> get_at_once(Session& session, Stream stream);
-  /// get() for a message that was put as one tensor; throws invalid_argument if the first item is not.
+  /// Takes a message that was put as one tensor, as get() does; throws invalid_argument if the first item is not.
   std::optional<Tensor> get_tensor(Session& session, Deadline deadline, Stream stream);
 
   TensorUnpacker& unpacker() noexcept { return unpacker_; }

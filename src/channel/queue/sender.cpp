@@ -28,15 +28,15 @@ std::uint8_t flags_of(bool is_one, const ItemOrder& order) {
 }
 
 void check_size(const Message& message) {
-  constexpr std::size_t kMostTensors = 65'535;
-  constexpr std::size_t kMostData = UINT32_MAX;
-  if (message.tensors.size() > kMostTensors)
+  constexpr std::size_t kMaxTensors = 65'535;
+  constexpr std::size_t kMaxData = UINT32_MAX;
+  if (message.tensors.size() > kMaxTensors)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("a message takes {} tensors, not {}; share them as a bundle and put its handle",
-                            kMostTensors, message.tensors.size()));
-  if (message.data.size() > kMostData)
+                            kMaxTensors, message.tensors.size()));
+  if (message.data.size() > kMaxData)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("a message takes {} bytes of data, not {}; put them into a tensor", kMostData,
+                fmt::format("a message takes {} bytes of data, not {}; put them into a tensor", kMaxData,
                             message.data.size()));
 }
 

@@ -30,9 +30,9 @@ class Sender {
   /// invalid_argument for memory of other libraries. Getters' streams will wait for the work that `stream` has now.
   bool put(Session& session, const Tensor& tensor, Deadline deadline, Stream stream);
   bool put(Session& session, const Message& message, Deadline deadline, Stream stream);
-  /// If it returns true, the tensor is empty.
+  /// Puts the tensor and empties it, unless it returns false.
   bool put(Session& session, Tensor&& tensor, Deadline deadline, Stream stream);
-  /// put() without waiting; also returns false if the creator would have to be asked first.
+  /// Puts without waiting; also returns false if the creator would have to be asked first.
   bool put_at_once(Session& session, const Message& message, Stream stream);
   /// Asks the creator to retain segments that it has not been asked for. Throws as put() does.
   void prepare(Session& session, const Message& message, Deadline deadline);

@@ -42,8 +42,8 @@ class Bell {
 
   /// Notes the processor of this thread, which listens.
   void listen_here() noexcept;
-  /// Whether the listener was on the caller's processor when it last said so. Then it cannot run while the caller
-  /// spins: a caller that waits for it must sleep.
+  /// Returns whether the listener was on the caller's processor when it last said so. Then it cannot run while the
+  /// caller spins: a caller that waits for it must sleep.
   bool shares_processor() const noexcept;
 
   /// Wakes one sleeper if there may be one. Returns the state that it found.
@@ -57,7 +57,7 @@ class Bell {
   bool sleep(std::uint32_t armed, Deadline deadline) const noexcept {
     return sleep_on(word_, armed, deadline);
   }
-  /// For threads beside the one that sleeps on the word: a ring wakes one of them only when it finds none there. So one
+  /// Sleeps beside the thread that sleeps on the word: a ring wakes a thread here only when it finds none there. So one
   /// thread, whose caches are warm, does what there is to do. `seen` is what reserve() was before the last look.
   bool sleep_in_reserve(std::uint32_t seen, Deadline deadline) const noexcept {
     return sleep_on(reserve_, seen, deadline);

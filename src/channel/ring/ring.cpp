@@ -26,7 +26,7 @@ bool may_do_smaller(const Error& error) noexcept {
 namespace {
 
 constexpr std::uint32_t kFewestChunks = 4;
-constexpr std::uint32_t kMostChunks = 1U << 20;
+constexpr std::uint32_t kMaxChunks = 1U << 20;
 
 /// An empty ring; initialised through a mapping of all of it, to see that the range is to be had.
 Fd make_range(const RingOptions& options, std::uint32_t max_chunks) {
@@ -45,7 +45,7 @@ Fd make_range(const RingOptions& options, std::uint32_t max_chunks) {
 }
 
 Fd make_largest_range(const RingOptions& options) {
-  const auto wanted = std::clamp<std::uint64_t>(options.range / kChunkBytes, kFewestChunks, kMostChunks);
+  const auto wanted = std::clamp<std::uint64_t>(options.range / kChunkBytes, kFewestChunks, kMaxChunks);
   for (auto chunks = static_cast<std::uint32_t>(std::bit_floor(wanted));; chunks /= 2) {
     try {
       return make_range(options, chunks);
@@ -55,7 +55,7 @@ Fd make_largest_range(const RingOptions& options) {
   }
 }
 
-/// How long a wait was; long if the deadline came first.
+/// Returns how long a wait was; long if the deadline came first.
 nanoseconds length_of_sleep(TimePoint asleep, Deadline deadline) {
   const TimePoint now = std::chrono::steady_clock::now();
   return now < deadline ? now - asleep : kSleepSlice;
@@ -79,7 +79,7 @@ RingGeometry read_geometry(const Mapping& memory) {
   if (header->magic != kRingMagic || header->version != kRingVersion)
     throw_not_a_ring("it has another magic or version");
   const RingGeometry geometry(header->max_chunks);
-  if (!std::has_single_bit(geometry.max_chunks()) || geometry.max_chunks() > kMostChunks ||
+  if (!std::has_single_bit(geometry.max_chunks()) || geometry.max_chunks() > kMaxChunks ||
       geometry.size() != memory.size())
     throw_not_a_ring("its size contradicts its header");
   return geometry;
@@ -250,7 +250,7 @@ void Ring::trim() {
   trim_locked();
 }
 
-/// The tail first: the stamps of a returned chunk do not tell any more whether a dead producer's item was put.
+/// Settles the tail first: the stamps of a returned chunk no longer tell whether a dead producer's item was put.
 void Ring::trim_locked() {
   settled_tail();
   chunks_.trim(head(), RingChunks::kKeep);

@@ -25,7 +25,8 @@ struct RingOptions {
   std::uint64_t range = 4ULL << 30;  ///< address space for items; halved while RLIMIT_AS refuses
 };
 
-/// May a ring of a smaller range succeed after this failure? Not if there is no room for mappings of any size.
+/// Returns whether a ring of a smaller range may succeed after this failure: not if there is no room for mappings of
+/// any size.
 bool may_do_smaller(const Error& error) noexcept;
 
 /// An item while its getter decides. `bytes` point into shared memory and are valid until then.
@@ -40,8 +41,8 @@ enum class TakeResult : std::uint8_t {
   timed_out,
 };
 
-/// Small items, in order, between any number of producers and consumers in any processes. Grows until memory ends and
-/// survives the death of a user at any instruction.
+/// A queue of small items, in order, between any number of producers and consumers in any processes. Grows until memory
+/// ends and survives the death of a user at any instruction.
 ///
 /// Thread safety: all members may be called concurrently, except set_wait_mode(). Invariants, in shared memory:
 ///  - Item n exists from the moment its slot's stamp becomes n + 1 until head becomes n + 1. These two
@@ -82,9 +83,9 @@ class Ring {
   /// Waits until a put need not wait for space, or will throw. Returns false if neither came until the deadline.
   bool wait_to_put(Deadline deadline);
 
-  /// Would take() not wait now?
+  /// Returns whether take() would not wait now.
   bool is_ready() const { return has_item() || is_closed(); }
-  /// For watchers that take nothing: sleeps until is_ready() or `stop()`, for a slice at most.
+  /// Sleeps until is_ready() or `stop()`, for a slice at most. For watchers, which take nothing.
   template <class Stop>
   void doze(Stop&& stop);
   /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
@@ -108,9 +109,9 @@ class Ring {
   /// Gives drained memory back now instead of after a while.
   void trim();
 
-  /// kExtraBytes for data that belongs to the items: shared, zero at first, checked by its users.
+  /// Returns kExtraBytes for data that belongs to the items: shared, zero at first, checked by its users.
   std::byte* extra() const noexcept { return extra_; }
-  /// Call it before a page of them is used for the first time. Throws out_of_memory.
+  /// Reserves memory for a page of the extra bytes, before its first use. Throws out_of_memory.
   void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
   /// Runs `change` under the producers' lock, for changes of the extra bytes. Throws timeout as close().
   template <class Change>
@@ -120,18 +121,18 @@ class Ring {
     change();
   }
 
-  /// How many processes and threads work on the ring, as its creator knows. Above the number of processors no thread
-  /// spins.
+  /// Tells how many processes and threads work on the ring, as its creator knows. Above the number of processors no
+  /// thread spins.
   void set_users(std::uint32_t users) noexcept { header_->users.store(users); }
 
   enum class WaitMode : std::uint8_t { adaptive, block };
   void set_wait_mode(WaitMode mode) noexcept { wait_mode_ = mode; }
 
-  /// For giving the ring to another process.
+  /// Returns the descriptor, for giving the ring to another process.
   const Fd& fd() const noexcept { return fd_; }
   /// Goes on with another open file of the same ring, under the same number.
   void use_file(const Fd& fd);
-  /// In a forked child: the parent's threads do not wait here.
+  /// Forgets the parent's threads, which do not wait here. REQUIRES: this is a forked child.
   void forget_waiting() noexcept {
     item_spin_.forget_turn();
     space_spin_.forget_turn();

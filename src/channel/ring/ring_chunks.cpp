@@ -57,7 +57,7 @@ std::uint32_t RingChunks::find_free(std::uint64_t head_chunk) {
   return hole;
 }
 
-/// More memory at the end; the first new chunk.
+/// Adds memory at the end. Returns the first new chunk.
 std::uint32_t RingChunks::grow(std::uint32_t count) {
   const auto room = static_cast<std::uint32_t>(max_chunks() - count);
   if (room == 0) {
@@ -112,11 +112,11 @@ void RingChunks::trim_if_shallow(std::uint64_t tail, std::uint64_t head) noexcep
 }
 
 void RingChunks::trim(std::uint64_t head, std::uint32_t keep) noexcept {
-  constexpr std::uint32_t kMostAtOnce = 256;
+  constexpr std::uint32_t kMaxAtOnce = 256;
   const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(count_.load(), max_chunks()));
   const auto drained = [&](std::uint32_t p) { return owners_[p].load() <= head / kItemsPerChunk; };
   std::uint32_t punched = 0;
-  for (std::uint32_t p = 0; p < count && punched < kMostAtOnce; ++p) {
+  for (std::uint32_t p = 0; p < count && punched < kMaxAtOnce; ++p) {
     if (owners_[p].load() == kHole) continue;
     if (keep > 0) {
       --keep;
@@ -124,7 +124,7 @@ void RingChunks::trim(std::uint64_t head, std::uint32_t keep) noexcept {
     }
     std::uint32_t end = p;
     // The mark first: a hole is reserved again before its use, so it is never written to unreserved.
-    for (; end < count && end - p < kMostAtOnce && drained(end); ++end) owners_[end].store(kHole);
+    for (; end < count && end - p < kMaxAtOnce && drained(end); ++end) owners_[end].store(kHole);
     if (end == p) continue;
     point("ring.trim.marked");
     punch(p, end - p);

@@ -9,9 +9,9 @@
 
 namespace onecopy {
 
-/// Which memory holds which items. A logical chunk is 1024 consecutive positions; it is given a physical chunk when
-/// its first item is put. A physical chunk is free when the logical chunk it was last given to is drained: that
-/// follows from the head alone, so there is no list to repair.
+/// The memory of the items. A logical chunk is 1024 consecutive positions; it is given a physical chunk when its first
+/// item is put. A physical chunk is free when the logical chunk it was last given to is drained: that follows from the
+/// head alone, so there is no list to repair.
 ///
 /// Thread safety: find() may be called by any thread; assign() and trim() under the producers' lock. No step needs
 /// repair when its caller dies: the next caller may do it again.
@@ -35,7 +35,7 @@ class RingChunks {
   /// few milliseconds.
   void trim(std::uint64_t head, std::uint32_t keep) noexcept;
 
-  /// Memory for a part of the extra bytes. Throws out_of_memory.
+  /// Reserves memory for a part of the extra bytes. Throws out_of_memory.
   void reserve_extra(std::size_t offset, std::size_t size) {
     reserve_bytes(geometry_.extra() + offset, size);
   }

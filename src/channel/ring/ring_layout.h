@@ -16,7 +16,7 @@ inline constexpr std::uint32_t kRingVersion = 3;
 inline constexpr std::uint64_t kItemsPerChunk = 1024;
 inline constexpr std::size_t kMaxItemBytes = 240;
 
-/// One item of up to kMaxItemBytes. A put stores the stamp last, which is its commit.
+/// An item of up to kMaxItemBytes. A put stores the stamp last, which is its commit.
 struct RingSlot {
   std::atomic<std::uint64_t> stamp;  ///< position + 1 of the item it holds; storing it is the commit
   std::uint32_t size;
@@ -99,11 +99,11 @@ static_assert(sizeof(RingProducers) == 128 && offsetof(RingProducers, intent) ==
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Data of the ring's users beside the items; sparse, and reserved by them before use.
+/// The bytes for data of the ring's users beside the items: sparse, and reserved before use.
 inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
 
-/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra, chunks. Thread
-/// safety: as a value.
+/// The places of the parts: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra, chunks.
+/// Thread safety: as a value.
 class RingGeometry {
  public:
   explicit RingGeometry(std::uint32_t max_chunks) noexcept : max_chunks_(max_chunks) {}

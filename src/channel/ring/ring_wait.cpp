@@ -59,7 +59,7 @@ std::uint32_t SpinBudget::begin() noexcept {
 
 void SpinBudget::end(std::uint32_t budget, bool success) noexcept {
   std::uint32_t every = 1;
-  std::uint32_t next = std::min(kMost, budget * 2);
+  std::uint32_t next = std::min(kMax, budget * 2);
   if (!success) {
     every = probe_every_.load(std::memory_order_relaxed);
     if (budget == kProbe) every = std::min(kRarest, every * 2);

@@ -30,7 +30,7 @@ inline void relax() noexcept {
 #endif
 }
 
-/// How long a waiter of this process may watch a word before it sleeps: longer after each success, half after each
+/// The time that a waiter of this process may watch a word before it sleeps: longer after each success, half after each
 /// failure, soon not at all. So a busy ring costs no system calls and an idle one no processor time.
 ///
 /// After giving up, it tries again after a short sleep, for as long as a woken partner needs to answer. With less,
@@ -59,12 +59,12 @@ class SpinBudget {
   /// Ends the turn in a forked child: the thread whose turn it was is its parent's.
   void forget_turn() noexcept { busy_.store(false, std::memory_order_relaxed); }
 
-  static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip
+  static constexpr std::uint32_t kMax = 50'000;     ///< ns, about one futex round trip
   static constexpr std::uint32_t kFirst = 4'000;    ///< ns, less is not worth it
   static constexpr std::uint32_t kProbe = 100'000;  ///< ns, the partner has to be woken first
   static constexpr std::uint32_t kRarest = 256;     ///< short sleeps: of them one is followed by a probe
   static constexpr std::chrono::microseconds kShort{500};
-  static_assert(kProbe > kMost, "end() knows a probe by its budget");
+  static_assert(kProbe > kMax, "end() knows a probe by its budget");
 
  private:
   struct Turn {

@@ -18,8 +18,8 @@ namespace onecopy {
 
 namespace {
 
-/// After the work that may be filling memory of the host. If the bundle has tensors on devices, its one point is
-/// theirs, and the host waits here.
+/// Makes a point after the work that may be filling memory of the host. If the bundle has tensors on devices, its one
+/// point is theirs, and the host waits here.
 TimelinePoint mark_filling(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream,
                            bool has_devices) {
   const auto pinned = std::find_if(tensors.begin(), tensors.end(), [](const NamedTensor& named) {
@@ -34,7 +34,7 @@ TimelinePoint mark_filling(Runtime& runtime, std::span<const NamedTensor> tensor
   return {};
 }
 
-/// One point for all: if the tensors are on several devices, the first one's stream waits for the others'.
+/// Makes one point for all: if the tensors are on several devices, the first one's stream waits for the others'.
 TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream) {
   std::set<Device> devices;
   for (const auto& [name, tensor] : tensors)
@@ -89,7 +89,8 @@ struct Bundle::State {
         point{handle.timeline_slot, handle.timeline_value},
         reader({table.as<std::byte>(), table.nbytes()}) {}
 
-  /// Once for each device that the tensors are on: the point covers them all. If all are on the host, the host waits.
+  /// Waits once for each device that the tensors are on: the point covers them all. If all are on the host, the host
+  /// waits.
   void wait(Runtime& runtime, Device device) {
     const LockGuard lock(mutex);
     if (!point || waited.contains(device)) return;

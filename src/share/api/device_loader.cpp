@@ -33,7 +33,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;  // of direct reads
 constexpr std::uint64_t kPart = std::uint64_t{2} << 20;
-constexpr std::size_t kMostThreads = 16;
+constexpr std::size_t kMaxLoadThreads = 16;
 constexpr std::size_t kSlotsPerThread = 2;
 constexpr std::uint64_t kPagesAPage = 64;  ///< one page answers for so many, if the kernel is asked
 constexpr std::uint64_t kCardAlignment = 256;
@@ -42,11 +42,11 @@ std::uint64_t up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit
 
 std::size_t threads_for(std::uint64_t bytes) {
   const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
-  return std::clamp<std::size_t>(static_cast<std::size_t>(bytes / kPart), 1, std::min(kMostThreads, cpus));
+  return std::clamp<std::size_t>(static_cast<std::size_t>(bytes / kPart), 1,
+                                 std::min(kMaxLoadThreads, cpus));
 }
 
-/// Through a descriptor of its own: O_DIRECT is a flag of the open file, which all users of the first descriptor
-/// share.
+/// Opens a descriptor of its own: O_DIRECT is a flag of the open file, which all users of the first descriptor share.
 Fd open_directly(const Fd& fd) noexcept {
   return Fd(::open(fmt::format("/proc/self/fd/{}", fd.get()).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
 }
@@ -69,7 +69,7 @@ DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const Devic
   pages_ = Mapping::of(fd, static_cast<std::size_t>(end_), Access::read_only);
 }
 
-/// Each thread has slots of its own, so that no thread waits for another's. The caller is one of the threads.
+/// Gives each thread slots of its own, so that no thread waits for another's. The caller is one of the threads.
 void DeviceLoader::run(const LoadProgress& progress) {
   if (pieces_.empty()) return;
   const std::size_t threads = threads_for(end_ - first_);
@@ -162,7 +162,7 @@ bool DeviceLoader::is_cached(std::uint64_t from, std::uint64_t bytes) const noex
   return true;
 }
 
-/// From the beginning of the part: direct reads begin and end at pages, except at the file's end.
+/// Reads from the beginning of the part: direct reads begin and end at pages, except at the file's end.
 std::uint64_t DeviceLoader::read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes) {
   if (!direct_) return 0;
   const std::uint64_t wanted = up(bytes, kPage);
@@ -207,8 +207,8 @@ namespace {
 
 std::uint64_t entry_bytes(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
 
-/// Where each tensor goes in the block, with the end at the back. The file's own offsets are kept if all of them are
-/// aligned.
+/// Returns where each tensor goes in the block, with the end at the back. The file's own offsets are kept if all of
+/// them are aligned.
 std::vector<std::uint64_t> offsets_of(const SafetensorsHeader& header) {
   const bool are_aligned =
       std::all_of(header.entries.begin(), header.entries.end(),

@@ -23,9 +23,9 @@
 
 namespace onecopy {
 
-/// Errors about files of tensors. Thread safety: all functions may be called concurrently.
-/// The error of a file that is no safetensors file. If the file's beginning or name tells its format, the message
-/// says the way from there. The message names the file.
+/// Errors about files of tensors. Thread safety: all functions may be called concurrently. The error of a file that is
+/// not a safetensors file. If the file's beginning or name tells its format, the message says the way from there. The
+/// message names the file.
 Error about_format(const Error& error, const std::string& path);
 
 /// Runs body(). Its errors name the file.
@@ -88,7 +88,7 @@ class FileReader {
   std::exception_ptr error_ GUARDED_BY(mutex_);
 };
 
-/// One opened safetensors file, with its header.
+/// An opened safetensors file, with its header.
 struct OpenedSafetensors {
   std::string path;
   Fd fd;
@@ -99,16 +99,16 @@ struct OpenedSafetensors {
 /// device or a directory. For a directory the message adds `instead`: the path to name in its place.
 Fd open_regular(const std::string& path, const char* instead);
 
-/// The files of a checkpoint, in the order in which they are read: the one at `path`, or those of the directory at
-/// `path`. A directory has one `.safetensors` file, or an index that names the file of each tensor. Of several
-/// indexes, `model.safetensors.index.json` is taken. Only headers are read.
+/// The files of a checkpoint, in the order in which they are read: the file at `path`, or the files of the directory at
+/// `path`. A directory has one `.safetensors` file, or an index that names the file of each tensor. Of several indexes,
+/// `model.safetensors.index.json` is taken. Only headers are read.
 ///
 /// Throws bad_file, naming the tensor and the files, if index and files contradict each other. Throws system, as
 /// open(2) does, if a file is missing, and invalid_argument if the directory does not determine the files to read.
 std::vector<OpenedSafetensors> open_checkpoint(const std::string& path);
 
-/// How long the threads of a load to a card have read and waited, all of them together, for the log. Thread safety:
-/// sums may be added to concurrently.
+/// The time that all threads of a load to a card have read and waited, for the log. Thread safety: sums may be added to
+/// concurrently.
 struct LoadTimes {
   using Nanoseconds = std::atomic<std::uint64_t>;
 

@@ -179,7 +179,7 @@ class Halves {
     if (progress_) progress_(0, total_);
   }
 
-  /// Shared memory for `bytes` bytes of a file.
+  /// Allocates shared memory for `bytes` bytes of a file.
   Tensor allocate(std::uint64_t bytes) const {
     ReserveListener::Function report;
     if (progress_)
@@ -208,7 +208,7 @@ class Halves {
   std::uint64_t total_;
 };
 
-/// Where each entry goes in the block, with the end at the back.
+/// Returns where each entry goes in the block, with the end at the back.
 std::vector<std::uint64_t> place(const SafetensorsHeader& header) {
   std::vector<std::uint64_t> offsets;
   offsets.reserve(header.entries.size() + 1);

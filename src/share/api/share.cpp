@@ -144,7 +144,7 @@ std::string Handle::to_text() const { return onecopy::to_text(to_bytes()); }
 
 Handle Handle::from_text(std::string_view text) { return from_bytes(onecopy::from_text(text)); }
 
-/// One byte stands for the object. Its block has claims, holds and deaths like any other.
+/// Shares one byte, which stands for the object. Its block has claims, holds and deaths like any other.
 Handle share_object(std::shared_ptr<const void> object) {
   if (!object)
     throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");
@@ -170,7 +170,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
 }
 
-/// Only memory: an ordinary file would be written to its disk unnoticed.
+/// Refuses what is not memory: an ordinary file would be written to its disk unnoticed.
 void check_is_memory(int fd) {
   struct statfs system {};
   struct stat file {};
@@ -217,7 +217,7 @@ std::string second_name() {
                      number[0] | std::uint64_t{1} << 63);
 }
 
-/// Locked first: the janitor of another process removes a file with such a name and no lock.
+/// Locks the file first: the janitor of another process removes a file with such a name and no lock.
 bool try_give_second_name(const Fd& file, const std::string& path, std::size_t bytes) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", file.get());
   return ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 &&

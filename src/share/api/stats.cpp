@@ -30,7 +30,7 @@ namespace onecopy {
 // This process's reports of itself: stats(), and the answer to `onecopy ls`.
 namespace {
 
-/// Of this process, the one that lists them included. 0 when /proc cannot be read.
+/// Counts the descriptors of this process, the one that lists them included. Returns 0 if /proc cannot be read.
 std::uint64_t count_descriptors() noexcept {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(::opendir("/proc/self/fd"), &::closedir);
   std::uint64_t count = 0;
@@ -137,7 +137,8 @@ void add_silent(OwnerList& list, const std::string& name, int pid, const Error& 
                    kAskersWait.count() / 1000)});
 }
 
-/// Never waits: an owner whose queue of callers is full must not delay the others' answers. Throws timeout then.
+/// Asks without waiting: an owner whose queue of callers is full must not delay the others' answers. Throws timeout
+/// then.
 PendingReply ask(const std::string& name) {
   UnixSocket socket = dial(name, std::chrono::milliseconds(0));
   const PeerCredentials peer = socket.peer();
@@ -177,7 +178,7 @@ void hear_all(std::vector<PendingReply> asked, Deadline deadline, OwnerList& lis
   }
 }
 
-/// Called once all others have answered. Asks again and again, until there is room for a caller or the time is up.
+/// Asks again and again once all others have answered, until there is room for a caller or the time is up.
 void ask_again(std::vector<std::string> busy, OwnerList& list) {
   constexpr std::chrono::milliseconds kPause{10};
   const auto deadline = Clock::now() + kAskersWait;

@@ -64,7 +64,7 @@ std::vector<Run> runs_of(std::span<const Tensor> tensors) {
   return runs;
 }
 
-/// Once for each run: a bundle has thousands of tensors in a few pieces.
+/// Copies once for each run: a bundle has thousands of tensors in a few pieces.
 void pin_all(std::span<const Tensor> tensors, Device card) {
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) bytes += tensor.nbytes();

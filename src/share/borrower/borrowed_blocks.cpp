@@ -23,8 +23,8 @@ void OwnerProcess::set_table(Fd file) {
   table_ = std::move(file);
 }
 
-/// Reading /proc takes up to a fifth of a connection's time, so it is read late. A value that was read while the
-/// process lived belongs to that process, and not to a later one with the same number.
+/// Reads the start time late, since reading /proc takes up to a fifth of a connection's time. A value that was read
+/// while the process lived belongs to that process, and not to a later one with the same number.
 ProcessOrigin OwnerProcess::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
   errno = 0;

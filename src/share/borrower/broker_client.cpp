@@ -95,7 +95,7 @@ bool is_news(const Packet& packet) {
 BrokerClient::BrokerClient(UnixSocket socket, int pid)
     : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
 
-/// One thread at a time asks. A fork does not wait for its answer; in the child no thread asks.
+/// The turn of the one thread that asks. A fork does not wait for its answer; in the child no thread asks.
 class BrokerClient::Turn {
  public:
   explicit Turn(BrokerClient& conversation) noexcept : asking_(conversation.asking_) {
@@ -211,7 +211,7 @@ void BrokerClient::number_while_open(Bytes& question) {
   number(question);
 }
 
-/// Without mutex_, like the functions below: a fork takes it, and does not wait for the broker.
+/// Runs without mutex_, like the functions below: a fork takes mutex_, and does not wait for the broker.
 void BrokerClient::send_question(const Bytes& question, std::span<const int> fds) {
   socket_.send(question, fds, reply_timeout());
   point("conversation.asked");
@@ -228,8 +228,8 @@ void BrokerClient::request_and_leave(Bytes question, std::span<const int> fds) {
           pid_));
 }
 
-/// Without mutex_ while no packet is there. A broker that is not busy answers sooner than a thread falls asleep and
-/// wakes up.
+/// Waits without mutex_ while no packet is there. A broker that is not busy answers sooner than a thread falls asleep
+/// and wakes up.
 Packet BrokerClient::receive_soon() {
   constexpr std::chrono::microseconds kSoon{100};
   const auto begin = std::chrono::steady_clock::now();
@@ -252,7 +252,7 @@ void BrokerClient::fall_silent(std::chrono::milliseconds patience) {
   throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
 }
 
-/// The next packet that is no news; empty if none is there.
+/// Returns the next packet that is not news; nothing if none is there.
 std::optional<Packet> BrokerClient::try_receive() {
   const LockGuard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
@@ -263,7 +263,7 @@ std::optional<Packet> BrokerClient::try_receive() {
   return {};
 }
 
-/// Late answers to questions that were given up are dropped.
+/// Drops late answers to questions that were given up.
 Packet BrokerClient::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();

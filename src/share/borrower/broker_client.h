@@ -21,8 +21,8 @@
 
 namespace onecopy {
 
-/// Does the error say that the called process is not there? Then no socket listens under its name, or only a socket
-/// of another user, which took the name after the process had ended.
+/// Returns whether the error says that the called process is not there: no socket listens under its name, or only a
+/// socket of another user, which took the name after the process had ended.
 inline bool is_absent(const Error& error) noexcept {
   return error.code() == ErrorCode::peer_died || error.code() == ErrorCode::other_user;
 }
@@ -43,7 +43,7 @@ struct Dial {
   wire::Nonce nonce;
 };
 
-/// While one lives, this thread's first connection to that process continues a call that was made earlier. So the
+/// A call that is made ahead: while it lives, this thread's first connection to that process continues it. So the
 /// called process wakes up while this one makes its own tables. Has no effect if the call fails: the connection that
 /// follows reports the reason.
 class EarlyDial {
@@ -53,9 +53,9 @@ class EarlyDial {
   EarlyDial(const EarlyDial&) = delete;
   EarlyDial& operator=(const EarlyDial&) = delete;
 
-  /// Has this thread made a call that no connection has continued yet?
+  /// Returns whether this thread has made a call that no connection has continued yet.
   static bool is_waiting() noexcept;
-  /// Empty if this thread has made no call, or a call to another process.
+  /// Returns the call of this thread; nothing if there is none, or if it went to another process.
   static std::optional<Dial> take(const ProcessId& to) noexcept;
 
  private:
@@ -68,16 +68,16 @@ class EarlyDial {
 ///
 /// It is over when the broker closes it or its process is gone, and does not begin again.
 ///
-/// Thread safety: all members may be called concurrently, but for those of the introduction and around a fork.
-/// on_news runs with the lock for reading held. It must not ask, and takes only locks that no asking thread holds.
+/// Thread safety: all members may be called concurrently, except during the introduction and around a fork. on_news
+/// runs with the lock for reading held. It must not ask, and takes only locks that no asking thread holds.
 class BrokerClient {
  public:
-  /// Without a socket it is over from the start. `pid` appears in error messages.
+  /// Constructs a connection, which is over from the start if there is no socket. `pid` appears in error messages.
   BrokerClient(UnixSocket socket, int pid);
 
-  /// Set before anything is heard.
+  /// Hears the news. REQUIRES: set before anything is heard.
   std::function<void(Packet)> on_news;
-  /// Called on the watch thread when the connection has ended.
+  /// Runs on the watch thread when the connection has ended.
   std::function<void()> on_end;
 
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
@@ -99,7 +99,7 @@ class BrokerClient {
   /// next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not heard.
   void request_all(std::vector<Bytes> questions, std::size_t ahead,
                    const std::function<void(std::size_t, Packet)>& hear);
-  /// Has it let a question wait too long, and said nothing since?
+  /// Returns whether the broker let a question wait too long, and has said nothing since.
   bool is_silent() const noexcept { return is_silent_; }
   /// Sends a notice that needs no answer. Never waits. Returns false if the broker does not read, or is gone.
   template <class Body>
@@ -111,7 +111,7 @@ class BrokerClient {
     }
   }
   bool is_over() const noexcept { return is_over_; }
-  /// is_over(), for callers that look often.
+  /// Returns the flag of is_over(), for callers that look often.
   const std::atomic<bool>& end() const noexcept { return is_over_; }
 
   /// The process is gone: hears the packets that it sent last, which may be needed now. Returns false while a
@@ -125,7 +125,7 @@ class BrokerClient {
   void unlock() RELEASE(mutex_, telling_mutex_);
   /// REQUIRES: locked.
   UnixSocket& socket() noexcept { return socket_; }
-  /// In the child: goes on over a connection of its own. Without one it sends nothing more, and the parent's stays
+  /// Goes on in a forked child over a connection of its own. Without one it sends nothing more, and the parent's stays
   /// open: its broker counts us with our parent as long as it is.
   void go_on_in_child(UnixSocket socket) noexcept;
 

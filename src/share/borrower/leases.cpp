@@ -29,7 +29,7 @@ bool try_barrier() noexcept {
   return ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
-/// From here on every thread's earlier stores are seen, and every thread's later loads see ours.
+/// Makes every thread's earlier stores visible here, and ours visible to every thread's later loads.
 bool barrier_of_all_threads() noexcept {
   if (try_barrier()) return true;
   if (errno != EPERM) return false;  // an old kernel, or a sandbox
@@ -38,7 +38,7 @@ bool barrier_of_all_threads() noexcept {
 
 }  // namespace
 
-/// At a thread's end another may have its slot.
+/// Returns the slot of a thread at its end, for another thread.
 struct HazardGuard::SlotReturn {
   SlotReturn() noexcept : failed(pthread_key_create(&key, &leave)) {}
   static void leave(void* slot) noexcept {

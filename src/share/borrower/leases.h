@@ -12,12 +12,12 @@
 
 namespace onecopy {
 
-/// While a guard lives, its thread may touch the memory of `place` although it holds no block there. The thread that
-/// closes a place learns from readers_of() when no guard is left, and the memory can be given back.
+/// A guard: while it lives, its thread may touch the memory of `place` although it holds no block there. The thread
+/// that closes a place learns from readers_of() when no guard is left, and the memory can be given back.
 ///
 /// Order: a reader raises its guard, looks whether the place is closed, and if so touches nothing. The closer closes,
-/// then looks for readers. The later one sees the earlier one: a guard's stores are plain, and readers_of() makes those
-/// of all threads visible (membarrier(2)).
+/// then looks for readers. The later of them sees the earlier: a guard's stores are plain, and readers_of() makes the
+/// stores of all threads visible (membarrier(2)).
 ///
 /// Thread safety: a guard belongs to its thread, and one thread has one at a time.
 class HazardGuard {
@@ -41,7 +41,7 @@ class HazardGuard {
   /// Registers this process if it has one thread, when the kernel need not wait for any other.
   static void prepare_if_single_threaded() noexcept;
   static Readers readers_of(const void* place) noexcept;
-  /// In a forked child: the parent's other threads are not here.
+  /// Forgets the parent's other threads. REQUIRES: this is a forked child.
   static void forget_others() noexcept;
 
  private:
@@ -132,13 +132,13 @@ class Leases {
   const PinWords::Word& holes(std::uint32_t segment) const noexcept {
     return PinWords(table_.as<PinWords::Word>(kHolesAt))[segment];
   }
-  /// Does the owner see the claims and pins of this page?
+  /// Returns whether the owner sees the claims and pins of this page.
   bool is_seen() const noexcept { return onecopy::is_seen(page_); }
   bool has(std::uint32_t block) const noexcept {
     const HazardGuard here(this);
     return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
   }
-  /// Is there a lease of a block that lies in these bytes of the segment, beside `others`?
+  /// Returns whether there is a lease of a block that lies in these bytes of the segment, beside `others`.
   bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
               const std::set<std::uint32_t>& others) const noexcept;
   std::uint64_t count() const noexcept;
@@ -150,14 +150,14 @@ class Leases {
   /// Gives the memory back. Returns false while a claimer may touch it: call again later. REQUIRES: closed; as
   /// try_close().
   bool try_forget() noexcept;
-  /// Is no claimer or releaser at work on this any more? False if the kernel cannot tell.
+  /// Returns whether no claimer or releaser is at work here; false if the kernel cannot tell.
   bool has_no_readers() const noexcept {
     return HazardGuard::readers_of(this) == HazardGuard::Readers::none;
   }
 
   // Around a fork.
   Claims& page() noexcept { return page_; }
-  /// In the child: takes over the leases in a page of its own; without one, in memory that no owner sees.
+  /// Takes over the leases in a forked child, in a page of its own; without one, in memory that no owner sees.
   void go_on_in_child(Mapping page) noexcept;
 
  private:

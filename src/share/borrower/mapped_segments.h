@@ -15,7 +15,7 @@
 
 namespace onecopy {
 
-/// Where a segment is mapped in this process; empty: nowhere.
+/// The place where a segment is mapped in this process; empty if it is not mapped.
 struct SegmentPlace {
   std::byte* data = nullptr;
   std::uint64_t size = 0;
@@ -32,7 +32,7 @@ struct SegmentPlace {
 /// Thread safety: find() may be called by any thread; the others by one thread at a time.
 class SegmentPlaces {
  public:
-  /// Empty if the segment is not remembered.
+  /// Returns the place, which is empty if the segment is not remembered.
   SegmentPlace find(std::uint32_t segment, Access access) const noexcept {
     const std::uint64_t key = key_of(segment, access);
     const Slot& slot = slots_[key % kSlots];
@@ -53,7 +53,7 @@ class SegmentPlaces {
     slot.user.store(place.user);
     slot.key.store(key);
   }
-  /// For good: this process holds no block of the segment any more.
+  /// Forgets the segment for good. REQUIRES: this process holds no block of it.
   void forget(std::uint32_t segment) noexcept {
     for (const Access access : {Access::read_only, Access::read_write}) {
       const std::uint64_t key = key_of(segment, access);
@@ -71,7 +71,7 @@ class SegmentPlaces {
     std::atomic<const DeviceIdentity*> identity{nullptr};
     std::atomic<int> user{0};
   };
-  /// Never 0.
+  /// Returns a key that is never 0.
   static std::uint64_t key_of(std::uint32_t segment, Access access) noexcept {
     return std::uint64_t{segment} * 2 + static_cast<std::uint64_t>(access) + 1;
   }
@@ -87,16 +87,16 @@ struct SegmentRequest {
   std::optional<Device> user{};  ///< the device of this process that uses it; none: the memory's own
 };
 
-/// Another process's segments that are mapped here: each for reading, for writing, or once for either.
+/// The segments of another process that are mapped here: each for reading, for writing, or once for either.
 ///
 /// A caller that holds a block of a segment keeps it from being retired, and may use the result of find(). Thread
 /// safety: all members may be called concurrently, but for the fork ones.
 class MappedSegments {
  public:
-  /// Where it is mapped for `access`; empty while it is not. Seldom takes a lock. REQUIRES: the caller holds a
-  /// block of it.
+  /// Returns where the segment is mapped for `access`; empty while it is not. Seldom takes a lock. REQUIRES: the caller
+  /// holds a block of it.
   SegmentPlace find(std::uint32_t segment, Access access);
-  /// Where it is mapped for `access`, or else for the other access.
+  /// Returns where the segment is mapped for `access`, or else for the other access.
   SegmentPlace find_any(std::uint32_t segment, Access access);
   bool contains(std::uint32_t segment, Access access) const;
   /// Maps the segment for the wanted device of this process, or else for the memory's own. Has no effect if it is
@@ -106,12 +106,12 @@ class MappedSegments {
 
   /// Exports the segment for another process. Throws owner_died if it is not mapped here for that access.
   ExportedMemory export_memory(std::uint32_t segment, Access access) const;
-  /// See DeviceMemory::allow(); null when it is not mapped.
+  /// Calls DeviceMemory::allow(); returns null if the segment is not mapped.
   std::byte* allow(std::uint32_t segment, Access access, int ordinal);
   /// Keeps the segment mapped while the pointer lives. Null if it is not mapped.
   std::shared_ptr<DeviceMemory> memory(std::uint32_t segment, Access access) const noexcept;
   std::size_t count() const;
-  /// Is memory of a device among them?
+  /// Returns whether memory of a device is among the segments.
   bool uses_devices() const;
   /// Segments whose memory ends with their owner.
   std::vector<std::uint32_t> weak() const;

@@ -112,7 +112,7 @@ bool Peer::wait_until_frozen() noexcept {
   return true;
 }
 
-/// Also true while it is being asked for its words.
+/// Returns true also while the peer is being asked for its words.
 bool Peer::uses_devices() noexcept {
   if (!timeline_mutex_.try_lock()) return true;
   const LockGuard lock(timeline_mutex_, std::adopt_lock);
@@ -153,7 +153,7 @@ bool Peer::end() {
   return true;
 }
 
-/// True while streams of ours wait for its words.
+/// Returns whether streams of ours wait for its words.
 bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::WaitState::nothing;
   if (awaited == ForeignTimeline::WaitState::never) {

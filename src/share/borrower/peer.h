@@ -26,8 +26,7 @@
 
 namespace onecopy {
 
-/// Another process as its borrower sees it: the process, the connection to its broker, and its blocks that are
-/// borrowed here.
+/// A process as its borrower sees it: the process, the connection to its broker, and its blocks that are borrowed here.
 ///
 /// If the owner is dead and no lease is left, try_close() gives back the peer's memory and descriptors. The peer
 /// itself goes with the last std::shared_ptr to it. Callers that remember a peer have such a pointer; blocks need
@@ -59,7 +58,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// Takes a lease on the block if its generation is still the handle's. Asks the owner if only that can tell. Returns
   /// an empty reference for a stale block. Throws timeout if the owner does not answer.
   BlockRef claim(std::uint32_t block, std::uint64_t generation);
-  /// Is the connection over, did claim() need an answer, and is that longer ago than a death takes? Then the owner
+  /// Returns whether the connection is over and claim() needed an answer longer ago than a death takes. Then the owner
   /// lives on without its sockets.
   bool is_out_of_reach() const noexcept;
 
@@ -77,10 +76,11 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool poll_waits();
 
   bool is_gone() const noexcept { return process_.is_gone(); }
-  /// Has its program ended? It also ends when the process becomes another by exec. Its device may still be at work.
+  /// Returns whether its program has ended. It also ends when the process becomes another by exec. Its device may still
+  /// be at work.
   bool has_left() const noexcept;
-  /// Once the connection is over: looks whether the owner is gone. Returns true while it has to be called again
-  /// soon. Watch thread.
+  /// Looks whether the owner is gone once the connection is over. Returns true while it has to be called again soon.
+  /// Watch thread.
   bool poll_hangup();
   bool is_closed() const noexcept { return blocks_.is_closed(); }
   /// Gives memory and descriptors back if the owner is gone and has no lease here. Returns true when all is given

@@ -76,13 +76,13 @@ void Peer::fetch_ahead(std::span<const SegmentRequest> wanted, std::span<const S
                       [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
 }
 
-/// One message for many: a model in memory of cudaMalloc lies in thousands of allocations.
+/// Asks for many in one message: a model in memory of cudaMalloc lies in thousands of allocations.
 void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
   constexpr std::size_t kAhead = 3;
   std::vector<std::span<const SegmentRequest>> parts;
   std::vector<Bytes> questions;
   for (; !wanted.empty(); wanted = wanted.subspan(parts.back().size())) {
-    parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMostAskedAtOnce)));
+    parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMaxAskedAtOnce)));
     std::vector<wire::WantSegment> bodies;
     for (const SegmentRequest& segment : parts.back()) bodies.push_back(want_of(segment));
     questions.push_back(wire::want_segments(bodies));
@@ -101,7 +101,7 @@ void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
   }
 }
 
-/// Each segment that cannot be mapped is left out by itself.
+/// Leaves out each segment that cannot be mapped by itself.
 void Peer::map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segments) return;

@@ -17,7 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Memory of the host is frozen once the owner's program has ended. A device may be at work until its process ends.
+/// Returns whether the memory is frozen: memory of the host is, once the owner's program has ended. A device may be at
+/// work until its process ends.
 bool is_frozen(const Peer& peer, const ExportedMemory& memory) {
   return peer.process().has_ended() || (device_type(memory.kind) == DeviceType::cpu && peer.has_left());
 }
@@ -253,8 +254,8 @@ void Peers::forget_ended() noexcept {
   });
 }
 
-/// On the watch thread, which may be in the middle of one of their handlers elsewhere. A peer that is forgotten later
-/// is destroyed by the sweep after the next end of an owner.
+/// Runs on the watch thread, since elsewhere it may be in the middle of one of their handlers. A peer that is forgotten
+/// later is destroyed by the sweep after the next end of an owner.
 void Peers::destroy_forgotten() noexcept {
   if (!loop_.runs_here()) return;
   std::erase_if(closed_,

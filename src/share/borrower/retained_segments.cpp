@@ -21,7 +21,7 @@ void LocalQueues::remove(std::uint64_t queue, bool is_over) noexcept {
   if (is_over) note_over(queue);
 }
 
-/// Without memory for it, items of the dead are waited for until time ends that.
+/// Notes that a queue is over. If there is no memory for the note, items of the dead are kept until time ends that.
 void LocalQueues::note_over(std::uint64_t queue) noexcept {
   const auto now = std::chrono::steady_clock::now();
   std::erase_if(over_, [&](const auto& one) { return now - one.second > 2 * Holds::kLifetime; });
@@ -101,7 +101,7 @@ void RetainedSegments::report_refusal(const ProcessOrigin& origin) {
       "descriptors of such are "
       "kept for the day that their owners die, and items in the other pieces that are not "
       "taken by then are lost",
-      origin.pid, kMostOfDevices);
+      origin.pid, kMaxOfDevices);
 }
 
 RetainedSegments::Entry RetainedSegments::make_entry(const SegmentKey& key, const ProcessOrigin& origin,
@@ -146,7 +146,7 @@ bool RetainedSegments::has_room_for(const ExportedMemory& memory) const noexcept
   std::size_t kept = memory.fds.size();
   for (const auto& [key, entry] : entries_)
     if (!is_of_host(entry.memory)) kept += entry.memory.fds.size();
-  return kept <= kMostOfDevices;
+  return kept <= kMaxOfDevices;
 }
 
 std::optional<HeldSegment> RetainedSegments::open(const SegmentKey& key, Access access) const {

@@ -22,7 +22,7 @@
 
 namespace onecopy {
 
-/// How far a queue has come.
+/// The progress of a queue.
 struct QueueProgress {
   std::uint64_t put;    ///< items ever put
   std::uint64_t taken;  ///< items ever taken
@@ -33,7 +33,7 @@ struct QueueProgress {
 /// The end of a queue at some moment: the first look after the mark was made or reset. Thread safety: as a value.
 class QueueMark {
  public:
-  /// True once all items are taken that had been put at the first look.
+  /// Returns whether all items are taken that had been put at the first look.
   bool is_passed_at(const QueueProgress& now) noexcept {
     if (!put_) put_ = now.put;
     return now.taken >= *put_;
@@ -47,9 +47,9 @@ class QueueMark {
 /// A queue as the share layer sees it. Both functions are called on the watch thread, and must neither throw nor call
 /// back.
 struct QueueHooks {
-  /// Empty if the queue is closed.
+  /// Returns the progress; nothing if the queue is closed.
   std::function<std::optional<QueueProgress>()> progress;
-  /// In the queue's creator: how many other processes have it open, at each change.
+  /// Tells the queue's creator how many other processes have it open, at each change.
   std::function<void(std::size_t users)> users;
 };
 
@@ -124,13 +124,13 @@ struct RetainRequest {
 /// A segment is retained for a queue while its owner lives, or while a putter has not released it. After both it is
 /// retained while an item put before that is still in the queue. It never outlives the segment at its owner.
 ///
-/// A segment of a device may come with thousands of descriptors; at most kMostOfDevices of those are kept in all, and
+/// A segment of a device may come with thousands of descriptors; at most kMaxOfDevices of those are kept in all, and
 /// the first refusal is reported.
 ///
 /// Thread safety: all members may be called concurrently.
 class RetainedSegments {
  public:
-  static constexpr std::size_t kMostOfDevices = 256;  ///< descriptors
+  static constexpr std::size_t kMaxOfDevices = 256;  ///< descriptors
 
   explicit RetainedSegments(const LocalQueues& queues) noexcept : queues_(queues) {}
 
@@ -173,7 +173,7 @@ class RetainedSegments {
   void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
-  /// One queue's need of a segment.
+  /// The need of one queue for a segment.
   struct Use {
     std::map<Putter, std::uint64_t> requests;  ///< with the number of each putter's last
     QueueMark end;  ///< of the queue, when the owner was first seen gone with no request left
@@ -196,11 +196,11 @@ class RetainedSegments {
     std::shared_ptr<Owner> owner;  ///< shared by all segments of the owner
     ExportedMemory memory;
     std::map<std::uint64_t, Use> queues;
-    /// Of a named file: removes the name with its last user. Without this user the name would go.
+    /// Removes the name of a named file with its last user. Without this user the name would go.
     std::unique_ptr<DeviceMemory> user = {};
 
-    /// Has its owner stopped writing to it, and to its table? A device may be at work for a program that has
-    /// ended until its process ends.
+    /// Returns whether its owner has stopped writing to it, and to its table. A device may be at work for a program
+    /// that has ended until its process ends.
     bool is_frozen() const noexcept;
   };
 

@@ -15,7 +15,7 @@
 
 namespace onecopy {
 
-/// A keeper need not retain the segment for this process any more, for requests up to `number`.
+/// A keeper no longer needs to retain the segment for this process, for requests up to `number`.
 struct Release {
   SegmentKey segment;
   ProcessId keeper{};
@@ -28,7 +28,7 @@ struct Release {
 /// Thread safety: all members may be called concurrently. on_news is set before, and called without locks.
 class RetainedElsewhere {
  public:
-  /// Called when there are notices.
+  /// Runs when there are notices.
   std::function<void()> on_news;
 
   /// `keeper` is asked to retain this segment. Returns the number of the request, which grows.
@@ -37,7 +37,7 @@ class RetainedElsewhere {
   void retire(const SegmentKey& segment);
   /// As retire(), but returns true where that calls on_news.
   bool note_retired(const SegmentKey& segment);
-  /// This process holds no block of that owner's any more.
+  /// Releases what others retain for this process, which holds no block of that owner.
   void release_all_of(const std::string& owner) noexcept;
 
   /// Takes the segments that have ended, each with its keepers.
@@ -53,15 +53,15 @@ class RetainedElsewhere {
 
  private:
   mutable Mutex mutex_;
-  /// With the number of our last request to each keeper.
+  /// The keepers, each with the number of our last request.
   std::map<SegmentKey, std::map<ProcessId, std::uint64_t>> keepers_ GUARDED_BY(mutex_);
   std::uint64_t last_number_ GUARDED_BY(mutex_) = 0;
   std::vector<Release> releases_ GUARDED_BY(mutex_);
   std::map<SegmentKey, std::set<ProcessId>> retired_ GUARDED_BY(mutex_);
 };
 
-/// How items in queues outlive the owners of their segments: the queues of this process, the segments that it retains
-/// for them, and those that other processes retain for it. Thread safety: as its parts.
+/// The means by which items in queues outlive the owners of their segments: the queues of this process, the segments
+/// that it retains for them, and those that other processes retain for it. Thread safety: as its parts.
 struct SegmentRetention {
   LocalQueues queues;
   RetainedSegments segments{queues};
@@ -72,7 +72,7 @@ struct SegmentRetention {
     segments.forget(segment);
     elsewhere.retire(segment);
   }
-  /// This process holds no block of that owner's any more.
+  /// Releases what others retain for this process, which holds no block of that owner.
   void release_all_of(const std::string& owner) noexcept {
     segments.release_all_of(owner);
     elsewhere.release_all_of(owner);

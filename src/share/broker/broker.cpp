@@ -109,8 +109,8 @@ void Broker::refuse(Connection& c, const Error& why) {
                                              current_pid(), why.what()))));
 }
 
-/// Made ahead, so that the next borrower need not wait. If that fails now, the page is made when the borrower has
-/// proved itself, and the borrower gets the error.
+/// Makes the page ahead, so that the next borrower need not wait. If that fails now, the page is made when the borrower
+/// has proved itself, and the borrower gets the error.
 void Broker::make_spare_page() noexcept {
   try {
     if (!spare_page_.file) spare_page_ = create_claim_file();
@@ -170,7 +170,7 @@ void Broker::tell_retired(Connection& c) noexcept {
   c.untold.erase(c.untold.begin(), next);
 }
 
-/// True while there are borrowers that do not read.
+/// Returns whether there are borrowers that do not read.
 bool Broker::tell_all_retired() noexcept {
   const LockGuard lock(mutex_);
   bool waiting = false;

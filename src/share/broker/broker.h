@@ -29,15 +29,15 @@
 
 namespace onecopy {
 
-/// How long a stranger may be silent before it has proved that it holds a handle. Counted from the broker's first
-/// look at its connection. Tests lower it.
+/// The max time that a stranger may be silent before it has proved that it holds a handle. It counts from the broker's
+/// first look at its connection. Tests lower it.
 inline std::atomic<int> stranger_silence_ms{5'000};
 
 /// The server inside a process. Lets borrowers of the same user attach once they have proved that they hold one of
 /// its handles. Hands out descriptors, and lets a borrower's claims fall when it dies.
 ///
 /// A borrower whose socket closes is not dead yet. Its claims fall when its pidfd says that it is gone, or when it no
-/// longer maps its claim page (it has exec'ed another program). The latter is no sign for a borrower that was sent
+/// longer maps its claim page (it has exec'ed another program). The latter is not a sign for a borrower that was sent
 /// memory of a device, which may still be at work.
 ///
 /// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
@@ -51,7 +51,7 @@ class Broker {
 
   /// Starts listening at the first call. Any thread.
   void listen();
-  /// At exit, with the event loop stopped: a socket with a path leaves its directory.
+  /// Removes a socket with a path from its directory. REQUIRES: at exit, with the event loop stopped.
   void stop_listening() noexcept { listener_ = UnixSocket(); }
 
   /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
@@ -62,7 +62,7 @@ class Broker {
   void forget_queue(std::uint64_t queue) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
-  /// Does a forked child of this process live, as far as is known?
+  /// Returns whether a forked child of this process lives, as far as is known.
   bool has_children() const;
   /// Blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
@@ -72,7 +72,7 @@ class Broker {
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Attaches the page of the coming child. The child gets the ForkPage that is returned.
   ForkPage prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
-  /// In the child: closes what it inherited.
+  /// Closes what a forked child inherited.
   void abandon() noexcept;
 
  private:
@@ -90,8 +90,8 @@ class Broker {
     std::optional<Ledger::PageRef> attached;  ///< the page, of all but strangers
     std::vector<std::uint64_t> joined;        ///< the queues that it has open
     std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
-    /// Since when messages of it may have been lost, a child's page among them. Set if we hung up on it, or were
-    /// short of memory or descriptors when the page came.
+    /// The time since which messages of it may have been lost, a child's page among them. Set if we hung up on it, or
+    /// were short of memory or descriptors when the page came.
     std::optional<Clock::time_point> suspect_since;
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool is_child = false;                       ///< forked from this process, or from a child of it
@@ -103,7 +103,7 @@ class Broker {
     bool has_joined(std::uint64_t queue) const noexcept {
       return std::find(joined.begin(), joined.end(), queue) != joined.end();
     }
-    /// Not a stranger, and not known to be dead.
+    /// Returns whether it is not a stranger, and not known to be dead.
     bool is_borrower() const noexcept { return is_open() || std::holds_alternative<HungUp>(stage); }
   };
   using Connections = std::list<Connection>;

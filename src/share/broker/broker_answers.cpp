@@ -15,7 +15,7 @@ namespace {
 /// A borrower answers a challenge within this time, even if it has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
 
-/// Some drivers keep a list of the processes that may open the memory.
+/// Adds the borrower to the list of processes that may open the memory, which some drivers keep.
 void admit(const ExportedMemory& memory, std::int32_t number) {
   if (number != 0) backend(device_type(memory.kind)).admit(memory, number);
 }
@@ -154,7 +154,7 @@ void Broker::send_segments(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(body, tail));
 }
 
-/// Empty for a segment that takes descriptors, or cannot be exported: its borrower asks for it alone.
+/// Returns nothing for a segment that takes descriptors, or cannot be exported: its borrower asks for it alone.
 std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
                                                    const wire::WantSegment& wanted) noexcept {
   try {

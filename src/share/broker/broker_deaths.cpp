@@ -71,8 +71,8 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
                                                                               : Step::look_again;
 }
 
-/// True if an unseen process may still use these claims: a child that never connected, or the borrower itself if we
-/// hung up on it and cannot see whether it lives.
+/// Returns whether an unseen process may still use these claims: a child that never connected, or the borrower itself
+/// if we hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
   return c.suspect_since && (!c.pidfd || ledger_.awaits_child(*c.attached));
 }
@@ -87,7 +87,7 @@ void Broker::lose(At at) noexcept {
   looks_.request();
 }
 
-/// Since when children of lost borrowers may have been missed; empty if no child can be looked for.
+/// Returns the time since which children of lost borrowers may have been missed; nothing if no child can be looked for.
 std::optional<Broker::Clock::time_point> Broker::first_suspect_since() const {
   std::optional<Clock::time_point> first;
   for (const Connection& c : connections_)
@@ -96,8 +96,9 @@ std::optional<Broker::Clock::time_point> Broker::first_suspect_since() const {
   return first;
 }
 
-/// One look for all lost borrowers; empty if it is not time for one. A process that was connected before any child
-/// could be missed is no such child. A younger one may be, and have inherited our table beside its own.
+/// Takes one look for all lost borrowers; returns nothing if it is not time for one. A process that was connected
+/// before any child could be missed is not such a child. A younger one may be, and have inherited our table beside its
+/// own.
 std::optional<bool> Broker::look_for_unseen() {
   const auto missed_since = first_suspect_since();
   if (!missed_since || !untracked_.is_due()) return {};
@@ -165,8 +166,8 @@ Step Borrower::hang_up(const Sight& sight) {
   return !sight.has_pidfd || sight.has_exited ? Step::end : Step::look_again;
 }
 
-/// A process that has exec'ed another program has ended, too: it maps its page no more. That is no sign for one whose
-/// device may still be at work.
+/// A process that has exec'ed another program has ended, too: it maps its page no more. That is not a sign for a
+/// process whose device may still be at work.
 Step HungUp::look(const Sight& sight) {
   if (sight.has_exited) return Step::end;
   if (sight.has_device_memory) return Step::wait;

@@ -16,8 +16,8 @@
 
 namespace onecopy {
 
-/// How long a block of a dead process's item stays held after the item was taken. The receiver may still be reading
-/// the item. Tests lower it.
+/// The time that a block of a dead process's item stays held after the item was taken. The receiver may still be
+/// reading the item. Tests lower it.
 inline std::atomic<int> after_transit_ms{5'000};
 
 /// Blocks of a dead borrower's items that are still in queues. Its claim page holds them until their receivers have
@@ -32,8 +32,8 @@ class UndeliveredItems {
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
-  /// True if the receivers have all blocks, or have had the time. The borrower has noted its queues; queues that are
-  /// open here tell how far they have come.
+  /// Returns whether the receivers have all blocks, or have had the time. The borrower has noted its queues; queues
+  /// that are open here tell how far they have come.
   bool are_delivered(const LocalQueues& queues);
 
  private:
@@ -56,21 +56,21 @@ struct Sight {
   bool has_exited = false;
   bool has_device_memory = false;     ///< a device may still be at work for it when its mappings are gone
   std::function<bool()> maps_page{};  ///< takes long: asked only when it is due
-  std::optional<bool> may_have_children{};  ///< that never connected; empty if this was no time to look
+  std::optional<bool> may_have_children{};  ///< that never connected; empty if it was not time to look
 };
 
 enum class Step : std::uint8_t {
   wait,        ///< an event reports the next step, or nothing ever does
   look_again,  ///< only another look will tell
   end,         ///< its process has ended
-  release,     ///< its claims fall, but for those of items in queues
+  release,     ///< its claims fall, except the claims of items in queues
   drop,        ///< nothing is left of it
 };
 
 /// Has not proved yet that it holds a handle.
 struct Stranger {
   bool is_challenged = false;  ///< its proof is on its way
-  /// Since when its messages are read. They may have waited before, for a watch thread that was late.
+  /// The time since which its messages are read. They may have waited before, for a watch thread that was late.
   std::optional<std::chrono::steady_clock::time_point> heard_since{};
 
   Step look(const Sight& sight, std::chrono::milliseconds silence);

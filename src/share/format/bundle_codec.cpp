@@ -205,7 +205,7 @@ Row row_bytes(ByteSpan rows, std::size_t row) {
   return r;
 }
 
-/// Empty if the name lies outside of its section or is not UTF-8.
+/// Returns nothing if the name lies outside of its section or is not UTF-8.
 std::optional<std::string_view> name_in(ByteSpan names, const Row& r) noexcept {
   if (r.name_offset > names.size() || r.name_length > names.size() - r.name_offset) return std::nullopt;
   const std::string_view name(reinterpret_cast<const char*>(names.data()) + r.name_offset, r.name_length);

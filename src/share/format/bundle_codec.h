@@ -22,7 +22,7 @@ inline constexpr std::size_t kBundleHeaderSize = 64;
 inline constexpr std::size_t kBundleOriginSize = 64;
 inline constexpr std::size_t kBundleRowSize = 48;
 
-/// One segment that rows of a bundle live in. It is opened once for all of them.
+/// A segment that rows of a bundle live in. It is opened once for all of them.
 struct BundleOrigin {
   ProcessId owner{};
   ProcessId maker{};
@@ -35,7 +35,7 @@ struct BundleOrigin {
   bool operator==(const BundleOrigin&) const = default;
 };
 
-/// One tensor of a bundle.
+/// A tensor of a bundle.
 struct BundleRow {
   std::uint32_t origin = 0;  ///< index into BundleReader::origins()
   std::uint32_t block = 0;
@@ -96,7 +96,7 @@ class BundleReader {
 
   /// Points into the table. Throws invalid_argument if there is no such row, bad_handle.
   std::string_view name(std::size_t row) const;
-  /// Checked like a handle's fields. Throws as name() does.
+  /// Returns the fields, checked like a handle's. Throws as name() does.
   BundleRow row(std::size_t row) const;
   /// The row as the fields of a handle of its own.
   HandleFields fields(std::size_t row) const;
@@ -164,7 +164,7 @@ struct Origin {
 };
 static_assert(sizeof(Origin) == kBundleOriginSize && std::has_unique_object_representations_v<Origin>);
 
-/// One tensor: its origin, block and layout.
+/// A tensor: its origin, block and layout.
 struct Row {
   std::uint32_t origin;
   std::uint32_t block;

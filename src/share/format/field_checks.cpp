@@ -14,7 +14,7 @@ struct Dim {
 };
 static_assert(sizeof(Dim) == 16);
 
-/// Layout's own rules. Messages name the subject that is being checked.
+/// Applies the rules of Layout. Messages name the subject that is being checked.
 Layout make_layout(const Subject& subject, std::uint8_t dtype, std::span<const std::int64_t> shape,
                    std::span<const std::int64_t> strides) {
   try {

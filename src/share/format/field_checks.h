@@ -20,7 +20,7 @@ struct Subject {
 /// Throws bad_handle: "This handle <problem>." or "Row 12 of this bundle <problem>."
 [[noreturn]] void refuse(const Subject& subject, const std::string& problem);
 
-/// Device and segment, which handles and origins of bundles have in common.
+/// Checks device and segment, which handles and origins of bundles have in common.
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,
                    std::uint32_t segment, std::uint64_t segment_size);
 

@@ -267,7 +267,7 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
-/// The length of the handle that these digits begin, as far as they tell; 0 if it is no handle of ours.
+/// Returns the length of the handle that these digits begin, as far as they tell; 0 if it is not a handle of ours.
 std::size_t announced_bytes(std::string_view digits) {
   constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
   constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes

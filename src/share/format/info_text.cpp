@@ -16,7 +16,7 @@ using nlohmann::json;
 
 /// A value is copied and freed level by level on the stack, so its nesting is limited.
 void check_nesting(const std::string& text) {
-  constexpr int kMostNested = 8;
+  constexpr int kMaxNested = 8;
   int depth = 0;
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -25,12 +25,12 @@ void check_nesting(const std::string& text) {
     else if (in_string) i += c == '\\';
     else if (c == '[' || c == '{') ++depth;
     else if (c == ']' || c == '}') --depth;
-    if (depth > kMostNested) refuse_text("it is nested too deeply");
+    if (depth > kMaxNested) refuse_text("it is nested too deeply");
   }
 }
 
-/// Zero if it is missing. Throws unless it was written as an integer: converting 1e99 or -1.5 into one is not
-/// defined.
+/// Returns zero if the number is missing. Throws unless it was written as an integer: converting 1e99 or -1.5 into one
+/// is not defined.
 template <class Integer>
 Integer integer(const json& object, const char* name) {
   if (object.is_object() && !object.contains(name)) return 0;

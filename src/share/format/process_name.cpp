@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "onecopy-";
 
-/// Null if sockets have abstract names.
+/// Returns the directory; null if sockets have abstract names.
 const char* runtime_directory() {
   const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
   if (!directory || !*directory) return nullptr;
@@ -30,14 +30,15 @@ const char* runtime_directory() {
   return directory;
 }
 
-/// Other programs' sockets may begin like ours, and any user can make one.
+/// Returns whether the name is one of ours: other programs' sockets may begin like ours, and any user can make one.
 bool is_name_of_ours(std::string_view name) noexcept {
   if (!name.starts_with(kPrefix)) return false;
   name.remove_prefix(kPrefix.size());
   return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// Between a listener's bind and its listen lie microseconds, in which it looks abandoned.
+/// Returns whether the socket is old enough: between a listener's bind and its listen lie microseconds, in which the
+/// socket looks abandoned.
 bool may_be_abandoned(const SocketName& socket) noexcept {
   std::error_code ignored;
   const auto young = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(10);

@@ -70,7 +70,7 @@ Bytes want_segments(std::span<const WantSegment> wanted) {
 std::vector<WantSegment> segments_wanted(ByteSpan packet) {
   const auto count = body_of<WantSegments>(packet).count;
   const ByteSpan tail = tail_of<WantSegments>(packet);
-  if (count > kMostAskedAtOnce || tail.size() != count * sizeof(WantSegment))
+  if (count > kMaxAskedAtOnce || tail.size() != count * sizeof(WantSegment))
     throw Error(ErrorCode::protocol,
                 fmt::format("a message that asks for {} segments in {} bytes", count, tail.size()));
   std::vector<WantSegment> wanted;

@@ -40,9 +40,9 @@ enum class Type : std::uint32_t {
   child_hello,  ///< that child, over that socket: my pid (no answer)
   retain,       ///< putter: retain this segment for the getters of your queue
   retained,     ///< broker: done
-  /// Borrower: I have your queue open; before the answer comes `retain_mine` for segments in use.
+  /// Asks, from a borrower: I have your queue open; before the answer comes `retain_mine` for segments in use.
   join_queue,
-  leave_queue,    ///< borrower: not any more (no answer)
+  leave_queue,    ///< borrower: I have closed your queue (no answer)
   retain_mine,    ///< broker, unasked: retain this segment of mine, I may die before you take the item
   retire,         ///< owner, unasked: this segment is gone, drop your mapping
   want_info,      ///< any process of the same user: describe yourself
@@ -53,11 +53,11 @@ enum class Type : std::uint32_t {
   forget,         ///< putter: the owner has given back this segment, which you retain for me (no answer)
   want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
   rest,           ///< owner: those, and nothing else
-  release,        ///< putter: I hold nothing of this segment any more, and put no more of it (no answer)
+  release,        ///< putter: I hold nothing of this segment, and will put nothing of it (no answer)
   want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
   segments,       ///< owner: the blobs that open them, in their order
 };
-/// For tests that try every type: the last one above.
+/// The last type above, for tests that try every type.
 inline constexpr Type kLastType = Type::segments;
 
 using Nonce = NonceOf<16>;
@@ -117,19 +117,20 @@ struct Segment {
   Uuid device;
   std::uint32_t missing = 0;  ///< descriptors that this message has no room for: want_rest
 };
-/// Tail: `count` bodies of want_segment.
+/// A question whose tail is `count` bodies of want_segment.
 struct WantSegments {
   static constexpr Type kType = Type::want_segments;
   std::uint32_t count;
 };
-/// Tail: for each segment a number of bytes, then so many bytes: the body and the tail of `segment`. After 0 bytes
-/// the borrower asks for that segment alone, and gets its descriptors, or the reason for the refusal.
+/// An answer whose tail is, for each segment, a number of bytes, then so many bytes: the body and the tail of
+/// `segment`. After 0 bytes the borrower asks for that segment alone, and gets its descriptors, or the reason for the
+/// refusal.
 struct Segments {
   static constexpr Type kType = Type::segments;
   std::uint32_t count;
 };
-/// So many are asked for in one message: an answer is some 10 KB.
-inline constexpr std::uint32_t kMostAskedAtOnce = 64;
+/// The max number of segments in one question: an answer is some 10 KB.
+inline constexpr std::uint32_t kMaxAskedAtOnce = 64;
 struct AskLimbo {
   static constexpr Type kType = Type::ask_limbo;
   std::uint64_t generation;
@@ -210,7 +211,7 @@ struct Info {
 struct WantTimeline {
   static constexpr Type kType = Type::want_timeline;
 };
-/// Descriptor: the page with the words.
+/// An answer with a descriptor: the page with the words.
 struct Timeline {
   static constexpr Type kType = Type::timeline;
 };
@@ -235,7 +236,8 @@ Bytes pack(const Body& body, ByteSpan tail = {}) {
 
 /// Throws protocol, version_mismatch.
 Type type_of(ByteSpan packet);
-/// False for messages whose sender awaits no answer: a refusal would be taken for the answer to another question.
+/// Returns false for messages whose sender awaits no answer: a refusal would be taken for the answer to another
+/// question.
 bool is_answered(Type type) noexcept;
 /// REQUIRES: type_of() did not throw.
 std::uint32_t serial_of(ByteSpan packet) noexcept;

@@ -58,8 +58,9 @@ AdoptedAllocations::CountedSegment AdoptedAllocations::count_block_of(const Tens
   return {enter(memory), memory.base};
 }
 
-/// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks the driver
-/// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
+/// Remembers allocations, since most tensors share theirs with others, and the driver is slow to describe it. A round
+/// asks the driver about each allocation once, for any of its tensors. A row of several mappings is asked about each
+/// time.
 std::optional<AdoptedAllocations::CountedSegment> AdoptedAllocations::enter_known(const TensorView& view,
                                                                                   std::size_t bytes) {
   const LockGuard lock(mutex_);
@@ -70,7 +71,7 @@ std::optional<AdoptedAllocations::CountedSegment> AdoptedAllocations::enter_know
   return CountedSegment{known->segment, known->memory.base};
 }
 
-/// Several rows may begin at the same place: the longest is asked about first.
+/// Asks about the longest first of several rows that begin at the same place.
 AdoptedAllocations::AdoptedSegment* AdoptedAllocations::find_known(const TensorView& view,
                                                                    std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(view.data);
@@ -136,7 +137,7 @@ std::chrono::steady_clock::time_point AdoptedAllocations::next_look(const Adopte
   return std::min(idle.ask_again, idle.idle_since + kDecayWhileThere);
 }
 
-/// Idle allocations that it is time to ask about.
+/// Returns the idle allocations that it is time to ask about.
 std::vector<ForeignMemory> AdoptedAllocations::take_due(std::chrono::steady_clock::time_point now) {
   std::vector<ForeignMemory> due;
   const LockGuard lock(mutex_);
@@ -148,7 +149,7 @@ std::vector<ForeignMemory> AdoptedAllocations::take_due(std::chrono::steady_cloc
   return due;
 }
 
-/// Without the lock, which tensors need to come and go: the driver may be busy in another thread.
+/// Asks without the lock, which tensors need to come and go: the driver may be busy in another thread.
 void AdoptedAllocations::find_freed(std::chrono::steady_clock::time_point now) {
   for (const ForeignMemory& memory : take_due(now)) {
     if (backend(memory.device.type).is_still(memory, memory.base)) continue;

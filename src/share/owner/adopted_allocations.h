@@ -15,7 +15,7 @@
 
 namespace onecopy {
 
-/// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however many
+/// The memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however many
 /// tensors lie in it. It stays a segment for a while after its last tensor, so that memory shared again and again is
 /// mapped once.
 ///
@@ -33,7 +33,7 @@ class AdoptedAllocations final : public ExtentOwner {
   AdoptedAllocations(SegmentTable& segments, Ledger& ledger, Wakeup idle = {})
       : segments_(segments), ledger_(ledger), idle_(std::move(idle)) {}
 
-  /// `owner` is dropped once no process holds the block any more.
+  /// `owner` is dropped once no process holds the block.
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
@@ -48,13 +48,13 @@ class AdoptedAllocations final : public ExtentOwner {
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
-    /// When the driver is asked whether it is there, once it is idle.
+    /// The time when the driver is asked whether it is there, once it is idle.
     std::chrono::steady_clock::time_point ask_again;
     bool stale = false;       ///< not to be found by its place: freed, or another allocation's by now
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
-  /// Where a tensor's memory is: a segment that has one more block counted in it, and where that begins.
+  /// The place of a tensor's memory: a segment that has one more block counted in it, and where that begins.
   struct CountedSegment {
     std::uint32_t segment = 0;
     std::byte* base = nullptr;

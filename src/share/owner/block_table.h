@@ -35,7 +35,7 @@ class BlockTable {
   BlockTable(Record* records, std::uint32_t capacity) : records_(records), capacity_(capacity) {}
 
   Record& record(std::uint32_t block) const noexcept { return records_[block]; }
-  /// One past the highest block number ever used.
+  /// Returns one past the highest block number ever used.
   std::uint32_t used() const noexcept { return used_; }
   std::size_t limbo_size() const noexcept { return limbo_.size(); }
   std::size_t live() const noexcept { return used_ - free_.size() - limbo_.size(); }
@@ -59,7 +59,7 @@ class BlockTable {
     r.word.store(make_word(generation_of(r.word.load()), BlockState::live));
   }
 
-  /// From now on handles may name the block. Returns the generation they carry.
+  /// Lets handles name the block from now on. Returns the generation that they carry.
   std::uint64_t export_block(std::uint32_t block) noexcept {
     Record& r = record(block);
     const std::uint64_t word = r.word.load();
@@ -90,7 +90,7 @@ class BlockTable {
   /// Makes the record available to take() again. REQUIRES: free_block, drain or rescan named it.
   void give_back(std::uint32_t block) noexcept { free_.push_back(block); }
 
-  /// Follows the borrowers' marks; calls reusable(block) for each block nobody holds any more.
+  /// Follows the borrowers' marks; calls reusable(block) for each block that no process holds.
   template <class Reusable>
   void drain(Reusable&& reusable) {
     if (limbo_.empty()) return;
@@ -116,7 +116,8 @@ class BlockTable {
     }
   }
 
-  /// Freed, and not yet reusable? The answer to a claimer whose slot is up already, see try_claim().
+  /// Returns whether the block is freed, and not yet reusable. It is the answer to a claimer whose slot is up already,
+  /// see try_claim().
   bool is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept {
     return block < used_ && in_limbo(block) && record(block).word.load() == closing_word(generation);
   }
@@ -139,7 +140,7 @@ class BlockTable {
   /// The borrower is gone, and with it all its claims. Call rescan() afterwards.
   void detach(PageRef page) noexcept { pages_.erase(page); }
 
-  /// Does any borrower hold this block?
+  /// Returns whether any borrower holds this block.
   bool is_claimed(std::uint32_t block) const noexcept {
     return std::any_of(pages_.begin(), pages_.end(), [&](const Page& page) { return holds(page, block); });
   }
@@ -156,7 +157,7 @@ class BlockTable {
            h.announced.load() != page.attached_children;
   }
 
-  /// Room for every block, so that freeing one never allocates.
+  /// Makes room for every block, so that freeing one never allocates.
   void reserve(std::vector<std::uint32_t>& list) const {
     if (list.capacity() <= used_) list.reserve(std::max<std::size_t>(64, used_ * std::size_t{2}));
   }

@@ -31,24 +31,23 @@ constexpr std::uint64_t generation_of(std::uint64_t word) noexcept { return word
 constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
   return (generation_of(word) - (state_of(word) == BlockState::closing ? 1 : 0)) & kMaxGeneration;
 }
-/// What the word is between the owner's free of that generation and the end of the last claim.
+/// Returns the word as it is between the owner's free of that generation and the end of the last claim.
 constexpr std::uint64_t closing_word(std::uint64_t generation) noexcept {
   return make_word((generation + 1) & kMaxGeneration, BlockState::closing);
 }
-/// May somebody still hold the block under that generation?
+/// Returns whether a process may still hold the block under that generation.
 constexpr bool is_held_as(std::uint64_t word, std::uint64_t generation) noexcept {
   return word == make_word(generation, BlockState::exported) || word == closing_word(generation);
 }
 
-/// What the protocol needs from the machine. Tests put their own in its place.
+/// The operations that the protocol needs from the machine. Tests put their own in its place.
 struct RealPlatform {
   template <class T>
   using Atomic = std::atomic<T>;
 };
 
-/// One block as its owner describes it to borrowers. Lives in the owner's block table.
-/// Everything but `word` is written while the block is free or live, so whoever has claimed it may
-/// read the rest.
+/// A block as its owner describes it to borrowers. Lives in the owner's block table. Everything but `word` is written
+/// while the block is free or live, so whoever has claimed it may read the rest.
 template <class P>
 struct BlockRecord {
   typename P::template Atomic<std::uint64_t> word;
@@ -58,10 +57,9 @@ struct BlockRecord {
   std::uint32_t reserved;
 };
 
-/// "Look again" marks of one borrower: a bit per block, under two levels of summary. A mark never
-/// means "free now". Marking goes upwards, taking goes downwards, so a mark is never lost: whoever
-/// finds a bit already set knows that its taker has yet to come past.
-/// Sizes for 4 Mi blocks: one top word, 1,024 middle words, 65,536 leaf words.
+/// The "look again" marks of one borrower: a bit per block, under two levels of summary. A mark never means "free now".
+/// Marking goes upwards, taking goes downwards, so a mark is never lost: whoever finds a bit already set knows that its
+/// taker has yet to come past. Sizes for 4 Mi blocks: one top word, 1,024 middle words, 65,536 leaf words.
 template <class P>
 class Hints {
  public:
@@ -110,17 +108,17 @@ class Hints {
   Word* leaves_;
 };
 
-/// First cache lines of a claim page.
+/// The first cache lines of a claim page.
 template <class P>
 struct ClaimPageHeader {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint32_t capacity;  ///< blocks
-  /// Non-zero: every slot counts as held. Raised while a forked child copies its claims.
+  /// Counts every slot as held if it is not zero. Raised while a forked child copies its claims.
   alignas(64) typename P::template Atomic<std::uint32_t> all;
-  /// How many claim pages this borrower has prepared for children of its own.
+  /// The number of claim pages that this borrower has prepared for children of its own.
   typename P::template Atomic<std::uint32_t> announced;
-  /// Non-zero: look at everything in limbo again.
+  /// Tells the owner to look at everything in limbo again if it is not zero.
   alignas(64) typename P::template Atomic<std::uint32_t> rescan;
   typename P::template Atomic<std::uint64_t> top;
 };
@@ -190,15 +188,15 @@ template <class P>
   return try_claim(page, record, block, generation, [] { return false; });
 }
 
-/// Before a fork, and before the child's page is on its way: until it has arrived, the owner counts
-/// every block as held. A page that never arrives leaves it so until this process ends.
+/// Announces a child before a fork, and before the child's page is on its way: until the page has arrived, the owner
+/// counts every block as held. A page that never arrives leaves it so until this process ends.
 template <class P>
 void announce_child(ClaimPage<P>& page) noexcept {
   page.header().announced.fetch_add(1);
   point("fork.announced");
 }
 
-/// In a forked child, whose page was born with `all` raised: count(block) claims of each block below
+/// Takes claims over in a forked child, whose page was born with `all` raised: count(block) claims of each block below
 /// `end` are its own from here on.
 template <class P, class Count>
 void take_over_claims(ClaimPage<P>& page, std::uint32_t end, Count&& count) noexcept {
@@ -238,14 +236,15 @@ void end_pin(PinWord<P>& pins) noexcept {
   pins.fetch_sub(1);
 }
 
-/// After note_pin(): is a hole under way that began before the pin was seen? Then ask again: the next hole sees the
-/// pin.
+/// Returns whether a hole is under way that began before the pin was seen; called after note_pin(). If so, ask again:
+/// the next hole sees the pin.
 template <class P>
 bool is_hole_under_way(const PinWord<P>& holes) noexcept {
   return holes.load() != 0;
 }
 
-/// True if no process has pinned any of it, and none will until end_hole(). `is_pinned` looks at the words of all.
+/// Returns whether no process has pinned any of it, and none will until end_hole(). `is_pinned` looks at the words of
+/// all.
 template <class P, class IsPinned>
 [[nodiscard]] bool try_begin_hole(PinWord<P>& holes, IsPinned&& is_pinned) noexcept {
   holes.fetch_add(1);

@@ -119,10 +119,10 @@ Claims claims_in(const Mapping& mapping) {
 
 namespace {
 
-constexpr std::size_t kMostUnread = std::size_t{16} * 1024;
+constexpr std::size_t kMaxUnread = std::size_t{16} * 1024;
 
-/// Announced but never attached, the child counts as holding every block. That is safe, and visible in the owner's
-/// limbo until this process and the child have ended. Logged once: a process may fork thousands of times.
+/// Gives up a child that was announced but not attached: it counts as holding every block. That is safe, and visible in
+/// the owner's limbo until this process and the child have ended. Logged once: a process may fork thousands of times.
 void report_reserved(const char* why) noexcept {
   static std::atomic<bool> is_said{false};
   if (is_said.exchange(true)) return;
@@ -149,7 +149,7 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
   constexpr const char* kDoesNotRead =
       "the owner of memory that this process borrows does not read its messages; it may be stopped";
   try {
-    if (owner.unread_bytes() > kMostUnread) {
+    if (owner.unread_bytes() > kMaxUnread) {
       report_reserved(kDoesNotRead);
       return {};
     }

@@ -72,10 +72,10 @@ ClaimFile create_claim_file();
 Mapping map_claims(const Fd& file);
 /// The inode under which /proc/<pid>/maps lists the file.
 std::uint64_t inode_of(const Fd& file);
-/// Private memory in the form of a claim page, for owners that need not be told any more.
+/// Makes private memory in the form of a claim page, for owners that no longer need to be told.
 Mapping private_claims();
-/// private_claims() where another page is mapped: never more mappings than before. Throws out_of_mappings
-/// nevertheless.
+/// Makes private_claims() where another page is mapped, so that there are never more mappings than before. Throws
+/// out_of_mappings nevertheless.
 Mapping private_claims(Mapping in_place_of);
 /// The transits that lie beside the claims in one page.
 TransitCounts transits_in(const Mapping& mapping);
@@ -95,7 +95,7 @@ class PinWords {
 
 /// The pins of a process, beside its claims.
 PinWords pins_in(const Claims& page) noexcept;
-/// Does an owner see that page? False for pages of private_claims().
+/// Returns whether an owner sees the page; false for pages of private_claims().
 bool is_seen(const Claims& page) noexcept;
 /// The page inside a mapping. Throws protocol if it is not one.
 Claims claims_in(const Mapping& mapping);
@@ -112,7 +112,7 @@ struct ForkPage {
 /// descriptors on their way count for the whole user. Never waits.
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 
-/// In the child: sends the owner its pid. Returns false if the owner is gone.
+/// Sends the owner the pid of the child, in the child. Returns false if the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;
 
 /// Runs a step that a forked child cannot do without. If it fails, the child ends with a message: without claims of

@@ -18,8 +18,8 @@
 
 namespace onecopy {
 
-/// Keeps an object that is no block with one: drops it with the last reference. A forked child must not drop its
-/// parent's object. Thread safety: all members may be called concurrently.
+/// A block that keeps another object, and drops it with the last reference. A forked child must not drop its parent's
+/// object. Thread safety: all members may be called concurrently.
 class ObjectBlock final : public BlockGroup {
  public:
   static BlockRef keep(std::shared_ptr<const void> owner) {
@@ -53,7 +53,7 @@ class PinnedObjects {
 
   /// REQUIRES: the block keeps the returned pointer, and is its only owner; this registry outlives it.
   std::shared_ptr<const void> add(Name name, std::shared_ptr<const void> object);
-  /// Empty if the object is gone.
+  /// Returns the object; empty if it is gone.
   std::shared_ptr<const void> find(Name name) const;
 
  private:
@@ -79,15 +79,15 @@ class Holds {
   std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now(),
                     Until until = Until::opened_or_late);
   void end(std::uint64_t nonce) noexcept;
-  /// From now on time does not end this hold. Has no effect if it is over.
+  /// Keeps time from ending this hold. Has no effect if it is over.
   void make_permanent(std::uint64_t nonce) noexcept;
   /// Ends holds that are older than kLifetime and do not last. Returns when time will end the next one, if any.
   std::optional<Clock::duration> expire(Clock::time_point now = Clock::now()) noexcept;
   /// Ends all holds that were made at that time or before.
   void end_older(Clock::time_point than) noexcept;
-  /// Is the block held for a handle?
+  /// Returns whether the block is held for a handle.
   bool contain(const BlockRef& block) const noexcept;
-  /// When each hold was made.
+  /// Returns when each hold was made.
   std::vector<Clock::time_point> list() const;
 
   // Around a fork; a child holds nothing for others.

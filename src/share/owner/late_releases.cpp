@@ -52,7 +52,7 @@ bool LateReleases::keep(SharedBlocks& group, std::uint32_t block,
   return true;
 }
 
-/// False while a stream is captured, or where there are no points.
+/// Returns false while a stream is captured, or if there are no points.
 bool LateReleases::close_list() noexcept {
   List list;
   {

@@ -33,9 +33,9 @@ namespace onecopy {
 /// called; a look at a point is the one call of a driver under it. Never destroyed.
 class LateReleases {
  public:
-  /// Null while this process has pinned nothing: then references simply end. Costs one load.
+  /// Returns null while this process has pinned nothing: then references simply end. Costs one load.
   static LateReleases* active() noexcept { return active_.load(std::memory_order_acquire); }
-  /// From now on references are kept here; again in a forked child, which has pinned nothing.
+  /// Keeps references here from now on; call it again in a forked child, which has pinned nothing.
   static LateReleases& activate(DeviceType type);
 
   /// Calls without locks into the layer above.
@@ -44,7 +44,7 @@ class LateReleases {
     std::function<void()> on_wait;
     /// A thread that may wait has to call settle().
     std::function<void()> on_work;
-    /// Is this a thread that may not wait for a driver? It closes no list.
+    /// Returns whether this thread may not wait for a driver. Then it closes no list.
     std::function<bool()> must_not_wait;
   };
   /// REQUIRES: no reference has been kept yet.
@@ -58,14 +58,14 @@ class LateReleases {
   /// Closes the open list. If the vendor has no points, waits for the device. REQUIRES: the thread may wait for the
   /// driver.
   void settle() noexcept;
-  /// How many references have been kept so far, and are now.
+  /// Returns how many references have been kept so far, and are now.
   std::uint64_t total() const noexcept { return total_; }
   std::size_t size() const noexcept { return size_; }
 
   // Around a fork.
   static void lock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   static void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS;
-  /// In the child: all kept references end, since its parent's devices are not its own. REQUIRES: it has claims of
+  /// Ends all kept references in a forked child, since its parent's devices are not its own. REQUIRES: it has claims of
   /// its own.
   static void end_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 

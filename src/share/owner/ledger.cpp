@@ -31,7 +31,7 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limb
   add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
 }
 
-/// In a forked child the owner is another process, and may be gone.
+/// Returns the owner, which in a forked child is another process, and may be gone.
 ProcessOrigin Ledger::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
   const ProcessOrigin origin =
@@ -75,7 +75,7 @@ BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
   return {this, block};
 }
 
-/// For every block, so that letting go of one never allocates.
+/// Makes room for every block, so that a release never allocates.
 void Ledger::make_room() {
   constexpr std::size_t kLeast = 64;
   if (reusable_.capacity() <= table_.used())
@@ -124,8 +124,8 @@ BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexc
   return {this, block};
 }
 
-/// A borrower that read `closing` may ask after this process has revived the block. Then the block is not in limbo
-/// any more, and is kept nevertheless. The borrower's slot is up, so the next free looks at it.
+/// A borrower that read `closing` may ask after this process has revived the block. Then the block is no longer in
+/// limbo, and is kept nevertheless. The borrower's slot is up, so the next free looks at it.
 bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexcept {
   const LockGuard lock(mutex_);
   return table_.is_in_limbo(block, generation) ||
@@ -141,7 +141,7 @@ bool Ledger::drop_reference(std::uint32_t block) noexcept {
   return local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
-/// Under pinned pages a device may still be at work, so the last reference waits until it is not.
+/// Keeps the last reference to pinned pages until no device is at work there.
 bool Ledger::keeps_late(std::uint32_t block) noexcept {
   LateReleases* const late = LateReleases::active();
   if (!late) [[likely]]
@@ -149,7 +149,7 @@ bool Ledger::keeps_late(std::uint32_t block) noexcept {
   return drop_unless_last(block) || late->keep(*this, block, bytes_of(block, Access::read_write));
 }
 
-/// Exactly one of several threads finds that its reference is the last.
+/// Drops the reference unless it is the last, which exactly one of several threads finds.
 bool Ledger::drop_unless_last(std::uint32_t block) noexcept {
   auto& refs = local_[block].refs;
   std::uint32_t held = refs.load();
@@ -275,7 +275,7 @@ std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
   return segments_.allow(info.segment, ordinal) + info.offset;
 }
 
-/// A mapped table is not written through its descriptor any more.
+/// Makes the descriptor read-only at the first export: the mapped table is not written through it.
 Fd Ledger::export_table() const {
   const LockGuard lock(mutex_);
   if (!file_is_read_only_) file_ = reopen_read_only(file_);
@@ -381,7 +381,7 @@ void Ledger::export_all() noexcept {
     if (local_[block].refs.load() != 0) table_.export_block(block);
 }
 
-/// Our own blocks are kept, should we die, by the processes that have got our segments.
+/// Notes nothing in the owner: should it die, the processes that have got its segments keep its blocks.
 void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
   if (inherited_) transits_.begin(block, channel);
 }
@@ -402,7 +402,7 @@ void Ledger::leave_limbo_to_parent() noexcept {
   }
 }
 
-/// Of one block that the child has no reference to, and so will never release; empty when there is none.
+/// Returns what one block keeps that the child has no reference to, and so will never release; empty if there is none.
 std::vector<BlockRef> Ledger::take_kept_of_freed() noexcept {
   const LockGuard lock(mutex_);
   for (auto at = kept_.begin(); at != kept_.end();) {

@@ -22,7 +22,7 @@
 
 namespace onecopy {
 
-/// Which of an owner's segments are pinned, here or by borrowers. Its ledger asks before pages go back.
+/// A record of which of an owner's segments are pinned, here or by borrowers. Its ledger asks before pages go back.
 ///
 /// Thread safety: external, by the ledger's mutex. Borrowers write their pages concurrently.
 class SegmentPins {
@@ -40,7 +40,7 @@ class SegmentPins {
   void note_own(std::uint32_t segment);
   void end_own(std::uint32_t segment) noexcept;
 
-  /// See PageGuard.
+  /// Begins and ends a hole as PageGuard says.
   bool begin_hole(std::uint32_t segment) noexcept;
   void end_hole(std::uint32_t segment) noexcept;
 
@@ -52,7 +52,7 @@ class SegmentPins {
   std::vector<PageRef> borrowers_;
 };
 
-/// After a pin was noted: waits until no hole is under way that began before. Throws timeout.
+/// Waits until no hole is under way that began before a pin was noted. Throws timeout.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone);
 
 /// The owner's book of its blocks and their holders: in this process (a count in private memory) and elsewhere (the
@@ -73,12 +73,12 @@ class Ledger final : public SharedBlocks, public PageGuard {
   /// Enters an extent with one reference; the extent goes back to `from` in the end. Throws out_of_memory if
   /// kMaxBlocks are in use; the extent is still the caller's then.
   BlockRef add(const Extent& extent, ExtentOwner& from);
-  /// `kept` lives until no process holds `block` any more.
+  /// `kept` lives as long as any process holds `block`.
   void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
-  /// Another reference for a handle that came back to its owner; empty if it is stale.
+  /// Returns another reference for a handle that came back to its owner; empty if it is stale.
   BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// Is the block freed here and still held by a borrower, or taken back since? Answers a borrower that has raised
-  /// its slot.
+  /// Returns whether the block is freed here and still held by a borrower, or was taken back since. Answers a borrower
+  /// that has raised its slot.
   bool is_kept(std::uint32_t block, std::uint64_t generation) const noexcept;
 
   void retain(std::uint32_t block) noexcept override;
@@ -87,7 +87,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   const ProcessId& owner() const noexcept override { return owner_; }
   ExportedBlock export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
-  /// export_block() for callers that know the segment already.
+  /// Exports the block for callers that know the segment already.
   MappedBlock export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   std::vector<Fd> export_rest(std::uint32_t segment, std::size_t first) const {
@@ -95,8 +95,8 @@ class Ledger final : public SharedBlocks, public PageGuard {
   }
   Fd export_table() const override;
   std::uint64_t table_inode() const noexcept { return table_inode_; }
-  /// Has the program that owns the blocks ended? Another program may run in its process since. Returns false if that
-  /// cannot be told.
+  /// Returns whether the program that owns the blocks has ended. Another program may run in its process since. Returns
+  /// false if that cannot be told.
   bool has_program_ended() const noexcept;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
@@ -122,7 +122,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   PageRef attach(const Claims& page);
   void attach_child(PageRef parent) noexcept;
   void detach(PageRef page) noexcept;
-  /// Has the borrower announced children whose pages have not come?
+  /// Returns whether the borrower has announced children whose pages have not come.
   bool awaits_child(PageRef page) const noexcept;
   /// The borrower is gone, but items it put may still be in queues: from now on its page holds the blocks in
   /// `transits` and no others. Returns their number.
@@ -138,17 +138,17 @@ class Ledger final : public SharedBlocks, public PageGuard {
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   std::size_t live_locked() const noexcept REQUIRES(mutex_) { return table_.live(); }
-  /// Before: the child may hold any live block, so freeing it must look. REQUIRES: locked.
+  /// Exports all blocks before a fork: the child may hold any live block, so freeing it must look. REQUIRES: locked.
   void export_all() noexcept REQUIRES(mutex_);
-  /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
+  /// Attaches the page of the coming child before a fork, with `all` raised. REQUIRES: locked.
   PageRef attach_locked(const Claims& page) REQUIRES(mutex_);
-  /// Before, if there can be no such page: no block that was ever exported is reused from now on.
+  /// Prevents the reuse of every block that was ever exported, before a fork for which there can be no page.
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
-  /// In the child: references become claims in `page`, and `all` is lowered.
+  /// Turns references into claims in `page` in a forked child, and lowers `all`.
   void become_borrower(Claims page, TransitCounts transits) noexcept;
-  /// In the child, once all that it inherited is claimed: drops the references of blocks in limbo, which the parent
-  /// will release and the child never would.
+  /// Drops the references of blocks in limbo in a forked child, which the parent will release and the child never
+  /// would. REQUIRES: all that the child inherited is claimed.
   void leave_limbo_to_parent() noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }

@@ -48,7 +48,7 @@ void SharedBlocks::throw_no_pins() {
       "under it; open the tensor again in this process, or start the process with spawn");
 }
 
-/// A hole takes the system milliseconds. A hole of an owner that died in it has no effect any more.
+/// A hole takes the system milliseconds. A hole of an owner that died in it no longer has an effect.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
   constexpr std::chrono::seconds kTimeout{10};
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;

@@ -25,7 +25,7 @@ namespace onecopy {
 class Pools {
  public:
   static constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
-  /// Between looks for memory that has been idle for long.
+  /// The time between looks for memory that has been idle for long.
   static constexpr std::chrono::milliseconds kPause{100};
 
   /// `idle` is called when memory begins to wait for trim(), see Pool::on_idle.
@@ -35,12 +35,12 @@ class Pools {
   Pool& of(SegmentKind kind, Device device);
   std::uint64_t live_bytes() const;
 
-  /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for
-  /// the thread. `bytes` is the largest amount that one pool gave back.
+  /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for the
+  /// thread. `bytes` is the largest amount that any pool gave back.
   Pool::TrimResult trim();
-  /// All at once, of one device or of all; returns how many bytes.
+  /// Gives back all at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});
-  /// See Pool::look_again(). Memory waits for trim() then.
+  /// Calls Pool::look_again(). Memory waits for trim() then.
   void look_again();
   /// Ends the pools of that kind. REQUIRES: no block is in use.
   void end(SegmentKind kind);
@@ -48,13 +48,13 @@ class Pools {
   // Around a fork.
   void lock() ACQUIRE(mutex_);
   void unlock() RELEASE(mutex_);
-  /// See Pool::abandon().
+  /// Calls Pool::abandon().
   void abandon() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   using ByPlace = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
 
-  /// They do not end while trimming_ is held.
+  /// The pools, which do not end while trimming_ is held.
   std::vector<Pool*> all(std::optional<Device> device = {}) const REQUIRES(trimming_) EXCLUDES(mutex_);
 
   const std::string& owner_;

@@ -17,7 +17,7 @@
 
 namespace onecopy {
 
-/// Everything a handle says about a block's memory.
+/// A description of a block's memory, as handles contain it.
 struct ExportedBlock {
   BlockInfo info;
   SegmentKind kind = SegmentKind::memfd;
@@ -26,7 +26,7 @@ struct ExportedBlock {
   const DeviceIdentity* identity = nullptr;
 };
 
-/// Where a block is mapped here: the part of an ExportedBlock that costs no lock.
+/// The place where a block is mapped here: the part of an ExportedBlock that costs no lock.
 struct MappedBlock {
   BlockInfo info;
   std::byte* data = nullptr;
@@ -46,7 +46,7 @@ class SharedBlocks : public BlockGroup {
   /// Makes the block nameable in handles and says where it is. If there are several mappings, `access` picks one.
   /// REQUIRES: the caller holds it.
   virtual ExportedBlock export_block(std::uint32_t block, Access access) = 0;
-  /// All bytes of the block, in this process. REQUIRES: the caller holds it.
+  /// Returns all bytes of the block, in this process. REQUIRES: the caller holds it.
   virtual std::span<std::byte> bytes_of(std::uint32_t block, Access access) = 0;
   /// Exports a segment of this owner, and the owner's block table, for another process.
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
@@ -64,11 +64,11 @@ class SharedBlocks : public BlockGroup {
   /// Tells the owner that this process pins a piece of the segment: from its return on no page of it goes back to the
   /// system. Throws unsupported if the owner cannot see it, timeout.
   virtual void begin_pin(std::uint32_t) { throw_no_pins(); }
-  /// Nothing of that piece is pinned any more.
+  /// Notes that this process has unpinned the piece.
   virtual void end_pin(std::uint32_t) noexcept {}
-  /// Does this process hold the block?
+  /// Returns whether this process holds the block.
   virtual bool holds(std::uint32_t) const noexcept { return true; }
-  /// Does this process hold a block that lies in these bytes of the segment, beside `others`?
+  /// Returns whether this process holds a block that lies in these bytes of the segment, beside `others`.
   virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t,
                     const std::set<std::uint32_t>& others [[maybe_unused]]) const noexcept {
     return true;
@@ -107,16 +107,16 @@ inline SharedBlocks& as_shared(BlockGroup& group) noexcept { return static_cast<
 /// card's view of the host's, and for memory of other libraries. The message names the caller's `verb`: "share", "put".
 SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
 
-/// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
-/// be right behind it, so only a tensor without bytes begins at the block's end.
+/// Returns where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another.
+/// The latter may be right behind it, so only a tensor without bytes begins at the block's end.
 inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const MappedBlock& spot) {
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
   if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
   return group.allow(spot.info.number, tensor.access(), tensor.device().index);
 }
 
-/// While a round lives, adopt() on its thread asks the driver about an allocation once, and not for each tensor in it.
-/// A caller that encodes a value meets its tensors one by one, so adopt() takes no list of them. Rounds nest.
+/// A scope in which adopt() on its thread asks the driver about an allocation once, and not for each tensor in it. A
+/// caller that encodes a value meets its tensors one by one, so adopt() takes no list of them. Rounds nest.
 ///
 /// Thread safety: a round belongs to its thread. REQUIRES: memory adopted meanwhile was allocated before, and stays
 /// allocated until the end.

@@ -80,8 +80,8 @@ BlockRef StreamReleases::order(BlockRef block, Device device, Stream stream) {
   return {lease.release(), number};
 }
 
-/// Empty if the stream cannot be marked for now: it is captured, its device has failed, or memory is short. The error code decides:
-/// the capture may be over before is_captured() could be asked.
+/// Returns nothing if the stream cannot be marked for now: it is captured, its device has failed, or memory is short.
+/// The error code decides: the capture may be over before is_captured() could be asked.
 std::optional<TimelinePoint> StreamReleases::mark(Device device, Stream stream) noexcept {
   try {
     return timeline_.mark(device, stream);
@@ -129,7 +129,7 @@ void StreamReleases::hold_those_of_failed_devices() {
   take(unmarked_, held_, has_failed);
 }
 
-/// Called at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
+/// Sweeps at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
 /// look's worth.
 void StreamReleases::end_two() noexcept {
   References due;  // released without the lock

@@ -12,7 +12,7 @@
 
 namespace onecopy {
 
-/// How long an allocation of a large block waits for a stream to pass the drop of another one. Tests raise it.
+/// The time that an allocation of a large block waits for a stream to pass the drop of another block. Tests raise it.
 inline std::atomic<int> idle_stream_us{100};
 
 /// Leases that end only once a stream has done all work that was in it when the last reference went. So memory that
@@ -24,11 +24,12 @@ class StreamReleases {
  public:
   explicit StreamReleases(Timeline& timeline) : timeline_(timeline) {}
 
-  /// Called (without locks) when a lease is waiting. The caller must then call sweep() until it returns false.
+  /// Runs (without locks) when a lease is waiting. The caller must then call sweep() until it returns false.
   std::function<void()> on_wait;
-  /// Called (without locks) when a drop is not marked. The caller must then call mark_left().
+  /// Runs (without locks) when a drop is not marked. The caller must then call mark_left().
   std::function<void()> on_left;
-  /// Is this a thread that may not wait for room in a stream, as every mark may? Its drops are left for mark_left().
+  /// Returns whether this thread may not wait for room in a stream, as every mark may. Its drops are left for
+  /// mark_left().
   std::function<bool()> must_not_wait;
 
   /// Wraps the block: dropping the result is ordered in the stream. REQUIRES: the stream lives as long.
@@ -38,7 +39,7 @@ class StreamReleases {
   void mark_left() noexcept;
   /// Ends leases that have become due. Returns true while one is waiting. Waits for nothing.
   bool sweep() noexcept;
-  /// How many wait. Leases that a failed device keeps are not counted.
+  /// Returns how many wait. Leases that a failed device keeps are not counted.
   std::size_t size() const noexcept { return size_; }
 
  private:
@@ -58,7 +59,7 @@ class StreamReleases {
   void leave(References dropped) noexcept;
   void mark_collected() noexcept;
   void end_two() noexcept;
-  /// One mark for all that were dropped in one stream. Without the lock while the driver is asked.
+  /// Makes one mark for all that were dropped in one stream. Asks the driver without the lock.
   void mark_all(References dropped) noexcept;
   std::optional<TimelinePoint> mark(Device device, Stream stream) noexcept;
   template <class IsChosen>

@@ -23,7 +23,7 @@ void warn(const char* why) noexcept {
   }
 }
 
-/// No exception may pass through fork().
+/// Ends the process if an exception would pass through fork().
 template <class F>
 void or_log(F&& f) noexcept {
   try {
@@ -37,7 +37,7 @@ void or_log(F&& f) noexcept {
 
 const ForkHook Runtime::kForkHook{ForkRank::runtime, {&prepare_fork, &finish_in_parent, &finish_in_child}};
 
-/// making_ stays locked until the fork is over, so that no thread forks while another makes the first Runtime.
+/// Locks making_ until the fork is over, so that no thread forks while another makes the first Runtime.
 void Runtime::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
   making_.lock();
@@ -103,8 +103,8 @@ void Runtime::become_child() {
   forked_from_ = this;
 }
 
-/// Without a page for the child, the owner is gone and its memory frozen, or it counts the child with its parent. In
-/// the latter case the child keeps the parent's socket, and the owner waits for that to close.
+/// Goes on without a page for the child if the owner is gone and its memory frozen, or if the owner counts the child
+/// with its parent. In the latter case the child keeps the parent's socket, and the owner waits for that to close.
 void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
@@ -129,7 +129,7 @@ void Runtime::inherit(Runtime& parent) {
   if (parent.ledger_.is_inherited()) peers_.add_inherited(parent.ledger_);
 }
 
-/// The owner tells when a segment is gone; its end is no news, the memory stays.
+/// The owner tells when a segment is gone; its end is not news, the memory stays.
 void Runtime::watch_inherited(InheritedOwner& from) {
   if (from.is_counted_with_parent) return;
   loop_.add(from.socket.fd(), [this, &from] {
@@ -148,8 +148,7 @@ void Runtime::watch_inherited(InheritedOwner& from) {
   });
 }
 
-/// In the child's copy of its parent. Stops the parent's own duties: answering, holding for others and returning
-/// memory.
+/// Stops the parent's own duties in the child's copy of its parent: answering, holding for others and returning memory.
 void Runtime::abandon() noexcept {
   loop_.abandon();
   broker_.abandon();
@@ -184,7 +183,7 @@ struct Runtime::PartLocks {
       from.owner->ledger_.unlock();
     }
   }
-  /// None is closed meanwhile: the list is locked.
+  /// Visits all peers, of which none is closed meanwhile: the list is locked.
   static void lock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
     for (const auto& peer : all.peers_.list_locked())
       if (!peer->is_closed()) peer->lock();

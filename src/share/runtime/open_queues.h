@@ -24,7 +24,7 @@ class Peers;
 class SegmentSource;
 class Error;
 
-/// Does a queue's creator retain a segment, so that items in it outlive its owner and its putter?
+/// Tells whether a queue's creator retains a segment, so that items in it outlive its owner and its putter.
 enum class Retention : std::uint8_t {
   retained,
   not_needed,    ///< the segment is the creator's own, which others serve
@@ -42,8 +42,8 @@ class OpenQueues {
   OpenQueues(const ProcessId& self, Peers& peers, SegmentSource& source, SegmentRetention& retention,
              Broker& broker, EventLoop& loop);
 
-  /// Called when memory is short: gives up the backlogs of queues without users. Returns false if
-  /// there was nothing. Null until this process has used a queue.
+  /// Gives up the backlogs of queues without users when memory is short. Returns false if there was nothing. Null until
+  /// this process has used a queue.
   std::atomic<bool (*)() noexcept> on_shortage{nullptr};
 
   /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
@@ -52,10 +52,10 @@ class OpenQueues {
   /// `is_over`: no process takes its items from here on.
   void close(const ProcessId& creator, std::uint64_t queue, bool is_over = false) noexcept;
 
-  /// Before the first item with this segment is put: asks the creator to retain it. If this process is the creator,
-  /// asks the other users. Waits two seconds at most for the creator. Throws the errors of passing the segment on.
+  /// Asks the creator to retain the segment before the first item with it is put. If this process is the creator, asks
+  /// the other users. Waits two seconds at most for the creator. Throws the errors of passing the segment on.
   Retention retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
-  /// Has the process let a question wait too long, and been silent since? As far as this process knows.
+  /// Returns whether the process let a question wait too long and has been silent since, as far as this process knows.
   bool is_silent(const ProcessId& process) const;
   /// Becomes true when the connection to that process ends. Null when there is none.
   std::shared_ptr<const std::atomic<bool>> connection_end(const ProcessId& process) const;
@@ -68,7 +68,7 @@ class OpenQueues {
   std::uint64_t add_transit(Transit transit);
   void remove_transit(std::uint64_t id) noexcept;
 
-  // For the runtime.
+  // These members serve the runtime.
   void list_transits(std::vector<TransitInfo>& list) const;
   std::uint64_t unkept() const;
 

@@ -161,7 +161,7 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
   streams_.note_use(*card);
 }
 
-/// Also takes back a piece that was to be unpinned, and is not yet.
+/// Takes back also a piece that was to be unpinned, and is not yet.
 bool Pinning::try_use(const Piece& wanted, std::uint32_t block, Use use) {
   const LockGuard lock(mutex_);
   pieces_.insert(left_.extract(wanted.at()));

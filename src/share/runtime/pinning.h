@@ -23,13 +23,13 @@
 
 namespace onecopy {
 
-/// Which pieces of segments, our own and others', this process has pinned for its cards. A piece is kPinUnit bytes of
-/// a segment that is cut into blocks, or all of a segment that is a single block.
+/// The pieces of segments, our own and others', that this process has pinned for its cards. A piece is kPinUnit bytes
+/// of a segment that is cut into blocks, or all of a segment that is a single block.
 ///
 /// A piece stays pinned when its blocks go, since the next ones lie there, too. It ends with unpin() or trim(), when
-/// room is needed below the limit, or when nothing else has its segment mapped any more; but never while this process
-/// has another block in it, see PinnedRanges. A pinned piece keeps its
-/// segment mapped: memory that a driver has pinned is never unmapped, nor mapped over.
+/// room is needed below the limit, or when nothing else has its segment mapped; but never while this process has
+/// another block in it, see PinnedRanges. A pinned piece keeps its segment mapped: memory that a driver has pinned is
+/// never unmapped, nor mapped over.
 ///
 /// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device.
 /// Therefore it is done by unpin() and trim(), by a caller that needs room, and else by end_left(), on a thread that no
@@ -44,16 +44,16 @@ class Pinning {
   /// missing feature; invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
   /// `card`: the first card to use it, by default one that is in use here; every card of its kind can use the pages.
   void pin(const Tensor& tensor, std::optional<Device> card = {}) { pin(tensor, card, Use::copies); }
-  /// pin(), and unpin() has no effect as long as this process has the block.
+  /// Pins as pin() does, and unpin() has no effect as long as this process has the block.
   void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
   /// Ends the caller's use of the pages. The caller must let no thread copy the tensor meanwhile, and waits for the
   /// device. Has no effect if they are not pinned, if a card has views of them, or if other blocks of this process lie
   /// beside the tensor: other threads may be copying those.
   void unpin(const Tensor& tensor);
-  /// Does one pinned range hold all of the tensor?
+  /// Returns whether one pinned range holds all of the tensor.
   static bool is_pinned(const Tensor& tensor);
 
-  /// Ends references that need not wait any more, as far as the devices have come.
+  /// Ends references that no longer need to wait, as far as the devices have come.
   static void settle() noexcept;
   /// Unpins pieces that were left for later. Waits for the device.
   void end_left() noexcept;
@@ -63,12 +63,12 @@ class Pinning {
   /// Ends all work in the background; waits for work that is under way.
   void stop(std::chrono::milliseconds patience) noexcept;
 
-  /// In a forked child, which has pinned nothing.
+  /// Forgets all in a forked child, which has pinned nothing.
   void abandon() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
-  /// How many bytes a process may pin: ONECOPY_PIN_LIMIT, or else half of the memory that it may use.
+  /// Returns how many bytes a process may pin: ONECOPY_PIN_LIMIT, or else half of the memory that it may use.
   static std::uint64_t limit();
 
  private:

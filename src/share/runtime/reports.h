@@ -21,7 +21,7 @@ namespace onecopy {
 template <class Info>
 class Reports {
  public:
-  /// Empty: the part has gone, and its function with it.
+  /// Describes the part; empty once the part has gone, and its function with it.
   using Describe = std::function<std::optional<Info>()>;
 
   /// `describe` may be called by any thread. It must neither wait nor throw.

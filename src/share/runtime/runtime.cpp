@@ -67,8 +67,8 @@ Runtime& Runtime::make() {
   return *existing();
 }
 
-/// Our threads must not outlive static objects, and names must not outlive their use. Tensors that live on keep their
-/// memory; a name stays if another process uses it, and goes with that.
+/// Ends our threads, which must not outlive static objects, and names, which must not outlive their use. Tensors that
+/// live on keep their memory; a name stays if another process uses it, and goes with that.
 void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
   Runtime* process = existing();
@@ -115,7 +115,7 @@ Runtime::Runtime(const ProcessId& id)
   on_file_left = wakes(files_);
 }
 
-/// Once: removes names that killed processes have left. If a process begins by opening, its watch thread does this.
+/// Removes names that killed processes have left, once. If a process begins by opening, its watch thread does this.
 void Runtime::clean_up() {
   if (std::exchange(cleaned_up_, true)) return;
   remove_abandoned_sockets();

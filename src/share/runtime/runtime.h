@@ -30,8 +30,8 @@
 
 namespace onecopy {
 
-/// All parts of onecopy in this process, put together. Only the implementation of the API includes it; other layers
-/// see a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything else.
+/// The parts of onecopy in this process, put together. Only the implementation of the API includes it; other layers see
+/// a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything else.
 ///
 /// A forked child gets a Runtime of its own at once; its parent's references become leases. Thread safety: all
 /// members may be called concurrently.
@@ -57,18 +57,18 @@ class Runtime final {
 
   /// A block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
-  /// Shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
+  /// Adopts shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
   /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0,
                std::uint64_t offset = 0);
-  /// Memory of a device that another library allocated, see onecopy::adopt().
+  /// Adopts memory of a device that another library allocated, see onecopy::adopt().
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
     return allocations_.adopt(view, std::move(owner));
   }
 
-  /// See onecopy::share().
+  /// Implements onecopy::share().
   Handle share(const Tensor& tensor, Stream stream);
-  /// share() for callers that keep the block in another way.
+  /// Names the tensor as share() does, for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
   /// A handle whose point comes after all work in the stream.
   /// Of the host: after all work that may be filling it, if it is pinned.

@@ -193,8 +193,8 @@ HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) 
   return fields;
 }
 
-/// Any holder of the block can serve it, so the holder is the maker from here on: a forked child that holds a handle
-/// of its parent's holds it itself.
+/// Makes the holder the maker, since any holder of the block can serve it: a forked child that holds a handle of its
+/// parent's holds it itself.
 Handle Runtime::hold(const Handle& handle) {
   if (!handle.block())
     throw Error(ErrorCode::invalid_argument,
@@ -244,7 +244,7 @@ TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
   return points.empty() ? TimelinePoint{} : points.front();
 }
 
-/// Each tensor that a framework's reducers name comes through here: one copy of the fields, and no tick.
+/// Names each tensor of a framework's reducers, with one copy of the fields, and no tick.
 Handle Session::share_held(const Tensor& tensor, Stream stream) {
   HandleFields fields = runtime_.name_in_order(tensor, stream);
   fields.hold = holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);

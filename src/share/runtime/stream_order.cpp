@@ -59,7 +59,7 @@ Timer::Pause StreamOrder::look() {
   return pause_;
 }
 
-/// True while streams of ours wait for other processes'.
+/// Returns whether streams of ours wait for other processes'.
 bool StreamOrder::poll_waits() {
   bool waiting = false;
   for (const auto& peer : peers_.list()) waiting = peer->poll_waits() || waiting;

@@ -21,8 +21,8 @@
 
 namespace onecopy {
 
-/// How far other streams had come when they put values that this process has got. A device that this process begins
-/// to use later comes after them, too. Points that are passed are forgotten.
+/// The points that other streams had reached when they put values that this process has got. A device that this process
+/// begins to use later comes after them, too. Points that are passed are forgotten.
 ///
 /// Thread safety: all members may be called concurrently.
 class ValuePoints {
@@ -64,7 +64,7 @@ class Peers;
 /// The order between streams of this process and streams of others: marks in ours, waits for theirs, and references
 /// that end in stream order.
 ///
-/// Thread safety: all members may be called concurrently, but for those of the runtime.
+/// Thread safety: all members may be called concurrently, except the members for the runtime.
 class StreamOrder {
  public:
   StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop);
@@ -80,7 +80,7 @@ class StreamOrder {
   void prepare_wait(const ProcessId& maker, Device device);
   enum class MarkState : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
   MarkState has_passed(const ProcessId& maker, const TimelinePoint& point) const;
-  /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
+  /// Returns whether wait_for() might keep the host waiting. REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
 
   /// This process shares or opens memory of `device` in `stream`. At the first use of a device the stream waits for
@@ -92,8 +92,8 @@ class StreamOrder {
   /// The host waits for the point, unless it has passed: its memory is filled until then. Asks the maker for its words;
   /// if it is gone, it is not waited for. Throws peer_died if it ended, or its device failed, before it came there.
   void wait_to_read(const ProcessId& maker, const TimelinePoint& point);
-  /// wait_for() on the host, for streams that cannot wait. Asks no other process: returns at once while the putter is
-  /// not known.
+  /// Waits on the host, for streams that cannot wait. Asks no other process: returns at once while the putter is not
+  /// known.
   void wait_on_host_for(const ProcessId& putter, const TimelinePoint& point);
 
   /// Wraps the tensor: the reference ends once `stream` has done the work that is in it when the tensor is dropped.
@@ -101,14 +101,14 @@ class StreamOrder {
   /// Waits until the marks of this process are written, ten seconds at most. A process that ends before loses them.
   void settle() const noexcept;
 
-  // For the runtime.
+  // These members serve the runtime.
   Timeline& timeline() noexcept { return timeline_; }
   /// Ends releases that are due. True while some are waiting.
   bool sweep_releases() noexcept { return releases_.sweep(); }
   /// Marks the ends of those that wait for that. May have to wait for room in a stream.
   void mark_left() noexcept { releases_.mark_left(); }
   std::size_t waiting_releases() const noexcept { return releases_.size(); }
-  /// No marks are made in the background any more; waits for one that is under way.
+  /// Ends marks in the background; waits for a mark that is under way.
   void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
 
  private:

@@ -181,7 +181,7 @@ TEST(Item, AnOrderOfValuesThatCannotBeIsRefused) {
   refused({{}, {{1, 5, kNoRow}, {1, 5, 0}}});
   refused({{}, {{1, 5, 0}, {1, 5, kNoRow}}});
   refused({{}, {{0, 5, kNoRow}}});
-  refused({{}, std::vector<ItemPoint>(kMostValuePoints + 1, {1, 5, kNoRow})});
+  refused({{}, std::vector<ItemPoint>(kMaxValuePoints + 1, {1, 5, kNoRow})});
 }
 
 TEST(Item, AnOrderThatCannotBeIsRefused) {
@@ -192,7 +192,7 @@ TEST(Item, AnOrderThatCannotBeIsRefused) {
   refused({{}, {{0, 5, 0}}});
   refused({{}, {{std::uint64_t{1} << 62, 5, 0}}});
   refused({{}, {{1, 5, 2}}});
-  refused({{}, std::vector<ItemPoint>(kMostValuePoints + 1, {1, 5, 0})});
+  refused({{}, std::vector<ItemPoint>(kMaxValuePoints + 1, {1, 5, 0})});
   Bytes item = ordered_item({{}, {{1, 5, 0}}});
   item.resize(item.size() - 1);
   testing::expect_refusal(ErrorCode::bad_handle, {"waits for"}, [&] { read_order(item); });

@@ -106,7 +106,7 @@ TEST_F(RetainedSegmentsTest, OfDevicesAreKeptUpToANumberOfDescriptorsAndOthersAr
     return segments_.add({key_.first, segment}, this_process_origin(), create_memfd("table", 4096),
                          std::move(memory), kQueue);
   };
-  EXPECT_EQ(add_chunks(1, RetainedSegments::kMostOfDevices - 1), Added::yes);
+  EXPECT_EQ(add_chunks(1, RetainedSegments::kMaxOfDevices - 1), Added::yes);
   EXPECT_EQ(add_chunks(2, 2), Added::no_room);
   EXPECT_EQ(segments_.size(), 1u);
   EXPECT_EQ(add_chunks(3, 1), Added::yes);

@@ -56,7 +56,7 @@ TEST(Wire, SegmentsThatAreNotAllThereAreRefused) {
   for (std::size_t size = 12; size < question.size(); ++size)
     expect_refusal(ErrorCode::protocol, {}, [&] { segments_wanted(ByteSpan(question).first(size)); });
   expect_refusal(ErrorCode::protocol, {"65 segments"},
-                 [&] { segments_wanted(want_segments(std::vector<WantSegment>(kMostAskedAtOnce + 1))); });
+                 [&] { segments_wanted(want_segments(std::vector<WantSegment>(kMaxAskedAtOnce + 1))); });
   Bytes tail;
   for (int i = 0; i < 3; ++i) add_segment(tail, ExportedMemory{SegmentKind::cuda_ipc, 1, {}, Bytes(8), {}});
   const Bytes answer = pack(Segments{3}, tail);
