@@ -271,7 +271,7 @@ def test_a_limit_is_an_error_with_the_numbers(place):
     )
     store = onecopy.store.connect()
     store.publish("a", {"x": torch.ones(1024)})
-    with pytest.raises(onecopy.OutOfMemory, match="has 8192 bytes, and the store holds 4096 of the 8192"):
+    with pytest.raises(onecopy.OutOfMemory, match="has 8192 bytes, and all versions have 4096 of the 8192"):
         store.publish("b", {"x": torch.ones(2048)})
     assert [entry["name"] for entry in store.list()] == ["a"]
 
@@ -285,6 +285,17 @@ def test_a_forked_child_reads_and_publishes(store):
         os._exit(0 if ok else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert store.open("a").version == 2
+
+
+def test_a_keeper_that_is_replaced_hands_everything_over(store):
+    store.publish("a", values(1))
+    live, before = store.follow("a"), store.keeper()
+    subprocess.run([onecopy.store._command(), "store", "serve", "--replace", "--background"], timeout=60, check=True)
+    eventually(lambda: not set(store.keeper().values()) & set(before.values()))
+    store.publish("a", values(2))
+    assert live.update() == 2
+    assert [float(tensor[0, 0]) for tensor in live.values()] == [2, 2, 2]
+    assert store.open("a", 1).version == 1
 
 
 def test_the_command_puts_lists_rolls_back_and_removes(store, tmp_path):

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -27,8 +29,9 @@ struct StoreOptions {
   std::uint64_t version = 0;
   std::uint32_t keep = 2;  ///< of put
   std::uint32_t left = 0;  ///< of rm
-  std::uint64_t max_bytes = UINT64_MAX;
-  bool in_background = false;
+  store::ServeOptions serve;
+  std::vector<std::string> max_device_bytes;
+  std::uint64_t max_age = 0;  ///< seconds
 };
 using Options = std::shared_ptr<StoreOptions>;  // owners: the parser, which fills it in, and the command
 
@@ -37,9 +40,18 @@ store::Store connect(bool autostart = false) {
 }
 
 int serve(const StoreOptions& options) {
-  store::ServeOptions serve;
-  serve.limits.bytes = options.max_bytes;
-  serve.in_background = options.in_background;
+  store::ServeOptions serve = options.serve;
+  for (const std::string& limit : options.max_device_bytes) {
+    const std::size_t equals = limit.find('=');
+    std::string bytes = equals == std::string::npos ? "" : limit.substr(equals + 1);
+    const std::string wrong = CLI::AsSizeValue(false)(bytes);
+    if (bytes.empty() || !wrong.empty())
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--max-device-bytes takes a device and a size, such as cuda:0=40GiB, not {}", limit));
+    serve.limits.devices[Device::parse(limit.substr(0, equals)).str()] = std::stoull(bytes);
+  }
+  if (options.max_age != 0) serve.limits.age = std::chrono::seconds(options.max_age);
   store::serve(store::Place::of_this_user(), serve);
   return 0;
 }
@@ -152,11 +164,20 @@ void add_name(CLI::App& sub, const Options& options) {
 
 void add_serve(CLI::App& store, Command& command, const Options& options) {
   auto* const sub = add(store, "serve", "Be the keeper, in the foreground", command, options, &serve);
-  sub->add_option("--max-bytes", options->max_bytes,
-                  "Refuse versions that would make it hold more than this")
-      ->transform(CLI::AsSizeValue(false))
-      ->type_name("BYTES");
-  sub->add_flag("--background", options->in_background,
+  auto& limits = options->serve.limits;
+  for (const auto& [flag, limit, what] :
+       {std::tuple("--max-bytes", &limits.bytes, "The bytes of all versions"),
+        std::tuple("--max-client-bytes", &limits.client_bytes, "The bytes of the versions of one process")})
+    sub->add_option(flag, *limit, what)->transform(CLI::AsSizeValue(false))->type_name("BYTES");
+  sub->add_option("--max-device-bytes", options->max_device_bytes,
+                  "The bytes of the versions on a device; can be repeated")
+      ->type_name("DEVICE=BYTES");
+  sub->add_option("--max-age", options->max_age,
+                  "Drop versions of this age that are not current and that no process reads")
+      ->type_name("SECONDS");
+  sub->add_flag("--replace", options->serve.replace,
+                "Take over from the present keeper, with all its versions, while they are read");
+  sub->add_flag("--background", options->serve.in_background,
                 "Leave the keeper to processes of their own, once it answers");
 }
 
@@ -199,6 +220,7 @@ void add_store(CLI::App& app, Command& command) {
   store->footer(
       "The keeper is two small processes that replace each other. Programs start it when they need it\n"
       "(ONECOPY_STORE_AUTOSTART=0 turns that off); it ends when it has been empty for ten minutes.\n"
+      "A version beyond a limit is refused, once old versions that no process reads are gone.\n"
       "\n"
       "Examples:\n"
       "  onecopy store put llama Llama-3-8B/     publish a checkpoint\n"

@@ -12,7 +12,7 @@
 #include "os/deadline.h"
 #include "os/mutex.h"
 #include "os/process.h"
-#include "store/client/link.h"
+#include "store/format/link.h"
 #include "store/format/message.h"
 #include "store/format/place.h"
 

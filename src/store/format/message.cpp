@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+#include <utility>
+
 namespace onecopy::store {
 
 Type type_of(ByteSpan packet) {
@@ -19,6 +22,25 @@ Type type_of(ByteSpan packet) {
   if (type < Type::hello || type > kLastType)
     decoder.refuse(fmt::format("has the unknown type {}", static_cast<std::uint32_t>(type)));
   return type;
+}
+
+void send_in_packets(ByteSpan message, std::span<const int> fds,
+                     const std::function<void(ByteSpan, std::span<const int>)>& send) {
+  for (; fds.size() > UnixSocket::kMaxPacketFds; fds = fds.subspan(UnixSocket::kMaxPacketFds))
+    send(pack(Files{}), fds.first(UnixSocket::kMaxPacketFds));
+  send(message, fds);
+}
+
+std::optional<Packet> PacketJoiner::add(Packet packet) {
+  const bool is_last = packet.bytes != pack(Files{});
+  if (is_last && fds_.empty()) return packet;
+  if (fds_.size() + packet.fds.size() > kMaxFiles)
+    throw Error(ErrorCode::protocol,
+                fmt::format("a message of the store has more than {} descriptors", kMaxFiles));
+  std::move(packet.fds.begin(), packet.fds.end(), std::back_inserter(fds_));
+  if (!is_last) return std::nullopt;
+  packet.fds = std::exchange(fds_, {});
+  return packet;
 }
 
 Bytes refuse(const Error& error) {

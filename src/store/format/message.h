@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "os/mutual_proof.h"
+#include "os/unix_socket.h"
 #include "store/format/codec.h"
 #include "store/format/record.h"
 
@@ -16,7 +20,7 @@
 namespace onecopy::store {
 
 inline constexpr std::uint32_t kProtocolVersion = 2;
-inline constexpr std::size_t kMaxChunks = 250;  ///< with the table, one packet takes their descriptors
+inline constexpr std::size_t kMaxFiles = 16'384;  ///< descriptors of one version
 
 using Nonce = NonceOf<16>;
 
@@ -40,8 +44,13 @@ enum class Type : std::uint32_t {
   watch,
   describe,
   stop,
+  files,
+  replace,
+  handover,
+  moved,
+  ready,
 };
-inline constexpr Type kLastType = Type::stop;
+inline constexpr Type kLastType = Type::ready;
 
 /// The client begins.
 struct Hello {
@@ -77,6 +86,11 @@ struct Refused {
 };
 struct Done {
   static constexpr Type kType = Type::done;
+  void fields(auto& f) { f(); }
+};
+/// The descriptors of the message that follows, if its packet has no room for all of them. There is no answer.
+struct Files {
+  static constexpr Type kType = Type::files;
   void fields(auto& f) { f(); }
 };
 /// Descriptors: the table, then the chunks. Of `version` the client fills in all but id, number, time and publisher. A
@@ -174,6 +188,31 @@ struct Stop {
   void fields(auto& f) { f(); }
 };
 
+/// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The keeper answers no
+/// client until it has heard `ready`, and ends then; it goes on if the connection ends before.
+struct Replace {
+  static constexpr Type kType = Type::replace;
+  void fields(auto& f) { f(); }
+};
+/// Descriptors: the lock and the listener.
+struct Handover {
+  static constexpr Type kType = Type::handover;
+  Token keeper{};
+  std::int32_t guard = 0;  ///< pid
+  std::uint64_t records = 0;
+  void fields(auto& f) { f(keeper, guard, records); }
+};
+/// A record, with the descriptors of the version that it publishes.
+struct Moved {
+  static constexpr Type kType = Type::moved;
+  Record record;
+  void fields(auto& f) { f(record); }
+};
+struct Ready {
+  static constexpr Type kType = Type::ready;
+  void fields(auto& f) { f(); }
+};
+
 template <class Message>
 Bytes pack(const Message& message) {
   Encoder encoder;
@@ -204,5 +243,19 @@ Message unpack(ByteSpan packet) {
 }
 
 Bytes refuse(const Error& error);
+
+/// Sends a message with its descriptors, in several packets if there are many. `send` sends one.
+void send_in_packets(ByteSpan message, std::span<const int> fds,
+                     const std::function<void(ByteSpan, std::span<const int>)>& send);
+
+/// Puts messages together that arrive in several packets. Thread safety: none.
+class PacketJoiner {
+ public:
+  /// Returns the message that the packet completes, if it is the last one. Throws protocol for more than kMaxFiles descriptors.
+  std::optional<Packet> add(Packet packet);
+
+ private:
+  std::vector<Fd> fds_;
+};
 
 }  // namespace onecopy::store

@@ -18,6 +18,7 @@ struct Connection {
   explicit Connection(UnixSocket connected) : socket(std::move(connected)), pid(socket.peer().pid) {}
 
   UnixSocket socket;
+  PacketJoiner joiner;
   const int pid;
   Stage stage = Stage::stranger;
   Nonce theirs{}, ours{};

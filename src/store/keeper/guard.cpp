@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <chrono>
+#include <iterator>
 #include <thread>
 
 #include "core/point.h"
@@ -23,7 +24,9 @@ constexpr std::chrono::milliseconds kShortLife{50};
 bool take_notes(Holdings& holdings, Partner& worker) {
   while (auto note = worker.hear()) {
     switch (note->kind) {
-      case Partner::Kind::hold: holdings.versions[note->id] = std::move(note->fds); break;
+      case Partner::Kind::hold:
+        std::move(note->fds.begin(), note->fds.end(), std::back_inserter(holdings.versions[note->id]));
+        break;
       case Partner::Kind::drop: holdings.versions.erase(note->id); break;
       case Partner::Kind::index:
         if (note->fds.size() == 1) holdings.index = Log::open(std::move(note->fds.front()));

@@ -15,10 +15,13 @@
 #include <optional>
 #include <thread>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/log.h"
+#include "os/process.h"
 #include "os/random.h"
+#include "store/format/link.h"
 #include "store/format/message.h"
 #include "store/keeper/guard.h"
 #include "store/keeper/partner.h"
@@ -29,6 +32,7 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kEndOfTheLastOne{2};
+constexpr std::size_t kRoomOfARecord = 4096;
 
 /// Raises the limit as far as possible: each version takes some descriptors.
 void raise_descriptor_limit() {
@@ -89,6 +93,47 @@ Holdings prepare(const Place& place, const Limits& limits) {
   return holdings;
 }
 
+/// Takes over what the present keeper has. Throws peer_died if there is none.
+Holdings take_over(const Place& place, const Limits& limits) {
+  const Deadline deadline = Deadline::after(Predecessor::kPatience);
+  Link link = Link::connect(place, deadline);
+  Packet packet = link.ask(pack(Replace{}), {}, deadline);
+  const auto handover = unpack<Handover>(packet.bytes);
+  if (packet.fds.size() != 2)
+    throw Error(ErrorCode::protocol, "the store's keeper sent no lock and no listener");
+  Holdings holdings;
+  holdings.lock = std::move(packet.fds[0]);
+  holdings.listener = UnixSocket(std::move(packet.fds[1]));
+  holdings.secret = place.secret();
+  holdings.keeper = handover.keeper;
+  holdings.limits = limits;
+  holdings.index =
+      Log::create(std::max<std::size_t>(Log::kCapacity, (handover.records + 1) * kRoomOfARecord));
+  holdings.predecessor.processes.push_back(link.worker());
+  holdings.predecessor.processes.push_back(open_pidfd(handover.guard));
+  for (std::uint64_t i = 0; i < handover.records; ++i) {
+    Packet moved = link.hear(deadline);
+    const Record record = unpack<Moved>(moved.bytes).record;
+    holdings.index.append(record);
+    if (record.kind == Record::Kind::publish) holdings.versions[record.id] = std::move(moved.fds);
+  }
+  point("store.replace.received");
+  holdings.predecessor.socket = link.release();
+  holdings.signals = block_signals();
+  return holdings;
+}
+
+Holdings prepare(const Place& place, const ServeOptions& options) {
+  if (options.replace) {
+    try {
+      return take_over(place, options.limits);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::peer_died) throw;
+    }
+  }
+  return prepare(place, options.limits);
+}
+
 /// Leaves the session, the terminal and the directory of the program that started it.
 void detach() {
   ::setsid();
@@ -101,7 +146,7 @@ void detach() {
 void run(Holdings& holdings, const Place& place) {
   Partner partner = Partner::fork();
   Next next = partner.is_child() ? Next::be_guard : Next::be_worker;
-  while (next != Next::end) {
+  while (next == Next::be_worker || next == Next::be_guard) {
     const bool was_worker = next == Next::be_worker;
     if (next == Next::be_guard) next = run_guard(holdings, partner);
     else next = Worker(holdings, partner).run();
@@ -114,7 +159,7 @@ void run(Holdings& holdings, const Place& place) {
 void serve(const Place& place, const ServeOptions& options) {
   if (options.in_background) ::syscall(SYS_close_range, 3U, UINT_MAX, 0);
   raise_descriptor_limit();
-  Holdings holdings = prepare(place, options.limits);
+  Holdings holdings = prepare(place, options);
   if (options.in_background) {
     const int child = ::fork();
     if (child < 0) throw_errno("cannot start the store's keeper", errno);

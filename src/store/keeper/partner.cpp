@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <csignal>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "onecopy/core/bytes.h"
@@ -45,7 +46,11 @@ void Partner::tell(Kind kind, std::uint64_t id, std::span<const int> fds) {
   Bytes bytes(sizeof(NoteHead));
   write_value(bytes.data(), NoteHead{kind, id});
   try {
-    socket_.send(bytes, fds, kPatience);
+    do {  // the guard puts the descriptors of one version together again
+      const auto some = fds.first(std::min(fds.size(), UnixSocket::kMaxPacketFds));
+      socket_.send(bytes, some, kPatience);
+      fds = fds.subspan(some.size());
+    } while (!fds.empty());
   } catch (const Error& error) {
     if (error.code() == ErrorCode::peer_died) return;
     if (error.code() != ErrorCode::timeout) throw;

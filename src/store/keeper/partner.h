@@ -18,7 +18,7 @@ class Partner {
  public:
   /// The notes of the worker to the guard.
   enum class Kind : std::uint32_t {
-    hold = 1,  ///< the descriptors of a version, which may exist from now on
+    hold = 1,  ///< descriptors of a version, which may exist from now on; one note or several
     drop,      ///< the version does not exist
     index,     ///< the descriptor of a new index
     end,       ///< the keeper ends

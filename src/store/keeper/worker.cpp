@@ -47,7 +47,8 @@ void Worker::recover() {
 void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 
 Next Worker::run() {
-  while (!is_stopping_) {
+  is_replaced_ = !holdings_.predecessor.await_end();
+  while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || !is_unused()) last_use_ = Clock::now();
     if (Clock::now() - last_use_ >= kUnused) break;
@@ -58,19 +59,23 @@ Next Worker::run() {
       else if (token == kGuard) {
         if (replace_guard() == Next::be_guard) return Next::be_guard;
       } else serve(token);
+      if (is_replaced_) break;  // the clients that wait are the other keeper's
     }
+    if (is_replaced_) break;
     reclaim_all();
+    reclaim_old();
   }
   guard_.tell(Partner::Kind::end);
-  return Next::end;
+  return is_replaced_ ? Next::leave : Next::end;
 }
 
-/// Returns the time after which the worker looks again if nothing happens: never while there are objects.
+/// Returns the time after which the worker looks again if nothing happens: never while no version is about to be reclaimed.
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
-  if (!unreclaimed_.empty())
-    return std::max(std::chrono::ceil<std::chrono::milliseconds>(reclaims_from_ - Clock::now()), kRetry);
-  return is_unused() ? std::chrono::milliseconds(kUnused) : std::chrono::milliseconds(-1);
+  auto next = is_unused() ? last_use_ + kUnused : next_old();
+  if (!unreclaimed_.empty()) next = std::min(next, reclaims_from_);
+  if (next == Clock::time_point::max()) return std::chrono::milliseconds(-1);
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
 
 /// The child that is forked inherits all that the guard holds. If there is no room for a process, tries again soon.
@@ -114,7 +119,8 @@ void Worker::serve(std::uint64_t token) {
   if (at == connections_.end()) return;
   Connection& c = at->second;
   try {
-    while (auto packet = c.socket.try_receive()) answer(c, std::move(*packet));
+    while (auto packet = c.socket.try_receive())
+      if (auto message = c.joiner.add(std::move(*packet))) answer(c, std::move(*message));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died)
       log_info("the store ends a connection of pid {}: {}", c.pid, error.what());
@@ -137,8 +143,10 @@ void Worker::listen_again() {
 
 /// A client that does not read its answers loses the connection.
 void Worker::send(Connection& c, const Bytes& message, std::span<const int> fds) {
-  if (!c.socket.try_send(message, fds))
-    throw Error(ErrorCode::protocol, "the client does not read the answers");
+  send_in_packets(message, fds, [&c](ByteSpan bytes, std::span<const int> some) {
+    if (!c.socket.try_send(bytes, some))
+      throw Error(ErrorCode::protocol, "the client does not read the answers");
+  });
 }
 
 }  // namespace onecopy::store

@@ -59,9 +59,17 @@ class Worker {
   void remove(Connection& c, ByteSpan packet);
   void watch(Connection& c, ByteSpan packet);
 
+  // worker_replace.cpp: the end of this keeper, whose versions another one takes over
+  void replace(Connection& c);
+
+  // worker_limits.cpp: versions that make room
+  void make_room(const VersionRecord& version);
+  std::vector<const VersionRecord*> reclaimable() const;
+  Clock::time_point next_old() const;
+  void reclaim_old();
+
   // worker_versions.cpp: what the answers are made of
   const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
-  void check_room(std::uint64_t bytes) const;
   const VersionRecord& add(VersionRecord version, std::vector<Fd> fds);
   void write(const Record& record);
   void rewrite_index();
@@ -86,6 +94,7 @@ class Worker {
   Clock::time_point last_use_ = Clock::now();
   bool is_starved_ = false;  ///< the listener is not looked at, for want of descriptors
   bool is_stopping_ = false;
+  bool is_replaced_ = false;  ///< another keeper has its versions
 };
 
 }  // namespace onecopy::store

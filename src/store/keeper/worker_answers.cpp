@@ -44,6 +44,7 @@ void Worker::answer(Connection& c, Packet packet) {
       case Type::remove: return remove(c, bytes);
       case Type::watch: return watch(c, bytes);
       case Type::describe: return send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
+      case Type::replace: return replace(c);
       case Type::stop: is_stopping_ = true; return send(c, pack(Done{}));
       default: throw Error(ErrorCode::protocol, "the store's keeper is not asked this");
     }
@@ -79,9 +80,9 @@ void Worker::publish(Connection& c, Packet packet) {
   if (const auto* const before = catalog_.find(version.name, version.token))
     return send(c, pack(Published{before->record.number}));
   check_files(version, packet.fds);
-  check_room(version.bytes);
-  version.number = catalog_.next_number(version.name);
   version.publisher = c.pid;
+  make_room(version);
+  version.number = catalog_.next_number(version.name);
   version.made_at = now();
   const VersionRecord& added = add(std::move(version), std::move(packet.fds));
   point("store.publish.recorded");
@@ -109,7 +110,7 @@ void Worker::offer(Connection& c, Packet packet) {
   const auto* known = catalog_.find(offered.name, offered.token);
   if (!known) {
     check_files(offered, packet.fds);
-    check_room(offered.bytes);
+    make_room(offered);
     if (catalog_.find(offered.name, offered.number))
       throw Error(ErrorCode::stale_handle, fmt::format("the store has another version {} of \"{}\" by now",
                                                        offered.number, offered.name));

@@ -35,15 +35,6 @@ const Catalog::Version& Worker::require(const std::string& name, std::uint64_t n
               fmt::format("the store has no version {} of \"{}\"; it has {}", number, name, numbers));
 }
 
-void Worker::check_room(std::uint64_t bytes) const {
-  if (bytes <= holdings_.limits.bytes && catalog_.bytes() <= holdings_.limits.bytes - bytes) return;
-  throw Error(
-      ErrorCode::out_of_memory,
-      fmt::format("the version has {} bytes, and the store holds {} of the {} that it may hold; delete "
-                  "objects, or start the keeper with a higher limit",
-                  bytes, catalog_.bytes(), holdings_.limits.bytes));
-}
-
 /// The guard has the descriptors before the record says that there is a version.
 const VersionRecord& Worker::add(VersionRecord version, std::vector<Fd> fds) {
   version.id = catalog_.next_id();

@@ -3,6 +3,7 @@
 #include "onecopy/store/store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,8 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/process.h"
+#include "os/unix_socket.h"
+#include "share/session.h"
 #include "store/keeper/keeper.h"
 #include "support/child.h"
 #include "support/die_at.h"
@@ -57,12 +60,12 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     std::filesystem::remove_all(directory_);
   }
   /// The first process of the keeper that passes the point dies there.
-  Store start(const std::string& point = {}) {
+  Store start(const std::string& point = {}, const ServeOptions& options = {}) {
     arm(point);
-    keeper_.emplace([this] {
+    keeper_.emplace([this, options] {
       fate = &*fate_;
       point_hook.store(die_once);
-      serve(Place(directory_), {});
+      serve(Place(directory_), options);
     });
     std::optional<Store> store;
     if (!eventually([&] {
@@ -237,6 +240,132 @@ TEST_P(StoreTest, MemoryThatEndsWithItsMakerIsCopiedOrRefused) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
                          [](const auto& device) { return device.param.substr(0, device.param.find(':')); });
+
+TEST_F(StoreTest, AVersionMayLieInMoreSegmentsThanOnePacketHasRoomFor) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  Store store = start();
+  constexpr std::size_t kPage = 4096;
+  const std::size_t count = UnixSocket::kMaxPacketFds + 50;
+  std::vector<NamedTensor> tensors;
+  for (std::size_t i = 0; i < count; ++i) {
+    Tensor page = Session::current().adopt(
+        backend(DeviceType::cpu).create(0, kPage, SegmentKind::memfd, "test", 1), kPage);
+    page.as<std::uint8_t>()[0] = static_cast<std::uint8_t>(i);
+    tensors.emplace_back(std::to_string(i), page);
+  }
+  store.publish("x", tensors, kAsIs);
+  keeper_->kill(SIGKILL);  // the guard has all of them, too
+  const Version version = store.open("x");
+  ASSERT_EQ(version.size(), count);
+  for (std::size_t i = 0; i < count; ++i)
+    EXPECT_EQ(version.tensor(i).as<std::uint8_t>()[0], static_cast<std::uint8_t>(i));
+}
+
+class ReplacedKeeper : public StoreTest {
+ protected:
+  /// Starts a keeper that takes over. The first of its processes that passes the point dies there.
+  void take_over(const std::string& point = {}) {
+    arm(point);
+    replaced_.emplace(std::move(*keeper_));
+    keeper_.emplace([this] {
+      fate = &*fate_;
+      point_hook.store(die_once);
+      serve(Place(directory_), {.replace = true});
+    });
+  }
+  std::optional<Child> replaced_;
+};
+
+TEST_F(ReplacedKeeper, HandsOverAllVersionsWhileTheyAreRead) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Follower live = store.follow("x");
+  const KeeperInfo before = store.keeper();
+  take_over();
+  EXPECT_EQ(replaced_->join(), 0);
+  EXPECT_EQ(store.keeper().worker, keeper_->pid());
+  EXPECT_NE(store.keeper().guard, before.guard);
+  EXPECT_EQ(value_of(store.open("x", 1)), 1);
+  EXPECT_EQ(publish(store, kCpu, 2), 2u);
+  EXPECT_EQ(live.update(), 2u);
+  EXPECT_EQ(value_of(live), 2);
+  keeper_->kill(SIGKILL);  // its guard has the versions, too
+  EXPECT_EQ(value_of(Store::connect({.autostart = false}).open("x", 1)), 1);
+}
+
+TEST_F(ReplacedKeeper, GoesOnIfTheOtherOneIsKilled) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  const KeeperInfo before = store.keeper();
+  take_over("store.replace.received");
+  EXPECT_EQ(keeper_->join(), -SIGKILL);
+  EXPECT_EQ(store.keeper().guard, before.guard);
+  EXPECT_EQ(value_of(store.open("x")), 1);
+}
+
+TEST_F(ReplacedKeeper, IsReplacedAlsoIfTheWorkerOfTheOtherOneIsKilled) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  take_over("store.replace.ready");
+  EXPECT_EQ(keeper_->join(), -SIGKILL);
+  EXPECT_EQ(replaced_->join(), 0);
+  EXPECT_EQ(value_of(store.open("x")), 1);
+}
+
+TEST_F(ReplacedKeeper, GoesOnIfItsOwnWorkerIsKilledBeforeTheOtherOneIsReady) {
+  Store store = start("store.replace.sent");
+  publish(store, kCpu, 1);
+  const KeeperInfo before = store.keeper();
+  replaced_.emplace(std::move(*keeper_));
+  keeper_.emplace([this] { serve(Place(directory_), {.replace = true}); });
+  EXPECT_EQ(replaced_->join(), -SIGKILL);
+  EXPECT_EQ(keeper_->join(), 0);  // it leaves
+  EXPECT_EQ(store.keeper().guard, before.guard);
+  EXPECT_EQ(value_of(store.open("x")), 1);
+}
+
+class LimitedKeeper : public StoreTest {};
+
+TEST_F(LimitedKeeper, RefusesVersionsBeyondTheLimitOfADeviceOrAClient) {
+  for (const Limits& limits : {Limits{.client_bytes = 10'000}, Limits{.devices = {{"cpu", 10'000}}}}) {
+    Store store = start({}, {.limits = limits});
+    publish(store, kCpu, 1, 1);
+    EXPECT_THROW(store.draft("y", specs()).publish(), Error);
+    EXPECT_EQ(store.list().size(), 1u);
+    store.stop();
+    EXPECT_EQ(keeper_->join(), 0);
+  }
+}
+
+TEST_F(LimitedKeeper, DropsOldVersionsThatNobodyReadsToMakeRoom) {
+  Store store = start({}, {.limits = {.bytes = 20'000}});
+  publish(store, kCpu, 1);
+  publish(store, kCpu, 2);
+  EXPECT_TRUE(eventually([&] {  // readers of a keeper before have time to connect again
+    try {
+      return publish(store, kCpu, 3) == 3;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      return false;
+    }
+  }));
+  const auto versions = store.list().at(0).versions;
+  ASSERT_EQ(versions.size(), 2u);
+  EXPECT_EQ(versions.front().number, 2u);
+}
+
+TEST_F(LimitedKeeper, DropsVersionsThatAreOldAndNotReadAndNotCurrent) {
+  Store store = start({}, {.limits = {.age = std::chrono::seconds(0)}});
+  publish(store, kCpu, 1, 9);
+  const Version read = store.open("x");
+  publish(store, kCpu, 2, 9);
+  publish(store, kCpu, 3, 9);
+  EXPECT_TRUE(eventually([&] { return store.list().at(0).versions.size() == 2; }));
+  EXPECT_EQ(store.list().at(0).versions.front().number, 1u);
+}
 
 class KilledKeeper : public StoreTest {};
 

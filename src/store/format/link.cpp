@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/client/link.h"
+#include "store/format/link.h"
 
 #include <cerrno>
 
@@ -48,9 +48,18 @@ void Link::greet(ByteSpan secret, Deadline deadline) {
 }
 
 Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadline) {
-  socket_.send(question, fds, deadline.whole_ms_left(kLongest));
-  if (auto packet = socket_.try_receive_for(kAwake)) return std::move(*packet);
-  return socket_.receive(deadline.whole_ms_left(kLongest));
+  send_in_packets(question, fds, [&](ByteSpan bytes, std::span<const int> some) {
+    socket_.send(bytes, some, deadline.whole_ms_left(kLongest));
+  });
+  if (auto packet = socket_.try_receive_for(kAwake))
+    if (auto answer = joiner_.add(std::move(*packet))) return std::move(*answer);
+  return hear(deadline);
+}
+
+Packet Link::hear(Deadline deadline) {
+  for (;;)
+    if (auto answer = joiner_.add(socket_.receive(deadline.whole_ms_left(kLongest))))
+      return std::move(*answer);
 }
 
 }  // namespace onecopy::store

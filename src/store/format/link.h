@@ -23,7 +23,11 @@ class Link {
     socket_.send(message, {}, deadline.whole_ms_left(kLongest));
   }
   /// Waits for the answer to a question that was told. After a timeout the caller may wait again.
-  Packet hear(Deadline deadline) { return socket_.receive(deadline.whole_ms_left(kLongest)); }
+  Packet hear(Deadline deadline);
+  /// Gives the socket to the caller. The link is of no use then.
+  UnixSocket release() noexcept { return std::move(socket_); }
+  /// Returns a descriptor of the keeper's worker, which becomes readable when the process ends.
+  Fd worker() const { return socket_.peer_pidfd(); }
 
  private:
   static constexpr std::chrono::hours kLongest{24};
@@ -32,6 +36,7 @@ class Link {
   void greet(ByteSpan secret, Deadline deadline);
 
   UnixSocket socket_;
+  PacketJoiner joiner_;
   Welcome welcome_;
 };
 

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "os/log.h"
+#include "store/format/message.h"
+#include "store/keeper/holdings.h"
+
+namespace onecopy::store {
+
+/// Waits for both halves: after `ready` both end, and else neither, since its guard replaces a worker that is killed. Each
+/// new worker of this keeper asks again, so it does not matter which of its workers was killed here.
+bool Predecessor::await_end() {
+  try {
+    if (socket) socket.send(pack(Ready{}), {}, kPatience);
+  } catch (const Error& error) {
+    log_info("the keeper that is replaced cannot be told: {}", error.what());
+  }
+  point("store.replace.ready");
+  const Deadline deadline = Deadline::after(kPatience);
+  for (const Fd& process : processes) {
+    pollfd end{process.get(), POLLIN, 0};
+    while (::poll(&end, 1, deadline.poll_timeout()) < 0 && errno == EINTR) {
+    }
+    if ((end.revents & POLLIN) != 0) continue;
+    log_error("the store's keeper goes on, and is not replaced");
+    return false;
+  }
+  socket = UnixSocket();
+  processes.clear();
+  return true;
+}
+
+}  // namespace onecopy::store
