@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two engines with one pool of KV blocks: each reads in place what the other has computed, also after a kill -9."""
 
-import hashlib, os, signal, tempfile
+import hashlib, os, tempfile
+from typing import Any
 
 import torch
 import onecopy
@@ -34,7 +35,7 @@ def compute(tokens: list[int]) -> torch.Tensor:  # stands for the model
     return positions.expand(2, LAYERS, TOKENS, WIDTH).contiguous()
 
 
-def engine(requests, answers) -> None:
+def engine(requests: Any, answers: Any) -> None:
     pool = Pool()
     for prompt in iter(requests.get, None):
         blocks = [pool.block(prompt[:end]) for end in range(TOKENS, len(prompt) + 1, TOKENS)]
@@ -44,11 +45,12 @@ def engine(requests, answers) -> None:
 
 if __name__ == "__main__":
     os.environ["ONECOPY_STORE_DIR"] = tempfile.mkdtemp()  # a store of this program's own
-    context, engines = mp.get_context("spawn"), {}
+    context = mp.get_context("spawn")
+    engines: dict[str, Any] = {}
     system = list(range(64))  # the same four blocks at the beginning of each prompt
     for name, question in (("first", 7), ("second", 8), ("second", 7), ("third", 8)):
         if name == "third":
-            os.kill(engines["first"][0].pid, signal.SIGKILL)
+            engines["first"][0].kill()
         if name not in engines:
             requests, answers = context.Queue(), context.Queue()
             engines[name] = context.Process(target=engine, args=(requests, answers), daemon=True), requests, answers

@@ -123,7 +123,7 @@ ignore_errors = False
 [mypy-torch.*,numpy.*,transformers.*,ray.*]
 follow_imports = skip
 ignore_missing_imports = True
-[mypy-weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs,rpc_pipeline,rpc_native,huggingface,kv_cache,kv_pool,asyncio_queue]
+[mypy-weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs,rpc_pipeline,rpc_native,huggingface,kv_cache,asyncio_queue]
 disallow_untyped_defs = False
 disallow_untyped_calls = False
 disallow_subclassing_any = False
