@@ -117,19 +117,12 @@ TEST(Deaths, AtAnyMomentEndCallsWithAnAnswerOrAnError) {
   }
 }
 
-TEST(AMemberThatIsStopped, IsLateAndComesBack) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  callee.signal(SIGSTOP);
-  expect_refusal(ErrorCode::timeout, {}, [&] { agent.call("callee", "add one", number(1), 50ms); });
-  callee.signal(SIGCONT);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+TEST_F(AgentWithCallee, IsAnsweredByAMemberThatWasStoppedForAWhile) {
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(1))), 2);
+  callee_.signal(SIGSTOP);
+  expect_refusal(ErrorCode::timeout, {}, [&] { agent_.call("callee", "add one", number(1), 50ms); });
+  callee_.signal(SIGCONT);
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(2))), 3);
 }
 
 }  // namespace

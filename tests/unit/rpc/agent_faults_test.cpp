@@ -205,37 +205,23 @@ int send_until_late(Agent& agent, int times) {
   return times;
 }
 
-TEST(ALane, OfAMemberThatReadsNothingTakesABoundedNumberOfCalls) {
-  Watchdog watchdog;
+TEST_F(AgentWithCallee, SendsABoundedNumberOfCallsToAMemberThatReadsNothing) {
   constexpr int kMany = 40'000;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  callee.signal(SIGSTOP);
-  EXPECT_LT(send_until_late(agent, kMany), kMany);
-  callee.signal(SIGCONT);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(1))), 2);
+  callee_.signal(SIGSTOP);
+  EXPECT_LT(send_until_late(agent_, kMany), kMany);
+  callee_.signal(SIGCONT);
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(2))), 3);
 }
 
-TEST(ADeadline, EndsCallsOfAllSizesToAMemberThatIsStopped) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  callee.signal(SIGSTOP);
+TEST_F(AgentWithCallee, GivesUpCallsOfAllSizesToAMemberThatIsStopped) {
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(1))), 2);
+  callee_.signal(SIGSTOP);
   for (const std::size_t size :
        {900, 5'000, 100'000})  // the first of a size asks the callee to retain memory
     expect_refusal(ErrorCode::timeout, {},
-                   [&] { agent.call("callee", "echo", text(std::string(size, 'x')), 100ms); });
-  callee.signal(SIGCONT);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+                   [&] { agent_.call("callee", "echo", text(std::string(size, 'x')), 100ms); });
+  callee_.signal(SIGCONT);
 }
 
 }  // namespace

@@ -38,16 +38,9 @@ TEST(Agent, CallsAFunctionOfItsOwnProcess) {
   EXPECT_EQ(back.tensors[0].data(), tensor.data());
 }
 
-TEST(Agent, CallsAFunctionOfAnotherProcess) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  EXPECT_EQ(meeting->join(agent, 1), "callee");
+TEST_F(AgentWithCallee, CallsAFunctionOfAnotherProcess) {
   for (std::int64_t i = 0; i < 1000; ++i)
-    EXPECT_EQ(number_of(agent.call("callee", "add one", number(i))), i + 1);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+    EXPECT_EQ(number_of(agent_.call("callee", "add one", number(i))), i + 1);
 }
 
 TEST(Agent, LendsTensorsBothWays) {
@@ -72,71 +65,44 @@ TEST(Agent, LendsTensorsBothWays) {
   EXPECT_EQ(callee.join(), 0);
 }
 
-TEST(Agent, CarriesLongValues) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
+TEST_F(AgentWithCallee, CarriesLongValues) {
   for (const std::size_t size : {0, 1, 200, 1000, 100'000, 3'000'000}) {
     const std::string sent(size, 'x');
-    EXPECT_EQ(text_of(agent.call("callee", "echo", text(sent))), sent);
+    EXPECT_EQ(text_of(agent_.call("callee", "echo", text(sent))), sent);
   }
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
 }
 
-TEST(Agent, ThrowsAtTheCallerWhatTheFunctionThrew) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
+TEST_F(AgentWithCallee, ThrowsAtTheCallerWhatTheFunctionThrew) {
   expect_refusal(ErrorCode::remote_error, {"On callee: it is broken"},
-                 [&] { agent.call("callee", "throw"); });
-  expect_refusal(ErrorCode::read_only, {"On callee: not for you"}, [&] { agent.call("callee", "refuse"); });
+                 [&] { agent_.call("callee", "throw"); });
+  expect_refusal(ErrorCode::read_only, {"On callee: not for you"},
+                 [&] { agent_.call("callee", "refuse"); });
   expect_refusal(ErrorCode::invalid_argument, {"no function \"nothing\" is defined"},
-                 [&] { agent.call("callee", "nothing"); });
+                 [&] { agent_.call("callee", "nothing"); });
   expect_refusal(ErrorCode::invalid_argument, {"no member of the group"},
-                 [&] { agent.call("nobody", "echo"); });
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+                 [&] { agent_.call("nobody", "echo"); });
 }
 
-TEST(Agent, HasManyCallsUnderWay) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
+TEST_F(AgentWithCallee, HasManyCallsUnderWay) {
   std::vector<Future> futures;
   for (std::int64_t i = 0; i < 10'000; ++i)
-    futures.push_back(agent.call_async("callee", "add one", number(i)));
+    futures.push_back(agent_.call_async("callee", "add one", number(i)));
   for (std::int64_t i = 0; i < 10'000; ++i)
     EXPECT_EQ(number_of(futures[static_cast<std::size_t>(i)].get()), i + 1);
-  EXPECT_EQ(agent.calls_under_way(), 0U);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+  EXPECT_EQ(agent_.calls_under_way(), 0U);
 }
 
-TEST(Agent, IsCalledFromManyThreads) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting);
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
+TEST_F(AgentWithCallee, IsCalledFromManyThreads) {
   std::atomic<std::int64_t> sum{0};
   {
     std::vector<std::jthread> threads;
     for (std::int64_t t = 0; t < 64; ++t)
       threads.emplace_back([&, t] {
         for (std::int64_t i = 0; i < 100; ++i)
-          sum += number_of(agent.call("callee", "add one", number(t))) - t;
+          sum += number_of(agent_.call("callee", "add one", number(t))) - t;
       });
   }
   EXPECT_EQ(sum, 6400);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
 }
 
 /// Each calls the other once more until nothing is left.
@@ -192,46 +158,24 @@ TEST(Agent, DoesNotRunOutOfThreadsForCallsThatWaitForEachOther) {
   EXPECT_EQ(callee.join(), 0);
 }
 
-TEST(Agent, GivesUpAtTheDeadline) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting, [&](Agent& agent) {
-    agent.define("wait", [&](Values&&) {
-      meeting->reach(1);
-      return Values{};
-    });
-  });
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(0))), 1);  // connected from here on
+TEST_F(AgentWithCallee, GivesUpAtTheDeadline) {
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(0))), 1);  // connected from here on
   expect_refusal(ErrorCode::timeout, {"callee has not answered a call in time"},
-                 [&] { agent.call("callee", "wait", {}, 20ms); });
-  Future unwaited = agent.call_async("callee", "wait", {}, 20ms);
+                 [&] { agent_.call("callee", "stay", {}, 20ms); });
+  Future unwaited = agent_.call_async("callee", "stay", {}, 20ms);
   EXPECT_TRUE(eventually([&] { return unwaited.is_ready(); }));
   expect_refusal(ErrorCode::timeout, {}, [&] { unwaited.get(); });
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  EXPECT_EQ(agent.calls_under_way(), 0U);
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(1))), 2);
+  EXPECT_EQ(agent_.calls_under_way(), 0U);
 }
 
-TEST(Agent, LearnsThatAMemberWasKilled) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting, [&](Agent& agent) {
-    agent.define("wait", [&](Values&&) {
-      meeting->reach(1);
-      return Values{};
-    });
-  });
-  Agent agent({.name = "caller", .timeout = 0s});
-  meeting->join(agent, 1);
-  Future future = agent.call_async("callee", "wait");
-  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  callee.kill();
+TEST_F(AgentWithCallee, LearnsThatAMemberWasKilled) {
+  Future future = agent_.call_async("callee", "stay");
+  EXPECT_EQ(number_of(agent_.call("callee", "add one", number(1))), 2);
+  kill_callee();
   expect_refusal(ErrorCode::peer_died, {"callee has ended", "while it was called"}, [&] { future.get(); });
   expect_refusal(ErrorCode::peer_died, {"callee has ended"},
-                 [&] { agent.call("callee", "add one", number(1)); });
+                 [&] { agent_.call("callee", "add one", number(1)); });
 }
 
 /// The caller is stopped, so the answer lies in its lane when the callee dies.
@@ -279,29 +223,17 @@ TEST(Agent, LearnsThatAMemberHasLeft) {
   EXPECT_EQ(callee.join(), 0);
 }
 
-TEST(Agent, FailsItsCallsWhenItShutsDown) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting, [&](Agent& agent) {
-    agent.define("wait", [&](Values&&) {
-      meeting->reach(1);
-      return Values{};
-    });
-  });
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
+TEST_F(AgentWithCallee, FailsItsCallsWhenItShutsDown) {
   std::atomic<bool> has_begun{false};
   std::thread waiting([&] {
-    Future future = agent.call_async("callee", "wait");
+    Future future = agent_.call_async("callee", "stay");
     has_begun = true;
     expect_refusal(ErrorCode::closed, {"caller has left the group"}, [&] { future.get(); });
   });
   EXPECT_TRUE(eventually([&] { return has_begun.load(); }));
-  agent.shutdown();
+  agent_.shutdown();
   waiting.join();
-  expect_refusal(ErrorCode::closed, {}, [&] { agent.call("callee", "echo"); });
-  meeting->step = 1;
-  EXPECT_EQ(callee.join(), 0);
+  expect_refusal(ErrorCode::closed, {}, [&] { agent_.call("callee", "echo"); });
 }
 
 PeerInfo peer_in_listing(std::size_t i) { return this_owner().groups.at(0).peers.at(i); }
@@ -341,27 +273,17 @@ TEST(Agent, IsListedWithItsPeersAndWhatWentToThem) {
   EXPECT_TRUE(this_owner().groups.empty());
 }
 
-TEST(Agent, IsNotForForkedChildren) {
-  Watchdog watchdog;
-  Shared<Meeting> meeting;
-  Child callee = serve(meeting, [&](Agent& agent) {
-    agent.define("wait", [&](Values&& values) {
-      meeting->reach(1);
-      return std::move(values);
-    });
-  });
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  Future future = agent.call_async("callee", "wait", number(5));
+TEST_F(AgentWithCallee, IsNotForForkedChildren) {
+  Future future = agent_.call_async("callee", "stay", number(5));
   Child child([&] {
     expect_refusal(ErrorCode::unsupported, {"rpc does not survive fork()"},
-                   [&] { agent.call("callee", "echo"); });
+                   [&] { agent_.call("callee", "echo"); });
     _exit(::testing::Test::HasFailure() ? 1 : 0);
   });
   EXPECT_EQ(child.join(), 0);
-  EXPECT_EQ(text_of(agent.call("callee", "echo", text("still"))), "still");
+  EXPECT_EQ(text_of(agent_.call("callee", "echo", text("still"))), "still");
   EXPECT_FALSE(future.is_ready());
-  callee.kill();
+  kill_callee();
   expect_refusal(ErrorCode::peer_died, {}, [&] { future.get(); });
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/rpc/agent.h"
 #include "support/child.h"
+#include "support/watchdog.h"
 
 /// Agents in several processes of one test.
 namespace onecopy::rpc {
@@ -61,17 +63,42 @@ inline void define_usual(Agent& agent) {
   agent.define("refuse", [](Values&&) -> Values { throw Error(ErrorCode::read_only, "not for you"); });
 }
 
-/// A process with an agent "callee", for as long as the test runs.
+/// Starts a process with an agent "callee", which runs until step 1.
 inline testing::Child serve(
     testing::Shared<Meeting>& meeting, std::function<void(Agent&)> more = [](Agent&) {}) {
   return testing::Child([&meeting, more = std::move(more)] {
     Agent agent({.name = "callee", .number = 1});
     define_usual(agent);
+    agent.define("stay", [&](Values&& values) {
+      meeting->reach(1);
+      return std::move(values);
+    });
     more(agent);
     meeting->publish(1, agent);
     meeting->reach(1);
     agent.shutdown();
   });
 }
+
+/// An agent "caller" of this process, and a callee that it can call. The callee must end without an error, unless the
+/// test kills it.
+class AgentWithCallee : public ::testing::Test {
+ protected:
+  AgentWithCallee() { EXPECT_EQ(meeting_->join(agent_, 1), "callee"); }
+  ~AgentWithCallee() override {
+    meeting_->step = 1;
+    EXPECT_EQ(callee_.join(), exit_of_callee_);
+  }
+  void kill_callee() {
+    exit_of_callee_ = -SIGKILL;
+    callee_.signal(SIGKILL);
+  }
+
+  testing::Watchdog watchdog_;
+  testing::Shared<Meeting> meeting_;
+  testing::Child callee_ = serve(meeting_);
+  Agent agent_{{.name = "caller"}};
+  int exit_of_callee_ = 0;
+};
 
 }  // namespace onecopy::rpc
