@@ -148,3 +148,10 @@ function(onecopy_install_completion data)
   install(FILES ${scripts}/_onecopy DESTINATION ${data}/zsh/site-functions ${ARGN})
   install(FILES ${scripts}/onecopy.fish DESTINATION ${data}/fish/vendor_completions.d ${ARGN})
 endfunction()
+
+# onecopy_install_service(<data folder> <path of the command> [argument of install()...]): a unit for systemd --user.
+function(onecopy_install_service data command)
+  set(ONECOPY_COMMAND_PATH ${command})
+  configure_file(${PROJECT_SOURCE_DIR}/src/cli/onecopy-store.service.in ${PROJECT_BINARY_DIR}/onecopy-store.service @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/onecopy-store.service DESTINATION ${data}/systemd/user ${ARGN})
+endfunction()

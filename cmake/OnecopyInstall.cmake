@@ -7,6 +7,7 @@ install(TARGETS onecopy onecopy_core onecopy_os onecopy_device onecopy_memory on
 if(TARGET onecopy_command)
   install(TARGETS onecopy_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   onecopy_install_completion(${CMAKE_INSTALL_DATAROOTDIR})
+  onecopy_install_service(${CMAKE_INSTALL_DATAROOTDIR} ${CMAKE_INSTALL_FULL_BINDIR}/onecopy)
 endif()
 install(DIRECTORY include/onecopy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -20,6 +20,7 @@
 #include "owner_table.h"
 #include "prometheus.h"
 #include "share/format/info_text.h"
+#include "store_table.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -44,13 +45,14 @@ nlohmann::json listing(const ListedOwner& owner) {
   return row;
 }
 
-nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent) {
+nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent,
+                       const std::vector<store::ObjectInfo>& objects) {
   nlohmann::json rows = nlohmann::json::array();
   for (const ListedOwner& owner : owners) rows.push_back(listing(owner));
   nlohmann::json others = nlohmann::json::array();
   for (const SilentOwner& owner : silent)
     others.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
-  return {{"owners", std::move(rows)}, {"silent", std::move(others)}};
+  return {{"owners", std::move(rows)}, {"silent", std::move(others)}, {"store", json_of(objects)}};
 }
 
 /// Returns a line about owners without memory: they borrow, or have released all their memory.
@@ -119,6 +121,10 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   return text + silent_lines(silent);
 }
 
+std::string store_section(const std::vector<store::ObjectInfo>& objects) {
+  return objects.empty() ? "" : "\nThe store:\n" + store_table(objects, line_width());
+}
+
 void check_asked_for(const OwnerList& list, const LsOptions& options) {
   for (const int pid : options.pids) {
     const auto has_pid = [&](const auto& owner) { return owner.pid == pid; };
@@ -138,9 +144,10 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
   if (*options.format == OutputFormat::prometheus) return prometheus_text(owners, list.silent.size());
+  const auto objects = options.pids.empty() ? stored_objects() : std::vector<store::ObjectInfo>();
   if (*options.format == OutputFormat::json)
-    return json_text(listing(owners, list.silent), options.watch ? -1 : 2) + "\n";
-  if (!options.groups) return as_text(owners, list.silent, options);
+    return json_text(listing(owners, list.silent, objects), options.watch ? -1 : 2) + "\n";
+  if (!options.groups) return as_text(owners, list.silent, options) + store_section(objects);
   return group_table(owners) + silent_lines(list.silent);
 }
 
@@ -224,9 +231,9 @@ void add_ls(CLI::App& app, Command& command) {
       "              users have gone for ten seconds, or until memory is short\n"
       "  limbo       blocks it has freed that a process still borrows\n"
       "  borrowers   processes that have opened some of it\n"
-      "Below the table: processes without memory of their own, arenas of captured graphs, and processes "
-      "that\n"
-      "did not answer within two seconds. On a terminal, command lines are cut to its width; -v shows them "
+      "Below the table: processes without memory of their own, arenas of captured graphs, processes that\n"
+      "did not answer within two seconds, and the objects of the store. On a terminal, command lines are "
+      "cut to its width; -v shows them "
       "whole.\n"
       "\n"
       "Examples:\n"

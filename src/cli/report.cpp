@@ -20,6 +20,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/stats.h"
 #include "report_page.h"
+#include "store_table.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -45,7 +46,7 @@ struct Observations {
 Look look_at_all(Clock::time_point start) {
   OwnerList list = ask_owners();
   const double seconds = Seconds(Clock::now() - start).count();
-  return {seconds, sorted(std::move(list.owners)), std::move(list.silent)};
+  return {seconds, sorted(std::move(list.owners)), std::move(list.silent), stored_objects()};
 }
 
 Moment moment_of(const Look& look) {
@@ -139,7 +140,8 @@ void add_report(CLI::App& app, Command& command) {
   sub->footer(
       "The page needs no network and has no script. It has owners, segments, borrowers, blocks in transit "
       "by queue,\n"
-      "memory over time and a map of who holds what; command lines of your processes are on it.\n"
+      "objects of the store, memory over time and a map of who holds what; command lines of your processes "
+      "are on it.\n"
       "\n"
       "Examples:\n"
       "  onecopy report\n"

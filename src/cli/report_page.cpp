@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "report_drawings.h"
+#include "store_table.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -114,6 +115,22 @@ std::string waiting(const Look& look) {
                       : table_of({"#owner", "where", "#blocks", "#for"}, rows);
 }
 
+std::string stored(const Look& look) {
+  std::string rows;
+  for (const store::ObjectInfo& object : look.objects)
+    for (const store::VersionInfo& v : object.versions)
+      rows += line(cell(escaped(object.name)) +
+                   number(fmt::format("{}{}", v.number, v.number == object.current ? "*" : "")) +
+                   number(format_bytes(v.bytes)) + cell(v.device) + number(std::uint64_t{v.readers}) +
+                   number(static_cast<std::uint64_t>(v.publisher)) + number(age_of(v)));
+  return rows.empty()
+             ? ""
+             : section(
+                   "Store", "Versions of named objects; * marks the current one of each.",
+                   table_of({"object", "#version", "#bytes", "device", "#readers", "#publisher", "#age"},
+                            rows));
+}
+
 std::string silent(const Look& look) {
   std::string rows;
   for (const SilentOwner& owner : look.silent)
@@ -167,7 +184,7 @@ std::string report_page(const Look& last, const std::vector<Moment>& past, const
   page += section("Queues and handles", "Blocks that are kept for receivers which have not taken them yet.",
                   waiting(last));
   page += section("Segments", "Memory that is exported whole, by device.", segments(last));
-  return page + silent(last) + "</body>\n</html>\n";
+  return page + stored(last) + silent(last) + "</body>\n</html>\n";
 }
 
 }  // namespace onecopy::cli

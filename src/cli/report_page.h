@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "onecopy/share/stats.h"
+#include "onecopy/store/store.h"
 #include "owner_table.h"
 
 namespace onecopy::cli {
@@ -17,6 +18,7 @@ struct Look {
   double seconds = 0;  ///< since the first look
   std::vector<ListedOwner> owners;
   std::vector<SilentOwner> silent;
+  std::vector<store::ObjectInfo> objects;  ///< of the store
 };
 
 /// The part of a look that is kept: the memory of each owner by its pid.

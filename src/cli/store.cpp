@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include "commands.h"
 #include "interrupts.h"
@@ -18,6 +17,7 @@
 #include "onecopy/memory/copy.h"
 #include "output_format.h"
 #include "store/keeper/keeper.h"
+#include "store_table.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -76,51 +76,10 @@ int put(const StoreOptions& options) {
   return 0;
 }
 
-nlohmann::json json_of(const store::ObjectInfo& object) {
-  nlohmann::json versions = nlohmann::json::array();
-  for (const auto& v : object.versions)
-    versions.push_back({{"version", v.number},
-                        {"bytes", v.bytes},
-                        {"device", v.device},
-                        {"readers", v.readers},
-                        {"publisher", v.publisher},
-                        {"made_at", static_cast<double>(v.made_at) * 1e-9}});
-  return {{"name", object.name}, {"current", object.current}, {"versions", versions}};
-}
-
-void print_table(const std::vector<store::ObjectInfo>& objects) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  Table table({{"OBJECT", Align::left, true},
-               {"VERSION", Align::right},
-               {"SIZE", Align::right},
-               {"DEVICE"},
-               {"READERS", Align::right},
-               {"AGE", Align::right}});
-  for (const auto& object : objects)
-    for (const auto& v : object.versions)
-      table.add({escaped(object.name),
-                 fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
-                 format_bytes(v.bytes), v.device, std::to_string(v.readers),
-                 format_age(now - std::chrono::nanoseconds(v.made_at))});
-  fmt::print("{}", table.str(line_width()));
-}
-
 int list(OutputFormat format) {
-  std::vector<store::ObjectInfo> objects;
-  try {
-    objects = connect().list();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::peer_died) throw;  // without a keeper there are no objects
-  }
-  if (format == OutputFormat::json) {
-    nlohmann::json all = nlohmann::json::array();
-    for (const auto& object : objects) all.push_back(json_of(object));
-    print_json(all);
-  } else if (objects.empty()) {
-    fmt::print("The store is empty.\n");
-  } else {
-    print_table(objects);
-  }
+  const auto objects = stored_objects();
+  if (format == OutputFormat::json) print_json(json_of(objects));
+  else fmt::print("{}", objects.empty() ? "The store is empty.\n" : store_table(objects, line_width()));
   return 0;
 }
 

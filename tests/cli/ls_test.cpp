@@ -53,6 +53,21 @@ class LsOfOwners : public ::testing::Test {
 /// The place of each owner's line in the table.
 std::size_t place_of(const std::string& table, int pid) { return table.find(std::to_string(pid) + " "); }
 
+TEST_F(LsOfOwners, AreFollowedByTheObjectsOfTheStore) {
+  ASSERT_EQ(run_command({"store", "put", "llama", file("w.safetensors", 4096)}, "", environment).status, 0);
+  const std::string table = ls({}).out;
+  EXPECT_TRUE(contains(table, "The store:\nOBJECT")) << table;
+  EXPECT_TRUE(contains(table, "llama")) << table;
+  EXPECT_TRUE(contains(table, "1*")) << table;
+  const auto json = nlohmann::json::parse(ls({"--format", "json"}).out);
+  EXPECT_EQ(json.at("store").at(0).at("name"), "llama");
+  EXPECT_EQ(json.at("store").at(0).at("versions").at(0).at("bytes"), 4096);
+  const std::string page = run_command({"report", "--for", "0", "-"}, "", environment).out;
+  EXPECT_TRUE(contains(page, "<td>llama</td><td class=\"n\">1*</td>")) << page;
+  EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
+  EXPECT_FALSE(contains(ls({}).out, "llama"));
+}
+
 TEST_F(LsOfOwners, ThatHaveMostMemoryComeFirstAndTotalsLast) {
   const CommandProcess small({"share", file("small", 64)}, "", environment);
   const CommandProcess large({"share", file("large", 4 << 20)}, "", environment);
