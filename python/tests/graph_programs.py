@@ -102,7 +102,7 @@ def poison(pool):
 
 
 def _poison_parts(pool, size):
-    """The same for pages in parts: a window that has every other part for itself shows those between."""
+    """The same for pages in parts: a window that owns every other part shows the parts between them."""
     for first in (0, 1):
         capture = pool.open_pool()
         with pool.lock, capture.use():

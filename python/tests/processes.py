@@ -13,7 +13,7 @@ from typing import Any
 def running(context: Any, target: Any, *arguments: Any, exitcode: int | None = 0) -> Iterator[None]:
     """Starts a child, and waits for its end after the block.
 
-    Holds no argument meanwhile. `exitcode` is what the child must end with; None for any.
+    Holds no argument while the child runs. `exitcode` is what the child must end with, or None for any exit code.
     """
     child = context.Process(target=target, args=arguments)
     del arguments

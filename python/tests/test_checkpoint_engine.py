@@ -32,7 +32,7 @@ import onecopy
 print(json.dumps([seen, onecopy.stats()["opened_total"] > 0, onecopy.stats()["leases"]]))
 """
 
-# The parameter server's side of the same conversation.
+# Does the parameter server's side of the same conversation.
 TRAINER = """
 import subprocess, sys
 import torch, zmq

@@ -106,9 +106,8 @@ def both(i, x, y):
 
 
 def twice(name):
-    """One tensor in two places, with results in containers. The first call of a function goes another way than the
-    others.
-    """
+    """Uses a tensor in two places, with results in containers. The first call of a function goes another way than the
+    others."""
     total = 0
     for _ in range(2):
         x = WEIGHTS[0] * 2

@@ -486,7 +486,7 @@ def test_a_member_leaves_behind_its_last_answer(tmp_path):
 
 
 def large_calls_in_vain():
-    """Plain ones, of 64 MB. How many calls are under way behind them."""
+    """Makes plain calls of 64 MB each. Returns how many calls are pending after them."""
     from onecopy.rpc import registry
 
     tensor = torch.ones(16 << 20)

@@ -73,7 +73,7 @@ def test_sharing_and_opening_are_counted():
 
 
 def test_a_borrower_keeps_freed_memory_in_limbo_until_it_ends(run_python):
-    # In a program of its own: blocks borrowed in tests before this one may be leaving limbo meanwhile.
+    # Runs in a program of its own, since blocks that earlier tests borrowed may be leaving limbo.
     program = """
         import subprocess, sys, time, onecopy
 

@@ -179,7 +179,7 @@ def run_some(folder, key, tests, seconds, verbose=False):
 
 
 def chunks(chosen, size):
-    """(key, some of its tests) each; those that need pickle by themselves."""
+    """(key, some of its tests) each; tests that need pickle are by themselves."""
     for key in CLASSES:
         for is_pickled in (False, True):
             tests = [test for k, test in chosen if k == key and (f"{key}.{test}" in NEED_PICKLE) == is_pickled]

@@ -274,7 +274,7 @@ class Search {
     else node.backtrack |= node.enabled;
   }
 
-  /// To the next path. False: there is none.
+  /// Goes to the next path. False: there is none.
   bool advance() {
     while (!path_.empty()) {
       Node& node = path_.back();

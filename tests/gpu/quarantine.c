@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-enum { kBlocks = 1 << 19, kCompared = 64, kLargest = 256, kHeader = 16, kMostReports = 40 };
+enum { kBlocks = 1 << 19, kCompared = 64, kLargest = 256, kHeader = 16, kMaxReports = 40 };
 static const uint64_t kMark = 0x5ca1ab1edeadfa11u;
 static const uint64_t kSentinel = 0x04000000;
 
@@ -55,7 +55,7 @@ static void print_type(uintptr_t word, const char* where) {
 }
 
 static void look_at(Freed* freed) {
-  if (!freed->block || g_reports >= kMostReports) return;
+  if (!freed->block || g_reports >= kMaxReports) return;
   if (memcmp(freed->block, freed->content, compared(freed)) == 0) return;
   ++g_reports;
   dprintf(g_log, "written after it was freed: %zu bytes at %p\n", freed->size, (void*)freed->block);

@@ -52,7 +52,7 @@ class AscendGuide : public ::testing::Test {
 TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
   Shared<Note> note;
   JoinedChild producer([&] {
-    // 1. A tensor on npu:0.
+    // 1. Makes a tensor on npu:0.
     const Tensor tensor = thousand_on(kFirst);
     // 2. Its handle, as text for any carrier.
     note->write(share(tensor).to_text());

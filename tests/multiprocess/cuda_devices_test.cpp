@@ -124,7 +124,7 @@ TEST_F(CudaOtherCard, IsWrittenFromHereAndFoundByItsGetterOnItsOwn) {
   });
 }
 
-/// 0.15 s, and half a GiB of the other card, for each process.
+/// A context costs each process 0.15 s and half a GiB of the other card.
 TEST_F(CudaOtherCard, IsOpenedWithoutAContextThere) {
   JoinedChild owner([&] {
     const CudaCalls cu;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kWorkers = 6;  // Even ones put, odd ones take.
 constexpr int kKills = 600;
-constexpr std::size_t kMostLives = kKills + kWorkers + 2;
+constexpr std::size_t kMaxLives = kKills + kWorkers + 2;
 
 /// A worker's puts, as far as they are known. A life is one process; its items are numbered from 1.
 struct Life {
@@ -28,14 +28,14 @@ struct Life {
 struct Ledger {
   std::atomic<std::uint64_t> next_position;
   std::atomic<std::uint64_t> torn, lost, twice;
-  Life lives[kMostLives];
+  Life lives[kMaxLives];
 };
 
 constexpr std::uint64_t item_of(std::uint64_t life, std::uint64_t number) { return life << 24 | number; }
 
 bool check(Ledger& ledger, RingItem item) {
   const auto value = read_number(item.bytes);
-  if (!value || *value >> 24 >= kMostLives) {
+  if (!value || *value >> 24 >= kMaxLives) {
     ++ledger.torn;
     return true;
   }

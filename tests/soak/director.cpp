@@ -34,8 +34,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kDeadline{120'000};  ///< of any batch; a longer one hangs
 constexpr uid_t kUserOfAgents = 165534;     ///< in their user namespaces; any number that no user has
-constexpr std::size_t kMostAtOnce = 6;      ///< agents in a round
-constexpr int kMostForks = 8;               ///< from a program: inherited resources add up
+constexpr std::size_t kMaxAtOnce = 6;       ///< agents in a round
+constexpr int kMaxForks = 8;                ///< from a program: inherited resources add up
 constexpr std::size_t kStepsForADeath = 24;
 constexpr std::uint64_t kStepsForACensus = 20'000;
 constexpr std::uint32_t kSettlesIn = 30'000;
@@ -134,7 +134,7 @@ Director::Parts Director::choose_parts() {
   std::vector<Id> all;
   for (const auto& [id, agent] : agents_) all.push_back(id);
   Parts parts;
-  const std::size_t most = 2 + random_.below(kMostAtOnce - 1);
+  const std::size_t most = 2 + random_.below(kMaxAtOnce - 1);
   while (!all.empty() && parts.size() < most) {
     const auto at = all.begin() + static_cast<std::ptrdiff_t>(random_.below(all.size()));
     Part part;
@@ -153,7 +153,7 @@ Director::Parts Director::choose_parts() {
   std::size_t missing = options_.agents - std::min(options_.agents, agents_.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = parts[i];
-    if (missing > 0 && model_.agents.at(part.agent).forks < kMostForks) {
+    if (missing > 0 && model_.agents.at(part.agent).forks < kMaxForks) {
       --missing;
       auto [ours, theirs] = UnixSocket::pair();
       part.child.emplace(planner_.next_id(), std::move(ours));

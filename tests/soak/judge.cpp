@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kRemembered = 20'000;
 constexpr std::size_t kPrintedLast = 25;
 constexpr std::size_t kPrintedAbout = 60;
-constexpr std::uint64_t kMostPrinted = 40;
+constexpr std::uint64_t kMaxPrinted = 40;
 
 bool means_gone(ErrorCode code) noexcept {
   return code == ErrorCode::stale_handle || code == ErrorCode::owner_died || code == ErrorCode::peer_died;
@@ -48,7 +48,7 @@ void Judge::note(std::string line) {
 
 void Judge::fault(std::uint64_t& counter, const std::string& what, const std::vector<std::string>& about) {
   ++counter;
-  if (++printed_ > kMostPrinted) return;
+  if (++printed_ > kMaxPrinted) return;
   std::printf("FAULT (seed %llu, step %llu): %s\n", static_cast<unsigned long long>(seed_),
               static_cast<unsigned long long>(counters_.steps), what.c_str());
   std::vector<std::string> lines;

@@ -8,11 +8,11 @@
 namespace onecopy::soak {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{768} << 20;  ///< of all blocks
-constexpr std::size_t kMostHeld = 24;                       ///< by one agent
-constexpr std::size_t kMostQueues = 8;
-constexpr std::size_t kMostItems = 12;  ///< in one queue
-constexpr std::size_t kMostHandles = 6;
+constexpr std::size_t kMaxBytes = std::size_t{768} << 20;  ///< of all blocks
+constexpr std::size_t kMaxHeld = 24;                       ///< by one agent
+constexpr std::size_t kMaxQueues = 8;
+constexpr std::size_t kMaxItems = 12;  ///< in one queue
+constexpr std::size_t kMaxHandles = 6;
 constexpr std::uint32_t kPutWaits = 30'000;
 constexpr std::uint32_t kGetWaits = 30'000;
 constexpr std::uint64_t kLingersAtMost = 600;  ///< milliseconds
@@ -99,7 +99,7 @@ std::uint64_t Planner::any_size() {
 }
 
 void Planner::plan_allocate(Turn& turn) {
-  if (turn.holds.size() >= kMostHeld || planned_bytes_ > kMostBytes) return;
+  if (turn.holds.size() >= kMaxHeld || planned_bytes_ > kMaxBytes) return;
   Command c = command(Op::allocate, next_id());
   c.block = next_id();
   c.size = any_size();
@@ -122,7 +122,7 @@ void Planner::plan_share(Turn& turn) {
 }
 
 void Planner::plan_open(Turn& turn) {
-  if (turn.holds.size() >= kMostHeld) return;
+  if (turn.holds.size() >= kMaxHeld) return;
   const bool wants_held = !random_.one_in(8);  // the others' handles must be refused, or be right
   std::vector<Id> choices;
   for (const auto& [number, each] : model_.blocks)
@@ -185,7 +185,7 @@ void Planner::plan_drop(Turn& turn) {
 }
 
 void Planner::plan_queue(Turn& turn) {
-  if (model_.queues.size() + new_queues_ >= kMostQueues) return;
+  if (model_.queues.size() + new_queues_ >= kMaxQueues) return;
   ++new_queues_;
   Command c = command(Op::create_queue);
   c.queue = next_id();
@@ -209,7 +209,7 @@ void Planner::plan_connect(Turn& turn) {
 void Planner::plan_put(Turn& turn) {
   const auto queue = any_queue(turn);
   if (!queue || turn.fate == Fate::exec) return;  // no plan may depend on it afterwards
-  if (model_.queues.at(*queue).items.size() + turn.awaits[*queue] >= kMostItems) return;
+  if (model_.queues.at(*queue).items.size() + turn.awaits[*queue] >= kMaxItems) return;
   Command c = command(Op::put);
   const std::uint64_t kind = random_.below(10);
   const std::size_t tensors = kind < 7 ? 1 : kind < 9 ? 2 + random_.below(3) : 8 + random_.below(3);
@@ -234,7 +234,7 @@ void Planner::plan_put(Turn& turn) {
 /// Waits where there is certainly something.
 void Planner::plan_get(Turn& turn) {
   const auto queue = any_queue(turn);
-  if (!queue || turn.holds.size() >= kMostHeld) return;
+  if (!queue || turn.holds.size() >= kMaxHeld) return;
   const auto& items = model_.queues.at(*queue).items;
   for (const Item& item : items)
     for (const Id block : item.blocks)

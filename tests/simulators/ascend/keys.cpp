@@ -25,7 +25,7 @@ bool note_key(const std::string& key) {
   for ([[maybe_unused]] const auto& entry :
        std::filesystem::directory_iterator(settings().key_directory, ignored))
     ++count;
-  if (count >= settings().most_keys) return false;
+  if (count >= settings().max_keys) return false;
   const int fd = ::open(path_of(key).c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
   if (fd >= 0) ::close(fd);
   return fd >= 0;

@@ -31,17 +31,17 @@ std::uint64_t random_id() {
 
 bool Facts::is_admitted(std::int32_t number) const {
   if (unchecked != 0) return true;
-  for (std::uint32_t i = 0; i < kMostAdmitted; ++i) {
-    const std::int32_t there = admitted[(number + i) % kMostAdmitted];
+  for (std::uint32_t i = 0; i < kMaxAdmitted; ++i) {
+    const std::int32_t there = admitted[(number + i) % kMaxAdmitted];
     if (there == 0 || there == number) return there == number;
   }
   return false;
 }
 
 bool Facts::admit(std::int32_t number) {
-  for (std::uint32_t i = 0; i < kMostAdmitted; ++i) {
+  for (std::uint32_t i = 0; i < kMaxAdmitted; ++i) {
     std::int32_t there = 0;
-    if (admitted[(number + i) % kMostAdmitted].compare_exchange_strong(there, number) || there == number)
+    if (admitted[(number + i) % kMaxAdmitted].compare_exchange_strong(there, number) || there == number)
       return true;
   }
   return false;

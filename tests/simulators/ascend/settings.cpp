@@ -39,7 +39,7 @@ Settings read_settings() {
   s.number_offset = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_NUMBER_OFFSET", 0));
   s.ipc_events = number_of("ONECOPY_SIM_ASCEND_IPC_EVENTS", 1) != 0;
   s.key_directory = text_of("ONECOPY_SIM_ASCEND_KEYS", "");
-  s.most_keys = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_MOST_KEYS", s.most_keys));
+  s.max_keys = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_MAX_KEYS", s.max_keys));
   s.visible = visible_devices(s.devices);
   return s;
 }

@@ -22,7 +22,7 @@ struct Settings {
   int number_offset = 0;    ///< the driver's number of a process is its pid plus this, as in a container
   bool ipc_events = true;
   std::string key_directory;  ///< where keys outlive their process; none do when it is empty
-  int most_keys = 4096;
+  int max_keys = 4096;
   std::vector<int> visible;  ///< physical number of each ordinal
 
   bool can_access(int from, int to) const { return are_peers(peers, from, to); }

@@ -27,8 +27,8 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 /// The state of physical memory that all processes share: the end of its memfd.
 struct Facts {
-  static constexpr std::size_t kMostAdmitted = 32768;  // as the driver's
-  static constexpr std::size_t kMostImporters = 400;
+  static constexpr std::size_t kMaxAdmitted = 32768;  // as the driver's
+  static constexpr std::size_t kMaxImporters = 400;
 
   char magic[16];
   std::uint64_t id;
@@ -36,8 +36,8 @@ struct Facts {
   std::int32_t device;                  ///< physical
   std::atomic<std::int32_t> unchecked;  ///< exported without a whitelist
   std::atomic<std::int32_t>
-      admitted[kMostAdmitted];  ///< the whitelist; each at its number or behind, 0 = free
-  std::atomic<std::int32_t> importers[kMostImporters];  ///< pids that have it open by key; 0 = free
+      admitted[kMaxAdmitted];  ///< the whitelist; each at its number or behind, 0 = free
+  std::atomic<std::int32_t> importers[kMaxImporters];  ///< pids that have it open by key; 0 = free
 
   bool is_admitted(std::int32_t number) const;
   bool admit(std::int32_t number);

@@ -13,10 +13,10 @@ namespace sim {
 
 namespace {
 
-constexpr std::size_t kMost = std::size_t{1} << 20;
+constexpr std::size_t kPipeBytes = std::size_t{1} << 20;
 
 bool open_pipe(int (&ends)[2]) {
-  return ::pipe2(ends, O_CLOEXEC) == 0 && ::fcntl(ends[1], F_SETPIPE_SZ, static_cast<int>(kMost)) >= 0;
+  return ::pipe2(ends, O_CLOEXEC) == 0 && ::fcntl(ends[1], F_SETPIPE_SZ, static_cast<int>(kPipeBytes)) >= 0;
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ bool PinnedPages::take_all(void* at) {
 }
 
 std::shared_ptr<PinnedPages> PinnedPages::take(void* at, std::size_t bytes) {
-  if (bytes > kMost) return nullptr;
+  if (bytes > kPipeBytes) return nullptr;
   std::shared_ptr<PinnedPages> pages(new PinnedPages(bytes));
   return pages->take_all(at) ? pages : nullptr;
 }

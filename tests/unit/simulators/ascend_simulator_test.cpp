@@ -220,7 +220,7 @@ TEST_F(AscendSimulator, KeysOfAKilledProcessStayInTheDriversTable) {
   std::string pattern = "/tmp/simulated-keys-XXXXXX";
   const std::string folder = ::mkdtemp(pattern.data());
   const std::vector<std::pair<const char*, std::string>> variables{{"ONECOPY_SIM_ASCEND_KEYS", folder},
-                                                                   {"ONECOPY_SIM_ASCEND_MOST_KEYS", "1"}};
+                                                                   {"ONECOPY_SIM_ASCEND_MAX_KEYS", "1"}};
   const auto exported = [](const AclCalls& acl) {
     char key[kKeyBytes];
     acl.use(0);

@@ -35,7 +35,7 @@ constexpr std::int64_t kOwnSegment = std::int64_t{40} << 20;
 
 Tensor bytes(std::int64_t count) { return empty(Layout(DType::u8, {count})); }
 
-/// `f` with so many allocations.
+/// `f`  with this many allocations.
 template <class F>
 void with_allocations(int count, F&& f) {
   allocations_left = count;
