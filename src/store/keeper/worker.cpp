@@ -42,6 +42,7 @@ void Worker::recover() {
     guard_.tell(Partner::Kind::drop, id);
   }
   for (const auto& [name, object] : catalog_.objects()) unreclaimed_.insert(name);
+  first_own_id_ = catalog_.next_id();
 }
 
 void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }

@@ -90,6 +90,8 @@ class Worker {
   std::map<std::uint64_t, unsigned> readers_;  ///< connections that read a version, by its id
   /// The time from which versions are reclaimed: readers of the worker before have connected again by then.
   Clock::time_point reclaims_from_;
+  /// Versions with this id and later ones were published while this worker ran, which knows all their readers.
+  std::uint64_t first_own_id_ = 0;
   std::set<std::string> unreclaimed_;
   Clock::time_point last_use_ = Clock::now();
   bool is_starved_ = false;  ///< the listener is not looked at, for want of descriptors

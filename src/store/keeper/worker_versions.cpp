@@ -97,15 +97,14 @@ void Worker::end_reading(Connection& c, std::uint64_t id) {
 
 /// Drops versions that nobody reads, beyond those that the last publisher wanted to keep.
 void Worker::reclaim(const std::string& name) {
-  if (Clock::now() < reclaims_from_) {
-    unreclaimed_.insert(name);
-    return;
-  }
   const auto* const current = catalog_.current(name);
   if (!current) return;
   const std::size_t keep = std::max<std::uint32_t>(current->record.keep, 1);
-  for (const std::uint64_t id : catalog_.beyond(name, keep))
-    if (!readers_.contains(id)) drop(id);
+  for (const std::uint64_t id : catalog_.beyond(name, keep)) {
+    if (readers_.contains(id)) continue;
+    if (id < first_own_id_ && Clock::now() < reclaims_from_) unreclaimed_.insert(name);
+    else drop(id);
+  }
 }
 
 void Worker::reclaim_all() {

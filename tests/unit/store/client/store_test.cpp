@@ -451,6 +451,15 @@ TEST_F(StoreTest, HasAllVersionsHoweverOftenItsWorkerWasKilled) {
   }
 }
 
+/// Readers of earlier versions have two seconds to come back; nobody reads later ones without the new worker's knowledge.
+TEST_F(StoreTest, DropsWhatItsNewWorkerPublishedAtOnce) {
+  Store store = start();
+  publish(store, kCpu, 1, 1);
+  ::kill(store.keeper().worker, SIGKILL);
+  for (int number = 2; number <= 5; ++number) publish(store, kCpu, static_cast<float>(number), 1);
+  EXPECT_LE(store.list().at(0).versions.size(), 2u);
+}
+
 TEST_F(StoreTest, ListsMoreVersionsThanOnePacketTakes) {
   Store store = start();
   constexpr std::uint64_t kVersions = 3500;
