@@ -53,7 +53,7 @@ void Readiness::stop() noexcept {
     stopping_ = true;
     drained_.notify_all();
   }
-  ring_.wake_all();
+  RingWatcher(ring_).wake_all();
   thread_.join();
 }
 
@@ -105,12 +105,12 @@ void Readiness::watch() {
     refresh();
     if (closed) return;  // readable for ever
     if (ring_.is_ready()) {
-      if (pause == kFirstLook) ring_.pass_on_wake();
+      if (pause == kFirstLook) RingWatcher(ring_).pass_on_wake();
       wait_until_drained(pause);
     } else {
       pause = kFirstLook;
       if (look_around_) look_around_();
-      ring_.doze([this] { return stopping_.load(); });  // for a slice at most
+      RingWatcher(ring_).doze([this] { return stopping_.load(); });  // for a slice at most
     }
   }
 }

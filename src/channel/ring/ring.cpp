@@ -244,10 +244,11 @@ void Ring::close(Deadline deadline) {
   point("ring.close.woken");
 }
 
-void Ring::trim() {
-  lock(header_->producers.mutex, kForever);
-  const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
-  trim_locked();
+void RingWatcher::trim() {
+  RobustMutex& mutex = ring_.header_->producers.mutex;
+  ring_.lock(mutex, kForever);
+  const std::lock_guard guard(mutex, std::adopt_lock);
+  ring_.trim_locked();
 }
 
 /// Settles the tail first: the stamps of a returned chunk no longer tell whether a dead producer's item was put.

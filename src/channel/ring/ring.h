@@ -85,14 +85,6 @@ class Ring {
 
   /// Returns whether take() would not wait now.
   bool is_ready() const { return has_item() || is_closed(); }
-  /// Sleeps until is_ready() or `stop()`, for a slice at most. For watchers, which take nothing.
-  template <class Stop>
-  void doze(Stop&& stop);
-  /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
-  void pass_on_wake() noexcept { header_->items.notify_one(); }
-  /// Wakes all that wait for items, so that they look at their conditions.
-  void wake_all() noexcept { header_->items.notify_all(); }
-
   /// Puts fail from here on; getters drain the remaining items. All waiters wake. May be called again. Throws timeout
   /// if another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
   void close(Deadline deadline = kForever);
@@ -104,11 +96,6 @@ class Ring {
   std::uint64_t put_count() const;
   std::uint64_t size() const noexcept;
   std::uint64_t max_items() const noexcept { return max_items_; }
-  /// Bytes of memory behind the ring now.
-  std::uint64_t committed() const noexcept { return chunks_.committed() * kChunkBytes; }
-  /// Gives drained memory back now instead of after a while.
-  void trim();
-
   /// Returns kExtraBytes for data that belongs to the items: shared, zero at first, checked by its users.
   std::byte* extra() const noexcept { return extra_; }
   /// Reserves memory for a page of the extra bytes, before its first use. Throws out_of_memory.
@@ -139,6 +126,8 @@ class Ring {
   }
 
  private:
+  friend class RingWatcher;
+
   template <class Write>
   bool try_put(Write& write, Deadline deadline);
   template <class Accept>
@@ -193,6 +182,29 @@ class Ring {
   SpinBudget space_spin_;
 };
 
+/// A ring as a thread sees it that looks after the ring, and puts and takes nothing.
+///
+/// Thread safety: all members may be called concurrently. REQUIRES: the ring outlives this object.
+class RingWatcher {
+ public:
+  explicit RingWatcher(Ring& ring) noexcept : ring_(ring) {}
+
+  /// Sleeps until the ring is_ready() or `stop()`, for a slice at most.
+  template <class Stop>
+  void doze(Stop&& stop);
+  /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
+  void pass_on_wake() noexcept { ring_.header_->items.notify_one(); }
+  /// Wakes all that wait for items, so that they look at their conditions.
+  void wake_all() noexcept { ring_.header_->items.notify_all(); }
+  /// Returns the bytes of memory behind the ring now.
+  std::uint64_t committed() const noexcept { return ring_.chunks_.committed() * kChunkBytes; }
+  /// Gives drained memory back now instead of after a while.
+  void trim();
+
+ private:
+  Ring& ring_;
+};
+
 template <class Write>
 bool Ring::put(Write&& write, Deadline deadline) {
   while (!try_put(write, deadline))
@@ -225,11 +237,12 @@ bool Ring::try_put(Write& write, Deadline deadline) {
 }
 
 template <class Stop>
-void Ring::doze(Stop&& stop) {
-  const std::uint32_t armed = header_->items.arm();
+void RingWatcher::doze(Stop&& stop) {
+  WaitWord& items = ring_.header_->items;
+  const std::uint32_t armed = items.arm();
   point("ring.doze.armed");
-  if (is_ready() || stop()) return;
-  if (!sleep_on(header_->items, armed, kForever)) trim_idle();
+  if (ring_.is_ready() || stop()) return;
+  if (!sleep_on(items, armed, kForever)) ring_.trim_idle();
 }
 
 template <class Accept>

@@ -188,7 +188,7 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
   for (const Connection& c : connections_)
     if (c.is_borrower())
       list.push_back({c.credentials.pid, process_name(c.credentials.pid),
-                      c.leaving ? 0 : ledger_.claims_of(*c.attached)});
+                      c.leaving ? 0 : ledger_.borrowers().claims_of(*c.attached)});
   return list;
 }
 
@@ -208,7 +208,7 @@ ForkPage Broker::prepare_fork() {
   at->socket = std::move(ours);
   at->page = std::move(page.memory);
   at->page_inode = inode_of(page.file);
-  at->attached = ledger_.attach_locked(claims_in(at->page));
+  at->attached = ledger_.borrowers().attach_locked(claims_in(at->page));
   at->stage = Borrower{};
   at->is_child = true;
   loop_.add(at->socket.fd(), [this, at] { serve(at); });

@@ -124,7 +124,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   {
     // A segment that retires before the welcome is not announced to it.
     const LockGuard lock(mutex_);
-    c.attached = ledger_.attach(claims_in(c.page));
+    c.attached = ledger_.borrowers().attach(claims_in(c.page));
     c.stage = Borrower{};
     point("attach.done");
     reply(c, wire::pack(wire::Welcome{}), {table.get(), page.file.get()});
@@ -212,13 +212,13 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   child->page_inode = inode_of(packet.fds[0]);
   {
     const LockGuard lock(mutex_);
-    child->attached = ledger_.attach(claims_in(child->page));
+    child->attached = ledger_.borrowers().attach(claims_in(child->page));
     child->stage = Borrower{};
     child->is_child = parent.is_child;
     child->untold = parent.untold;  // it has inherited the mappings
   }
   point("adopt.attached");
-  ledger_.attach_child(*parent.attached);
+  ledger_.borrowers().attach_child(*parent.attached);
   parent.suspect_since = suspect_since;
 }
 

@@ -74,7 +74,7 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
 /// Returns whether an unseen process may still use these claims: a child that never connected, or the borrower itself
 /// if we hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
-  return c.suspect_since && (!c.pidfd || ledger_.awaits_child(*c.attached));
+  return c.suspect_since && (!c.pidfd || ledger_.borrowers().awaits_child(*c.attached));
 }
 
 void Broker::lose(At at) noexcept {
@@ -126,7 +126,7 @@ void Broker::bury(At at) noexcept {
 
 void Broker::leave_in_transit(At at) noexcept {
   const TransitCounts transits = transits_in(at->page);
-  const std::size_t blocks = ledger_.leave_in_transit(*at->attached, transits);
+  const std::size_t blocks = ledger_.borrowers().leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
   const LockGuard lock(mutex_);
   at->stage.emplace<UndeliveredItems>(blocks, transits);
@@ -141,7 +141,7 @@ void Broker::drop(At at) noexcept {
     const LockGuard lock(mutex_);
     at->leaving = true;
   }
-  if (at->attached) ledger_.detach(*at->attached);
+  if (at->attached) ledger_.borrowers().detach(*at->attached);
   point("detach.done");
   const LockGuard lock(mutex_);
   connections_.erase(at);

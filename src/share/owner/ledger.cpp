@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -183,17 +182,6 @@ void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
   }
 }
 
-/// Runs `change` under the lock, and disposes of the blocks that became reusable without it.
-template <class Change>
-void Ledger::reclaim(Change&& change) noexcept {
-  mutex_.lock();
-  change([&](std::uint32_t block) {
-    mutex_.assert_held();
-    reusable_.push_back(block);
-  });
-  dispose();
-}
-
 void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
   if (blocks.empty()) return;
   bool limbo = false;
@@ -288,60 +276,6 @@ bool Ledger::has_program_ended() const noexcept {
   return !may_be_marked(file_, table_inode_);
 }
 
-Ledger::PageRef Ledger::attach(const Claims& page) {
-  const LockGuard lock(mutex_);
-  return attach_locked(page);
-}
-
-Ledger::PageRef Ledger::attach_locked(const Claims& page) {
-  const PageRef attached = table_.attach(page);
-  try {
-    pins_.attach(attached);
-  } catch (...) {
-    table_.detach(attached);
-    throw;
-  }
-  return attached;
-}
-
-void Ledger::attach_child(PageRef parent) noexcept {
-  reclaim([&](auto reusable) {
-    table_.attach_child(parent);
-    table_.rescan(reusable);
-  });
-}
-
-void Ledger::detach(PageRef page) noexcept {
-  reclaim([&](auto reusable) {
-    mutex_.assert_held();
-    pins_.detach(page);
-    table_.detach(page);
-    table_.rescan(reusable);
-  });
-}
-
-bool Ledger::awaits_child(PageRef page) const noexcept {
-  const LockGuard lock(mutex_);
-  return page->claims.header().announced.load() != page->attached_children;
-}
-
-std::size_t Ledger::leave_in_transit(PageRef page, const TransitCounts& transits) noexcept {
-  std::size_t kept = 0;
-  reclaim([&](auto reusable) {
-    mutex_.assert_held();
-    for (std::uint32_t block = 0; block < table_.used(); ++block) {
-      const std::uint32_t items = transits.items(block);
-      page->claims.slot(block).store(items);
-      kept += items != 0;
-    }
-    pins_.detach(page);
-    page->claims.header().all.store(0);
-    page->attached_children = page->claims.header().announced.load();
-    table_.rescan(reusable);
-  });
-  return kept;
-}
-
 bool Ledger::drain() noexcept {
   bool more = false;
   reclaim([&](auto reusable) {
@@ -349,14 +283,6 @@ bool Ledger::drain() noexcept {
     more = table_.limbo_size() != 0;
   });
   return more;
-}
-
-std::uint64_t Ledger::claims_of(PageRef page) const noexcept {
-  const LockGuard lock(mutex_);
-  std::uint64_t claims = 0;
-  for (std::uint32_t block = 0; block < table_.used(); ++block)
-    claims += page->claims.slot(block).load(std::memory_order_relaxed) != 0;
-  return claims;
 }
 
 std::size_t Ledger::limbo() const noexcept {
@@ -367,53 +293,6 @@ std::size_t Ledger::limbo() const noexcept {
 std::size_t Ledger::live() const noexcept {
   const LockGuard lock(mutex_);
   return table_.live();
-}
-
-void Ledger::hold_everything() {
-  if (everything_) return;
-  everything_ = private_claims();
-  claims_in(everything_).header().all.store(1);
-  table_.attach(claims_in(everything_));
-}
-
-void Ledger::export_all() noexcept {
-  for (std::uint32_t block = 0; block < table_.used(); ++block)
-    if (local_[block].refs.load() != 0) table_.export_block(block);
-}
-
-/// Notes nothing in the owner: should it die, the processes that have got its segments keep its blocks.
-void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
-  if (inherited_) transits_.begin(block, channel);
-}
-
-void Ledger::end_transit(std::uint32_t block) noexcept {
-  if (inherited_) transits_.end(block);
-}
-
-void Ledger::become_borrower(Claims page, TransitCounts transits) noexcept {
-  inherited_ = page;
-  transits_ = transits;
-  take_over_claims(page, table_.used(),
-                   [&](std::uint32_t block) { return std::uint32_t{local_[block].refs.load() != 0}; });
-}
-
-void Ledger::leave_limbo_to_parent() noexcept {
-  while (!take_kept_of_freed().empty()) {
-  }
-}
-
-/// Returns what one block keeps that the child has no reference to, and so will never release; empty if there is none.
-std::vector<BlockRef> Ledger::take_kept_of_freed() noexcept {
-  const LockGuard lock(mutex_);
-  for (auto at = kept_.begin(); at != kept_.end();) {
-    const auto next = std::next(at);
-    if (local_[at->first].refs.load() == 0) {
-      auto node = kept_.extract(at);
-      if (!node.mapped().empty()) return std::move(node.mapped());
-    }
-    at = next;
-  }
-  return {};
 }
 
 }  // namespace onecopy

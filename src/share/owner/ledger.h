@@ -66,6 +66,8 @@ void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_
 class Ledger final : public SharedBlocks, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
+  class Borrowers;
+  class Inheritance;
 
   /// `limbo` is called when a block enters limbo. Its maker must look again later, see drain().
   Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limbo = {});
@@ -80,13 +82,20 @@ class Ledger final : public SharedBlocks, public PageGuard {
   /// Returns whether the block is freed here and still held by a borrower, or was taken back since. Answers a borrower
   /// that has raised its slot.
   bool is_kept(std::uint32_t block, std::uint64_t generation) const noexcept;
+  /// Looks at the borrowers' marks. Returns true while a block is in limbo.
+  bool drain() noexcept;
+  std::size_t limbo() const noexcept;
+  std::size_t live() const noexcept;
 
-  void retain(std::uint32_t block) noexcept override;
-  void release(std::uint32_t block) noexcept override;
-  void release_all(std::span<const std::uint32_t> blocks) noexcept override;
+  /// The claim pages of borrowers.
+  Borrowers borrowers() noexcept;
+  /// The ledger around a fork, and in a forked child.
+  Inheritance inheritance() noexcept;
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
+
   const ProcessId& owner() const noexcept override { return owner_; }
   ExportedBlock export_block(std::uint32_t block, Access access) override;
-  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   /// Exports the block for callers that know the segment already.
   MappedBlock export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
@@ -98,60 +107,6 @@ class Ledger final : public SharedBlocks, public PageGuard {
   /// Returns whether the program that owns the blocks has ended. Another program may run in its process since. Returns
   /// false if that cannot be told.
   bool has_program_ended() const noexcept;
-  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
-  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
-  void end_transit(std::uint32_t block) noexcept override;
-
-  // Pins of its segments. The members of SharedBlocks pin for this process, also in a forked child's copy.
-  std::uint32_t segment_of(std::uint32_t block) const noexcept override {
-    return table_.record(block).segment;
-  }
-  std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access) const override {
-    return segments_.memory(segment);
-  }
-  void begin_pin(std::uint32_t segment) override;
-  void end_pin(std::uint32_t segment) noexcept override;
-  bool holds(std::uint32_t block) const noexcept override { return local_[block].refs.load() != 0; }
-  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
-            const std::set<std::uint32_t>& others) const noexcept override;
-  void release_now(std::uint32_t block) noexcept override;
-  bool begin_hole(std::uint32_t segment) noexcept override;
-  void end_hole(std::uint32_t segment) noexcept override;
-
-  /// A borrower's page comes, and goes once its process is gone.
-  PageRef attach(const Claims& page);
-  void attach_child(PageRef parent) noexcept;
-  void detach(PageRef page) noexcept;
-  /// Returns whether the borrower has announced children whose pages have not come.
-  bool awaits_child(PageRef page) const noexcept;
-  /// The borrower is gone, but items it put may still be in queues: from now on its page holds the blocks in
-  /// `transits` and no others. Returns their number.
-  std::size_t leave_in_transit(PageRef page, const TransitCounts& transits) noexcept;
-  /// Looks at the borrowers' marks. Returns true while a block is in limbo.
-  bool drain() noexcept;
-
-  std::uint64_t claims_of(PageRef page) const noexcept;
-  std::size_t limbo() const noexcept;
-  std::size_t live() const noexcept;
-
-  // Around a fork, see fork.cpp.
-  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
-  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
-  std::size_t live_locked() const noexcept REQUIRES(mutex_) { return table_.live(); }
-  /// Exports all blocks before a fork: the child may hold any live block, so freeing it must look. REQUIRES: locked.
-  void export_all() noexcept REQUIRES(mutex_);
-  /// Attaches the page of the coming child before a fork, with `all` raised. REQUIRES: locked.
-  PageRef attach_locked(const Claims& page) REQUIRES(mutex_);
-  /// Prevents the reuse of every block that was ever exported, before a fork for which there can be no page.
-  void hold_everything();
-  bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
-  /// Turns references into claims in `page` in a forked child, and lowers `all`.
-  void become_borrower(Claims page, TransitCounts transits) noexcept;
-  /// Drops the references of blocks in limbo in a forked child, which the parent will release and the child never
-  /// would. REQUIRES: all that the child inherited is claimed.
-  void leave_limbo_to_parent() noexcept;
-  bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
-  Claims inherited_page() const noexcept { return inherited_; }
   /// The start time is read when it is first asked for, since that takes long. Throws if it cannot be read.
   ProcessOrigin origin() const override;
 
@@ -171,13 +126,36 @@ class Ledger final : public SharedBlocks, public PageGuard {
     std::vector<BlockRef> kept;
   };
 
+  // The rest of SharedBlocks, for callers that know no ledger. Pins are of this process, also in a forked child's copy.
+  void retain(std::uint32_t block) noexcept override;
+  void release(std::uint32_t block) noexcept override;
+  void release_all(std::span<const std::uint32_t> blocks) noexcept override;
+  void release_now(std::uint32_t block) noexcept override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
+  void end_transit(std::uint32_t block) noexcept override;
+  std::uint32_t segment_of(std::uint32_t block) const noexcept override {
+    return table_.record(block).segment;
+  }
+  std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access) const override {
+    return segments_.memory(segment);
+  }
+  void begin_pin(std::uint32_t segment) override;
+  void end_pin(std::uint32_t segment) noexcept override;
+  bool holds(std::uint32_t block) const noexcept override { return local_[block].refs.load() != 0; }
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+            const std::set<std::uint32_t>& others) const noexcept override;
+  // PageGuard.
+  bool begin_hole(std::uint32_t segment) noexcept override;
+  void end_hole(std::uint32_t segment) noexcept override;
+
   BlockRef try_revive(std::uint32_t block, std::uint64_t generation) noexcept;
   bool drop_reference(std::uint32_t block) noexcept;
   bool drop_unless_last(std::uint32_t block) noexcept;
   bool keeps_late(std::uint32_t block) noexcept;
   void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
-  std::vector<BlockRef> take_kept_of_freed() noexcept;
   FreedBlock take_out(std::uint32_t block) noexcept REQUIRES(mutex_);
   void make_room() REQUIRES(mutex_);
   std::uint16_t index_of(ExtentOwner& from) REQUIRES(mutex_);
@@ -205,9 +183,74 @@ class Ledger final : public SharedBlocks, public PageGuard {
       GUARDED_BY(mutex_);  ///< and not yet taken out; has room for all blocks
   std::vector<ExtentOwner*> sources_ GUARDED_BY(mutex_);
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_ GUARDED_BY(mutex_);
-  Mapping everything_;  ///< see hold_everything()
+  Mapping everything_;  ///< see Inheritance::hold_everything()
   Claims inherited_;
   TransitCounts transits_;  ///< of a forked child
 };
+
+/// The claim pages of the borrowers of a ledger: the side of it that the broker works with.
+///
+/// Thread safety: all members may be called concurrently, except attach_locked(). REQUIRES: the ledger outlives it.
+class Ledger::Borrowers {
+ public:
+  explicit Borrowers(Ledger& ledger) noexcept : ledger_(ledger) {}
+
+  /// Attaches the page of a borrower that comes. It stays until detach(), once its process is gone.
+  PageRef attach(const Claims& page);
+  /// Attaches the page of a coming child before a fork, with `all` raised. REQUIRES: the ledger is locked.
+  PageRef attach_locked(const Claims& page) NO_THREAD_SAFETY_ANALYSIS;
+  void attach_child(PageRef parent) noexcept;
+  void detach(PageRef page) noexcept;
+  /// Returns whether the borrower has announced children whose pages have not come.
+  bool awaits_child(PageRef page) const noexcept;
+  /// Makes the page hold the blocks in `transits` and no others: the borrower is gone, but items that it put may still
+  /// be in queues. Returns how many blocks.
+  std::size_t leave_in_transit(PageRef page, const TransitCounts& transits) noexcept;
+  std::uint64_t claims_of(PageRef page) const noexcept;
+
+ private:
+  Ledger& ledger_;
+};
+
+/// A ledger around a fork: how a child inherits its blocks, see fork.cpp.
+///
+/// Thread safety: none. REQUIRES: the ledger is locked, by the only thread there is; it outlives this object.
+class Ledger::Inheritance {
+ public:
+  explicit Inheritance(Ledger& ledger) noexcept : ledger_(ledger) {}
+
+  std::size_t live() const noexcept { return ledger_.table_.live(); }
+  /// Exports all blocks before a fork: the child may hold any live block, so freeing it must look.
+  void export_all() noexcept;
+  /// Prevents the reuse of every block that was ever exported, before a fork for which there can be no page.
+  void hold_everything();
+  bool holds_everything() const noexcept { return static_cast<bool>(ledger_.everything_); }
+  /// Turns references into claims in `page` in a forked child, and lowers `all`.
+  void become_borrower(Claims page, TransitCounts transits) noexcept;
+  /// Drops the references of blocks in limbo in a forked child, which the parent will release and the child never would.
+  /// REQUIRES: all that the child inherited is claimed; the ledger is not locked.
+  void leave_limbo_to_parent() noexcept;
+  /// Returns the page of a forked child, which is empty in the owner.
+  Claims page() const noexcept { return ledger_.inherited_; }
+
+ private:
+  std::vector<BlockRef> take_kept_of_freed() noexcept;
+
+  Ledger& ledger_;
+};
+
+/// Runs `change` under the lock, and disposes of the blocks that became reusable without it.
+template <class Change>
+void Ledger::reclaim(Change&& change) noexcept {
+  mutex_.lock();
+  change([&](std::uint32_t block) {
+    mutex_.assert_held();
+    reusable_.push_back(block);
+  });
+  dispose();
+}
+
+inline Ledger::Borrowers Ledger::borrowers() noexcept { return Borrowers(*this); }
+inline Ledger::Inheritance Ledger::inheritance() noexcept { return Inheritance(*this); }
 
 }  // namespace onecopy

@@ -51,11 +51,11 @@ void Runtime::prepare_fork() {
   for (const auto& peer : process->peers_.list_locked()) peer->prepare_fork();
   for (InheritedOwner& from : process->inherited_)
     if (!from.is_counted_with_parent)
-      from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
-  if (process->ledger_.live_locked() == 0) return;
-  process->ledger_.export_all();
+      from.child = send_child_page(from.owner->ledger_.inheritance().page(), from.socket);
+  if (process->ledger_.inheritance().live() == 0) return;
+  process->ledger_.inheritance().export_all();
   or_log([&] { process->child_ = process->broker_.prepare_fork(); });
-  if (!process->child_) or_log([&] { process->ledger_.hold_everything(); });
+  if (!process->child_) or_log([&] { process->ledger_.inheritance().hold_everything(); });
   or_log([&] { process->child_place_.emplace_back().owner = process; });
 }
 
@@ -83,9 +83,9 @@ void Runtime::become_child() {
   HazardGuard::forget_others();
   for (const auto& peer : peers_.list_locked()) peer->finish_fork_in_child();
   unlock_all();
-  if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's even so
+  if (!child_ && ledger_.inheritance().live() != 0)  // the table is the parent's even so
     or_end_child([this] {
-      if (!ledger_.holds_everything())
+      if (!ledger_.inheritance().holds_everything())
         throw Error(ErrorCode::out_of_mappings, "the parent had no room to note that it has a child");
       child_ = ForkPage{private_claims(), {}};
     });
@@ -98,7 +98,7 @@ void Runtime::become_child() {
   for (InheritedOwner& from : inheritance_) claim_inherited(from);
   LateReleases::end_in_child();
   abandon();
-  ledger_.leave_limbo_to_parent();
+  ledger_.inheritance().leave_limbo_to_parent();
   Session::current_ = nullptr;
   forked_from_ = this;
 }
@@ -109,7 +109,8 @@ void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
     or_end_child([&] { from.child.emplace(ForkPage{private_claims(std::move(from.page)), {}}); });
-  from.owner->ledger_.become_borrower(claims_in(from.child->memory), transits_in(from.child->memory));
+  from.owner->ledger_.inheritance().become_borrower(claims_in(from.child->memory),
+                                                    transits_in(from.child->memory));
   from.page = std::move(from.child->memory);
   if (!from.is_counted_with_parent) {
     from.socket = std::move(from.child->socket);
@@ -126,7 +127,7 @@ void Runtime::inherit(Runtime& parent) {
   peers_.inherit(parent.peers_);
   inherited_ = std::move(inheritance_);
   for (InheritedOwner& from : inherited_) or_log([&] { watch_inherited(from); });
-  if (parent.ledger_.is_inherited()) peers_.add_inherited(parent.ledger_);
+  if (parent.ledger_.inheritance().page()) peers_.add_inherited(parent.ledger_);
 }
 
 /// The owner tells when a segment is gone; its end is not news, the memory stays.

@@ -110,8 +110,8 @@ TEST_P(DeathIn, LosesNothingAndLetsTheOthersGoOn) {
   }
   EXPECT_EQ(take_number(ring, kNow), std::nullopt);
   expect_to_work(ring);
-  ring.trim();
-  EXPECT_LE(ring.committed(), (RingChunks::kKeep + 1) * kChunkBytes);
+  RingWatcher(ring).trim();
+  EXPECT_LE(RingWatcher(ring).committed(), (RingChunks::kKeep + 1) * kChunkBytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(, DeathIn, ::testing::ValuesIn(kRingPoints), [](const auto& point) {
@@ -134,7 +134,7 @@ TEST(Ring, WhatADeadProducerPutLastIsCountedThoughItsChunkIsGivenBack) {
   });
   ASSERT_EQ(victim.join(), -SIGKILL);
   for (std::uint64_t i = 0; i < kItems; ++i) ASSERT_EQ(take_number(ring, in_good_time()), i);
-  ring.trim();
+  RingWatcher(ring).trim();
   EXPECT_EQ(ring.tail(), kItems);
   expect_to_work(ring);
 }

@@ -85,10 +85,10 @@ TEST(Ring, GrowsWithoutAConsumerAndGivesTheMemoryBack) {
   Ring ring(RingOptions{});
   constexpr std::uint64_t kItems = 100'000;
   for (std::uint64_t i = 0; i < kItems; ++i) ASSERT_EQ(put_number(ring, i), i);
-  EXPECT_GE(ring.committed(), kItems * sizeof(RingSlot));
+  EXPECT_GE(RingWatcher(ring).committed(), kItems * sizeof(RingSlot));
   for (std::uint64_t i = 0; i < kItems; ++i) ASSERT_EQ(take_number(ring), i);
-  ring.trim();
-  EXPECT_LE(ring.committed(), (RingChunks::kKeep + 1) * kChunkBytes);
+  RingWatcher(ring).trim();
+  EXPECT_LE(RingWatcher(ring).committed(), (RingChunks::kKeep + 1) * kChunkBytes);
   for (std::uint64_t i = 0; i < 5000; ++i) ASSERT_EQ(put_number(ring, i), kItems + i);
   for (std::uint64_t i = 0; i < 5000; ++i) ASSERT_EQ(take_number(ring), i);
 }
@@ -97,12 +97,12 @@ TEST(Ring, GivesMemoryBackWhileItIsBusyButShallow) {
   Ring ring(RingOptions{});
   for (std::uint64_t i = 0; i < 64 * kItemsPerChunk; ++i) put_number(ring, i);
   while (ring.size() > 0) take_number(ring);
-  const std::uint64_t deep = ring.committed();
+  const std::uint64_t deep = RingWatcher(ring).committed();
   for (std::uint64_t i = 0; i < 64 * kItemsPerChunk; ++i) {
     put_number(ring, i);
     ASSERT_EQ(take_number(ring), i);
   }
-  EXPECT_LT(ring.committed(), deep / 4);
+  EXPECT_LT(RingWatcher(ring).committed(), deep / 4);
 }
 
 TEST(Ring, StaysInTwoChunksWhileItIsShallow) {
@@ -113,7 +113,7 @@ TEST(Ring, StaysInTwoChunksWhileItIsShallow) {
       ASSERT_EQ(take_number(ring), i - 10);
     }
   }
-  EXPECT_EQ(ring.committed(), 2 * kChunkBytes);
+  EXPECT_EQ(RingWatcher(ring).committed(), 2 * kChunkBytes);
 }
 
 TEST(Ring, RefusesAndLosesNothingWhenItsRangeIsFull) {
@@ -209,7 +209,7 @@ TEST_P(WaitingRing, GivesMemoryBackWhileItsGetterSleeps) {
   for (std::uint64_t i = 0; i < 20 * kItemsPerChunk; ++i) put_number(ring, i);
   while (ring.size() > 0) take_number(ring);
   std::thread getter([&] { take_number(ring, in_good_time()); });
-  while (ring.committed() > (RingChunks::kKeep + 1) * kChunkBytes) std::this_thread::yield();
+  while (RingWatcher(ring).committed() > (RingChunks::kKeep + 1) * kChunkBytes) std::this_thread::yield();
   put_number(ring, 1);
   getter.join();
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// How the ledger deals with other processes: pins of its segments, claim pages of borrowers, forked children.
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -105,6 +107,120 @@ bool Ledger::begin_hole(std::uint32_t segment) noexcept {
 void Ledger::end_hole(std::uint32_t segment) noexcept {
   const LockGuard lock(mutex_);
   pins_.end_hole(segment);
+}
+
+// Borrowers.
+
+Ledger::PageRef Ledger::Borrowers::attach(const Claims& page) {
+  const LockGuard lock(ledger_.mutex_);
+  return attach_locked(page);
+}
+
+Ledger::PageRef Ledger::Borrowers::attach_locked(const Claims& page) {
+  const PageRef attached = ledger_.table_.attach(page);
+  try {
+    ledger_.pins_.attach(attached);
+  } catch (...) {
+    ledger_.table_.detach(attached);
+    throw;
+  }
+  return attached;
+}
+
+void Ledger::Borrowers::attach_child(PageRef parent) noexcept {
+  ledger_.reclaim([&](auto reusable) {
+    ledger_.table_.attach_child(parent);
+    ledger_.table_.rescan(reusable);
+  });
+}
+
+void Ledger::Borrowers::detach(PageRef page) noexcept {
+  ledger_.reclaim([&](auto reusable) {
+    ledger_.mutex_.assert_held();
+    ledger_.pins_.detach(page);
+    ledger_.table_.detach(page);
+    ledger_.table_.rescan(reusable);
+  });
+}
+
+bool Ledger::Borrowers::awaits_child(PageRef page) const noexcept {
+  const LockGuard lock(ledger_.mutex_);
+  return page->claims.header().announced.load() != page->attached_children;
+}
+
+std::size_t Ledger::Borrowers::leave_in_transit(PageRef page, const TransitCounts& transits) noexcept {
+  std::size_t kept = 0;
+  ledger_.reclaim([&](auto reusable) {
+    ledger_.mutex_.assert_held();
+    for (std::uint32_t block = 0; block < ledger_.table_.used(); ++block) {
+      const std::uint32_t items = transits.items(block);
+      page->claims.slot(block).store(items);
+      kept += items != 0;
+    }
+    ledger_.pins_.detach(page);
+    page->claims.header().all.store(0);
+    page->attached_children = page->claims.header().announced.load();
+    ledger_.table_.rescan(reusable);
+  });
+  return kept;
+}
+
+std::uint64_t Ledger::Borrowers::claims_of(PageRef page) const noexcept {
+  const LockGuard lock(ledger_.mutex_);
+  std::uint64_t claims = 0;
+  for (std::uint32_t block = 0; block < ledger_.table_.used(); ++block)
+    claims += page->claims.slot(block).load(std::memory_order_relaxed) != 0;
+  return claims;
+}
+
+/// Notes nothing in the owner: should it die, the processes that have got its segments keep its blocks.
+void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
+  if (inherited_) transits_.begin(block, channel);
+}
+
+void Ledger::end_transit(std::uint32_t block) noexcept {
+  if (inherited_) transits_.end(block);
+}
+
+// Around a fork.
+
+void Ledger::Inheritance::hold_everything() {
+  if (ledger_.everything_) return;
+  ledger_.everything_ = private_claims();
+  claims_in(ledger_.everything_).header().all.store(1);
+  ledger_.table_.attach(claims_in(ledger_.everything_));
+}
+
+void Ledger::Inheritance::export_all() noexcept {
+  for (std::uint32_t block = 0; block < ledger_.table_.used(); ++block)
+    if (ledger_.local_[block].refs.load() != 0) ledger_.table_.export_block(block);
+}
+
+void Ledger::Inheritance::become_borrower(Claims page, TransitCounts transits) noexcept {
+  ledger_.inherited_ = page;
+  ledger_.transits_ = transits;
+  take_over_claims(page, ledger_.table_.used(), [&](std::uint32_t block) {
+    return std::uint32_t{ledger_.local_[block].refs.load() != 0};
+  });
+}
+
+void Ledger::Inheritance::leave_limbo_to_parent() noexcept {
+  while (!take_kept_of_freed().empty()) {
+  }
+}
+
+/// Returns what one block keeps that the child has no reference to, and so will never release; empty if there is none.
+std::vector<BlockRef> Ledger::Inheritance::take_kept_of_freed() noexcept {
+  const LockGuard lock(ledger_.mutex_);
+  for (auto at = ledger_.kept_.begin(); at != ledger_.kept_.end();) {
+    const auto next = std::next(at);
+    if (ledger_.local_[at->first].refs.load() == 0) {
+      auto node = ledger_.kept_.extract(at);
+      if (!node.mapped().empty()) return std::move(node.mapped());
+    }
+    at = next;
+  }
+  return {};
 }
 
 }  // namespace onecopy
