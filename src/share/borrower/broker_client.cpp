@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,73 +15,9 @@
 #include "os/deadline.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
-#include "share/format/process_name.h"
 #include "share/owner/claim_memory.h"
 
 namespace onecopy {
-namespace {
-
-thread_local std::optional<Dial>* early_dial = nullptr;
-
-[[noreturn]] void refuse_other_user(unsigned uid) {
-  throw Error(
-      ErrorCode::other_user,
-      fmt::format("the owner of this handle {}: memory is shared within one user only (or the owner has "
-                  "ended and that user has taken its name)",
-                  describe_other_user(uid)));
-}
-
-UnixSocket connect_to_our_user(const SocketName& name, std::chrono::milliseconds patience) {
-  UnixSocket socket = UnixSocket::connect(name, patience);
-  if (const PeerCredentials peer = socket.peer(); !peer.is_our_user) refuse_other_user(peer.uid);
-  return socket;
-}
-
-}  // namespace
-
-UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
-  const SocketName to = socket_name(name);
-  for (auto wait = std::chrono::milliseconds(0);; wait = patience) {
-    try {
-      return connect_to_our_user(to, wait);
-    } catch (const Error& e) {  // its queue is full: another user's socket perhaps
-      if (e.code() != ErrorCode::timeout) throw;
-      const auto user = to.abstract ? listening_user(to.text) : std::nullopt;
-      if (user && *user != geteuid()) refuse_other_user(*user);
-      if (wait == patience) throw;
-    }
-  }
-}
-
-Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
-    : to(called),
-      name(public_name(called)),
-      socket(dial(name, patience)),
-      credentials(socket.peer()),
-      nonce(make_nonce<wire::Nonce>()) {
-  socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
-}
-
-EarlyDial::EarlyDial(const ProcessId& to) noexcept {
-  if (early_dial) return;
-  try {
-    call_.emplace(to, std::chrono::milliseconds(0));
-    early_dial = &call_;
-  } catch (const std::exception&) {  // see above
-  }
-}
-
-EarlyDial::~EarlyDial() {
-  if (call_) early_dial = nullptr;  // no connection took it
-}
-
-bool EarlyDial::is_waiting() noexcept { return early_dial != nullptr; }
-
-std::optional<Dial> EarlyDial::take(const ProcessId& to) noexcept {
-  if (!early_dial || (*early_dial)->to != to) return {};
-  return std::exchange(*std::exchange(early_dial, nullptr), {});
-}
-
 namespace {
 
 bool is_news(const Packet& packet) {
@@ -337,14 +272,6 @@ void BrokerClient::go_on_in_child(UnixSocket socket) noexcept {
   if (socket) socket_ = std::move(socket);
   else is_over_ = true;
   if (!is_over_) is_over_ = !greet_owner(socket_);
-}
-
-void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
-  constexpr std::chrono::milliseconds kTimeout{100};  // its socket's queue is full
-  try {
-    dial(name, kTimeout).try_send(wire::pack(wire::Acknowledge{hold}));
-  } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
-  }
 }
 
 }  // namespace onecopy
