@@ -99,7 +99,7 @@ void do_work(Node& node) {
     if (work.is_in_order) node.end_order();
     if (is_end(work)) return;
     if (work.kind == Work::Kind::call) {
-      require(work.function != nullptr && work.function->name().size() <= kMostNameBytes,
+      require(work.function != nullptr && work.function->name().size() <= kMaxNameBytes,
               "a call has a function");
       node.answer(*work.from, work.call, Status::value, std::move(work.message));
     }
@@ -123,8 +123,8 @@ void run(ByteSpan rest) {
     calls.push_back(node.call(member, {{}, node.functions().of("f")}, kForever));
     if (is_settled_by_worker) node.want(calls.back());
   }
-  constexpr int kMostMessages = 64;  // that a ring has room for
-  for (int i = 0; i < kMostMessages; ++i)
+  constexpr int kMaxMessages = 64;  // that a ring has room for
+  for (int i = 0; i < kMaxMessages; ++i)
     if (const auto next = next_message(rest)) stranger.put(next->first, next->second);
   stranger.put(false, end_mark());
   stranger.look();

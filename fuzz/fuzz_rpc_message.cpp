@@ -28,7 +28,7 @@ void check_name(const Bytes& data) {
   const Bytes before = left;
   const auto name = accepted({ErrorCode::bad_handle}, [&] { return take_name(left, tail); });
   if (!name) return require(left == before, "a refused name leaves the body alone");
-  require(name->size() == tail.name_bytes && name->size() <= kMostNameBytes, "a name has its length");
+  require(name->size() == tail.name_bytes && name->size() <= kMaxNameBytes, "a name has its length");
   append_name(left, *name);
   require(left == before, "a name survives being taken and appended");
 }

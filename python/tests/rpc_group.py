@@ -108,7 +108,7 @@ def is_plain(function, *arguments) -> bool:
 
     agent = registry.current()
     resolve, asked = agent.resolve, []
-    agent.resolve = lambda function: asked.append(function) or resolve(function)
+    agent.resolve = lambda function, how: asked.append(function) or resolve(function, how)
     rpc.rpc_sync("worker1", function, args=arguments)
     asked.clear()
     rpc.rpc_sync("worker1", function, args=arguments)

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x4d52434f;  // "OCRM"
 constexpr std::uint16_t kVersion = 2;
-constexpr std::size_t kMostEndpoint = 64;
+constexpr std::size_t kMaxEndpoint = 64;
 
 struct Head {
   std::uint32_t magic = kMagic;
@@ -89,7 +89,7 @@ Address Address::from_bytes(ByteSpan bytes) {
   address.door = Handle::from_bytes(cut(rest, head.door_bytes));
   address.bell = Handle::from_bytes(cut(rest, head.bell_bytes));
   address.host = head.host;
-  if (head.endpoint_bytes > kMostEndpoint) refuse_address("has too long an endpoint");
+  if (head.endpoint_bytes > kMaxEndpoint) refuse_address("has too long an endpoint");
   const ByteSpan endpoint = cut(rest, head.endpoint_bytes);
   address.endpoint.assign(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
   if (!rest.empty()) refuse_address("is followed by something else");

@@ -9,7 +9,7 @@
 
 namespace onecopy::rpc {
 
-/// Where a member of a group is found: it publishes this, and others connect to it. Thread safety: as a value.
+/// The place where a member of a group is found. The member publishes the address, and others connect to it. Thread safety: as a value.
 struct Address {
   std::string name;
   std::uint32_t number = 0;

@@ -45,7 +45,7 @@ Message message_of(const Value& value) {
   return message;
 }
 
-/// Those of a plain call, which are its arguments and keyword arguments.
+/// Returns the arguments of a plain call. Throws for keyword arguments.
 Value::List arguments_of(const Message& message) {
   if (body_form(message.tag) != kPlainBody)
     throw Error(ErrorCode::invalid_argument, "this function takes plain values: call it with call_plain()");
@@ -177,7 +177,7 @@ bool Future::wait_for(nanoseconds timeout) {
 bool Future::is_ready() const { return state_->agent.node.has_ended(state_->call); }
 
 Agent::Agent(AgentOptions options) {
-  if (options.name.empty() || options.name.size() > kMostNameBytes)
+  if (options.name.empty() || options.name.size() > kMaxNameBytes)
     throw Error(ErrorCode::invalid_argument, "a member of a group needs a name, of 1024 bytes at most");
   state_ = std::make_unique<State>(std::move(options));
 }

@@ -34,6 +34,7 @@ class Call {
   Call& operator=(const Call&) = delete;
   ~Call() {
     if (void* const left = owner.exchange(nullptr)) drop_owner(left);
+    if (void* const left = arguments.exchange(nullptr)) drop_owner(left);
   }
 
   std::uint32_t member() const noexcept { return member_; }
@@ -47,6 +48,9 @@ class Call {
   /// An opaque object of the caller's language, such as the Python Future; released with the call.
   std::atomic<void*> owner{nullptr};
   void (*drop_owner)(void*) noexcept = nullptr;
+  /// The arguments of a call that this process makes to itself without writing them; of the same language as the owner.
+  std::atomic<void*> arguments{nullptr};
+  bool stays_here = false;           ///< there were such arguments
   std::int64_t spin_ns = INT64_MAX;  ///< a waiting thread spins no longer
   /// The mean time of calls of its function. The first thread that sees the end takes the pointer and updates the mean.
   std::atomic<std::atomic<std::uint32_t>*> mean_ns{nullptr};

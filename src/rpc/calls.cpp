@@ -36,6 +36,12 @@ CallRef Calls::take_out(std::size_t index) {
   return std::move(slots_[index].call);
 }
 
+CallRef Calls::find(std::uint64_t number) {
+  const std::size_t index = number & ((std::uint64_t{1} << kIndexBits) - 1);
+  const LockGuard lock(mutex_);
+  return index < slots_.size() && slots_[index].number == number ? slots_[index].call : nullptr;
+}
+
 CallRef Calls::take(std::uint64_t number) {
   const std::size_t index = number & ((std::uint64_t{1} << kIndexBits) - 1);
   const LockGuard lock(mutex_);

@@ -19,17 +19,19 @@ class Calls {
  public:
   /// The call's number, never 0.
   std::uint64_t add(const CallRef& call);
+  /// Returns the call of that number; null when it is over.
+  CallRef find(std::uint64_t number);
   /// The call of that number, which is under way no more; none when it is over.
   CallRef take(std::uint64_t number);
-  /// Those whose deadline has passed. Costs a load while none can have.
+  /// Takes the calls whose deadline has passed. Costs a load while there can be none.
   std::vector<CallRef> take_late(TimePoint now);
   std::vector<CallRef> take_of(std::uint32_t member, std::uint32_t session);
   std::vector<CallRef> take_all();
 
-  /// How many are under way to each member.
+  /// Returns how many calls are under way to each member.
   std::map<std::uint32_t, std::size_t> by_member() const;
 
-  /// No deadline is before it.
+  /// Returns a time before which no deadline passes.
   Deadline next_deadline() const noexcept {
     return TimePoint(TimePoint::duration(next_deadline_.load(std::memory_order_relaxed)));
   }

@@ -12,6 +12,8 @@ namespace onecopy::rpc {
 
 using std::chrono::nanoseconds;
 
+constexpr int kLooks = 64;  ///< at the lanes, before a look at the clock
+
 CompletionWaiter::CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited)
     : bell_(own), lanes_(std::move(lanes)), on_unwaited_(std::move(on_unwaited)) {}
 
@@ -36,7 +38,7 @@ class CompletionWaiter::Follower {
   std::list<Call*>::iterator place_;
 };
 
-/// First the count, then the look for a leader: one that leaves the bell awake looks at the count afterwards.
+/// Counts before it looks for a leader: a leader that leaves the bell awake looks at the count afterwards.
 bool CompletionWaiter::want(Call& call) noexcept {
   wanted_.fetch_add(1);
   const std::uint32_t before = call.word_.fetch_or(Call::kIsWork);
@@ -86,16 +88,16 @@ void CompletionWaiter::lead(Call& call, Deadline until) {
   stop_leading();
 }
 
-/// False when it is time to sleep.
+/// Returns false when it is time to sleep.
 bool CompletionWaiter::watch(Call& call, Deadline until) {
   const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
   TimePoint end{};
   for (;;) {
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < kLooks && lanes_.watch(kLooks, &call); ++i) {
       if (call.is_done()) return true;
-      if (lanes_.are_ready()) lanes_.look(&call);
-      else relax();
+      lanes_.look(&call);
     }
+    if (call.is_done()) return true;
     const TimePoint now = std::chrono::steady_clock::now();
     if (end == TimePoint{}) end = now + nanoseconds(budget);
     if (call.waited_since_ns.load(std::memory_order_relaxed) == 0)
@@ -109,19 +111,19 @@ bool CompletionWaiter::watch(Call& call, Deadline until) {
 void CompletionWaiter::sleep(const Call& call, Deadline until) {
   const std::uint32_t armed = bell_.answers.arm();
   point("rpc.wait.armed");
-  if (!call.is_done() && !lanes_.are_ready()) bell_.answers.sleep(armed, until);
+  if (!call.is_done() && !lanes_.watch(1, nullptr)) bell_.answers.sleep(armed, until);
   bell_.answers.watch();
 }
 
-/// While no call is wanted the bell stays awake, and answers stay in the lanes until a thread waits for one of them. Else
-/// looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
+/// Leaves the bell awake while no call is wanted: answers stay in the lanes until a thread waits for one of them. Else the
+/// leader looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
 void CompletionWaiter::look_after_leading(const Call& call) {
   const bool is_any_wanted = wanted_.load() != 0;
   if (is_any_wanted) bell_.answers.desert();
   point("rpc.wait.deserted");
-  if (is_any_wanted && lanes_.are_ready()) {
+  if (is_any_wanted && lanes_.watch(1, nullptr)) {
     lanes_.look(&call);
-    if (lanes_.are_ready()) bell_.calls.ring();
+    if (lanes_.watch(1, nullptr)) bell_.calls.ring();
   }
 }
 
@@ -133,7 +135,7 @@ void CompletionWaiter::stop_leading() noexcept {
 
 /// Messages that are in the lanes by now have rung for no thread. A leader that has just begun is woken once too often.
 void CompletionWaiter::end_watch() noexcept {
-  if (bell_.answers.desert_if_awake() && lanes_.are_ready()) bell_.calls.ring();
+  if (bell_.answers.desert_if_awake() && lanes_.watch(1, nullptr)) bell_.calls.ring();
 }
 
 void CompletionWaiter::choose_leader() noexcept {

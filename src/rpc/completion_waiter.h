@@ -14,8 +14,9 @@ namespace onecopy::rpc {
 
 /// The lanes of this process, at which a waiting thread looks.
 struct Lanes {
-  /// Is there something in a lane? Quick, and any thread may ask.
-  std::function<bool()> are_ready;
+  /// Looks at the lanes so many times, or until the call, if there is one, is done. Returns whether there is something in a lane. Any thread
+  /// may ask.
+  std::function<bool(int looks, const Call* mine)> watch;
   /// Handles the messages there, unless another thread does. `mine` is the call that the thread waits for.
   std::function<void(const Call* mine)> look;
 };
@@ -32,15 +33,15 @@ class CompletionWaiter {
   /// `on_unwaited` is called for a call that no thread waits for and a worker has to settle.
   CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
 
-  /// From here on the call's end is work for a worker, unless a thread waits for it then. False when it has ended.
+  /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when it has ended.
   bool want(Call& call) noexcept;
-  /// True when the call is done; false at `until`, and after a slice: look at what else there is then.
+  /// Returns true when the call is done; false at `until`, and after a slice: look at what else there is then.
   bool wait(const CallRef& call, Deadline until);
   /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {},
                 const Call* mine = nullptr);
 
-  /// How long a leader looks at the lanes before it sleeps.
+  /// Sets how long a leader looks at the lanes before it sleeps.
   void set_spin(std::chrono::nanoseconds spin) noexcept { spin_ns_ = spin.count(); }
   bool has_leader() const noexcept { return is_led_.load(std::memory_order_relaxed); }
 
@@ -55,7 +56,7 @@ class CompletionWaiter {
   void look_after_leading(const Call& call);
   void stop_leading() noexcept;
   void end_watch() noexcept;
-  /// True: this thread leads now.
+  /// Returns whether this thread leads now.
   bool follow(Call& call, Deadline until);
   void choose_leader() noexcept;
   void stop_waiting(const CallRef& call);

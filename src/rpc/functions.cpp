@@ -19,11 +19,11 @@ std::uint32_t Functions::number_of(FunctionEntry& function) {
   const std::int64_t known = function.number_.load(std::memory_order_acquire);
   if (known >= 0) return static_cast<std::uint32_t>(known);
   const std::string& name = function.name();
-  if (name.empty() || name.size() > kMostNameBytes)
+  if (name.empty() || name.size() > kMaxNameBytes)
     throw Error(ErrorCode::invalid_argument, "the name of a function to be called has 1 to 1024 bytes");
   const LockGuard lock(mutex_);
   if (function.number_.load() < 0) {
-    if (numbers_ == kMostFunctions)
+    if (numbers_ == kMaxFunctions)
       throw Error(ErrorCode::out_of_memory, "more functions are called than there are numbers for");
     function.number_.store(numbers_++, std::memory_order_release);
   }

@@ -29,7 +29,7 @@ class ToldNames {
   }
 
  private:
-  std::array<std::atomic<std::uint64_t>, kMostFunctions / 64> words_{};
+  std::array<std::atomic<std::uint64_t>, kMaxFunctions / 64> words_{};
 };
 
 /// Ways in which tensors go to a member: docs/guides/rpc.md.
@@ -99,7 +99,7 @@ struct Member {
   Transport* transport = nullptr;  ///< null: the member is this process
   bool shares_memory = true;       ///< as the transport says
   Route far_route = Route::tls;    ///< of all tensors, where the transport shares no memory
-  /// Set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
+  /// A flag that is set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
@@ -133,7 +133,7 @@ struct Member {
   std::vector<FunctionEntry*> functions;  ///< by the numbers that the member gives them
 };
 
-/// While one lives, the lane to a member stays, unless the member has ended. First the count, then the look at
+/// A use of the lane to a member, which stays as long, unless the member has ended. The guard counts before it looks at
 /// has_ended; and a lane goes only after has_ended, when the count is 0.
 class LaneGuard {
  public:

@@ -73,7 +73,7 @@ Bytes take_marks(Bytes& data, const CallContext& context) {
 }
 
 std::string take_name(Bytes& data, const CallTail& tail) {
-  if (tail.name_bytes > kMostNameBytes) refuse_message("names a function at too great length");
+  if (tail.name_bytes > kMaxNameBytes) refuse_message("names a function at too great length");
   if (tail.name_bytes > data.size()) refuse_message("is cut off in a function's name");
   const std::size_t left = data.size() - tail.name_bytes;
   std::string name(reinterpret_cast<const char*>(data.data() + left), tail.name_bytes);

@@ -51,7 +51,7 @@ struct CallContext {
 };
 static_assert(sizeof(CallContext) == 56);
 
-/// Of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
+/// The tail of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
 struct CallTail {
   std::uint64_t call = 0;     ///< 0: no answer is wanted
   std::int64_t deadline = 0;  ///< nanoseconds of CLOCK_MONOTONIC; 0: none
@@ -77,8 +77,8 @@ struct NoteTail {
 static_assert(sizeof(NoteTail) == 8);
 
 /// A number for a function costs memory at the receiver, which another process decides about.
-inline constexpr std::uint32_t kMostFunctions = 1 << 16;
-inline constexpr std::size_t kMostNameBytes = 1024;
+inline constexpr std::uint32_t kMaxFunctions = 1 << 16;
+inline constexpr std::size_t kMaxNameBytes = 1024;
 
 inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBodyBits) >> kBodyShift; }
 

@@ -25,7 +25,7 @@ using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
 constexpr nanoseconds kUsualSpin{100'000};  // twice what it takes here to wake a process
-constexpr int kMostSpins = 4;
+constexpr int kMaxSpins = 4;
 
 /// The patience for telling all members that this process leaves. Stopped members learn it when this process ends.
 constexpr std::chrono::seconds kFarewellPatience{1};
@@ -34,7 +34,7 @@ SpinTimes spin_of(const NodeOptions& options) {
   if (options.spin >= nanoseconds{0}) return {options.spin, options.spin};
   const char* const text = std::getenv("ONECOPY_RPC_SPIN_US");
   if (!text && usable_cpus() < 2) return {};
-  if (!text) return {kUsualSpin, kMostSpins * kUsualSpin};
+  if (!text) return {kUsualSpin, kMaxSpins * kUsualSpin};
   unsigned us = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), us);
   if (error != std::errc{} || *end != '\0')
@@ -53,7 +53,11 @@ Node::Node(NodeOptions options)
     : options_(std::move(options)),
       session_(Session::current()),
       bell_(std::make_shared<DoorbellMemory>()),
-      waiter_(**bell_, {[this] { return are_lanes_ready(); }, [this](const Call* mine) { look(mine); }},
+      waiter_(**bell_,
+              {[this](int looks, const Call* mine) {
+                 return watch_lanes(looks, [&] { return mine->is_done(); });
+               },
+               [this](const Call* mine) { look(mine); }},
               [this](CallRef call) {
                 Work work;
                 work.kind = Work::Kind::settle;
@@ -155,6 +159,8 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
   auto call = std::make_shared<Call>(to.number(), deadline, to.session);
   call->owner = outgoing.owner;
   call->drop_owner = outgoing.drop_owner;
+  call->arguments = outgoing.arguments;
+  call->stays_here = outgoing.arguments != nullptr;
   call->mean_ns = &function.mean_ns;
   call->spin_ns = spin_.for_call(nanoseconds(function.mean_ns.load(std::memory_order_relaxed))).count();
   const std::uint64_t number = calls_.add(call);
@@ -166,7 +172,8 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
-    call->owner = nullptr;  // the caller keeps it
+    call->owner = nullptr;  // the caller keeps both
+    call->arguments = nullptr;
     throw;
   }
   // The thread that ended the other calls may not have seen this one.
@@ -254,7 +261,7 @@ bool Node::wait(const CallRef& call, Deadline until) {
 
 /// An average of the last few. Answers that came at once cost no look at the clock.
 void Node::note_time(Call& call) const noexcept {
-  constexpr std::int64_t kMost = 1'000'000'000;
+  constexpr std::int64_t kMax = 1'000'000'000;
   if (!call.mean_ns.load(std::memory_order_relaxed)) return;
   std::atomic<std::uint32_t>* const mean = call.mean_ns.exchange(nullptr);
   if (!mean) return;
@@ -263,7 +270,7 @@ void Node::note_time(Call& call) const noexcept {
   if (const std::int64_t since = call.waited_since_ns.load(std::memory_order_relaxed); since != 0)
     took = steady_clock::now().time_since_epoch().count() - since;
   else if (before == 0) return;
-  const std::int64_t next = before + (std::clamp<std::int64_t>(took, 0, kMost) - before) / 4;
+  const std::int64_t next = before + (std::clamp<std::int64_t>(took, 0, kMax) - before) / 4;
   mean->store(static_cast<std::uint32_t>(next), std::memory_order_relaxed);
 }
 

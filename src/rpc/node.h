@@ -30,11 +30,11 @@ class RingTransport;
 struct NodeOptions {
   std::string name;
   std::uint32_t number = 0;
-  /// How long a thread looks at the lanes before it sleeps; negative: as ONECOPY_RPC_SPIN_US says, or the usual.
+  /// The time for which a thread looks at the lanes before it sleeps; negative: as ONECOPY_RPC_SPIN_US says, or the usual.
   std::chrono::nanoseconds spin{-1};
 };
 
-/// This process as a member of a group: sends calls, gives out those of others as work, and knows which members live.
+/// This process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.
 /// It runs no function and starts no thread: threads that wait for calls, and workers that ask for work, look at the lanes.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
@@ -80,6 +80,7 @@ class Node final : private TransportHost {
     void* owner = nullptr;  ///< of the call, unless it throws
     void (*drop_owner)(void*) noexcept = nullptr;
     CallContext context{};
+    void* arguments = nullptr;  ///< of a call to this process that stays here: as the owner
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
   /// it by its deadline, and what putting throws: the call was not sent then.
@@ -98,9 +99,13 @@ class Node final : private TransportHost {
               Stream stream = {}, Deadline deadline = kForever, const CallContext& context = {});
   /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
   CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
+  /// Returns a call of this process that is under way, or null.
+  CallRef find_call(std::uint64_t number) { return calls_.find(number); }
+  /// Takes a call that the caller of this completes.
+  CallRef take_call(std::uint64_t number) { return calls_.take(number); }
   /// Ends a call from here. False when it has ended already.
   bool end_call(const CallRef& call, End end);
-  /// As CompletionWaiter::wait(): false after a slice.
+  /// Does what CompletionWaiter::wait() does: returns false after a slice.
   bool wait(const CallRef& call, Deadline until);
   /// Ends a call that has not ended.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {});
@@ -152,7 +157,12 @@ class Node final : private TransportHost {
   GroupInfo describe() const;
 
   // node_lanes.cpp
-  bool are_lanes_ready() const;
+  bool are_lanes_ready() const {
+    return watch_lanes(1, [] { return false; });
+  }
+  template <class Stop>
+  bool watch_lanes(int looks, Stop&& stop) const;
+  bool has_message() const;
   /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
   bool look(const Call* mine, Work* own = nullptr);
   void look_for_damage();
@@ -198,8 +208,7 @@ class Node final : private TransportHost {
   std::size_t first_ GUARDED_BY(turn_) = 0;  ///< which member is looked at first
   Work* own_ GUARDED_BY(turn_) = nullptr;    ///< for the first work, of the worker that looks
 
-  mutable std::atomic<int> lookers_{
-      0};  ///< threads in are_lanes_ready(), which use lanes of members that live
+  mutable std::atomic<int> lookers_{0};  ///< threads in watch_lanes(), which use lanes of members that live
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve
@@ -210,5 +219,20 @@ class Node final : private TransportHost {
   RingTransport* ring_ = nullptr;                       ///< one of them
   std::uint64_t report_ = 0;                            ///< its place in this process's listings
 };
+
+/// Looks at the lanes up to `looks` times, until stop() returns true. Returns whether there is a message.
+template <class Stop>
+bool Node::watch_lanes(int looks, Stop&& stop) const {
+  struct Looker {
+    explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
+    ~Looker() { count.fetch_sub(1); }
+    std::atomic<int>& count;
+  } const looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
+  while (!has_message()) {
+    if (--looks == 0 || stop()) return false;
+    relax();
+  }
+  return true;
+}
 
 }  // namespace onecopy::rpc

@@ -10,7 +10,7 @@
 #include "rpc/node.h"
 #include "rpc/transport/ring/ring_transport.h"
 
-/// How a thread looks at the lanes, and what it makes of the messages there.
+/// The lanes of a node: how a thread looks at them, and what it makes of the messages there.
 namespace onecopy::rpc {
 namespace {
 
@@ -22,12 +22,8 @@ constexpr int kMessagesAtOnce = 64;
 
 }  // namespace
 
-bool Node::are_lanes_ready() const {
-  struct Looker {
-    explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
-    ~Looker() { count.fetch_sub(1); }
-    std::atomic<int>& count;
-  } const looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
+/// REQUIRES: this thread is counted in lookers_.
+bool Node::has_message() const {
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))
       continue;  // what it put after its farewell stays
@@ -124,7 +120,7 @@ void Node::handle(Member& from, Message&& message, const Call* mine) {
 
 /// A name costs memory here, which another process decides about.
 FunctionEntry& Node::function_of(Member& from, const CallTail& tail, Bytes& data) {
-  if (tail.function >= kMostFunctions) refuse_message("has a function's number that is too large");
+  if (tail.function >= kMaxFunctions) refuse_message("has a function's number that is too large");
   if (tail.name_bytes != 0) {
     const std::string name = take_name(data, tail);
     if (from.functions.size() <= tail.function) from.functions.resize(tail.function + 1);
@@ -188,7 +184,7 @@ void Node::handle_note(Member& from, Message&& message) {
   hand_out(std::move(work));
 }
 
-/// Behind all that the member had put. First has_ended: a thread that adds a call from here on sees it.
+/// Ends a member behind all that it had put. Sets has_ended first: a thread that adds a call from here on sees it.
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
   if (member.transport) member.transport->close(member);

@@ -17,8 +17,8 @@
 namespace onecopy::rpc {
 namespace {
 
-/// How often a thread that waits for a member to answer its greeting looks for greetings of others, which that member may wait
-/// for: usually a worker does.
+/// The interval at which a thread that waits for a member to answer its greeting looks for greetings of others, which that
+/// member may wait for: usually a worker does.
 constexpr std::chrono::milliseconds kConnectSlice{5};
 
 }  // namespace
@@ -113,7 +113,7 @@ void Node::watch_over(Member& member) {
   member.transport->watch(member);
 }
 
-/// Of a member that has ended, once no thread uses them. REQUIRES: turn_.
+/// Releases the lanes of a member that has ended, once no thread uses them. REQUIRES: turn_.
 void Node::release_lanes(Member& member) {
   if (!member.opening.try_lock()) return;  // by a thread that opens the member; the next look releases them
   const LockGuard lock(member.opening, std::adopt_lock);

@@ -9,7 +9,7 @@
 namespace onecopy::rpc {
 namespace {
 
-constexpr std::size_t kMostPeers = 256;  // the listing is one packet
+constexpr std::size_t kMaxPeers = 256;  // the listing is one packet
 
 std::string state_of(Member& member, std::uint32_t own_number) {
   if (member.number() == own_number) return "here";
@@ -46,7 +46,7 @@ GroupInfo Node::describe() const {
   const auto under_way = calls_.by_member();
   for (Member* const member : *list_.load(std::memory_order_acquire)) {
     if (member->next) continue;
-    if (group.peers.size() == kMostPeers) {
+    if (group.peers.size() == kMaxPeers) {
       ++group.unlisted;
       continue;
     }

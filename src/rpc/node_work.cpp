@@ -8,7 +8,7 @@
 #include "os/log.h"
 #include "rpc/node.h"
 
-/// How workers get work: they look at the lanes themselves, spin for a while, and sleep.
+/// The work of workers: they look at the lanes themselves, spin for a while, and sleep.
 namespace onecopy::rpc {
 namespace {
 
@@ -104,7 +104,7 @@ bool Node::try_help(Work& work) {
   return idle_.load() == 0 && !is_stopped() && work_.try_pop(work);
 }
 
-/// While a thread waits for a call, that one looks at the lanes. A caller on this processor gets to run only when this
+/// Does not spin while another thread waits for a call and looks at the lanes. A caller on this processor gets to run only when this
 /// thread sleeps.
 bool Node::spin_for_work() {
   if (!spin_.is_any() || waiter_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
@@ -115,10 +115,7 @@ bool Node::spin_for_work() {
   TimePoint end{};
   bool found = false, is_over = false;
   while (!found && !is_over) {
-    for (int i = 0; i < 64 && !found; ++i) {
-      found = has_work();
-      if (!found) relax();
-    }
+    found = watch_lanes(64, [&] { return work_.is_ready() || is_stopped(); }) || has_work();
     if (found) break;
     const TimePoint now = steady_clock::now();
     if (end == TimePoint{}) end = now + work_spin_.load(std::memory_order_relaxed);

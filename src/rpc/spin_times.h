@@ -6,17 +6,17 @@
 
 namespace onecopy::rpc {
 
-/// How long a thread looks at the lanes before it sleeps: as long as usual, and longer while messages come a little later.
+/// The time for which a thread looks at the lanes before it sleeps: as long as usual, and longer while messages come a little later.
 struct SpinTimes {
   std::chrono::nanoseconds usual{0}, most{0};
 
   bool is_any() const noexcept { return most.count() != 0; }
-  /// Of a thread that waits for a call, by the mean of its function. A call that takes longer burns no processor.
+  /// Returns the time of a thread that waits for a call, by the mean of its function. A call that takes longer burns no processor.
   std::chrono::nanoseconds for_call(std::chrono::nanoseconds mean) const noexcept {
     if (mean > most) return std::chrono::nanoseconds{0};
     return std::clamp(2 * mean, usual, most);
   }
-  /// Of a worker that has just slept so long. A caller that computes between its calls had to wake it for each of them.
+  /// Returns the time of a worker that has just slept so long. A caller that computes between its calls had to wake it for each of them.
   std::chrono::nanoseconds after_sleep(std::chrono::nanoseconds slept) const noexcept {
     return slept < most ? most : usual;
   }

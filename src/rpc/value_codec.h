@@ -9,11 +9,11 @@
 /// Values as bodies of plain calls: the bytes of docs/design/formats/python-message-v1.md, and tensors beside them.
 namespace onecopy::rpc {
 
-/// How the body of a plain call is written, in its tag.
+/// The form of the body of a plain call, in its tag.
 inline constexpr std::uint32_t kPlainBody = 4;
 
 /// Appends to `message`. An object that occurs twice is one object on the other side. Throws invalid_argument for a value
-/// that is nested more than 32 deep, and for a text that is no UTF-8.
+/// that is nested more than 32 deep, and for a text that is not UTF-8.
 void encode_value(const Value& value, Message& message);
 
 /// Throws bad_handle for bytes that no writer writes, unsupported for a value that Value cannot hold: an int of more than 64

@@ -32,7 +32,7 @@ struct Work {
   CallRef done;
 };
 
-/// Work that no thread has taken yet. Work in order is given out one at a time.
+/// The work that no thread has taken yet. Work in order is given out one at a time.
 /// Thread safety: all members may be called concurrently.
 class WorkQueue {
  public:
@@ -40,7 +40,7 @@ class WorkQueue {
   bool try_pop(Work& work);
   /// Takes a greeting alone.
   bool try_pop_greeting(Work& work);
-  /// True if no work in order is before the caller's, which begins now.
+  /// Returns true if no work in order is before the caller's, which begins now.
   bool try_begin_order();
   void end_order() noexcept;
   bool is_ready() const noexcept { return ready_.load() != 0; }

@@ -29,7 +29,7 @@ void Workers::add() {
   }
 }
 
-/// Of this thread: whose worker it is, and how many functions it runs within each other.
+/// The object whose worker this thread is, and how many functions it runs within each other.
 thread_local const Workers* t_workers = nullptr;
 thread_local int t_depth = 0;
 constexpr int kMaxWithin = 16;  // a stack has room for more

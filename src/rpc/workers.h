@@ -22,18 +22,18 @@ class Workers {
   /// The threads are the program's own: `start` lets one more call work(), and throws nothing.
   Workers(Node& node, Run run, std::function<void()> start)
       : node_(node), run_(std::move(run)), start_(std::move(start)) {}
-  /// Up to `max_threads` threads of this object.
+  /// Makes an object that starts up to `max_threads` threads itself.
   Workers(Node& node, std::size_t max_threads, Run run)
       : node_(node), run_(std::move(run)), start_([this] { add(); }), max_threads_(max_threads) {}
 
   void add();
   /// Does work in this thread until the node has no use for the thread.
   void work() noexcept;
-  /// Called by a thread that waits for a call of the node, now and then: does work that no other thread is left for.
+  /// Does work that no other thread is left for. Called now and then by a thread that waits for a call of the node.
   static void help(const Node& node) noexcept;
   /// Waits until all have ended; called by one of the threads, returns at once. REQUIRES: the node is stopped.
   void join();
-  /// How many threads there are.
+  /// Returns how many threads there are.
   std::size_t count() const {
     const LockGuard lock(mutex_);
     return threads_.size();

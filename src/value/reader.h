@@ -149,7 +149,7 @@ class Reader {
     return key;
   }
 
-  /// Layout checks dtype and shape, and take() that the elements are there.
+  /// Reads a tensor. Layout checks dtype and shape, and take() that the elements are there.
   Object read_inline() {
     const auto dtype = static_cast<DType>(number<std::uint8_t>());
     const auto ndim = number<std::uint8_t>();

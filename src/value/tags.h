@@ -7,7 +7,7 @@
 /// The wire format of values, which Writer and Reader share: docs/design/formats/python-message-v1.md.
 namespace onecopy::value {
 
-/// How deep values may be nested.
+/// The depth to which values may be nested.
 inline constexpr int kMaxDepth = 32;
 
 /// The first byte of a value. The short forms hold a number in their low bits.

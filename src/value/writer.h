@@ -38,7 +38,7 @@ class Writer {
     put(imaginary);
   }
 
-  /// Whether a str or bytes of that size is an object with a number.
+  /// Returns whether a str or bytes of that size is an object with a number.
   static constexpr bool is_numbered(std::size_t size) noexcept { return size > UINT8_MAX; }
   /// REQUIRES: valid UTF-8, of less than 4 GiB.
   void text(std::string_view utf8) {

@@ -30,10 +30,16 @@ CLEAN = (
     *("README.md", "ARCHITECTURE.md", "bench/", "cmake/", "docs/", "examples/", "include/", "python/tests/", "tests/"),
     *(
         f"src/{module}/"
-        for module in ("channel", "cli", "core", "device", "graph", "memory", "os", "rpc/transport", "share")
+        for module in ("channel", "cli", "core", "device", "graph", "memory", "os", "rpc", "share", "value")
     ),
-    *(f"python/src/{module}/" for module in ("array", "binding", "graph", "store", "torch")),
-    *(f"python/onecopy/{package}/" for package in ("compat", "graphs", "integrations", "multiprocessing")),
+    *(
+        f"python/src/{module}/"
+        for module in ("array", "autograd", "binding", "graph", "rpc", "store", "torch", "value")
+    ),
+    *(
+        f"python/onecopy/{package}/"
+        for package in ("compat", "distributed", "graphs", "integrations", "multiprocessing", "rpc")
+    ),
 )
 
 FINITE = re.compile(

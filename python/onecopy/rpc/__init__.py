@@ -19,16 +19,14 @@ from ..errors import PeerDied, Timeout
 from .api import (
     address,
     call,
-    call_async,
     current_call,
     enter,
     init,
     members,
     remote,
     shutdown,
-    wait_all,
 )
-from .calling import Call
+from .calling import Call, call_async, wait_all
 from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export

@@ -7,15 +7,11 @@ Thread safety: all functions may be called concurrently.
 
 from __future__ import annotations
 
-import queue
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from .. import _core
-from ..errors import Timeout
 from . import calling, devices, functions, group, meeting, registry
-from .calling import Call
 from .device_maps import parse_maps
 from .peers import Options, WorkerInfo
 from .rref import PyRRef
@@ -49,8 +45,7 @@ def init(
         max_calls: calls that may be under way to one member.
         when_full: "wait" for room, or "refuse": then a call beyond max_calls throws Busy.
         device_maps: {member: {device here: device there}}. Without them a tensor of a card goes to that card in a
-        member
-            of this host that numbers the cards alike; to another one it is an error that names it.
+            member of this host that numbers the cards alike; to another one it is an error that names it.
     Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
     if registry.find() is not None:
         raise RuntimeError("RPC is already initialized: this process is a member of a group")
@@ -119,41 +114,14 @@ def call(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout:
     return calling.call(to, function, args, kwargs, timeout, True)
 
 
-def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
-    """Returns a Call, which is waited for with wait() or await. It waits here only for room (see
-    init(max_calls=...))."""
-    return calling.call_async(to, function, args, kwargs, timeout)
-
-
 def remote(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> PyRRef:
     """Returns a Reference, at once, to the result of function(*args, **kwargs), which stays in the member `to`. Methods
     of the value whose names do not begin with an underscore are called through it: reference.rpc_sync().method(...)."""
     agent = registry.current()
     member = agent.member(to)
-    if member.is_program:
-        raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
+    member.refuse_program()
     seconds, _ = agent.endpoint.native_deadline(timeout)
     return calling.remote(to, function, args, kwargs, seconds)
-
-
-def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:
-    """Returns the results of calls, in their order. Throws the error of the first that fails, as soon as it has, and
-    Timeout after `timeout` seconds; the others go on."""
-    calls, ended = list(calls), queue.SimpleQueue[Call]()
-    for each in calls:
-        each.add_done_callback(ended.put)
-    end = None if timeout is None else time.monotonic() + timeout
-    try:
-        for count in range(len(calls)):
-            try:
-                first = ended.get(timeout=None if end is None else max(end - time.monotonic(), 0))
-            except queue.Empty:
-                text = f"{len(calls) - count} of {len(calls)} calls have not ended within {timeout:g} s"
-                raise Timeout(text) from None
-            first.wait()
-        return [each.wait() for each in calls]
-    finally:
-        calls = ended = each = first = None  # type: ignore[assignment]  # they have the failure, whose frames include this one
 
 
 def current_call() -> Any:

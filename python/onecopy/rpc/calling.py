@@ -6,19 +6,20 @@ Thread safety: all functions may be called concurrently.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from .. import _core
 from ..errors import Timeout
-from . import devices, functions, registry, rref, telemetry
-from .errors import Cancelled, RemoteFailure
+from . import functions, registry, rref, telemetry
+from .errors import Cancelled
 from .futures import CallFuture, error_of, future_in_loop
-from .peers import Member, WorkerInfo
+from .peers import WorkerInfo
 from .refused import RefusedValue
-from .registry import Deferred, verb
+from .registry import verb
 from .rref import PyRRef
 
 _lock = threading.Lock()
@@ -43,6 +44,9 @@ def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None)
     agent = registry.current()
     future = CallFuture(agent, agent.seconds_for(timeout))
     try:
+        if not telemetry.is_profiled():
+            agent.endpoint.begin(to, function, args, kwargs, timeout, future)
+            return future
         with telemetry.range_of_call("async", function, agent, to):
             agent.endpoint.begin(to, function, args, kwargs, timeout, future)
     except RefusedValue as refused:
@@ -54,7 +58,7 @@ def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Py
     """Returns a reference, at once, to the result of function(*args, **kwargs), which stays in the member."""
     agent = registry.current()
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    found = agent.resolve(function)  # how both sides find it, or None for a function that crosses as a value
+    found = agent.resolve(function, "torch")  # how both sides find it, or None for a function that crosses as a value
     if (operator := functions.operator_of(function)) is not None:
         functions.check_operator(operator, args, kwargs)
     made = (function if found is None else found[2], args, kwargs)
@@ -70,32 +74,27 @@ class Call(CallFuture):
 
     Thread safety: all members may be called concurrently."""
 
-    def __init__(self, agent: Any, member: Member, function: str, timeout: float | None) -> None:
+    def __init__(self, agent: Any, to: WorkerInfo, function: str, timeout: float | None) -> None:
         parent: Any = _core._current_call()
         seconds, self.deadline = agent.endpoint.native_deadline(timeout)
         super().__init__(agent, seconds)
-        self.agent, self.member, self.function = agent, member, function
-        self.root: tuple[int, int] | None = parent.root if parent is not None else None
+        self.agent, self.to, self.function = agent, to, function
+        self._root: tuple[int, int] | None = parent.root if parent is not None else None
         self.number = 0  # that of the endpoint; 0 before it is sent
         self.times = {"made": time.monotonic()}  # when the call came to each stage
 
     @property
     def trace(self) -> str:
         """The name of the call in the logs of both sides, and of calls that its function makes."""
-        trace: str = self.agent.trace_of(*(self.root or (self.agent.info.id, self.number)))
+        trace: str = self.agent.endpoint.trace_of(*(self._root or (self.agent.info.id, self.number)))
         return trace
-
-    @property
-    def to(self) -> WorkerInfo:
-        """The WorkerInfo of the callee."""
-        return self.member.info
 
     def cancel(self) -> bool:
         """Fails the call at once with Cancelled, and tells its function: current_call().cancelled. A function that has
         not begun does not begin. Returns False when the outcome was here already."""
         if self.done():
             return False
-        self._tell_callee()
+        self.agent.note(self.to.id, "cancel", self.number)
         self.complete(None, Cancelled(f"{self.function} at {self.to} was cancelled by this process"))
         return True
 
@@ -107,60 +106,27 @@ class Call(CallFuture):
     def __repr__(self) -> str:
         return f"<Call of {self.function} at {self.to.name}, {next(reversed(self.times))}>"
 
-    # --- from here on for this module and for streams
-
-    def send(self, start: Callable[[], None], args: Any, kwargs: Any) -> None:
-        """Makes the call with `start` when there is room for it. The arguments are for errors."""
+    def send(self, how: str, args: Any, kwargs: Any) -> None:
+        """Makes the call when there is room for it. `how`: "native" or "stream"."""
         rank, endpoint = self.to.id, self.agent.endpoint
-        left = 0.0 if self.deadline is None else max(self.deadline - time.monotonic(), 1e-6)
-        endpoint.acquire(self.agent, rank, left)
+        endpoint.acquire(rank, 0.0 if self.deadline is None else max(self.deadline - time.monotonic(), 1e-6))
         try:
-            start()
+            endpoint.begin(rank, self.function, args, kwargs, self.seconds, self, how)
         except BaseException as error:
             endpoint.release(rank)
             if isinstance(error, RefusedValue):
                 raise error.located(args=args, kwargs=kwargs) from None
             raise
-        if self.call is not None:
-            self.number = self.call.number
-        self._reach("sent", f"call {self.function} at {self.to}")
+        if (call := self._call) is not None:
+            self.number = call.number
+        self._reach("sent", "")
         with _lock:
             _under_way.add(self)
         self.add_done_callback(Call._ended)
 
-    def send_here(self, run: Callable[[Any], Any]) -> None:
-        """Lets a worker of this process call run(running call): nothing crosses, and nothing is copied."""
-        sent = self.agent.endpoint.begin_here(self.seconds, self)
-        self.number = sent.number
-        self.begin(sent)
-        self.agent.run_soon(self._serve_here, registry.context(), run)
-
-    def _serve_here(self, context: Any, run: Callable[[Any], Any]) -> None:
-        agent = self.agent
-        with registry.within(context):
-            result = serve(agent, agent.info.id, self.number, self.function, self.seconds, self.root, run)
-        if isinstance(result, Deferred):
-            result.future.add_done_callback(lambda f: self._complete_here(lambda: result.then(f.value())))
-        else:
-            self._complete_here(lambda: result)
-
-    def _complete_here(self, result: Callable[[], Any]) -> None:
-        try:
-            value = result()
-            error = value.exception() if isinstance(value, RemoteFailure) else None
-        except Exception as failure:
-            value, error = None, failure
-        self.complete(None if error else devices.unmarked(value), error)
-
-    def _tell_callee(self) -> None:
-        if self.to.id == self.agent.info.id:
-            self.agent.endpoint.cancel(self.agent.info.id, self.number)
-        else:
-            self.agent.note(self.to.id, "cancel", self.number)
-
-    def _reach(self, stage: str, text: str) -> None:
+    def _reach(self, stage: str, after: str) -> None:
         self.times[stage] = time.monotonic()
-        telemetry.log.debug("%s: %s", self.trace, text)
+        telemetry.log.debug("%s: call %s at %s %s%s", self.trace, self.function, self.to, stage, after)
 
     def _ended(self) -> None:
         self.agent.endpoint.release(self.to.id)
@@ -168,62 +134,46 @@ class Call(CallFuture):
             _under_way.discard(self)
         error = error_of(self)
         if isinstance(error, Timeout):
-            self._tell_callee()  # the result is not wanted
+            self.agent.note(self.to.id, "cancel", self.number)  # the result is not wanted
         seconds = time.monotonic() - self.times["made"]
-        self.agent.endpoint.observe(True, self.function, seconds, error is not None)
-        stage = "answered" if error is None else "failed"
-        self._reach(stage, f"{self.function} at {self.to} {stage} after {seconds:.6f} s")
+        self.agent.endpoint.observe(self.function, seconds, error is not None)
+        self._reach("answered" if error is None else "failed", f" after {seconds:.6f} s")
 
 
-def call_async(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Call:
-    """Returns the Call of a native call, which has begun."""
+def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
+    """Returns a Call, which is waited for with wait() or await. It waits here only for room (see
+    init(max_calls=...))."""
     agent = registry.current()
     member = agent.member(to)
-    agent.check_arguments(args)
-    made = Call(agent, member, agent.name_at(member, function), timeout)
-
-    def start() -> None:
-        if member.info.id != agent.info.id:
-            agent.endpoint.begin(member.info.id, made.function, args, kwargs, made.seconds, made, True)
-            return
-        given = devices.unmarked(args), devices.unmarked(kwargs or {})
-        made.send_here(lambda running: _run_here(agent, running, *given))
-
-    made.send(start, args, kwargs)
+    made = Call(agent, member.info, agent.name_at(member, function), timeout)
+    made.send("native", args, kwargs)
     return made
 
 
-def _run_here(agent: Any, running: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    function = functions.find(running.function)
-    running.check()
-    return agent.finished(function, function(*args, **kwargs))
+def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:
+    """Returns the results of calls, in their order. Throws the error of the first that fails, as soon as it has, and
+    Timeout after `timeout` seconds; the others go on."""
+    calls, ended = list(calls), queue.SimpleQueue[Call]()
+    for each in calls:
+        each.add_done_callback(ended.put)
+    end = None if timeout is None else time.monotonic() + timeout
+    try:
+        for count in range(len(calls)):
+            try:
+                first = ended.get(timeout=None if end is None else max(end - time.monotonic(), 0))
+            except queue.Empty:
+                text = f"{len(calls) - count} of {len(calls)} calls have not ended within {timeout:g} s"
+                raise Timeout(text) from None
+            first.wait()
+        return [each.wait() for each in calls]
+    finally:
+        calls = ended = each = first = None  # type: ignore[assignment]  # they have the failure, whose frames include this one
 
 
 def under_way() -> list[Call]:
     """Returns the calls that no thread waited for from the start, and that have not ended."""
     with _lock:
         return list(_under_way)
-
-
-def serve(
-    agent: Any,
-    caller: int,
-    number: int,
-    name: str,
-    seconds: float,
-    root: tuple[int, int] | None,
-    run: Callable[[Any], Any],
-) -> Any:
-    """Returns run(call) with that call as the current one. Its failure is a RemoteFailure."""
-    start, failed = time.monotonic(), False
-    try:
-        with telemetry.range_of_served(name, agent.get_worker_info(caller)):
-            return agent.endpoint.run_as(agent, caller, number, name, seconds, root, run)
-    except Exception as error:
-        failed = True
-        return RemoteFailure.of(error, agent.info)
-    finally:
-        agent.endpoint.observe(False, name, time.monotonic() - start, failed)
 
 
 @verb("cancel")

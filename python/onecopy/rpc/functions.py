@@ -56,14 +56,18 @@ def name_of(thing: Any) -> tuple[str, str]:
     known = _found.get((module, qualname))
     if known is not None and known[0] is thing and known[1].get(qualname) is thing:
         return module, qualname
-    if "<locals>" in qualname or "<lambda>" in qualname:
-        raise NoName(
-            f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
-            "the top level of a module"
-        )
+    _refuse_local(module, qualname)
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
     return module, qualname
+
+
+def _refuse_local(module: str, qualname: str) -> None:
+    if "<locals>" in qualname or "<lambda>" in qualname:
+        raise NoName(
+            f"{module}.{qualname} is local to a function, and no other process can look the name up: define it at the "
+            "top level of a module"
+        )
 
 
 def has_name(thing: object) -> bool:
@@ -162,11 +166,7 @@ def export(function: F) -> F:
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not qualname or not callable(function):
         raise TypeError(f"export() marks functions and classes, and {function!r} is none")
-    if "<locals>" in qualname or "<lambda>" in qualname:
-        raise TypeError(
-            f"{module}.{qualname} has no name that another process could call it by: define it at the top level "
-            "of a module"
-        )
+    _refuse_local(module, qualname)
     _exported[f"{public_module(module)}.{qualname}"] = function
     return function
 

@@ -22,19 +22,19 @@ _NO_DEVICES: list[Any] = []
 _wait: Callable[[Any], Any] = torch._C.Future.wait
 _value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
+_set_result: Callable[[Any, Any], None] = torch._C.Future.set_result
 
 
 class CallFuture(torch.futures.Future):
     """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else
     a worker does, once there are callbacks. An answer that no thread asks for stays where it is.
 
-    Thread safety: all members may be called concurrently, but for begin(), which is called before the Future is given
-    away.
+    Thread safety: all members may be called concurrently.
     Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go
     else.
     """
 
-    _call: Any = None
+    _call: Any = None  # a _core._RpcCall, which the endpoint sets when it has sent the call
     _given: Outcome | None = None
     _is_settled = False
     points: Any = ()  # events in streams behind which the result's tensors are there
@@ -44,17 +44,6 @@ class CallFuture(torch.futures.Future):
         _make_future(self, _NO_DEVICES)  # torch.futures.Future looks for devices first
         self._agent, self.seconds, self._turn = agent, seconds, threading.Lock()
 
-    def begin(self, call: Any) -> None:
-        """`call` is a _core._RpcCall."""
-        self._call = call
-        if self._is_settled:  # a worker has seen the end already
-            self._call = None
-
-    @property
-    def call(self) -> Any:
-        """The call of begin(); None when the outcome is here, or nothing was sent."""
-        return self._call
-
     def wait(self) -> Any:
         """Returns the result. Throws the call's error."""
         if not self._is_settled:
@@ -63,11 +52,10 @@ class CallFuture(torch.futures.Future):
                 call.wait()
             self._settle()
             call = None  # whose owner this is, where it has no answer
-        try:
-            return _wait(self)
-        finally:
-            if self.points:
-                devices.wait_for(self.points)
+        value = _wait(self)
+        if self.points:
+            devices.wait_for(self.points)
+        return value
 
     def value(self) -> Any:
         """Returns the result, which must be here. Throws the call's error."""
@@ -128,7 +116,7 @@ class CallFuture(torch.futures.Future):
         value, error, self.points = self._given or self._agent.endpoint.outcome(call or self._call, self.seconds)
         self._call = self._agent = None
         if error is None:
-            self.set_result(value)
+            _set_result(self, value)
         else:
             self.set_exception(error)
 

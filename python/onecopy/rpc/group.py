@@ -2,7 +2,7 @@
 """This process as a member of a group.
 
 _core._RpcEndpoint has the whole way of a call (see python/src/rpc/endpoint.h). The agent decides what is rare: how
-functions are named and found (serving.py), who the members are (members.py), and what an error says.
+functions are named and found (serving.py), who the members are, and what an error says.
 
 Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's
 end is looked at after all that the member had put into its lane.
@@ -18,10 +18,11 @@ import onecopy
 
 from .. import _core, errors as onecopy_errors
 from ..errors import PeerDied
-from . import calling, devices, elastic, peers, registry, telemetry, values, verbs  # noqa: F401 - verbs enters its functions
+from . import device_maps, devices, elastic, peers, registry, telemetry, values, verbs  # noqa: F401 - verbs enters its functions
 from .errors import Busy, Cancelled, RemoteFailure, late
 from .futures import CallFuture
 from .peers import Member, Options, WorkerInfo
+from .references import References
 from .registry import handlers
 from .serving import Serving
 
@@ -31,32 +32,33 @@ _MAX_WORKERS = 1024
 
 _ERRORS = {
     kind.code: kind
-    for kind in vars(onecopy_errors).values()
+    for kind in (*vars(onecopy_errors).values(), Busy, Cancelled)
     if isinstance(kind, type) and issubclass(kind, onecopy.Error)
 }
 
 
-def _autograd_hook(name: str) -> staticmethod[..., Any]:
-    def call(*args: Any) -> Any:
-        return getattr(registry.autograd(), name)(*args)
-
-    return staticmethod(call)
-
-
 class Agent(Serving):
-    """A member of a group: this process. Thread safety: all members may be called concurrently, but for start() and
-    stop()."""
+    """A member of a group: this process.
 
-    marked_type = devices.MarkedTensor
+    Attributes:
+        info, options: this process's own.
+        endpoint: a _core._RpcEndpoint, from the moment on at which this process's id is known.
+        references: to values of members.
+    Thread safety: all members may be called concurrently, but for start() and stop()."""
+
+    marked_type, unmarked = devices.MarkedTensor, staticmethod(devices.unmarked)
     points_behind = staticmethod(devices.points_behind)
     wait_for_points = staticmethod(devices.wait_for)
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int | None, options: Options) -> None:
         """Makes a member of a group, which members join and leave at any time if it has no world size."""
-        super().__init__(WorkerInfo(name, rank), options, is_static_group=bool(world_size))
-        self.store, self._world_size = store, world_size or 0
+        super().__init__()
+        self.info, self.options, self.is_static_group = WorkerInfo(name, rank), options, bool(world_size)
+        self.store, self._world_size, self.cards = store, world_size or 0, peers.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
+        self.references = References(self)
         self._lock, self._threads = threading.Lock(), list[threading.Thread]()
+        self._members: dict[int, Member] = {}
 
     def seconds_for(self, timeout: float | None) -> float:
         """Returns how long a call may take that is given this timeout; 0: no limit."""
@@ -109,7 +111,7 @@ class Agent(Serving):
         return self.endpoint.serving
 
     def finish_answers(self) -> None:
-        """Called by a member that leaves when all have met: others get its last answers before its farewell. A request
+        """Waits until others have the last answers of a member that leaves when all have met. A request
         that runs for long is left alone."""
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
@@ -128,6 +130,107 @@ class Agent(Serving):
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(end - time.monotonic(), 0))
+
+    # --- members
+
+    def add_member(self, member: Member) -> None:
+        """Enters another member."""
+        rank = member.info.id
+        self._members = {**self._members, rank: member}  # others iterate over the one before
+        self.endpoint.join(member.address)
+        member.endpoint = self.endpoint
+        member.is_far = self.endpoint.is_far(rank)
+        member.has_our_cards = not member.is_far and member.cards == self.cards
+        self.endpoint.set_devices(
+            rank,
+            device_maps.numbers(self.map_to(member)),
+            device_maps.numbers(self.map_back(member)),
+            member.has_our_cards,
+            self.options.maps_itself,
+        )
+
+    def add_program(self, address: bytes) -> WorkerInfo:
+        """Enters a program in C++ that can be called from now on."""
+        name, number, _ = self.endpoint.join(address, True)
+        if any(m.info.name == name and not m.is_program for m in self._members.values()):
+            raise RuntimeError(f"{name} is a member of this group already: give the program in C++ another name")
+        member = Member(WorkerInfo(name, number), address, {})
+        member.is_program, member.endpoint = True, self.endpoint
+        self._members = {**self._members, number: member}
+        return member.info
+
+    def connect_far(self) -> None:
+        """Connects to members on other hosts: only the end of a connection tells their end. One of two members
+        connects."""
+        for rank, member in self._members.items():
+            if member.is_far and rank > self.info.id:
+                self.endpoint.connect(rank, self.options.join_timeout)
+
+    def get_worker_info(self, to: Any = None) -> WorkerInfo:
+        """Returns the WorkerInfo of a member, or of this process."""
+        return self.info if to is None else self.member(to).info
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Returns all members of a static group, or the living members of another."""
+        known = sorted(self._members.items())
+        return [m.info for _, m in known if not m.is_program and (self.is_static_group or not m.has_ended)]
+
+    def member(self, to: Any) -> Member:
+        """Returns the member of that name, rank or WorkerInfo. Raises RuntimeError for an unknown one, ValueError for a
+        value that names none."""
+        if isinstance(to, WorkerInfo):
+            to = to.id
+        if isinstance(to, str):
+            named = [m for m in self._members.values() if m.info.name == to]
+            if not named:
+                raise RuntimeError(
+                    f"could not find destination {to}; the members are "
+                    f"{', '.join(i.name for i in self.get_worker_infos())}"
+                )
+            return next((m for m in named if not m.has_ended), named[-1])
+        if not isinstance(to, int):
+            raise ValueError(f"Cannot get WorkerInfo from name {to}")
+        found = self._members.get(to)
+        if found is None:
+            raise RuntimeError(f"Unknown destination worker id {to}")
+        return found
+
+    def member_ids(self) -> list[int]:
+        """Returns the ids of all members and programs that there ever were."""
+        return list(self._members)
+
+    # --- where tensors go
+
+    def target_of(self, tensor: Any, receiver: int, is_result: bool) -> str:
+        """Returns the device of a member that a tensor goes to. Raises RuntimeError for a device without a target."""
+        member = self._members[receiver]
+        found = self.map_back(member) if is_result else self.map_to(member)
+        what = "Response" if is_result else "Request"
+        return device_maps.target(tensor, found, self.info.name, member.info.name, what)
+
+    def map_to(self, member: Member) -> device_maps.DeviceMap:
+        """Returns the map of calls."""
+        return self._completed(member, device_maps.parse_map(self.options.device_maps.get(member.info.name, {})))
+
+    def map_back(self, member: Member) -> device_maps.DeviceMap:
+        """Returns the map of results and gradients: the inverse of the other's map, and this process's own map."""
+        theirs = device_maps.inverse(device_maps.parse_map(member.device_maps.get(self.info.name, {})))
+        return self._completed(member, {**theirs, **self.map_to(member)})
+
+    def _completed(self, member: Member, known: device_maps.DeviceMap) -> device_maps.DeviceMap:
+        return device_maps.Automatic(known) if self.options.maps_itself and member.has_our_cards else known
+
+    # --- how they end
+
+    def take_end(self, rank: int, session: int) -> None:
+        """Notes the end of a session with a member, all of whose messages were taken."""
+        member = self._members.get(rank)
+        if member is None:
+            return
+        member.ended_session = session
+        if member.is_far:  # it may come back
+            self.references.lose(rank, session)
+        self.references.owned.forget_member(rank)
 
     # --- sending
 
@@ -154,32 +257,24 @@ class Agent(Serving):
         """Sends a message without an answer, in its order. Does nothing when the member has ended."""
         self.endpoint.note(to, verb, value)
 
-    # --- what the endpoint asks of distributed autograd: see registry.AutogradHooks
+    # --- what the endpoint asks for: see python/src/rpc/endpoint.h
 
-    context, about_to_send, not_sent, arrived = map(_autograd_hook, ("context", "about_to_send", "not_sent", "arrived"))
-
-    # --- how calls end
+    @staticmethod
+    def context(context_id: int, sender: int, make: bool) -> Any:
+        """Returns a context of distributed autograd, or None: see registry.AutogradHooks."""
+        return registry.autograd().context(context_id, sender, make)
 
     def error_named(self, code: str, text: str) -> Exception:
         """Makes the error of C++ with that code."""
         return _ERRORS.get(code, onecopy.Error)(text)
 
-    def send_error(self, code: str, text: str, to: int, seconds: float) -> Exception:
-        """Makes the error of a call that was not sent."""
-        if code == "timeout":  # of the first contact, or of another host that has not taken all of it
+    def end_error(self, code: str, text: str, to: int, seconds: float) -> Exception:
+        """Makes the error of a call that was not sent, or has ended without an answer."""
+        if code == "timeout":  # with a text: of the first contact, or of another host that has not taken all of it
             return late(seconds, text)
-        member = self._members[to]
         if code == "peer_died":
-            return PeerDied(member.why_ended())
-        return self.error_named(code, text) if self.is_running else RuntimeError(self.why_stopped)
-
-    def end_error(self, end: str, to: int, seconds: float) -> Exception:
-        """Makes the error of a call that has ended without an answer."""
-        if end == "late":
-            return late(seconds)
-        if end == "ended":
             return PeerDied(self._members[to].why_ended())
-        return RuntimeError(self.why_stopped)
+        return self.error_named(code, text) if self.is_running and text else RuntimeError(self.why_stopped)
 
     @staticmethod
     def exception_of(failure: tuple[type, str]) -> Exception:
@@ -193,36 +288,8 @@ class Agent(Serving):
             raise ValueError(f"{name} is called, and came as a note")
         handlers[name][0](self, sender, value)
 
-    # --- native calls
-
-    def trace_of(self, caller: int, number: int) -> str:
-        """Returns the trace of a native call that no other call made."""
-        return f"{self.get_worker_info(caller).name}.c{number}"
-
-    def raise_cancelled(self, function: str, caller: int) -> None:
-        """Raises Cancelled."""
-        raise Cancelled(f"{function} was cancelled by {self.get_worker_info(caller)}")
-
-    def raise_busy(self, to: int, used: int, limit: int) -> None:
-        """Raises Busy."""
-        raise Busy(
-            f"{used} calls to {self._members[to].info} are under way, as many as init(max_calls={limit}) allows: wait "
-            "for some of them, or give a larger max_calls, or when_full='wait'"
-        )
-
     is_logged = staticmethod(telemetry.is_logged)
-
-    def call_here(self, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Any:
-        """Returns the result of a native call of this process itself."""
-        return calling.call_async(self.info, function, args, kwargs, timeout).wait()
-
-    def log_call(self, stage: str, trace: str, function: str, to: int) -> None:
-        """Writes a line of the log about a call of this process."""
-        telemetry.log.debug("%s: call %s at %s %s", trace, function, self._members[to].info, stage)
-
-    def log_served(self, call: Any, stage: str) -> None:
-        """Writes a line of the log about a call of another member."""
-        telemetry.log.debug("%s: %s for %s %s", call.trace, call.function, call.caller, stage)
+    log = staticmethod(telemetry.log.debug)
 
     # --- reports
 

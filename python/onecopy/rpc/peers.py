@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a group, and how those of a group of fixed size meet.
+"""The members of a group, and how the members of a group of fixed size meet.
 
 The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of its
 user only, so a store that others can read gives nothing away that they could use.
@@ -32,7 +32,7 @@ class Options:
         init_method: where the members meet: env://, tcp://host:port or file:///path.
         join_timeout: seconds that joining waits for other members.
         device_maps: {member: {device here: device there}}.
-        devices: the devices that calls may use; empty: those of the maps.
+        devices: the devices that calls may use; empty: the devices in the maps.
         maps_itself: whether a card without a map means itself, in members that number the cards alike.
         max_calls, refuses_calls: how many native calls to one member may be pending, and whether further ones raise
         Busy.
@@ -112,6 +112,11 @@ class Member:
         patience = min(self.endpoint.timeout or _MAX_AWAY, _MAX_AWAY)
         is_late = time.monotonic() - self._away_since > patience
         return is_late or not self.endpoint.may_return(self.info.id, _MOMENT_OF_CONNECTING)
+
+    def refuse_program(self) -> None:
+        """Raises TypeError for a program in C++."""
+        if self.is_program:
+            raise TypeError(f"{self.info} is a program in C++: it can be called with call() and call_async() alone")
 
     def why_ended(self) -> str:
         """Returns the text of errors about the end of the member."""

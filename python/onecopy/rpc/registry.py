@@ -95,21 +95,11 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class AutogradHooks(Protocol):
-    """The part of distributed autograd in calls. A context is the part of one forward and backward pass in one
-    process."""
+    """The part of distributed autograd in calls. A context is the part of one forward and backward pass in one process;
+    python/src/rpc/body.cpp calls its functions record_sent(), forget_sent() and attach_received()."""
 
     def started(self, agent: Any) -> None:
         """Takes an agent, which can send."""
-
-    def about_to_send(self, context: Any, tensors: list[Any], receiver: int) -> tuple[int, list[int]] | None:
-        """Records tensors that go to `receiver`. Returns what arrived() needs there, or None if none requires
-        gradients."""
-
-    def not_sent(self, context: Any, record: tuple[int, list[int]]) -> None:
-        """Takes about_to_send() back."""
-
-    def arrived(self, context: Any, record: tuple[int, list[int]], tensors: list[Any], sender: int) -> None:
-        """Makes tensors that came part of this process's graph, in place."""
 
     def context(self, context_id: int, sender: int, make: bool) -> Any:
         """Returns the context of that id, or None; with `make`, makes a missing one, which `sender` has as well."""

@@ -10,38 +10,69 @@ from typing import Any
 import torch
 
 from .. import _core
-from . import registry, telemetry, values
+from ..errors import PeerDied
+from . import registry, telemetry
 from .errors import RemoteFailure
-from .futures import CallFuture, Future, done, error_of
+from .futures import CallFuture, Future, done, error_of, failed
 from .owned import Cell, Reference
 from .peers import WorkerInfo
-from .references import Held
 from .refused import RefusedValue
+
+LOST = -1  # in place of the session of a reference
 
 
 class PyRRef:
     """A reference to a value of any type that a member of the group owns."""
 
+    # The owner has a cell. Elsewhere the reference counts at the owner until it is deleted.
+    _cell: Cell | None = None
+    _fork: Reference = (0, 0)
+    _session = 0  # with the owner, in which the reference counts; 0: not known yet
+    _creation: CallFuture | None = None  # the call that makes the value, until its answer was looked at
+    _error: Exception | None = None  # why there is no value
+    _is_deleted = True
     _created: Future | None = None
     _type: Future | None = None
 
     def __init__(self, value: Any, type_hint: Any = None) -> None:
         """Makes a reference to `value`, owned by this process."""
-        agent, cell = registry.current(), Cell()
-        self._make(agent, agent.info.id, agent.references.new_id(), cell, None)
-        cell.set(value)
+        agent = registry.current()
+        self._own(agent, agent.references.new_id(), Cell()).set(value)
 
-    def _make(self, agent: Any, owner: int, reference: Reference, cell: Cell | None, held: Held | None) -> PyRRef:
-        self._agent, self._owner, self._reference, self._cell, self._held = agent, owner, reference, cell, held
+    def _own(self, agent: Any, reference: Reference, cell: Cell) -> Cell:
+        self._agent, self._owner, self._reference, self._cell = agent, agent.info.id, reference, cell
+        return cell
+
+    def _hold(self, agent: Any, owner: int, reference: Reference, fork: Reference) -> PyRRef:
+        self._agent, self._owner, self._reference, self._fork = agent, owner, reference, fork
+        self._is_deleted = False
+        agent.references.add(self)
         return self
+
+    def _delete(self) -> None:
+        """Drops the count at the owner. A destructor may call this at any moment."""
+        if not self._is_deleted:
+            self._is_deleted = True
+            if self._session != LOST:
+                self._agent.references.drop(self._owner, self._reference)
+
+    __del__ = _delete
+
+    def _lose(self) -> None:
+        """Makes the reference raise: the session with its owner has ended."""
+        self._error = PeerDied(f"{self.owner()} forgot this reference when the session with it ended")
+        self._session = LOST
 
     def is_owner(self) -> bool:
         """Returns whether this process owns the value."""
-        return self._held is None
+        return self._cell is not None
 
     def confirmed_by_owner(self) -> bool:
         """Returns whether the owner is known to count this reference."""
-        return self._held is None or self._held.is_confirmed()
+        creation = self._creation
+        if creation is not None and creation.done():
+            self._error, self._creation = _why_not_made(error_of(creation)), None
+        return self._creation is None
 
     def owner(self) -> WorkerInfo:
         """Returns the owner's WorkerInfo."""
@@ -58,15 +89,14 @@ class PyRRef:
         if self._cell is not None:
             return self._cell.value()
         self._wait_until_made(timeout)
-        self._check()
         return self._agent.call_verb(self._owner, ".fetch", (self._reference,), timeout)
 
     def local_value(self) -> Any:
         """Returns the value itself, on its owner; waits until it is made. Throws RuntimeError elsewhere."""
         if self._cell is None:
             raise RuntimeError(
-                f"For UserRRef({self._ids('rref_id', 'fork_id', '=')}), can't call localValue() on user "
-                f"{self._agent.info}. Call it on owner {self.owner()}"
+                f"For UserRRef(rref_id={_text(self._reference)}, fork_id={_text(self._fork)}), can't call "
+                f"localValue() on user {self._agent.info}. Call it on owner {self.owner()}"
             )
         return self._cell.value()
 
@@ -86,8 +116,8 @@ class PyRRef:
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Runs backward from the value, a scalar tensor, in that context; without one, on the owner alone."""
-        if self.is_owner():
-            return backward(self.local_value(), dist_autograd_ctx_id, retain_graph)
+        if self._cell is not None:
+            return backward(self._cell.value(), dist_autograd_ctx_id, retain_graph)
         if dist_autograd_ctx_id == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         self._check()
@@ -96,59 +126,48 @@ class PyRRef:
 
     def _get_type(self, timeout: float = -1.0, blocking: bool = True) -> Any:
         """Returns the value's type, or a Future of it; the owner is asked once."""
-        future = self._type
-        if future is None:
-            future = self._type = self._ask_type(timeout)
-            future.add_done_callback(self._forget_failed_type)
-        return future.wait() if blocking else future
-
-    def _ask_type(self, timeout: float) -> Future:
-        if self.is_owner():
-            return done(type(self.local_value()))
-        with telemetry.range_of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
-            return self._agent.begin_verb(self._owner, ".type", (self._reference,), timeout)
-
-    def _forget_failed_type(self, future: Future) -> None:
-        if error_of(future) is not None:
-            self._type = None
+        if self._type is None or (self._type.done() and error_of(self._type) is not None):
+            if self._cell is not None:
+                self._type = done(type(self._cell.value()))
+            else:
+                with telemetry.range_of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
+                    self._type = self._agent.begin_verb(self._owner, ".type", (self._reference,), timeout)
+        return self._type.wait() if blocking else self._type
 
     def _get_future(self) -> Future:
         """Returns a Future that is done when the value is made (its owner), or when the owner has said so."""
         if self._created is None:
-            self._created = self._cell.future if self._cell is not None else self._used().created()
+            creation = self._creation
+            if self._cell is not None:
+                self._created = self._cell.future
+            elif creation is not None:
+                self._created = creation.then(lambda made: made.value())
+            else:
+                self._created = done(None) if self._error is None else failed(self._error)
         return self._created
-
-    def _used(self) -> Held:
-        """Returns the count of this process. REQUIRES: another owner."""
-        assert self._held is not None
-        return self._held
 
     def _wait_until_made(self, timeout: float) -> None:
         """Waits for the value before a call whose function waits for it, so that the owner need not block a second
-        worker.
-        Not where a way there and back takes long, or where the value may take longer than the call."""
-        creation = self._used().creation
-        if creation is None or self._agent.member(self._owner).is_far:
-            return
-        seconds = self._agent.seconds_for(timeout)
-        if not seconds or 0 < creation.seconds <= seconds:
-            with contextlib.suppress(Exception):  # _check() has it
-                creation.wait()
+        worker; not where a way there and back takes long, or where the value may take longer than the call. Throws
+        why there is no value."""
+        creation = self._creation
+        if creation is not None and not self._agent.member(self._owner).is_far:
+            seconds = self._agent.seconds_for(timeout)
+            if not seconds or 0 < creation.seconds <= seconds:
+                with contextlib.suppress(Exception):  # _check() has it
+                    creation.wait()
+        self._check()
 
     def _check(self) -> None:
-        held = self._held
-        if not self._agent.is_running or (held is not None and held.is_deleted):
+        if not self._agent.is_running or (self._cell is None and self._is_deleted):
             raise RuntimeError("Cannot call to_here() on it after deletion.")
-        if held is not None and held.is_confirmed() and held.error is not None:
-            raise held.error
-
-    def _ids(self, of_rref: str, of_fork: str, sign: str) -> str:
-        return f"{of_rref}{sign}{_text(self._reference)}, {of_fork}{sign}{_text(self._used().fork)}"
+        if self.confirmed_by_owner() and self._error is not None:
+            raise self._error
 
     def __repr__(self) -> str:
-        if self.is_owner():
+        if self._cell is not None:
             return f"OwnerRRef({_text(self._reference)})"
-        return f"UserRRef({self._ids('RRefId', 'ForkId', ' = ')})"
+        return f"UserRRef(RRefId = {_text(self._reference)}, ForkId = {_text(self._fork)})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
@@ -156,6 +175,15 @@ class PyRRef:
 
 def _text(number: Reference) -> str:
     return f"GloballyUniqueId(created_on={number[0]}, local_id={number[1]})"
+
+
+def _why_not_made(error: Exception | None) -> Exception | None:
+    if error is None or "more than set timeout" not in str(error):
+        return error
+    text = (
+        "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
+    )
+    return RuntimeError(f"{text} ({error})")
 
 
 class RRefProxy:
@@ -192,9 +220,7 @@ def _invoke(rref: PyRRef, how: str, name: str, args: tuple[Any, ...], kwargs: di
         return begin(agent, rref._owner, ".make_method", value, timeout)
     if how == "async":
         return agent.begin_verb(rref._owner, ".method", value, timeout)
-    if not rref.is_owner():
-        rref._wait_until_made(timeout)
-        rref._check()
+    rref._wait_until_made(timeout)
     return agent.call_verb(rref._owner, ".method", value, timeout)
 
 
@@ -214,37 +240,37 @@ _kind: type[PyRRef] = PyRRef
 
 
 def use(kind: type[PyRRef]) -> None:
-    """Makes references that come, and those of calls, instances of a subclass."""
+    """Makes references that come, and the references of calls, instances of a subclass."""
     global _kind
     _kind = kind
 
 
-def _made(agent: Any, owner: int, reference: Reference, cell: Cell | None, held: Held | None) -> PyRRef:
-    return _kind.__new__(_kind)._make(agent, owner, reference, cell, held)
+def new() -> PyRRef:
+    """Returns a reference that its caller fills."""
+    return _kind.__new__(_kind)
 
 
 def begin(agent: Any, owner: int, verb: str, args: tuple[Any, ...], timeout: float) -> PyRRef:
     """Calls a verb that makes a value, and returns a reference to it."""
-    references = agent.references
-    reference = references.new_id()
+    reference, rref = agent.references.new_id(), new()
     if owner == agent.info.id:
-        return _begin_here(agent, verb, reference, args, timeout)
-    held = references.hold(owner, reference, references.new_id())
+        _begin_here(agent, verb, rref, rref._own(agent, reference, Cell()), args, timeout)
+        return rref
+    rref._hold(agent, owner, reference, agent.references.new_id())
     try:
-        held.creation = agent.begin_verb(owner, verb, args, timeout, reference=reference)
+        rref._creation = agent.begin_verb(owner, verb, args, timeout, reference=reference)
     except BaseException:
-        held.is_deleted = True  # nothing was sent, and nothing is to be dropped
+        rref._is_deleted = True  # nothing was sent, and nothing is to be dropped
         raise
-    held.session = agent.endpoint.session_with(owner)
-    return _made(agent, owner, reference, None, held)
+    rref._session = agent.endpoint.session_with(owner)
+    return rref
 
 
-def _begin_here(agent: Any, verb: str, reference: Reference, args: tuple[Any, ...], timeout: float) -> PyRRef:
+def _begin_here(agent: Any, verb: str, rref: PyRRef, cell: Cell, args: tuple[Any, ...], timeout: float) -> None:
     """Calls a verb of this process: the table keeps the cell while the function runs."""
-    cell, me, owned = Cell(), agent.info.id, agent.references.owned
+    reference, me, owned = rref._reference, agent.info.id, agent.references.owned
     owned.enter(reference, cell)
     owned.count(reference, me)
-    rref = _made(agent, me, reference, cell, None)
     rref._created = made = agent.begin_verb(me, verb, args, timeout, reference=reference)
 
     def is_made(made: CallFuture) -> None:
@@ -254,26 +280,3 @@ def _begin_here(agent: Any, verb: str, reference: Reference, args: tuple[Any, ..
         owned.count(reference, me, -1)
 
     made.add_done_callback(is_made)
-    return rref
-
-
-def _parts(rref: PyRRef) -> tuple[int, Reference, Reference]:
-    giving: Any = _core._rpc_giving()
-    if rref._held is not None and rref._held.is_deleted:
-        raise RuntimeError("Cannot call fork an UserRRef after deletion.")
-    if rref._held is not None and (rref._owner != giving.receiver or rref._held.is_lost):
-        rref._check()
-    fork = giving.agent.references.give(rref._owner, rref._reference, rref._cell, giving.receiver)
-    giving.give(rref, fork)
-    return rref._owner, rref._reference, fork
-
-
-def _rebuild(owner: int, reference: Reference, fork: Reference) -> PyRRef:
-    taking: Any = _core._rpc_taking()
-    agent, sender = taking
-    found = agent.references.take(owner, reference, fork, sender)
-    cell, held = (found, None) if isinstance(found, Cell) else (None, found)
-    return _made(agent, owner, reference, cell, held)
-
-
-values.register("reference", PyRRef, _parts, _rebuild)

@@ -15,15 +15,14 @@ import torch
 
 import onecopy
 
-from . import functions, registry
+from . import functions, registry, streams
 from .errors import RemoteFailure
 from .futures import Future
-from .members import Members
-from .peers import Member, Options, WorkerInfo
+from .peers import Member, WorkerInfo
+from .references import References
 from .refused import RefusedValue
 from .registry import ASYNC_MARK, Deferred
 
-_NATIVE = "native "  # in front of the names of functions that native calls run
 _OF_TORCH, _VERB = 0, 2  # kinds of targets
 _NAMED = (types.FunctionType, types.BuiltinFunctionType)
 
@@ -36,30 +35,28 @@ class _NotServed(Exception):
         self.failure = failure
 
 
-class _Task:
-    """What a worker runs."""
-
-    __slots__ = ("_arguments", "_function")
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._function, self._arguments = function, arguments
-
-    def _settle(self, call: Any) -> None:
-        self._function(*self._arguments)
-
-
-class Serving(Members):
-    """What _core._RpcEndpoint asks where a call is rare: a function's first call, verbs, results that come later.
+class Serving:
+    """The answers to what _core._RpcEndpoint asks where a call is rare: a function's first call, verbs, results that
+    come later.
 
     Thread safety: all members may be called concurrently."""
 
-    def __init__(self, info: WorkerInfo, options: Options, is_static_group: bool) -> None:
-        super().__init__(info, options, is_static_group)
+    info: WorkerInfo
+    endpoint: Any = None
+    references: References
+    _members: dict[int, Member]
+
+    def __init__(self) -> None:
         self._served: dict[str, Any] = {}  # functions that are found by a name of ours
 
-    def resolve(self, function: Any) -> tuple[Any, str, str, Any] | None:
+    def resolve(self, function: Any, how: str) -> tuple[Any, str | None, str, Any] | None:
         """Returns how both sides find a function: (the names of its module, its name there, its wire name, a check of
-        its arguments or None). None for a function that crosses as a value."""
+        its arguments or None). None for a function that crosses as a value. The callee finds the function of a "native"
+        call and of a "stream"; a "program" in C++ gives its functions names of any kind."""
+        if how != "torch":
+            is_named = how == "program" and isinstance(function, str)
+            name = function if is_named else native_name(function)
+            return None, None, name if how == "program" else f"{how} {name}", None
         if not callable(function):
             raise TypeError("function should be callable.")
         if type(function) not in _NAMED:
@@ -74,14 +71,6 @@ class Serving(Members):
             return None
         check = operator and (lambda args, kwargs: functions.check_operator(operator, args, kwargs))
         return names, sys.intern(name), f"{module}:{name}", check
-
-    def resolve_native(self, function: Any) -> tuple[None, None, str, None]:
-        """As resolve(), of a native call, whose callee finds the function."""
-        return None, None, _NATIVE + native_name(function), None
-
-    def resolve_program(self, function: Any) -> tuple[None, None, str, None]:
-        """As resolve(), of a call to a program in C++, which gives its functions names of any kind."""
-        return None, None, function if isinstance(function, str) else native_name(function), None
 
     @staticmethod
     def name_at(member: Member, function: Any) -> str:
@@ -100,13 +89,15 @@ class Serving(Members):
         if wire_name.startswith("."):
             function, prepare = registry.handlers[wire_name]
             return function, {wire_name: function}, wire_name, False, prepare and functools.partial(prepare, self)
-        public_name = wire_name.removeprefix(_NATIVE)
+        how, _, public_name = wire_name.rpartition(" ")
         try:
             function = functions.find(public_name)
         except Exception as error:
-            if public_name == wire_name:
+            if not how:
                 raise
             raise _NotServed(RemoteFailure.of(error, self.info)) from None
+        if how == "stream":
+            function = functools.partial(streams.run, self, public_name)
         names, name = functions.names_of(public_name)
         if names.get(name) is not function:
             names, name = self._served, wire_name
@@ -190,7 +181,7 @@ class Serving(Members):
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Runs a function in a worker."""
-        self.endpoint.run_soon(_Task(function, arguments))
+        self.endpoint.run_soon(functools.partial(function, *arguments))
 
 
 def native_name(function: Any) -> str:

@@ -7,27 +7,29 @@ another one. So at most `credit` items are made and not taken, and a caller that
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import torch
 
-from . import calling, devices, functions, registry
+from .. import _core
+from ..errors import Timeout
+from . import functions, registry
 from .calling import Call
 from .errors import Cancelled, RemoteFailure
-from .futures import CallFuture, done, future_in_loop
-from .generators import Window, driven
+from .futures import done, future_in_loop
 from .refused import RefusedValue
 from .registry import Deferred, verb
 
 _lock = threading.Lock()
-_open: weakref.WeakValueDictionary[int, Stream] = (
-    weakref.WeakValueDictionary()
-)  # one that is dropped wants no more items
+_open: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # a dropped stream wants no more items
 _numbers = itertools.count(1)
 
 
@@ -38,11 +40,11 @@ class Stream:
         call: the Call behind it.
     Thread safety: all members may be called concurrently; each item goes to one taker."""
 
-    def __init__(self, call: Call, credit: int) -> None:
-        self.call, self.credit, self.number = call, credit, next(_numbers)
-        self._changed, self._next = threading.Condition(), 0
-        self._items: dict[int, tuple[Any, torch.futures.Future[bool]]] = {}
-        self._total: int | None = None
+    def __init__(self, call: Call) -> None:
+        self.call, self.number = call, next(_numbers)
+        self._changed = threading.Condition()
+        self._items: deque[tuple[Any, torch.futures.Future[bool]]] = deque()  # and what their calls answer
+        self._taken, self._total = 0, -1  # how many items there are; -1: not known yet
         self._error: Exception | None = None
         self._is_closed = False
         self._waiting: list[Callable[[], None]] = []  # callbacks of tasks
@@ -53,10 +55,10 @@ class Stream:
         """Ends the generator at its next yield: no more items are wanted. Nothing happens when it has ended."""
         with self._changed:
             self._is_closed = True
-            items, self._items = self._items, {}
+            items, self._items = self._items, deque()
         with _lock:
             _open.pop(self.number, None)
-        for _, taken in items.values():
+        for _, taken in items:
             taken.set_result(False)
         self.call.cancel()
         self._wake()
@@ -98,43 +100,40 @@ class Stream:
 
     def __del__(self) -> None:
         """Answers the items that are not taken, in another thread: a destructor may run under any lock."""
-        rest = [taken for _, taken in self._items.values()]
+        rest = [taken for _, taken in self._items]
         if rest:
             self.call.agent.references.later(lambda: [taken.set_result(False) for taken in rest])
 
-    # --- items that come
-
     def _is_ready(self) -> bool:
-        return self._is_closed or self._next in self._items or self._is_over()
-
-    def _is_over(self) -> bool:
-        """Returns whether no further item comes: all were taken, or their number is unknown and the call has failed."""
-        return self._next >= self._total if self._total is not None else self._error is not None
+        """Returns whether there is an item, or no further one comes: all were taken, or their number is unknown and the
+        call has failed."""
+        is_over = self._taken >= self._total if self._total >= 0 else self._error is not None
+        return self._is_closed or bool(self._items) or is_over
 
     def _take(self) -> Any:
-        if self._next in self._items:
-            value, taken = self._items.pop(self._next)
-            self._next += 1
+        if self._items:
+            value, taken = self._items.popleft()
+            self._taken += 1
             taken.set_result(True)
             return value
         if self._error is not None and not self._is_closed:
-            error, self._error, self._total = self._error, None, self._next
+            error, self._error, self._total = self._error, None, self._taken
             raise error
         raise StopIteration
 
-    def add(self, index: int, value: Any) -> torch.futures.Future[bool]:
+    def add(self, value: Any) -> torch.futures.Future[bool]:
         """Adds an item. Returns a Future that is done when the item was taken: whether more are wanted."""
         with self._changed:
             if self._is_closed:
                 return done(False)
             taken: torch.futures.Future[bool] = torch.futures.Future()
-            self._items[index] = (value, taken)
+            self._items.append((value, taken))
         self._wake()
         return taken
 
     def end(self, call: Call) -> None:
-        """Called when the call has ended."""
-        total, error = None, None
+        """Takes the end of the call."""
+        total, error = -1, None
         try:
             total, kind, text = call.wait()
             error = RemoteFailure(kind, text).exception() if kind is not None else None
@@ -165,28 +164,18 @@ def stream(
     """Returns the items that a generator function yields in the member `to`, as a Stream: an iterator and a context
     manager.
 
-    The generator is at most `credit` items ahead of the loop over them. `timeout` is for all of it. Else as call()."""
+    The generator is at most `credit` items ahead of the loop over them. `timeout` is for all of it. The other arguments
+    are those that call() takes."""
     if credit < 1:
         raise ValueError(f"credit is how many items may be made and not taken: 1 or more, not {credit}")
     agent = registry.current()
     member = agent.member(to)
-    if member.is_program:
-        raise TypeError(f"{member.info} is a program in C++: it can be called with call() and call_async() alone")
+    member.refuse_program()
     agent.check_arguments(args)
-    args, kwargs = list(args), dict(kwargs or {})
-    call = Call(agent, member, agent.name_at(member, function), timeout)
-    made = Stream(call, credit)
-    number, weak = made.number, weakref.ref(made)
-
-    def start() -> None:
-        if member.info.id == agent.info.id:
-            given = devices.unmarked(args), devices.unmarked(kwargs)
-            call.send_here(lambda running: _run(agent, running, number, credit, *given))
-            return
-        value = (number, credit, call.root, call.function, call.seconds, args, kwargs)
-        agent.endpoint.begin_verb(member.info.id, ".stream", value, call.seconds, False, None, call)
-
-    call.send(start, args, kwargs)
+    call = Call(agent, member.info, agent.name_at(member, function), timeout)
+    made = Stream(call)
+    weak = weakref.ref(made)
+    call.send("stream", (made.number, credit, *args), kwargs)
 
     def end(call: Call) -> None:
         stream = weak()
@@ -197,58 +186,39 @@ def stream(
     return made
 
 
-def _add_item(number: int, index: int, item: Any) -> torch.futures.Future[bool]:
+def _add_item(agent: Any, caller: int, args: tuple[int, Any], reference: Any) -> tuple[torch.futures.Future[bool]]:
+    """Adds an item that came, in the order of the lane."""
+    number, item = args
     with _lock:
         found = _open.get(number)
-    return found.add(index, item) if found is not None else done(False)
+    return (found.add(item) if found is not None else done(False),)
 
 
-@verb(".item")
-def _take_item(agent: Any, caller: int, number: int, index: int, item: Any) -> Deferred:
-    return Deferred(_add_item(number, index, item), lambda is_wanted: is_wanted)
+@verb(".item", _add_item)
+def _item(agent: Any, caller: int, taken: torch.futures.Future[bool]) -> Deferred:
+    return Deferred(taken, lambda is_wanted: is_wanted)
 
 
 # --- in the member that makes them
 
-
-Outcome = tuple[
-    int, "type | None", "str | None"
-]  # how many items there were, class and text of the generator's exception
+Outcome = tuple[int, "type | None", "str | None"]  # number of items, class and text of the generator's exception
 
 
-@verb(".stream")
-def _run_stream(
-    agent: Any,
-    caller: int,
-    number: int,
-    credit: int,
-    root: tuple[int, int] | None,
-    name: str,
-    seconds: float,
-    args: Any,
-    kwargs: Any,
-) -> Outcome | RemoteFailure:
-    def run(running: Any) -> Outcome:
-        return _run(agent, running, number, credit, args, kwargs)
-
-    return calling.serve(agent, caller, number, name, seconds, root, run)
-
-
-def _run(agent: Any, running: Any, number: int, credit: int, args: Any, kwargs: Any) -> Outcome:
-    running.check()
-    items = functions.find(running.function)(*args, **kwargs)
+def run(agent: Any, name: str, number: int, credit: int, *args: Any, **kwargs: Any) -> Outcome:
+    """Runs a generator function for another member. Throws Cancelled if the caller wants no more."""
+    running: Any = _core._current_call()
+    items = functions.find(name)(*args, **kwargs)
     if inspect.isasyncgen(items):
-        items = driven(items)
+        items = _driven(items)
     if not inspect.isgenerator(items):
-        raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
+        raise TypeError(f"{name} is no generator function: call it with onecopy.rpc.call()")
     try:
-        return _send_all(agent, items, running, number, Window(credit, running))
+        return _send_all(agent, items, running, number, _Window(credit, running))
     finally:
         items.close()
 
 
-def _send_all(agent: Any, items: Generator[Any, Any, Any], running: Any, number: int, window: Window) -> Outcome:
-    """Throws Cancelled if the caller wants no more."""
+def _send_all(agent: Any, items: Iterator[Any], running: Any, number: int, window: _Window) -> Outcome:
     total = 0
     while window.enter():
         try:
@@ -263,12 +233,67 @@ def _send_all(agent: Any, items: Generator[Any, Any, Any], running: Any, number:
     raise Cancelled(f"{running.function}: {running.caller} wants no more items")
 
 
-def _send(agent: Any, running: Any, number: int, index: int, item: Any) -> torch.futures.Future[bool] | CallFuture:
+def _send(agent: Any, running: Any, number: int, index: int, item: Any) -> torch.futures.Future[bool]:
     if running.caller_id == agent.info.id:
-        return _add_item(number, index, item)
+        return _add_item(agent, running.caller_id, (number, item), None)[0]
     left = running.remaining()
-    seconds = 0.0 if left is None else max(left, 1e-6)
     try:
-        return agent.begin_verb(running.caller_id, ".item", (number, index, item), seconds, is_result=True)
+        seconds = 0.0 if left is None else max(left, 1e-6)
+        return agent.begin_verb(running.caller_id, ".item", (number, item), seconds, is_result=True)
     except RefusedValue as refused:
         raise refused.located(**{f"item {index}": item}) from None
+
+
+class _Window:
+    """A bound on the items that were made and not taken. Thread safety: all members may be called concurrently."""
+
+    def __init__(self, credit: int, running: Any) -> None:
+        self._changed, self._credit, self._running = threading.Condition(), credit, running
+        self._is_closed = False
+        self.failure: Exception | None = None
+        running.on_cancel(self.close)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def enter(self) -> bool:
+        """Waits until an item may be made; False if none is wanted. Throws Timeout behind the call's deadline, and
+        the exception of sending an item."""
+        with self._changed:
+            while not self._is_closed and self._credit == 0:
+                left = self._running.remaining()
+                if left is not None and left <= 0:
+                    raise Timeout(
+                        f"{self._running.function}: the caller has not taken its items before the call's deadline"
+                    )
+                self._changed.wait(left)
+            if self.failure is not None:
+                raise self.failure
+            self._credit -= 1
+            return not self._is_closed
+
+    def answered(self, future: torch.futures.Future[bool]) -> None:
+        """Adds the credit of an item that was taken, whose Future this is."""
+        try:
+            is_wanted, failure = future.value(), None
+        except Exception as error:
+            is_wanted, failure = False, error
+        with self._changed:
+            self._credit += 1
+            self._is_closed = self._is_closed or not is_wanted
+            self.failure = self.failure or failure
+            self._changed.notify()
+
+
+def _driven(items: AsyncGenerator[Any, Any]) -> Iterator[Any]:
+    """Returns an asynchronous generator as one of the plain kind, in a loop of its own."""
+    loop = asyncio.new_event_loop()
+    try:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield loop.run_until_complete(items.__anext__())
+    finally:
+        loop.run_until_complete(items.aclose())
+        loop.close()

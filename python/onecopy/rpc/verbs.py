@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of calls: of functions without a name, and of references to values.
+"""The verbs of calls: of functions without a name, and of references to values; and how references cross.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import functions, rref
+from .. import _core
+from . import functions, rref, values
 from .errors import RemoteFailure
 from .owned import Cell, Reference
 from .registry import Deferred, verb
@@ -93,3 +94,38 @@ def _type(agent: Any, caller: int, cell: Cell) -> Any:
 @verb(".backward", _with_cell)
 def _backward(agent: Any, caller: int, cell: Cell, context_id: int, retain_graph: bool) -> Any:
     return Deferred(cell.future, lambda made: rref.backward(Cell.unwrap(made), context_id, retain_graph))
+
+
+# --- crossing: see references.py
+
+
+def _parts(given: PyRRef) -> tuple[int, Reference, Reference]:
+    giving: Any = _core._rpc_giving()
+    if given._cell is None:
+        if given._is_deleted:
+            raise RuntimeError("Cannot call fork an UserRRef after deletion.")
+        if given._owner != giving.receiver or given._session == rref.LOST:
+            given._check()
+    fork = giving.agent.references.give(given._owner, given._reference, given._cell, giving.receiver)
+    giving.give(given, fork)
+    return given._owner, given._reference, fork
+
+
+def _rebuild(owner: int, reference: Reference, fork: Reference) -> PyRRef:
+    """Makes a reference that came. Called in the order of the lane."""
+    taking: Any = _core._rpc_taking()
+    agent, sender = taking
+    made, me = rref.new(), agent.info.id
+    if owner == me:
+        made._own(agent, reference, agent.references.owned.cell(reference))
+        if sender == me:
+            agent.references.owned.count(reference, me, -1)
+        return made
+    if sender != owner:
+        agent.note(owner, "accept", (reference, fork))
+    made._hold(agent, owner, reference, fork)
+    made._session = agent.member(owner).ended_session + 1 if sender == owner else agent.endpoint.session_with(owner)
+    return made
+
+
+values.register("reference", PyRRef, _parts, _rebuild)

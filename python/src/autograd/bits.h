@@ -28,7 +28,7 @@ class Bits {
     for (std::size_t i = 0; i < other.more_.size(); ++i) more_[i] |= other.more_[i];
     return *this;
   }
-  /// Without the other's numbers.
+  /// Removes the other's numbers.
   Bits& operator-=(const Bits& other) noexcept {
     first_ &= ~other.first_;
     const std::size_t both = std::min(more_.size(), other.more_.size());
@@ -41,7 +41,7 @@ class Bits {
     return first_ == 0 &&
            std::all_of(more_.begin(), more_.end(), [](std::uint64_t word) { return word == 0; });
   }
-  /// Whether a number is in both.
+  /// Returns whether a number is in both.
   bool meets(const Bits& other) const noexcept {
     if ((first_ & other.first_) != 0) return true;
     for (std::size_t i = 0; i < std::min(more_.size(), other.more_.size()); ++i)

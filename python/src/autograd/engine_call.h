@@ -8,10 +8,10 @@
 
 namespace onecopy::python::autograd {
 
-/// torch's GradientEdge: an input of a node.
+/// Returns torch's GradientEdge of an input of a node.
 nb::object edge_to(nb::handle node, std::size_t input);
 
-/// One run of torch's engine: edges where gradients go in, and nodes where they are caught.
+/// A run of torch's engine: edges where gradients go in, and nodes where they are caught.
 /// Thread safety: used with the GIL held. The engine lets go of it.
 class EngineCall {
  public:

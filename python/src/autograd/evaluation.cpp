@@ -124,7 +124,7 @@ std::vector<const Output*> Evaluation::owed_by(const Component& component, const
   return owed;
 }
 
-/// Received tensors that no gradient reaches although all are there that could: their sender must not wait.
+/// Fires received tensors that no gradient reaches although all are there that could: their sender must not wait.
 void Evaluation::fire_without_gradients(Component& component, const Bits& here, nb::list& fired) const {
   const Bits reached = leads_from(component.items);
   for (Output& output : component.outputs) {
@@ -165,7 +165,7 @@ void Evaluation::evaluate(Component& component, const Bits& here, nb::list& fire
   }
 }
 
-/// From here on its outputs have fired.
+/// Marks the outputs of the stage as fired.
 Evaluation::Stage Evaluation::next_stage(Component& component, const Bits& here) const {
   const Bits reached = leads_from(component.items);
   Stage stage;
@@ -230,7 +230,7 @@ std::size_t Evaluation::count_of(const Output& output) const {
   return is_received(output) ? nb::cast<std::size_t>(get(end_of(output), Names::get().count)) : 1;
 }
 
-/// Into the context.
+/// Adds the gradients of leaves to the context.
 void Evaluation::accumulate(const Outputs& outputs, const Gradients& gradients,
                             const std::vector<Item>& roots) const {
   const auto is_of_leaf = [&](std::size_t i) {

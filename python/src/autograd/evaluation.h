@@ -15,7 +15,7 @@ namespace onecopy::python::autograd {
 
 class EngineCall;
 
-/// One worker's part of one backward pass, but for its messages: the sources whose gradients have come, or never come, and
+/// A worker's part of one backward pass, but for its messages: the sources whose gradients have come, or never come, and
 /// the outputs that have fired. An output fires once, with its complete gradient: when all sources that reach it have theirs,
 /// or are known to get none. Gradients of leaves go into the context.
 ///
@@ -23,7 +23,7 @@ class EngineCall;
 /// go of the GIL; a thread never waits for it with the GIL. The sets of sources are read and changed with the GIL.
 class Evaluation {
  public:
-  /// What one step led to: the outputs that fired, as (ReceivedTensors, their gradients), and by how much the number of blocked
+  /// The result of a step: the outputs that fired, as (ReceivedTensors, their gradients), and by how much the number of blocked
   /// components has grown.
   struct Step {
     nb::list fired;
@@ -47,11 +47,11 @@ class Evaluation {
   /// The ReceivedTensors that the blocked components will still send gradients for.
   nb::list owed();
 
-  /// For the collector. A cycle of references is broken at one of the Python objects that it goes through.
+  /// Visits the objects for the garbage collector. A cycle of references is broken at one of the Python objects that it goes through.
   int traverse(visitproc visit, void* arg) const;
 
  private:
-  /// Where gradients wait: an edge into a node.
+  /// An edge into a node, and the gradient that waits there.
   struct Item {
     std::size_t node;
     nb::object edge, gradient;
@@ -68,7 +68,7 @@ class Evaluation {
   class Holding;
   using Outputs = std::vector<Output*>;
   using Gradients = std::vector<std::vector<nb::object>>;  ///< of each output
-  /// One run of the engine.
+  /// A run of the engine.
   struct Stage {
     Outputs outputs;  ///< that fire
     Bits wanted;      ///< their numbers
@@ -102,7 +102,7 @@ class Evaluation {
   Caught run(const std::vector<Item>& roots, const Outputs& outputs, const std::vector<std::size_t>& cut,
              bool keeps) const;
   Gradients run(const EngineCall& engine, bool keeps) const;
-  /// How many gradients it has.
+  /// Returns how many gradients an output takes.
   std::size_t count_of(const Output& output) const;
   void accumulate(const Outputs& outputs, const Gradients& gradients, const std::vector<Item>& roots) const;
 

@@ -49,7 +49,7 @@ Names* look_up() {
 
 }  // namespace
 
-/// Not in the initialiser of a static variable: it would wait for a lock with the GIL held.
+/// Looks the names up outside of the initialiser of a static variable, which would wait for a lock with the GIL held.
 const Names& Names::get() {
   static Names* known = nullptr;
   if (!known) {

@@ -22,7 +22,7 @@ struct Names {
   nb::object contiguous, is_contiguous, clone, detach, memory_format, accumulate;
 };
 
-/// object.name
+/// Returns object.name.
 inline nb::object get(nb::handle object, const nb::object& name) {
   return call_python([&] {
     nb::object found = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
@@ -31,7 +31,7 @@ inline nb::object get(nb::handle object, const nb::object& name) {
   });
 }
 
-/// sequence[at]
+/// Returns sequence[at].
 inline nb::object item(nb::handle sequence, Py_ssize_t at) {
   return call_python([&] {
     nb::object found = nb::steal(PySequence_GetItem(sequence.ptr(), at));
@@ -40,7 +40,7 @@ inline nb::object item(nb::handle sequence, Py_ssize_t at) {
   });
 }
 
-/// object.name(arguments...)
+/// Returns object.name(arguments...).
 template <class... Arguments>
 nb::object call(nb::handle object, const nb::object& name, Arguments&&... arguments) {
   return call_python([&] { return nb::object(object.attr(name)(std::forward<Arguments>(arguments)...)); });

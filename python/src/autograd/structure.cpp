@@ -10,7 +10,7 @@
 namespace onecopy::python::autograd {
 namespace {
 
-/// Of numbers that are one or another of a set, the set's first.
+/// A partition of numbers into sets; the first number of a set stands for the set.
 class DisjointSets {
  public:
   explicit DisjointSets(std::size_t count) : parents_(count) {

@@ -11,13 +11,13 @@
 
 namespace onecopy::python::autograd {
 
-/// One edge of torch's graph out of tensors that were sent, or of the loss.
+/// An edge of torch's graph out of tensors that were sent, or of the loss.
 struct SourceEdge {
   nb::object edge;   ///< a GradientEdge
   std::size_t node;  ///< its node's number
 };
 
-/// Where gradients leave the graph: a leaf or received tensors, as one component's gradients reach it.
+/// A leaf or received tensors, where gradients leave the graph, as one component's gradients reach it.
 struct Output {
   std::size_t node;  ///< its number
   std::size_t end;   ///< its number among the outputs that nodes lead to
@@ -57,7 +57,7 @@ class Structure {
 
   const Node& node(std::size_t number) const { return nodes_[number]; }
   const std::vector<Source>& sources() const noexcept { return sources_; }
-  /// Of the components, none of which has begun.
+  /// Returns the components, none of which has begun.
   const std::vector<Part>& parts() const noexcept { return parts_; }
 
   /// The nodes that run when gradients go from `starts` to the outputs `wanted`, and have an edge to a node that runs later,

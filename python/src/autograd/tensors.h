@@ -14,7 +14,7 @@ namespace onecopy::python::autograd {
 /// As it crosses by the shortest way: gradients of sums are expanded, without memory of their own.
 nb::object row_major(const nb::object& gradient);
 
-/// How many of some gradients are in each memory.
+/// The number of gradients in each memory.
 class MemoryUsers {
  public:
   void add(const nb::object& gradient);

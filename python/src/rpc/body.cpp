@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::size_t kUsual = 160;  ///< bytes of most calls, with the tail behind them
 
-std::uint32_t tag_of(BodyForm form) noexcept { return static_cast<std::uint32_t>(form) << rpc::kBodyShift; }
-
 nb::list to_list(const std::vector<nb::object>& objects) {
   nb::list list;
   for (const nb::object& object : objects) list.append(object);
@@ -23,11 +21,9 @@ nb::list to_list(const std::vector<nb::object>& objects) {
 /// Records the tensors as sent within `autograd`.
 void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Giving& giving, Message& message,
                  rpc::CallContext& context) {
-  context.parts |= rpc::CallContext::kAutograd;
-  context.autograd = nb::cast<std::uint64_t>(nb::object(autograd.attr("id")));
-  const nb::object agent = giving.agent(), tensors = to_list(sent);
+  add_context(autograd, context);
   nb::object record = call_python(
-      [&] { return nb::object(agent.attr("about_to_send")(autograd, tensors, giving.receiver())); });
+      [&] { return nb::object(autograd.attr("record_sent")(to_list(sent), giving.receiver())); });
   if (record.is_none()) return;
   giving.record(nb::borrow(autograd), record);
   context.parts |= rpc::CallContext::kRecord;
@@ -42,13 +38,13 @@ void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Givin
 }
 
 /// Makes the tensors that the sender has recorded a part of the graph here.
-void attach_received(nb::handle agent, const nb::object& autograd, const rpc::CallContext& context,
-                     const Bytes& marks, const std::vector<nb::object>& received, std::uint32_t sender) {
+void attach_received(const nb::object& autograd, const rpc::CallContext& context, const Bytes& marks,
+                     const std::vector<nb::object>& received, std::uint32_t sender) {
   nb::list recorded;
   for (std::size_t i = 0; i < received.size() && i / 8 < marks.size(); ++i)
     if ((marks[i / 8] & std::byte{1} << i % 8) != std::byte{0}) recorded.append(i);
   call_python([&] {
-    agent.attr("arrived")(autograd, nb::make_tuple(context.record, recorded), to_list(received), sender);
+    autograd.attr("attach_received")(nb::make_tuple(context.record, recorded), to_list(received), sender);
   });
 }
 
@@ -83,6 +79,11 @@ nb::object read_failure(Message&& failure, const Hooks& hooks) {
 }
 
 }  // namespace
+
+void add_context(nb::handle autograd, rpc::CallContext& context) {
+  context.parts |= rpc::CallContext::kAutograd;
+  context.autograd = nb::cast<std::uint64_t>(nb::object(autograd.attr("id")));
+}
 
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
                     nb::handle autograd, rpc::CallContext& context) {
@@ -122,7 +123,8 @@ bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts
 void decode_body(Message&& message, const rpc::CallContext& context, const Hooks& hooks, nb::handle agent,
                  std::uint32_t sender, bool makes_context, Body& body) {
   const auto form = static_cast<BodyForm>(rpc::body_form(message.tag));
-  if (form != BodyForm::value && form != BodyForm::failure)
+  const bool has_stayed_here = body.value.is_valid();
+  if (form != BodyForm::value && form != BodyForm::failure && !has_stayed_here)
     rpc::refuse_message("has a body of a form that Python programs do not read");
   body.is_failure = form == BodyForm::failure;
   if (body.is_failure) {
@@ -135,15 +137,22 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
   if (context.has(rpc::CallContext::kAutograd))
     body.autograd = call_python(
         [&] { return nb::object(agent.attr("context")(context.autograd, sender, makes_context)); });
+  if (has_stayed_here) return;
+  const Taking taking(agent, sender);
+  if (context.parts == 0 && message.tensors.empty()) {  // as most messages
+    const DecodeOptions plain{
+        .tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};
+    body.value = call_python([&] { return decode_value(message.data, {}, open_on_card, plain); });
+    return;
+  }
   const bool is_recorded = context.has(rpc::CallContext::kRecord) && !body.autograd.is_none();
   receive(message.tensors);
   std::vector<nb::object> received;
   DecodeOptions options{.tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};
   if (is_recorded || !message.tensors.empty()) options.received = &received;
-  const Taking taking(agent, sender);
   body.value =
       call_python([&] { return decode_value(message.data, message.tensors, open_on_card, options); });
-  if (is_recorded) attach_received(agent, body.autograd, context, marks, received, sender);
+  if (is_recorded) attach_received(body.autograd, context, marks, received, sender);
   body.on_cards = tensors_on_cards(received);
 }
 

@@ -14,14 +14,15 @@
 #include "rpc/value_codec.h"
 #include "value/values.h"
 
-/// Python values as bodies of the messages of rpc.
+/// The bodies of the messages of rpc, written from Python values.
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python {
 
-/// How the body of a message is written, in its tag. Programs in C++ read and write the first form alone.
+/// The form in which the body of a message is written, in its tag. Programs in C++ read and write the first form alone.
 enum class BodyForm : std::uint32_t {
   value = rpc::kPlainBody,           ///< a value
   failure = rpc::kFailureWithClass,  ///< the text of an exception, and its class
+  here = 7,  ///< nothing: the arguments lie with the call, which this process makes to itself
 };
 
 /// The Python functions that make the parts of a message that C++ does not know.
@@ -33,6 +34,12 @@ struct Hooks {
 /// the context and the record to `context`. Throws TypeError for a value that cannot cross.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
                     nb::handle autograd, rpc::CallContext& context);
+/// Names the context of distributed autograd that a message travels in.
+void add_context(nb::handle autograd, rpc::CallContext& context);
+/// Returns the tag of a body.
+constexpr std::uint32_t tag_of(BodyForm form) noexcept {
+  return static_cast<std::uint32_t>(form) << rpc::kBodyShift;
+}
 /// Writes a value outside of any context.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving);
 /// Writes a value to a program in C++, which takes plain values and tensors of the CPU. False for any other value.
@@ -48,7 +55,8 @@ struct Body {
   std::vector<nb::object> on_cards{};  ///< its tensors that are not on the host
 };
 /// Reads a body, in the order of the current streams. Its tensors become part of the graph of the context that they came
-/// in. `makes_context`: makes a context that is not there. Throws bad_handle for a body that no member writes.
+/// in. `makes_context`: makes a context that is not there. A body whose value is there already has stayed in this process.
+/// Throws bad_handle for a body that no member writes.
 void decode_body(Message&& message, const rpc::CallContext& context, const Hooks& hooks, nb::handle agent,
                  std::uint32_t sender, bool makes_context, Body& body);
 
@@ -64,9 +72,11 @@ CallValues arguments_of(nb::handle value);
 /// where putting may have to ask another process, or to wait for room.
 template <class Put>
 void put_in_order(const rpc::Member& to, const Message& message, Put&& put) {
+  if (message.tensors.empty() && !to.may_hold_up() && current_streams().empty()) return put(Stream());
   const Departure departure(message.tensors);
-  if (message.tensors.empty() && !departure.needs_a_device && !to.may_hold_up()) put(departure.stream);
-  else without_gil([&] { put(departure.stream); });
+  if (message.tensors.empty() && !departure.needs_a_device && !to.may_hold_up())
+    return put(departure.stream);
+  without_gil([&] { put(departure.stream); });
 }
 
 }  // namespace onecopy::python

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "onecopy/core/error.h"
+#include "rpc/endpoint.h"
 
 namespace onecopy::python {
 
@@ -15,7 +16,12 @@ void CallLimit::acquire(nb::handle agent, const rpc::Member& to, Deadline deadli
     ++use.under_way;
     return;
   }
-  if (refuses_) agent.attr("raise_busy")(to.number(), use.under_way, max_);
+  if (refuses_)
+    raise(agent.attr("error_named")(
+        "busy",
+        fmt::format("{} calls to {} are under way, as many as init(max_calls={}) allows: wait for some of "
+                    "them, or give a larger max_calls, or when_full='wait'",
+                    use.under_way, to.name(), max_)));
   ++use.waits;
   while (use.under_way >= max_) {
     if (to.has_ended) throw Error(ErrorCode::peer_died, "the member has ended");

@@ -22,10 +22,10 @@ class CallLimit {
     max_ = max;
     refuses_ = refuses;
   }
-  /// Waits for room. Throws timeout at the deadline, peer_died for a member that has ended. `agent` makes Busy.
+  /// Waits for room. Throws timeout at the deadline, peer_died for a member that has ended, and Busy, which `agent` makes.
   void acquire(nb::handle agent, const rpc::Member& to, Deadline deadline);
   void release(std::uint32_t to) noexcept;
-  /// {member's number: (calls under way, callers that had to wait)}.
+  /// Returns {member's number: (calls under way, callers that had to wait)}.
   nb::dict report() const;
 
  private:

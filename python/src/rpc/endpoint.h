@@ -17,6 +17,7 @@
 #include "rpc/rpc_call.h"
 #include "rpc/running_call.h"
 #include "rpc/served_calls.h"
+#include "rpc/times.h"
 #include "rpc/workers.h"
 
 namespace onecopy::python {
@@ -24,8 +25,8 @@ namespace onecopy::python {
 /// This process as a member of a group of Python programs: the way of every call, from the caller's arguments to the callee's
 /// function and back. The Python class Agent owns one, and decides what is rare: names, members, errors.
 ///
-/// A call names its function: "module:name" for a function of torch's interface, "native module:name" for one of the native
-/// interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments).
+/// A call names its function: "module:name" for a function of torch's interface, "native module:name" or "stream module:name" for
+/// one of the native interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments).
 ///
 /// Thread safety: the GIL, which is released while a thread waits.
 class Endpoint {
@@ -65,9 +66,10 @@ class Endpoint {
   /// function of this process itself gets the arguments themselves.
   nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                   nb::handle timeout, bool is_native);
-  /// As call(), and gives the outcome to `future`, a CallFuture, which sees to room, listing and times.
+  /// As call(), and gives the outcome to `future`, a CallFuture, which sees to room, listing and times. `how` is the name of a
+  /// Naming.
   void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
-             nb::handle future, bool is_native);
+             nb::handle future, const std::string& how);
   /// Calls what `verb` names with (args). `is_result`: its tensors answer a message of the member.
   nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                        bool is_result);
@@ -81,9 +83,7 @@ class Endpoint {
   RpcCall begin_gradients(std::uint32_t to, nb::handle args) { return {node_, send_gradients(to, args)}; }
   /// Sends (verb, value), which is handled in its order and has no answer. Does nothing if the member has ended.
   void note(std::uint32_t to, nb::handle verb, nb::handle value);
-  /// A call that crosses to no process; RpcCall::end() ends it, or its deadline.
-  nb::object begin_here(double seconds, nb::handle future);
-  /// Lets a worker call task._settle(call).
+  /// Lets a worker call task().
   void run_soon(nb::handle task);
   /// Returns (value, error, points in streams behind which the value's tensors are there) of a call that has ended.
   nb::object outcome(const rpc::CallRef& call, double seconds);
@@ -92,6 +92,12 @@ class Endpoint {
   /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
   nb::list calls_made() const;
+  /// Returns the name of a call, and of the calls that it leads to, in logs.
+  std::string trace_of(std::uint32_t caller, std::uint64_t number);
+  /// Waits for room for a native call.
+  void acquire(std::uint32_t to, double seconds) {
+    limit.acquire(agent_, member(to), deadline_after(seconds));
+  }
 
   // serving.cpp
   /// Does the work of a thread of Python, until the node has no use for it. Called without the GIL.
@@ -117,7 +123,7 @@ class Endpoint {
   friend class UnderWay;
 
   /// A way in which the callee finds a function.
-  enum class Naming : std::uint8_t { torch, native, program };
+  enum class Naming : std::uint8_t { torch, native, program, stream };
   /// A function that this process calls.
   struct Callee {
     nb::object names, name, check;  ///< `name` stands for it in `names`; check(args, kwargs) may refuse
@@ -142,6 +148,8 @@ class Endpoint {
     Deadline deadline;
     bool is_result = false;
     bool is_in_order = false;
+    bool stays_here =
+        false;  ///< a native call of this process itself: its function gets the values themselves
     nb::object reference =
         nb::none();  ///< (member, number) of the one to the result, which stays in the member
     nb::handle future{};
@@ -187,6 +195,8 @@ class Endpoint {
   void do_work(rpc::Work& work);
   void take_in_order(rpc::Work& work);
   void take_answer(rpc::Work& work);
+  void complete_with(const rpc::CallRef& call, nb::object outcome);
+  nb::object own_arguments(const rpc::Work& work);
   void serve(rpc::Work& work);
   const Target& target(rpc::FunctionEntry& function);
   void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
@@ -199,15 +209,16 @@ class Endpoint {
   rpc::Workers workers_;             ///< threads that Python starts
   nb::dict numbers_;                 ///< of members, by name
   std::unordered_map<std::uint32_t, Peer> peers_;
-  std::array<Callees, 3> callees_;  ///< by how they are named; their keys are kept
+  std::array<Callees, 4> callees_;  ///< by how they are named; their keys are kept
   nb::object is_logged_;
   class UnderWay* under_way_ = nullptr;  ///< the native calls that threads wait for
 };
 
-/// The name of a function without what tells native calls apart on the wire.
+/// The name of a function without what tells native calls and streams apart on the wire.
 inline std::string_view public_name(std::string_view wire_name) noexcept {
-  constexpr std::string_view kNative = "native ";
-  return wire_name.starts_with(kNative) ? wire_name.substr(kNative.size()) : wire_name;
+  for (const std::string_view how : {"native ", "stream "})
+    if (wire_name.starts_with(how)) return wire_name.substr(how.size());
+  return wire_name;
 }
 
 [[noreturn]] inline void raise(const nb::object& error) {
@@ -220,7 +231,7 @@ inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
   return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
 }
 
-/// None stands for the empty tuple. Throws TypeError for anything but a tuple, list or dict.
+/// Returns (arguments, keyword arguments). None stands for the empty tuple. Throws TypeError for anything but a tuple, list or dict.
 nb::object values_of_call(nb::handle args, nb::handle kwargs);
 
 }  // namespace onecopy::python

@@ -41,6 +41,7 @@ void Giving::sent() {
       receiver_.count(static_cast<rpc::Route>(i), routes_[i]);
   references_.clear();
   recorded_ = {};
+  if (moved_.empty()) return;
   for (const nb::object& marked : std::exchange(moved_, {})) marked.attr("finish")();
 }
 
@@ -48,7 +49,7 @@ void Giving::take_back() noexcept {
   try {
     const std::pair recorded = std::exchange(recorded_, {});
     if (recorded.first.is_valid())
-      call_python([&] { agent_.attr("not_sent")(recorded.first, recorded.second); });
+      call_python([&] { recorded.first.attr("forget_sent")(recorded.second); });
     if (references_.empty()) return;
     nb::list given;
     for (const auto& [reference, fork] : std::exchange(references_, {}))

@@ -11,8 +11,8 @@
 
 namespace onecopy::python {
 
-/// What one message gives away while Python functions reduce its values: references, tensors that are given away, and a record
-/// of autograd. Either sent() or take_back() ends it.
+/// The references, the moved tensors and the record of autograd of one message, gathered while Python functions reduce its
+/// values. Either sent() or take_back() ends it.
 /// Thread safety: used by one thread, with the GIL held. The innermost one is the thread's current one.
 class Giving {
  public:
@@ -64,7 +64,7 @@ class Giving {
   bool has_tensors_ = false;
 };
 
-/// Whose message is being read, for the Python functions that rebuild its values.
+/// The sender of the message that is being read, for the Python functions that rebuild its values.
 /// Thread safety: as Giving.
 class Taking {
  public:
@@ -74,7 +74,7 @@ class Taking {
   Taking& operator=(const Taking&) = delete;
   ~Taking() { current_ = outer_; }
 
-  /// (agent, sender's number). Throws RuntimeError outside of a message.
+  /// Returns (agent, sender's number). Throws RuntimeError outside of a message.
   static nb::object current();
 
  private:

@@ -30,7 +30,7 @@ struct Histogram {
 class Histograms {
  public:
   Histogram& of(std::string_view function);
-  /// {function: report}, without functions that were not called.
+  /// Returns {function: report}, without functions that were not called.
   nb::dict reports() const;
 
  private:

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -47,7 +46,7 @@ nb::object decode_call(const nb::bytes& data) {
   return nb::make_tuple(values.args, values.kwargs);
 }
 
-/// For decode_call(); None for what does not go as bytes alone.
+/// Returns the bytes for decode_call(), or None for arguments that do not go as bytes alone.
 nb::object encode_call(nb::tuple args) {
   Message message;
   TensorCounts counts;
@@ -63,7 +62,7 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
            nb::arg("is_native") = false)
       .def("begin", &Endpoint::begin, nb::arg("to").none(), nb::arg("function").none(),
            nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"),
-           nb::arg("is_native") = false)
+           nb::arg("how") = "torch")
       .def("call_verb", &Endpoint::call_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
            nb::arg("seconds"), nb::arg("is_result") = false)
       .def("begin_verb", &Endpoint::begin_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
@@ -71,7 +70,6 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
       .def("call_gradients", &Endpoint::call_gradients, nb::arg("to"), nb::arg("args"))
       .def("begin_gradients", &Endpoint::begin_gradients, nb::arg("to"), nb::arg("args"))
       .def("note", &Endpoint::note, nb::arg("to"), nb::arg("verb"), nb::arg("value").none())
-      .def("begin_here", &Endpoint::begin_here, nb::arg("seconds"), nb::arg("future"))
       .def("run_soon", &Endpoint::run_soon, nb::arg("task"))
       .def(
           "outcome",
@@ -135,46 +133,25 @@ void def_reports(nb::class_<Endpoint>& endpoint) {
       .def(
           "set_limit", [](Endpoint& e, std::size_t max, bool refuses) { e.limit.set(max, refuses); },
           nb::arg("max"), nb::arg("refuses"))
-      .def(
-          "acquire",
-          [](Endpoint& e, nb::handle agent, std::uint32_t to, double seconds) {
-            e.limit.acquire(agent, *e.node().find(to), deadline_after(seconds));
-          },
-          nb::arg("agent"), nb::arg("to"), nb::arg("seconds"))
+      .def("acquire", &Endpoint::acquire, nb::arg("to"), nb::arg("seconds"))
       .def(
           "release", [](Endpoint& e, std::uint32_t to) { e.limit.release(to); }, nb::arg("to"))
       .def("limits", [](const Endpoint& e) { return e.limit.report(); })
       .def(
           "observe",
-          [](Endpoint& e, bool is_called, const std::string& function, double seconds, bool failed) {
-            (is_called ? e.called : e.served_times)
-                .of(function)
-                .add(static_cast<std::int64_t>(seconds * 1e9), failed);
+          [](Endpoint& e, const std::string& function, double seconds, bool failed) {
+            e.called.of(function).add(static_cast<std::int64_t>(seconds * 1e9), failed);
           },
-          nb::arg("is_called"), nb::arg("function"), nb::arg("seconds"), nb::arg("failed"))
+          nb::arg("function"), nb::arg("seconds"), nb::arg("failed"))
       .def("times_called", [](const Endpoint& e) { return e.called.reports(); })
       .def("times_served", [](const Endpoint& e) { return e.served_times.reports(); })
       .def("calls_made", &Endpoint::calls_made)
+      .def("trace_of", &Endpoint::trace_of, nb::arg("caller"), nb::arg("number"))
       .def("calls_running", [](const Endpoint& e) { return e.running.describe(); })
       .def(
           "cancel",
           [](Endpoint& e, std::uint32_t caller, std::uint64_t number) { e.running.cancel(caller, number); },
-          nb::arg("caller"), nb::arg("number"))
-      .def(
-          "run_as",
-          [](Endpoint& e, nb::object agent, std::uint32_t caller, std::uint64_t number,
-             const std::string& function, double seconds,
-             std::optional<std::pair<std::uint32_t, std::uint64_t>> root, nb::handle run) {
-            const auto [member, first] = root.value_or(std::pair{caller, number});
-            const nb::object call =
-                nb::cast(RunningCall(std::move(agent), caller, e.session_with(caller), number, function,
-                                     deadline_after(seconds), {first, member}));
-            const CallScope scope(e.running, call);
-            return call_python([&] { return nb::object(run(call)); });
-          },
-          nb::arg("agent"), nb::arg("caller"), nb::arg("number"), nb::arg("function"), nb::arg("seconds"),
-          nb::arg("root").none(), nb::arg("run"),
-          "Returns run(call) with that call as the current one of this thread.");
+          nb::arg("caller"), nb::arg("number"));
 }
 
 }  // namespace

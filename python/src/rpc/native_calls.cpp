@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -57,10 +58,12 @@ class UnderWay {
   nb::object trace() const {
     const rpc::GroupId own{number_, endpoint_.node_->number()};
     const auto [number, member, reserved] = root_.value_or(own);
-    return endpoint_.agent_.attr("trace_of")(member, number);
+    return nb::cast(endpoint_.trace_of(member, number));
   }
   void log(const char* stage) const {
-    if (endpoint_.is_logged()) endpoint_.agent_.attr("log_call")(stage, trace(), function(), to());
+    if (!endpoint_.is_logged()) return;
+    const nb::object member = endpoint_.agent_.attr("get_worker_info")(to());
+    endpoint_.agent_.attr("log")("%s: call %s at %s %s", trace(), function(), member, stage);
   }
 
   Endpoint& endpoint_;
@@ -88,6 +91,10 @@ std::pair<double, Deadline> Endpoint::native_deadline(nb::handle timeout) const 
           parent->deadline()};
 }
 
+std::string Endpoint::trace_of(std::uint32_t caller, std::uint64_t number) {
+  return fmt::format("{}.c{}", member(caller).name(), number);
+}
+
 /// The agent throws the error.
 void Endpoint::check_arguments(nb::handle args) const {
   if (!args.is_none() && !PyTuple_Check(args.ptr()) && !PyList_Check(args.ptr()))
@@ -97,11 +104,11 @@ void Endpoint::check_arguments(nb::handle args) const {
 nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
                                  nb::handle timeout) {
   check_arguments(args);
-  if (to.number() == node_->number()) return agent_.attr("call_here")(function, args, kwargs, timeout);
   const Naming naming = peer(to).is_program ? Naming::program : Naming::native;
   const Callee& callee = this->callee(function, naming);
   const auto [seconds, deadline] = native_deadline(timeout);
-  const Request request = this->request(to, callee, function, args, kwargs, deadline);
+  Request request = this->request(to, callee, function, args, kwargs, deadline);
+  request.stays_here = to.number() == node_->number();
   UnderWay entry(*this, request, *callee.times);
   rpc::CallRef call;
   try {
@@ -134,11 +141,15 @@ nb::object Endpoint::run_native(const Target& target, const rpc::Work& work, con
   const RunningCall& call = *nb::inst_ptr<RunningCall>(running_call);
   const CallScope scope(running, running_call);
   const bool is_logged = this->is_logged();
-  if (is_logged) agent_.attr("log_served")(running_call, "begins");
+  const auto log = [&](const char* stage) {
+    if (is_logged)
+      agent_.attr("log")("%s: %s for %s %s", call.trace(), call.function(), call.caller(), stage);
+  };
+  log("begins");
   bool failed = true;
   const auto finish = [&] {
     target.times->add(now_ns() - call.taken_ns(), failed);
-    if (is_logged) agent_.attr("log_served")(running_call, failed ? "failed" : "is done");
+    log(failed ? "failed" : "is done");
   };
   try {
     call.check();

@@ -8,6 +8,7 @@
 
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
+#include "rpc/endpoint.h"
 #include "rpc/times.h"
 
 namespace onecopy::python {
@@ -27,7 +28,9 @@ RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint32_t s
 
 nb::object RunningCall::caller() const { return agent_.attr("get_worker_info")(caller_); }
 
-nb::object RunningCall::trace() const { return agent_.attr("trace_of")(root_.member, root_.number); }
+nb::object RunningCall::trace() const {
+  return agent_.attr("endpoint").attr("trace_of")(root_.member, root_.number);
+}
 
 nb::object RunningCall::remaining() const {
   if (deadline_ == kForever) return nb::none();
@@ -35,7 +38,9 @@ nb::object RunningCall::remaining() const {
 }
 
 void RunningCall::check() const {
-  if (is_cancelled_) agent_.attr("raise_cancelled")(function_, caller_);
+  if (is_cancelled_)
+    raise(agent_.attr("error_named")(
+        "cancelled", fmt::format("{} was cancelled by {}", function_, nb::str(caller()).c_str())));
   if (!deadline_.has_passed()) return;
   throw Error(ErrorCode::timeout, fmt::format("{} is {:.3f} s behind the deadline that {} gave", function_,
                                               static_cast<double>(now_ns() - ns_of(deadline_)) / 1e9,
@@ -150,12 +155,10 @@ CallScope::~CallScope() {
 
 namespace {
 
-/// Kept while it is the thread's; a thread leaves its contexts before it ends.
+/// The context of this thread, which leaves its contexts before it ends.
 thread_local PyObject* context = nullptr;
 
 }  // namespace
-
-bool has_rpc_context() noexcept { return context != nullptr; }
 
 nb::object current_context() { return context ? nb::borrow(context) : nb::none(); }
 

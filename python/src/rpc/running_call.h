@@ -103,10 +103,7 @@ class CallScope {
 
 // --- the context of distributed autograd that this thread runs in
 
-/// Returns whether this thread is in a context of distributed autograd, which records the tensors that cross.
-/// Thread safety: the GIL.
-bool has_rpc_context() noexcept;
-/// The context, or None.
+/// Returns the context of this thread, or None, which records the tensors that cross. Thread safety: the GIL.
 nb::object current_context();
 /// Makes `context`, or None, the context of this thread. Returns the one before.
 nb::object swap_context(nb::object context);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "binding/gil.h"
@@ -14,17 +16,15 @@ namespace onecopy::python {
 namespace {
 
 constexpr const char* kGradients = ".gradients";
+constexpr std::array<std::string_view, 4> kNamings{"torch", "native", "program",
+                                                   "stream"};  ///< by Endpoint::Naming
 constexpr const char* kApply = ".apply";  ///< calls a function that has no name: the first argument
 
 void drop_python(void* object) noexcept { decref_later(static_cast<PyObject*>(object)); }
 
-const char* word_for(rpc::End end) {
-  switch (end) {
-    case rpc::End::late: return "late";
-    case rpc::End::member_ended: return "ended";
-    case rpc::End::cancelled: return "cancelled";
-    default: return "stopped";
-  }
+const char* code_of(rpc::End end) {
+  if (end == rpc::End::late) return name(ErrorCode::timeout);
+  return name(end == rpc::End::member_ended ? ErrorCode::peer_died : ErrorCode::closed);
 }
 
 nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) {
@@ -53,7 +53,6 @@ nb::object values_of_call(nb::handle args, nb::handle kwargs) {
 /// that crosses as a value. Equal strings are one key.
 const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
   static const Callee nameless;
-  static constexpr std::array kResolvers{"resolve", "resolve_native", "resolve_program"};
   Callees& known = callees_.at(static_cast<std::size_t>(naming));
   nb::object key = nb::borrow(function);
   if (PyUnicode_CheckExact(key.ptr())) {
@@ -67,8 +66,8 @@ const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
     if (found.names.is_none() || PyDict_GetItem(found.names.ptr(), found.name.ptr()) == key.ptr())
       return found;
   }
-  const char* const resolve = kResolvers.at(static_cast<std::size_t>(naming));
-  const nb::object told = call_python([&] { return nb::object(agent_.attr(resolve)(function)); });
+  const char* const how = kNamings.at(static_cast<std::size_t>(naming)).data();
+  const nb::object told = call_python([&] { return nb::object(agent_.attr("resolve")(function, how)); });
   if (told.is_none()) return nameless;
   const auto wire_name = nb::cast<std::string>(tuple_item(told, 2));
   if (known.find(key.ptr()) == known.end()) Py_INCREF(key.ptr());
@@ -110,24 +109,31 @@ rpc::CallRef Endpoint::send(const Request& request) {
   Message message;
   rpc::CallContext context = surroundings_of(request);
   rpc::CallRef call;
+  nb::object arguments;
+  const nb::object autograd = current_context();
   try {
     const Peer& peer = this->peer(to);
-    if (peer.is_program) {
+    if (request.stays_here) {
+      arguments = call_python([&] { return nb::object(agent_.attr("unmarked")(request.values)); });
+      message.tag = tag_of(BodyForm::here);
+      if (!autograd.is_none()) add_context(autograd, context);
+    } else if (peer.is_program) {
       TensorCounts counts;
       if (!encode_for_program(request.values, message, counts))
         throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
       giving.count(rpc::Route::copy, counts.copied);
     } else {
       message = encode_body(request.values, hooks_, request.is_result ? peer.of_answers : peer.of_calls,
-                            giving, current_context(), context);
+                            giving, autograd, context);
     }
     // The order keeps notes behind the calls before, where a note may end what a call needs.
-    const bool is_in_order = request.is_in_order || giving.has_references() || has_rpc_context();
+    const bool is_in_order = request.is_in_order || giving.has_references() || !autograd.is_none();
     put_in_order(to, message, [&](Stream stream) {
-      rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order, stream, nullptr,
-                                      &drop_python,       context};
+      rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order,    stream, nullptr,
+                                      &drop_python,       context,          arguments.ptr()};
       call = node_->call(to, std::move(outgoing), request.deadline);
     });
+    arguments.release();  // the call has them
   } catch (...) {
     giving.take_back();
     throw;
@@ -140,17 +146,19 @@ rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
   try {
     return send(request);
   } catch (const Error& error) {
-    raise(agent_.attr("send_error")(name(error.code()), error.what(), request.to.number(), seconds));
+    raise(agent_.attr("end_error")(name(error.code()), error.what(), request.to.number(), seconds));
   }
 }
 
 /// Gives the call, or the reason why it was not sent, to the request's future.
 void Endpoint::send_for(const Request& request, double seconds) {
   try {
-    request.future.attr("begin")(RpcCall(node_, send(request)));
+    static PyObject* const name = PyUnicode_InternFromString("_call");
+    const nb::object call = nb::cast(RpcCall(node_, send(request)));
+    if (PyObject_SetAttr(request.future.ptr(), name, call.ptr()) != 0) throw nb::python_error();
   } catch (const Error& error) {
     const nb::object reason =
-        agent_.attr("send_error")(name(error.code()), error.what(), request.to.number(), seconds);
+        agent_.attr("end_error")(name(error.code()), error.what(), request.to.number(), seconds);
     request.future.attr("complete")(nb::none(), reason);
   }
 }
@@ -165,7 +173,7 @@ nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
   return result(call, seconds);
 }
 
-/// (value, error, points), or what a worker has made of the answer in its order.
+/// Returns (value, error, points), or what a worker has made of the answer in its order.
 nb::object Endpoint::read_answer(rpc::Call& call) {
   nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
   if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return owner;
@@ -188,11 +196,11 @@ nb::object Endpoint::read_answer(rpc::Call& call) {
 
 nb::object Endpoint::outcome(const rpc::CallRef& call, double seconds) {
   if (call->end == rpc::End::answered) return read_answer(*call);
-  const nb::object error = agent_.attr("end_error")(word_for(call->end), call->member(), seconds);
+  const nb::object error = agent_.attr("end_error")(code_of(call->end), "", call->member(), seconds);
   return nb::make_tuple(nb::none(), error, nb::tuple());
 }
 
-/// Most answers are values of the host, which this thread reads without a word to Python code.
+/// Reads most answers, which are values of the host, without a word to Python code.
 nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
   const bool is_value = call->end == rpc::End::answered && !call->owner.load() &&
                         call->status == rpc::Status::value &&
@@ -223,14 +231,15 @@ nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, n
 }
 
 void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                     nb::handle timeout, nb::handle future, bool is_native) {
+                     nb::handle timeout, nb::handle future, const std::string& how) {
   rpc::Member& member = member_for(to);
-  if (is_native) check_arguments(args);
   const double seconds = seconds_of(timeout, usual_timeout);
-  const Naming naming = !is_native                ? Naming::torch
-                        : peer(member).is_program ? Naming::program
-                                                  : Naming::native;
+  const auto at = std::find(kNamings.begin(), kNamings.end(), std::string_view(how)) - kNamings.begin();
+  Naming naming = static_cast<Naming>(at);
+  if (naming != Naming::torch) check_arguments(args);
+  if (naming == Naming::native && peer(member).is_program) naming = Naming::program;
   Request made = request(member, callee(function, naming), function, args, kwargs, deadline_after(seconds));
+  made.stays_here = naming != Naming::torch && member.number() == node_->number();
   made.future = future;
   send_for(made, seconds);
 }
@@ -276,11 +285,6 @@ void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
                  [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
   } catch (const Error&) {  // it has ended, or this process has left
   }
-}
-
-nb::object Endpoint::begin_here(double seconds, nb::handle future) {
-  Py_INCREF(future.ptr());
-  return nb::cast(RpcCall(node_, node_->begin_here(deadline_after(seconds), future.ptr(), &drop_python)));
 }
 
 void Endpoint::run_soon(nb::handle task) {

@@ -8,12 +8,12 @@
 
 namespace onecopy::python {
 
-/// How many calls of other members are being served.
+/// The number of calls of other members that are being served.
 /// Thread safety: all members may be called concurrently.
 class ServedCalls {
  public:
   void begin() noexcept { count_.fetch_add(1); }
-  /// First the count, then the look for waiters: one that has looked at the count before is seen here.
+  /// Changes the count before it looks for waiters: a waiter that has looked at the count before is seen here.
   void end() noexcept {
     count_.fetch_sub(1);
     if (waiters_.load() == 0) return;

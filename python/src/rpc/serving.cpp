@@ -95,7 +95,8 @@ void Endpoint::do_work(rpc::Work& work) {
   if (work.kind == rpc::Work::Kind::greeting) return without_gil([&] { node_->take_greetings(); });
   if (work.kind != rpc::Work::Kind::settle) return take_in_order(work);
   const nb::object owner = owner_of(*work.done);
-  if (!owner.is_none()) call_python([&] { owner.attr("_settle")(RpcCall(node_, work.done)); });
+  if (PyCallable_Check(owner.ptr()) != 0) call_python([&] { owner(); });
+  else if (!owner.is_none()) call_python([&] { owner.attr("_settle")(RpcCall(node_, work.done)); });
 }
 
 void Endpoint::take_in_order(rpc::Work& work) {
@@ -113,20 +114,29 @@ void Endpoint::take_in_order(rpc::Work& work) {
   }
 }
 
-/// A Future that is known gets its outcome here; others find it with the call. Python code may make it known meanwhile.
 void Endpoint::take_answer(rpc::Work& work) {
   rpc::Call& call = *work.done;
-  const nb::object future = owner_of(call);
   rpc::Call answered(call.member(), call.deadline());
   answered.status = work.status;
   answered.answer = std::move(work.message);
-  nb::object outcome = read_answer(answered);
-  if (const nb::object now = owner_of(call); !now.is_none()) {
-    call_python([&] { now.attr("complete_in_order")(RpcCall(node_, work.done), outcome); });
+  complete_with(work.done, read_answer(answered));
+}
+
+/// A Future that is known gets its outcome here; others find it with the call.
+void Endpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
+  if (const nb::object future = owner_of(*call); !future.is_none()) {
+    call_python([&] { future.attr("complete_in_order")(RpcCall(node_, call), outcome); });
     return;
   }
-  call.owner = outcome.release().ptr();
-  node_->complete(work.done, rpc::End::answered);
+  call->owner = outcome.release().ptr();
+  node_->complete(call, rpc::End::answered);
+}
+
+/// Returns the arguments of a call of this process to itself; an invalid object if the call is over.
+nb::object Endpoint::own_arguments(const rpc::Work& work) {
+  if (work.from->number() != node_->number()) rpc::refuse_message("has arguments that lie in its sender");
+  const rpc::CallRef call = node_->find_call(work.call);
+  return nb::steal(call ? static_cast<PyObject*>(call->arguments.exchange(nullptr)) : nullptr);
 }
 
 /// Looks the function up again if its name stands for something else by now.
@@ -162,6 +172,10 @@ void Endpoint::serve(rpc::Work& work) {
   CallValues values;
   try {
     if (!is_late) target = &this->target(*work.function);
+    if (rpc::body_form(work.message.tag) == static_cast<std::uint32_t>(BodyForm::here)) {
+      body.value = own_arguments(work);
+      if (!body.value.is_valid()) return;
+    }
     decode_body(std::move(work.message), work.context, hooks_, agent_, from, !is_late, body);
     if (is_late) return;
     values = arguments_of(body.value);
@@ -218,6 +232,15 @@ nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, c
 
 /// Throws the exceptions of writing the result.
 void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
+  if (to.number() == node_->number()) {
+    const rpc::CallRef own = node_->find_call(call);
+    if (!own) return;  // the caller has given up
+    if (own->stays_here) {
+      nb::object value = call_python([&] { return nb::object(agent_.attr("unmarked")(result)); });
+      node_->take_call(call);
+      return complete_with(own, nb::make_tuple(value, nb::none(), nb::tuple()));
+    }
+  }
   Giving giving(agent_, to, true);
   Message message;
   rpc::CallContext context;

@@ -21,7 +21,7 @@ inline nb::object to_seconds(Deadline deadline) {
   return nb::float_(static_cast<double>(ns_of(deadline)) / 1e9);
 }
 
-/// How long a call may take: `usual` if the timeout is None or negative. 0: no limit. Raises TypeError, and ValueError for NaN.
+/// Returns how long a call may take: `usual` if the timeout is None or negative. 0: no limit. Raises TypeError, and ValueError for NaN.
 inline double seconds_of(nb::handle timeout, double usual) {
   if (timeout.is_none()) return usual;
   const double seconds = PyFloat_AsDouble(timeout.ptr());

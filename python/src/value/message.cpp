@@ -34,11 +34,11 @@ constexpr std::uint32_t kFormMask = 0x7f;
 constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
 constexpr int kFlagsShift = 8;
 
-/// Data from here on is written into shared memory once, and read where it lies.
+/// The size from which data is written into shared memory once, and read where it lies.
 constexpr std::size_t kLargeData = std::size_t{32} << 10;
 constexpr std::size_t kCopyWithoutGil = std::size_t{256} << 10;
 
-/// Making so many objects, none of them garbage, would set off the garbage collector again and again.
+/// The number of objects that would set off the garbage collector again and again, although none of them is garbage.
 constexpr std::size_t kManyTensors = 1000;
 
 /// A row of a pickled message that is a whole torch.UntypedStorage.
@@ -58,7 +58,7 @@ void move_data_to_tensor(Message& message) {
   message.tag |= kDataIsTensor;
 }
 
-/// The tensors that one pickling pass comes by, as rows of the message. The pickle names them by index.
+/// The tensors that a pickler meets, as rows of the message. The pickle names the tensors by index.
 class Rows {
  public:
   explicit Rows(nb::object opener) : opener_(std::move(opener)) {}
@@ -103,7 +103,7 @@ nb::object Rows::reduce(nb::handle object) {
 /// The rows of the message that this thread is unpickling.
 thread_local std::span<const Tensor> unpickled_rows;
 
-/// Unpickling may get another message meanwhile.
+/// The rows of a message while it is unpickled, which may get another message.
 class Unpickling {
  public:
   explicit Unpickling(std::span<const Tensor> rows) : outer_(std::exchange(unpickled_rows, rows)) {}

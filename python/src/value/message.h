@@ -4,7 +4,7 @@
 #include "binding/module.h"
 #include "onecopy/channel/queue.h"
 
-/// Python objects as messages of queues and pipes, as docs/design/formats/python-message-v1.md has it: a tensor
+/// The messages of queues and pipes for Python objects, as docs/design/formats/python-message-v1.md says: a tensor
 /// alone and plain values cross without pickle, anything else is pickled once, its tensors beside it.
 /// Thread safety: all functions are called with the GIL held, and let go of it while they copy a lot.
 namespace onecopy::python {

@@ -31,7 +31,7 @@ constexpr int kHost = -1;
 constexpr std::size_t kUsualObjects = 8;  ///< of a call that have a number
 constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
 
-/// kHost also for a card that has no target.
+/// Returns the number of the card that tensors of a card go to; kHost also for a card that has no target.
 int target_of(const DeviceMap& devices, int here) {
   for (const auto& [from, to] : devices.cards)
     if (from == here) return to;
@@ -93,7 +93,7 @@ class ObjectWriter {
 
   /// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
   bool is_again(PyObject* object);
-  /// Called before and behind the items of a container. Nothing in a call is within itself; elsewhere a list or dict may be.
+  /// Marks a container while its items are written. Nothing in a call is within itself; elsewhere a list or dict may be.
   void open(std::size_t number) { numbered_[number].is_open = true; }
   void close(std::size_t number) { numbered_[number].is_open = false; }
   bool may_contain_itself() const noexcept { return options_.tensors == Tensors::are_shared; }
@@ -139,7 +139,7 @@ class Hold {
   PyObject* object_;
 };
 
-/// False, or with a reducer a TypeError.
+/// Returns false, or throws TypeError where there is a reducer.
 bool ObjectWriter::cannot(const char* why) const {
   if (!options_.reduce.is_valid()) return false;
   throw nb::type_error(fmt::format("a value cannot cross: {}", why).c_str());

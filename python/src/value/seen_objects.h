@@ -49,8 +49,8 @@ class SeenObjects {
 
  private:
   struct Entry {
-    PyObject* object = nullptr;
-    std::uint32_t number = 0;
+    PyObject* object;
+    std::uint32_t number;
   };
 
   Entry& place(const PyObject* object) noexcept {
@@ -63,6 +63,7 @@ class SeenObjects {
   /// The first few entries lie in this object.
   void grow(std::size_t size) {
     if (size <= few_.size()) {
+      few_.fill({});
       entries_ = few_;
       return;
     }
@@ -73,7 +74,7 @@ class SeenObjects {
     many_.swap(grown);
   }
 
-  std::array<Entry, 16> few_{};
+  std::array<Entry, 16> few_;  ///< empty entries once there is an object
   std::vector<Entry> many_;
   std::span<Entry> entries_;  ///< a power of two of them, open addressing
   std::size_t used_ = 0;

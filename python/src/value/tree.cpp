@@ -100,7 +100,7 @@ nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   return plain;
 }
 
-/// int for an IntEnum, float for a number of numpy: the codec's type for it.
+/// Returns the value in the codec's type for it: int for an IntEnum, float for a number of numpy.
 nb::object plain_of_other(nb::handle x) {
   PyObject* plain = nullptr;
   if (PyLong_Check(x.ptr())) plain = PyNumber_Long(x.ptr());
@@ -125,7 +125,7 @@ bool is_plain_key(nb::handle key) {
   return true;
 }
 
-/// All parameters and buffers by name. A tensor under two names comes twice.
+/// Returns all parameters and buffers by name. A tensor under two names comes twice.
 nb::object tensors_of_module(nb::handle module) {
   nb::dict all;
   for (const char* kind : {"named_parameters", "named_buffers"}) {
@@ -185,7 +185,7 @@ nb::object Tree::walk(nb::handle x, int depth) {
 nb::object Tree::walk_dict(nb::handle x, int depth) {
   nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
-  most_together_ = std::max(most_together_, static_cast<std::size_t>(NB_DICT_GET_SIZE(copy.ptr())));
+  max_together_ = std::max(max_together_, static_cast<std::size_t>(NB_DICT_GET_SIZE(copy.ptr())));
   bool changed = !PyDict_CheckExact(x.ptr());
   PyObject *key, *value;
   for (Py_ssize_t position = 0; PyDict_Next(copy.ptr(), &position, &key, &value) != 0;) {
@@ -207,7 +207,7 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
 nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
   nb::object copy = nb::steal(PySequence_List(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
-  most_together_ = std::max(most_together_, static_cast<std::size_t>(NB_LIST_GET_SIZE(copy.ptr())));
+  max_together_ = std::max(max_together_, static_cast<std::size_t>(NB_LIST_GET_SIZE(copy.ptr())));
   bool changed = !PyList_CheckExact(x.ptr()) && !PyTuple_CheckExact(x.ptr());
   for (Py_ssize_t i = 0; i < NB_LIST_GET_SIZE(copy.ptr()); ++i) {
     const Step step(*this, fmt::format_int(i).c_str());
@@ -222,8 +222,8 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
 }
 
 void Tree::make_room_for_many() {
-  constexpr std::size_t kMost = 1 << 16;  // the many may be plain values
-  const std::size_t expected = std::min(most_together_, kMost);
+  constexpr std::size_t kMax = 1 << 16;  // the many may be plain values
+  const std::size_t expected = std::min(max_together_, kMax);
   seen_.reserve(expected);
   leaves_.reserve(leaves_.size() + expected);
 }

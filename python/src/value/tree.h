@@ -13,7 +13,7 @@
 namespace onecopy::python {
 
 /// The object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
-/// `copy` not on the memory of the original. An invalid object if x is no array. Throws unsupported, naming
+/// `copy` not on the memory of the original. Returns an invalid object if x is not an array. Throws unsupported, naming
 /// `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
@@ -37,10 +37,10 @@ class Tree {
     std::uint32_t leaf;
   };
   nb::handle value() const { return value_; }
-  /// In the order in which encode_value() comes across them.
+  /// Returns the leaves in the order in which encode_value() comes across them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
   std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
-  /// All objects of a large tree have been made: Python's garbage collector may run again.
+  /// Lets Python's garbage collector run again. Called when all objects of a large tree have been made.
   void let_collect() noexcept { no_collection_.end(); }
   /// Arrays at a second place and more.
   const std::vector<OtherName>& other_names() const { return other_names_; }
@@ -50,7 +50,7 @@ class Tree {
   nb::object walk_dict(nb::handle x, int depth);
   nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
   nb::object array(nb::handle x);
-  /// Memory that grows by doubling would cost a fifth of the walk.
+  /// Reserves memory: growing it by doubling would cost a fifth of the walk.
   void make_room_for_many();
   std::string place() const;
   [[noreturn]] void refuse(const std::string& problem) const;
@@ -58,8 +58,8 @@ class Tree {
   class Step;
 
   const bool copy_;
-  std::string path_;               ///< name of where we are
-  std::size_t most_together_ = 0;  ///< size of the largest dict, list or tuple
+  std::string path_;              ///< name of where we are
+  std::size_t max_together_ = 0;  ///< size of the largest dict, list or tuple
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
   NoCollection no_collection_;  ///< once there are many leaves

@@ -48,9 +48,14 @@ nb::object encode_values(nb::handle value, nb::handle reduce, nb::handle classes
   return nb::make_tuple(to_python(message.data), to_list(message.tensors), to_list(sent));
 }
 
-nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, nb::handle classes) {
+std::vector<Tensor> rows_of(const nb::list& tensors) {
   std::vector<Tensor> rows;
   for (const nb::handle tensor : tensors) rows.push_back(nb::cast<Tensor>(tensor));
+  return rows;
+}
+
+nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, nb::handle classes) {
+  const std::vector<Tensor> rows = rows_of(tensors);
   if (rebuild.is_none()) return decode_value(span_of(data), rows);
   std::vector<nb::object> received;
   DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = rebuild, .received = &received};
@@ -59,11 +64,11 @@ nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, n
   return nb::make_tuple(value, to_list(received));
 }
 
-/// The bytes as a program in C++ reads them, written again.
-nb::object rewrite_value(nb::bytes data) {
+/// Returns a value as a program in C++ reads it, written again.
+nb::object rewrite_value(nb::bytes data, nb::list tensors) {
   Message message;
-  rpc::encode_value(rpc::decode_value(span_of(data), {}), message);
-  return to_python(message.data);
+  rpc::encode_value(rpc::decode_value(span_of(data), rows_of(tensors)), message);
+  return nb::make_tuple(to_python(message.data), to_list(message.tensors));
 }
 
 }  // namespace
@@ -78,8 +83,8 @@ void init_values(nb::module_& m) {
         nb::arg("rebuild").none() = nb::none(), nb::arg("classes").none() = nb::none(),
         "Returns the value that _encode_values() wrote. With `rebuild` as calls are read: returns\n"
         "(value, its torch tensors).");
-  m.def("_rewrite_value", &rewrite_value, nb::arg("data"),
-        "Reads a value as a program in C++ does, and returns what that writes of it.");
+  m.def("_rewrite_value", &rewrite_value, nb::arg("data"), nb::arg("tensors"),
+        "Reads a value as a program in C++ does, and returns what that writes of it: (bytes, tensors).");
 }
 
 }  // namespace onecopy::python

@@ -11,7 +11,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
 
-/// Python values as bytes, with the tensors among them beside the bytes. The format is in docs/design/formats/python-message-v1.md;
+/// The bytes of Python values, with the tensors among them beside the bytes. The format is in docs/design/formats/python-message-v1.md;
 /// src/value writes and reads it. Objects that occur twice are one object on the other side too.
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python {
@@ -19,12 +19,12 @@ namespace onecopy::python {
 /// The treatment of tensors among the values.
 enum class Tensors : std::uint8_t {
   are_shared,  ///< torch tensors are moved into shared memory, and both sides have them
-  /// Dense and row-major torch tensors are copied: small ones of the CPU into the bytes, others once into shared memory.
+  /// Copies dense and row-major torch tensors: small ones of the CPU into the bytes, others once into shared memory.
   /// A onecopy.Tensor crosses without a copy.
   are_copied,
 };
 
-/// Where tensors of a card go.
+/// The targets of tensors by their cards.
 struct DeviceMap {
   std::vector<std::pair<int, int>> cards{};  ///< (number of the card here, number there); the CPU is -1
   bool numbers_agree = false;                ///< whether both processes number the cards of the host alike

@@ -149,7 +149,7 @@ TEST(AWait, ThatRunsOutOfMemoryHoldsUpNoOtherWait) {
     if (std::exchange(is_short, false)) throw std::bad_alloc();
     waiter->complete(call, End::answered, Status::value, {}, mine);
   };
-  CompletionWaiter made(bell, {[] { return true; }, look}, [](const CallRef&) {});
+  CompletionWaiter made(bell, {[](int, const Call*) { return true; }, look}, [](const CallRef&) {});
   waiter = &made;
   EXPECT_THROW(made.wait(call, kForever), std::bad_alloc);
   EXPECT_FALSE(made.has_leader());

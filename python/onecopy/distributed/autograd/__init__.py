@@ -44,16 +44,8 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     return _engine_of_this_process.retrieve(context_id).gradients()
 
 
-def _new_context() -> _Context:
-    return _engine_of_this_process.new_context()
-
-
-def _release_context(context_id: int) -> None:
-    _engine_of_this_process.release(context_id)
-
-
-def _retrieve_context(context_id: int) -> _Context:
-    return _engine_of_this_process.retrieve(context_id)
+_new_context, _release_context = _engine_of_this_process.new_context, _engine_of_this_process.release
+_retrieve_context, _init = _engine_of_this_process.retrieve, _engine_of_this_process.start
 
 
 def _current_context() -> _Context:
@@ -80,7 +72,3 @@ def _get_debug_info() -> dict[str, str]:
         "num_current_backward_passes": str(_engine_of_this_process.passes),
         "num_autograd_contexts": str(_engine_of_this_process.count()),
     }
-
-
-def _init(worker_id: int) -> None:
-    _engine_of_this_process.start(worker_id)

@@ -131,7 +131,7 @@ def wrong_arguments() -> TypeError:
 
 
 def edge_of_root(root: torch.Tensor) -> GradientEdge:
-    """Returns the edge at which a pass begins. Raises TypeError, and RuntimeError for a tensor that is no root."""
+    """Returns the edge at which a pass begins. Raises TypeError, and RuntimeError for a tensor that is not a root."""
     if not isinstance(root, torch.Tensor):
         raise wrong_arguments()
     if not root.requires_grad:

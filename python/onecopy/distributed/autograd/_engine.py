@@ -83,8 +83,8 @@ class Context:
             return list(self._sent.values())
 
     def clear(self) -> None:
-        """Called when the context has ended: its passes and nodes refer to it, and would stay until the next
-        collection."""
+        """Breaks the cycles of a context that has ended: its passes and nodes refer to it, and would stay until the
+        next collection."""
         with self._lock:
             self._passes.clear()
             for received in self._received.values():

@@ -21,19 +21,6 @@ class _Hooks:
     def started(self, agent: Any) -> None:
         engine.start(agent.info.id, _Transport(agent))
 
-    def about_to_send(
-        self, context: Context, tensors: list[torch.Tensor], receiver: int
-    ) -> tuple[int, list[int]] | None:
-        return context.record_sent(tensors, receiver)
-
-    def not_sent(self, context: Context, record: tuple[int, list[int]]) -> None:
-        context.forget_sent(record)
-
-    def arrived(
-        self, context: Context, record: tuple[int, list[int]], tensors: list[torch.Tensor], sender: int
-    ) -> None:
-        context.attach_received(record, tensors, sender)
-
     def context(self, context_id: int, sender: int, make: bool) -> Context | None:
         if not make:
             return engine.find(context_id)

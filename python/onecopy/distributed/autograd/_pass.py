@@ -40,21 +40,12 @@ class PassKey(NamedTuple):
     first_open: int
 
 
-class GradientCall(Protocol):
-    """A call of gradients that is under way."""
-
-    def done(self) -> bool:
-        """Returns whether the answer is here."""
-
-    def wait(self) -> Answer:
-        """Returns the answer. Called once."""
-
-
 class Transport(Protocol):
     """Sends gradients and marks to other workers."""
 
-    def send_gradients(self, to: int, *arguments: Any) -> GradientCall:
-        """Begins a call of Engine.on_gradients(this worker, *arguments) in another worker."""
+    def send_gradients(self, to: int, *arguments: Any) -> Any:
+        """Begins a call of Engine.on_gradients(this worker, *arguments) in another worker: a Future of the Answer, for
+        one call of wait()."""
 
     def call_gradients(self, to: int, *arguments: Any) -> Answer:
         """Returns send_gradients(...).wait()."""
@@ -72,21 +63,11 @@ class Transport(Protocol):
         """Calls Engine.on_release(this worker, context_id), and does not wait."""
 
 
-class Worker(Protocol):
-    """The worker of a pass."""
-
-    worker_id: int
-
-    @property
-    def transport(self) -> Transport:
-        """A transport to other workers."""
-
-
 class LocalPass:
     """A worker's part of a pass. Thread safety: all members may be called concurrently."""
 
     def __init__(
-        self, worker: Worker, context: Any, key: PassKey, sent: list[SentTensors], roots: Sequence[GradientEdge]
+        self, worker: Any, context: Any, key: PassKey, sent: list[SentTensors], roots: Sequence[GradientEdge]
     ) -> None:
         self._worker, self._key = worker, tuple(key)
         self._evaluation: Any = _core._Evaluation(
@@ -127,7 +108,7 @@ class LocalPass:
         """Returns the gradients for `sender`."""
         back: Arrived = []
         failure: Exception | None = None
-        call: GradientCall | None = None
+        call: Any = None
         under_way = self._send(fired, sender, back)
         while under_way:
             call = next((c for c in under_way if c.done()), under_way[0])
@@ -146,9 +127,7 @@ class LocalPass:
             failure = call = None  # its traceback has this frame
         return back
 
-    def _send(
-        self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, back: Arrived
-    ) -> list[GradientCall]:
+    def _send(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, back: Arrived) -> list[Any]:
         """Returns the calls under way. While other workers have something to do, the sender's part does not wait for
         them."""
         if all(r.peer == sender for r, _ in fired):

@@ -19,7 +19,7 @@ __all__ = ["DistributedOptimizer"]
 class _LocalOptimizer:
     """An optimizer of parameters of this process, whose gradients are in a context. One step at a time."""
 
-    # One lock serves all optimizers: those of torch are not safe for threads, and may share parameters.
+    # One lock serves all optimizers: torch's optimizers are not safe for threads, and may share parameters.
     step_lock = threading.Lock()
 
     def __init__(self, kind: type, parameter_rrefs: Sequence[RRef[torch.Tensor]], *args: Any, **kwargs: Any) -> None:

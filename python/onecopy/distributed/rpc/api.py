@@ -86,20 +86,12 @@ def _require_initialized(function: F) -> F:
 # --- the agent
 
 
+_get_current_rpc_agent, _set_and_start_rpc_agent = registry.current, registry.set_current
+_reset_current_rpc_agent = functools.partial(registry.set_current, None)
+
+
 def _is_current_rpc_agent_set() -> bool:
     return registry.find() is not None
-
-
-def _get_current_rpc_agent() -> TensorPipeAgent:
-    return registry.current()
-
-
-def _set_and_start_rpc_agent(agent: TensorPipeAgent) -> None:
-    registry.set_current(agent)
-
-
-def _reset_current_rpc_agent() -> None:
-    registry.set_current(None)
 
 
 def _start_agent(

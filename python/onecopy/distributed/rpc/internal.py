@@ -46,7 +46,7 @@ class _Codec:
 
     def serialize(self, value: Any) -> tuple[bytes, list[Any]]:
         """Returns the bytes and the tensors of a value."""
-        if isinstance(value, PyRRef) and value._held is not None and value._held.is_deleted:
+        if isinstance(value, PyRRef) and not value.is_owner() and value._is_deleted:
             raise RuntimeError("Cannot call fork an UserRRef after deletion.")
         encoded: Any = _core._encode_values(value, values.reduce, values.CLASSES)
         return encoded[0], encoded[1]
