@@ -5,7 +5,8 @@ add_library(onecopy_portable OBJECT ${CMAKE_CURRENT_LIST_DIR}/portable/glibc_2_2
 add_library(onecopy_portable_start OBJECT ${CMAKE_CURRENT_LIST_DIR}/portable/start_2_28.cpp)
 foreach(target IN ITEMS onecopy_portable onecopy_portable_start)
   target_compile_features(${target} PRIVATE cxx_std_20)
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  # The linker wraps names after the optimiser has seen the program, which would drop functions that nothing calls yet.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON INTERPROCEDURAL_OPTIMIZATION OFF)
 endforeach()
 
 file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/portable/glibc_2_28.cpp ONECOPY_WRAPPED REGEX "^(ONECOPY_OLDER\\(|[a-z:0-9_]+ __wrap_)[a-z]")
