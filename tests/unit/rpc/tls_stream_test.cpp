@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -40,7 +41,22 @@ Message note_of(std::size_t bytes) {
 }
 
 std::shared_ptr<const TlsContext> context_of(std::string_view key) {
-  return std::make_shared<const TlsContext>(bytes_of(key));
+  static std::map<std::string, std::shared_ptr<const TlsContext>, std::less<>> made;
+  auto& context = made[std::string(key)];
+  if (!context) context = std::make_shared<const TlsContext>(bytes_of(key));
+  return context;
+}
+
+/// Returns how many records are in front of the first byte that an attacker has changed. A byte that was cut off may happen
+/// to be the first one of the record behind it.
+std::size_t untouched(const std::vector<Bytes>& sent, const std::vector<Bytes>& came) {
+  Bytes all_sent, all_came;
+  for (const Bytes& record : sent) append_bytes(all_sent, record);
+  for (const Bytes& record : came) append_bytes(all_came, record);
+  const auto at = std::ranges::mismatch(all_sent, all_came).in1 - all_sent.begin();
+  std::size_t end = 0, count = 0;
+  while (count < sent.size() && (end += sent[count].size()) <= static_cast<std::size_t>(at)) ++count;
+  return count;
 }
 
 /// One end of a connection; the other end of its socket is the test's. What one end of a socket of the host sends is at the
@@ -196,6 +212,7 @@ TEST_F(RecordsOnTheWay, AreNeverTakenOnceAnAttackerTouchedThem) {
     connect();
     std::vector<Bytes> records;
     for (std::size_t i = 0; i < 4; ++i) records.push_back(records_of(note_of(10 + i)));
+    const std::vector<Bytes> sent = records;
     const std::size_t at = random() % 3, bit = random() % (8 * records[at].size()), attack = random() % 5;
     SCOPED_TRACE(fmt::format("seed {}, round {}: attack {} on record {} of {} bytes, bit {}", seed, round,
                              attack, at, records[at].size(), bit));
@@ -208,7 +225,7 @@ TEST_F(RecordsOnTheWay, AreNeverTakenOnceAnAttackerTouchedThem) {
         break;
       default: records[at].resize(bit / 8);
     }
-    const std::size_t max = records.size() == 5 ? at + 1 : at;  // a replayed record has arrived once
+    const std::size_t max = untouched(sent, records);
     try {
       for (const Bytes& record : records) deliver(record);
       receiver_->wire = {};
