@@ -133,13 +133,14 @@ Member* Node::find(std::uint32_t number) {
   return nullptr;
 }
 
-/// A program that has died may have come back under its name with another number.
+/// Finds the first member of that name that is there, or else the latest one: a program that has died may have come back under
+/// its name with another number.
 Member* Node::find(std::string_view name) {
   Member* latest = nullptr;
   for (Member* member : *list_.load()) {
     if (member->name() != name) continue;
     latest = &member->last_session();
-    if (!latest->has_ended) return latest;
+    if (!latest->is_gone()) return latest;
   }
   return latest;
 }
