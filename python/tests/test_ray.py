@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """onecopy.integrations.ray with Ray itself: actors of one machine, on one copy of their tensors."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -242,6 +243,90 @@ def test_an_actor_that_ray_starts_again_has_the_model(said_of_store):
 
 def test_the_model_outlives_the_node(said_of_store):
     assert said_of_store["restarted node"]["sum"] == said_of_store["sum"]
+
+
+# Two simulated nodes of one machine. Prints one line of json.
+TWO_NODES = """
+import json, sys
+import ray, torch
+from ray.cluster_utils import Cluster
+import onecopy.integrations.ray
+
+onecopy.integrations.ray.register()
+with_nixl = json.loads(sys.argv[1])
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def __init__(self):
+        if not with_nixl:
+            onecopy.integrations.ray._nixl = lambda: None
+
+    @ray.method(tensor_transport="onecopy")
+    def make(self, number):
+        self.made = torch.full((1000,), float(number), dtype=torch.bfloat16)
+        return {"tensor": self.made, "part": self.made[1:3]}
+
+    def keep(self, value):
+        self.kept = value
+        return value["tensor"].float().sum().item(), value["part"].tolist()
+
+    def write(self, number):
+        self.kept["tensor"].fill_(number)
+
+    def first_of_made(self):
+        return self.made[0].item()
+
+    def routes(self):
+        return onecopy.integrations.ray.routes()
+
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"left": 9}})
+cluster.add_node(num_cpus=1, resources={"right": 9})
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+left, near = (Actor.options(resources={"left": 1}).remote() for _ in range(2))
+right = Actor.options(resources={"right": 1}).remote()
+say = {"nodes": len(set(ray.get([actor.node.remote() for actor in (left, near, right)])))}
+made = left.make.remote(2)
+say["near"] = ray.get(near.keep.remote(made))
+say["far"] = ray.get(right.keep.remote(made))
+say["routes"] = ray.get([near.routes.remote(), right.routes.remote()])
+ray.get([near.write.remote(7), right.write.remote(9)])
+say["seen by the maker"] = ray.get(left.first_of_made.remote())
+both = [to.keep.remote(of.make.remote(3)) for to, of in [(left, right), (right, left)] * 5]
+say["both at a time"] = ray.get(both, timeout=100)
+try:
+    ray.get(right.make.remote(4))
+except Exception as error:
+    say["driver"] = str(error)
+say["driver by the object store"] = ray.get(right.make.remote(4), _use_object_store=True)["tensor"][0].item()
+ray.shutdown()
+cluster.shutdown()
+print(json.dumps(say))
+"""
+
+
+@pytest.mark.parametrize("with_nixl", [True, False])
+def test_an_actor_on_another_node_gets_a_copy_by_a_transport_of_ray(with_nixl):
+    if with_nixl and importlib.util.find_spec("nixl") is None:
+        pytest.skip("wants nixl")
+    environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    command = [sys.executable, "-c", TWO_NODES, json.dumps(with_nixl)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout.splitlines()[-1])
+    copied = "nixl" if with_nixl else "object store"
+    none = {"handle": 0, "nixl": 0, "object store": 0}
+    assert said["nodes"] == 2
+    assert said["near"] == said["far"] == [2000, [2, 2]]
+    assert said["routes"] == [none | {"handle": 1}, none | {copied: 1}]
+    assert said["seen by the maker"] == 7
+    assert said["both at a time"] == [[3000, [3, 3]]] * 10
+    assert "_use_object_store=True" in said["driver"]
+    assert said["driver by the object store"] == 4
 
 
 def test_without_ray_the_error_names_the_package(run_python):

@@ -71,7 +71,7 @@ using BodyFunction = std::function<Message(Message&&)>;
 struct Agent::State {
   explicit State(AgentOptions&& from)
       : options(std::move(from)),
-        node({options.name, options.number, options.spin}),
+        node({options.name, options.number, options.spin, options.transport}),
         workers(node, options.max_workers, [this](Work& work) { run(work); }) {
     workers.add();
   }

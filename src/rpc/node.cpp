@@ -79,7 +79,7 @@ void Node::make_transports() {
   TransportHost& host = *this;
   auto ring = std::make_unique<RingTransport>(host, session_);
   ring_ = ring.get();
-  transports_.push_back(std::make_unique<TlsTransport>(host));
+  transports_.push_back(std::make_unique<TlsTransport>(host, options_.transport));
   transports_.push_back(std::move(ring));
 }
 

@@ -32,6 +32,7 @@ struct NodeOptions {
   std::uint32_t number = 0;
   /// The time for which a thread looks at the lanes before it sleeps; negative: as ONECOPY_RPC_SPIN_US says, or the usual.
   std::chrono::nanoseconds spin{-1};
+  std::string transport{};  ///< to other hosts: "tls" or "ucx"; empty: as ONECOPY_RPC_FABRIC says
 };
 
 /// This process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.

@@ -46,6 +46,9 @@ struct AgentOptions {
   /// The max number of threads that run functions. When all are taken, a function that waits for a call of its own runs
   /// other functions while it waits, so that calls that wait for each other cannot exhaust the threads.
   std::size_t max_workers = 1024;
+  /// The transport to other hosts: "tls", or "ucx", which does not encrypt. Empty: the value of ONECOPY_RPC_FABRIC, or
+  /// "tls". All members of a group need the same one.
+  std::string transport{};
 };
 
 /// The result of a call that may be in progress. Destroying the Future does not end the call. REQUIRES: the agent

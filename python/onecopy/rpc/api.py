@@ -31,6 +31,7 @@ def init(
     max_calls: int = 4096,
     when_full: str = "wait",
     device_maps: dict[str, Any] | None = None,
+    transport: str = "",
 ) -> None:
     """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see the guide to rpc.
 
@@ -46,6 +47,8 @@ def init(
         when_full: "wait" for room, or "refuse": then a call beyond max_calls throws Busy.
         device_maps: {member: {device here: device there}}. Without them a tensor of a card goes to that card in a
             member of this host that numbers the cards alike; to another one it is an error that names it.
+        transport: how messages go to members on other hosts, the same in all members: "tls", or "ucx", which does not
+            encrypt. The default is what ONECOPY_RPC_FABRIC says, or "tls".
     Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
     if registry.find() is not None:
         raise RuntimeError("RPC is already initialized: this process is a member of a group")
@@ -61,6 +64,7 @@ def init(
         maps_itself=device_maps is None,
         max_calls=max_calls,
         refuses_calls=when_full == "refuse",
+        transport=transport,
     )
     functions.restrict(allow)
     devices.received.update(pull=0, staged=0)

@@ -68,7 +68,7 @@ class Agent(Serving):
 
     def make_endpoint(self) -> None:
         """Makes the endpoint. REQUIRES: this process's id in the group is known."""
-        self.endpoint = _core._RpcEndpoint(self, values, self.info.name, self.info.id)
+        self.endpoint = _core._RpcEndpoint(self, values, self.info.name, self.info.id, self.options.transport)
         self.endpoint.timeout = self.options.rpc_timeout
         self.endpoint.set_limit(self.options.max_calls, self.options.refuses_calls)
 

@@ -36,7 +36,8 @@ class Options:
         maps_itself: whether a card without a map means itself, in members that number the cards alike.
         max_calls, refuses_calls: how many native calls to one member may be pending, and whether further ones raise
         Busy.
-        num_worker_threads: the number that debug information shows."""
+        num_worker_threads: the number that debug information shows.
+        transport: how messages go to members on other hosts: "tls" or "ucx"; empty: as ONECOPY_RPC_FABRIC says."""
 
     rpc_timeout: float = 60.0
     init_method: str = "env://"
@@ -47,6 +48,7 @@ class Options:
     max_calls: int = 4096
     refuses_calls: bool = False
     num_worker_threads: int = 16
+    transport: str = ""
 
 
 class WorkerInfo:

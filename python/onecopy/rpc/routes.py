@@ -63,7 +63,7 @@ _FAR = {
     "tls": Route(
         "tls", "the callee is on another host: the bytes go over TLS, those of a card by way of the host's memory"
     ),
-    "ucx": Route("ucx", "the callee is on another host: the bytes go over UCX, unencrypted (ONECOPY_RPC_FABRIC=ucx)"),
+    "ucx": Route("ucx", "the callee is on another host: the bytes go over UCX, unencrypted"),
 }
 _LENT = {
     BORROW: Route("lease", "borrow(): the receiver maps the sender's memory, and no byte is copied"),

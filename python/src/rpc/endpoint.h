@@ -31,7 +31,9 @@ namespace onecopy::python {
 /// Thread safety: the GIL, which is released while a thread waits.
 class Endpoint {
  public:
-  Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number);
+  /// `transport`: to other hosts; see rpc::NodeOptions.
+  Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
+           const std::string& transport);
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;

@@ -174,13 +174,13 @@ void init_rpc(nb::module_& m) {
                                 "This process as a member of a group; see python/src/rpc/endpoint.h.");
   endpoint.def(
       "__init__",
-      [](Endpoint* self, nb::object agent, nb::handle values, const std::string& name,
-         std::uint32_t number) {
-        new (self)
-            Endpoint(std::move(agent),
-                     {values.attr("reduce"), values.attr("rebuild"), values.attr("CLASSES")}, name, number);
+      [](Endpoint* self, nb::object agent, nb::handle values, const std::string& name, std::uint32_t number,
+         const std::string& transport) {
+        new (self) Endpoint(std::move(agent),
+                            {values.attr("reduce"), values.attr("rebuild"), values.attr("CLASSES")}, name,
+                            number, transport);
       },
-      nb::arg("agent"), nb::arg("values"), nb::arg("name"), nb::arg("number"),
+      nb::arg("agent"), nb::arg("values"), nb::arg("name"), nb::arg("number"), nb::arg("transport"),
       "`values`: the module onecopy.rpc.values.");
   def_calls(endpoint);
   def_members(endpoint);

@@ -10,11 +10,13 @@
 /// The members of the group, as an Endpoint knows them.
 namespace onecopy::python {
 
-Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number)
+Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
+                   const std::string& transport)
     : agent_(std::move(agent)),
       hooks_(std::move(hooks)),
       node_(without_gil([&] {
-        return std::make_shared<rpc::Node>(rpc::NodeOptions{name, number});
+        return std::make_shared<rpc::Node>(
+            rpc::NodeOptions{.name = name, .number = number, .transport = transport});
       })),
       workers_(
           *node_, [this](rpc::Work& work) { with_gil([&] { handle(work); }); },

@@ -38,7 +38,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     num_worker_threads: threads that run calls; more are started while these wait.
     device_maps: {member: {device here: device there}}.
     devices: the devices that calls may use; found from the maps if not given.
-    join_timeout: seconds that joining waits for other members; not a part of torch's interface."""
+    join_timeout: seconds that joining waits for other members; not a part of torch's interface.
+    transport: how messages go to members on other hosts, "tls" or "ucx", as in onecopy.rpc.init(); not a part of
+        torch's interface."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         device_maps: dict[str, dict[Device, Device]] | None = None,
         devices: Iterable[Device] | None = None,
         join_timeout: float = 60.0,
+        transport: str = "",
         _transports: Any = None,
         _channels: Any = None,
     ) -> None:
@@ -56,7 +59,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         if num_worker_threads <= 0:
             raise ValueError("num_worker_threads must be positive")
         self.num_worker_threads, self.join_timeout = num_worker_threads, float(join_timeout)
-        self.device_maps = parse_maps(device_maps)
+        self.device_maps, self.transport = parse_maps(device_maps), transport
         self.devices = _checked(devices or ())
 
     def set_device_map(self, to: str, device_map: dict[Device, Device]) -> None:

@@ -45,11 +45,11 @@ bool is_forced_by(const std::string& link) {
   return link == "tcp";
 }
 
-bool uses_ucx_by(const std::string& fabric) {
-  if (!fabric.empty() && fabric != "tls" && fabric != "ucx")
+bool uses_ucx_by(const char* name, const std::string& transport) {
+  if (!transport.empty() && transport != "tls" && transport != "ucx")
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("ONECOPY_RPC_FABRIC must be tls or ucx, not \"{}\"", fabric));
-  return fabric == "ucx";
+                fmt::format("{} must be tls or ucx, not \"{}\"", name, transport));
+  return transport == "ucx";
 }
 
 void check_loopback(const TlsOptions& options) {
@@ -79,11 +79,13 @@ std::chrono::milliseconds peer_timeout_of(const std::string& text) {
 
 }  // namespace
 
-TlsOptions TlsOptions::of_environment() {
+TlsOptions TlsOptions::of_environment(const std::string& transport) {
   TlsOptions options;
   options.key = key_of(environment("ONECOPY_RPC_KEY"));
   options.is_forced = is_forced_by(environment("ONECOPY_RPC_LINK"));
-  options.uses_ucx = uses_ucx_by(environment("ONECOPY_RPC_FABRIC"));
+  options.uses_ucx = transport.empty()
+                         ? uses_ucx_by("ONECOPY_RPC_FABRIC", environment("ONECOPY_RPC_FABRIC"))
+                         : uses_ucx_by("the transport between hosts", transport);
   options.listen = environment("ONECOPY_RPC_LISTEN");
   if (options.listen.empty()) options.listen = usual_listen(!options.key.empty(), options.is_forced);
   options.peer_timeout = peer_timeout_of(environment("ONECOPY_RPC_PEER_TIMEOUT"));

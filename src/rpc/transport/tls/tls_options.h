@@ -17,10 +17,9 @@ struct TlsOptions {
   /// The time for which the network may be cut, or a member may take nothing, before the connection ends.
   std::chrono::milliseconds peer_timeout{30'000};
 
-  /// Returns what ONECOPY_RPC_KEY, ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK, ONECOPY_RPC_FABRIC and ONECOPY_RPC_PEER_TIMEOUT
-  /// say. Throws
-  /// invalid_argument.
-  static TlsOptions of_environment();
+  /// Returns what `transport` says, "tls" or "ucx"; empty: what ONECOPY_RPC_FABRIC says. The rest is as ONECOPY_RPC_KEY,
+  /// ONECOPY_RPC_LISTEN, ONECOPY_RPC_LINK and ONECOPY_RPC_PEER_TIMEOUT say. Throws invalid_argument.
+  static TlsOptions of_environment(const std::string& transport = {});
 };
 
 }  // namespace onecopy::rpc

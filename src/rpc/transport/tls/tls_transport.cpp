@@ -51,13 +51,12 @@ class UcxConnection final : public Connection {
 
 }  // namespace
 
-TlsTransport::TlsTransport(TransportHost& host)
-    : host_(host), options_(TlsOptions::of_environment()), pid_(current_pid()) {
+TlsTransport::TlsTransport(TransportHost& host, const std::string& transport)
+    : host_(host), options_(TlsOptions::of_environment(transport)), pid_(current_pid()) {
   beats_.emplace(*loop_, [this] { return beat(); });
   if (options_.uses_ucx) {
     ucx::Library::get();
-    log_warning(
-        "rpc between hosts goes over UCX (ONECOPY_RPC_FABRIC=ucx): calls and tensors are not encrypted");
+    log_warning("rpc between hosts goes over UCX: calls and tensors are not encrypted");
   }
   if (!options_.listen.empty()) listen();
 }
@@ -85,10 +84,13 @@ std::shared_ptr<const TlsContext> TlsTransport::context() {
   return context_;
 }
 
-/// Makes the worker when a connection needs it: the cards of the network that are up by then are used.
+/// Returns the worker for a new connection. The worker is made when a connection needs it, and anew if it has missed a network
+/// that was down when it was made.
 std::shared_ptr<UcxWorker> TlsTransport::ucx() {
   const LockGuard lock(mutex_);
   if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
+  if (ucx_ && has_missed_ucx_.exchange(false) && ucx_->has_other_networks())
+    old_ucx_.push_back(std::exchange(ucx_, nullptr));
   if (!ucx_) ucx_ = std::make_shared<UcxWorker>(*loop_, options_.peer_timeout);
   return ucx_;
 }
@@ -207,10 +209,16 @@ void TlsTransport::open_for(Member& member, std::unique_ptr<Connection> outbound
 void TlsTransport::take_fabric(Peer& peer, ByteSpan address) {
   if (!peer.channel) {
     log_warning(
-        "a member has ONECOPY_RPC_FABRIC=ucx, and this one has not: set it in all members of the group");
+        "a member talks to other hosts over UCX, and this one over TLS: set ONECOPY_RPC_FABRIC=ucx in all "
+        "members of the group");
     refuse_frame("has an address for UCX");
   }
-  peer.channel->connect(address, {peer.deliver, [link = peer.link] { link->close(); }});
+  try {
+    peer.channel->connect(address, {peer.deliver, [link = peer.link] { link->close(); }});
+  } catch (const Error&) {
+    has_missed_ucx_ = true;
+    throw;
+  }
   open_for(*peer.member, std::make_unique<UcxConnection>(peer.channel));
 }
 
@@ -296,7 +304,18 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
 
 void TlsTransport::wake_ucx() {
   const LockGuard lock(mutex_);
-  if (!channels_.empty()) channels_.front()->wake();
+  for (const auto& channel : channels_) channel->wake();
+}
+
+/// Ends the workers that no channel uses. The loop's thread calls it, which runs their handlers.
+void TlsTransport::drop_old_ucx() noexcept {
+  std::vector<std::shared_ptr<UcxWorker>> unused;
+  const LockGuard lock(mutex_);
+  std::erase_if(old_ucx_, [&](auto& worker) {
+    if (worker.use_count() != 1) return false;
+    unused.push_back(std::move(worker));
+    return true;
+  });
 }
 
 /// Runs on the loop's thread, each second while there is someone.
@@ -307,6 +326,7 @@ Timer::Pause TlsTransport::beat() {
     else peer->link->beat();
   }
   wake_ucx();
+  drop_old_ucx();
   if (listener_) listener_->look_again();
   if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
   return kBeat;
@@ -352,6 +372,7 @@ void TlsTransport::abandon() noexcept NO_THREAD_SAFETY_ANALYSIS {
   if (loop_) loop_->abandon();
   static_cast<void>(loop_.release());
   static_cast<void>(new std::shared_ptr<UcxWorker>(std::move(ucx_)));  // UCX does not survive a fork
+  static_cast<void>(new auto(std::move(old_ucx_)));
 }
 
 void TlsTransport::stop() noexcept {
@@ -362,6 +383,7 @@ void TlsTransport::stop() noexcept {
   for (const PeerRef& peer : peers()) end(peer, "this process leaves");
   const LockGuard lock(mutex_);
   if (ucx_) ucx_->stop();
+  for (const auto& worker : old_ucx_) worker->stop();
 }
 
 }  // namespace onecopy::rpc

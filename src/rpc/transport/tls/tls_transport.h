@@ -33,9 +33,9 @@ class UcxWorker;
 /// Invariants: a link is delivered to only after its hello. The loop waits for no single peer.
 class TlsTransport final : public Transport {
  public:
-  /// Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken, unsupported
+  /// Makes the transport that TlsOptions::of_environment() describes. Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken, unsupported
   /// without OpenSSL.
-  explicit TlsTransport(TransportHost& host);
+  explicit TlsTransport(TransportHost& host, const std::string& transport = {});
   ~TlsTransport() override { stop(); }
 
   std::string_view name() const noexcept override { return options_.uses_ucx ? "ucx" : "tls"; }
@@ -89,6 +89,7 @@ class TlsTransport final : public Transport {
   std::vector<PeerRef> peers() const;
   Timer::Pause beat();
   void wake_ucx();
+  void drop_old_ucx() noexcept;
   void abandon() noexcept;
 
   TransportHost& host_;
@@ -96,9 +97,11 @@ class TlsTransport final : public Transport {
   const int pid_;
   std::string endpoint_;
   std::atomic<bool> is_over_{false};
+  std::atomic<bool> has_missed_ucx_{false};  ///< a member was not reached over UCX
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
   std::shared_ptr<UcxWorker> ucx_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<UcxWorker>> old_ucx_ GUARDED_BY(mutex_);  ///< of channels from before
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<UcxChannel>> channels_ GUARDED_BY(mutex_);
   std::unique_ptr<EventLoop> loop_ =
