@@ -71,7 +71,9 @@ class PyRRef:
         """Returns whether the owner is known to count this reference."""
         creation = self._creation
         if creation is not None and creation.done():
-            self._error, self._creation = _why_not_made(error_of(creation)), None
+            self._creation = None
+            if self._session != LOST:  # else the reference raises why it was lost
+                self._error = _why_not_made(error_of(creation))
         return self._creation is None
 
     def owner(self) -> WorkerInfo:
