@@ -147,6 +147,10 @@ class Watch {
   friend class Store;
 };
 
+/// Returns whether memory of the device stays when the process that made it ends, as a version must. Ascend's does not. Throws
+/// unsupported for a device that is absent.
+bool outlives_its_maker(Device device);
+
 /// Returns whether an address lies in memory of the store that this process has mapped: such memory is shared by its name
 /// in the store, and must not be moved or replaced. Thread safety: may be called concurrently.
 bool is_stored(const void* at) noexcept;
@@ -184,12 +188,14 @@ class Store {
   /// Throws unsupported if the keeper cannot be started, with the reason.
   static Store connect(const ConnectOptions& options = {});
 
-  /// Makes memory for a version with this layout. Throws invalid_argument (names, layouts), out_of_memory with the numbers.
+  /// Makes memory for a version with this layout. Throws invalid_argument (names, layouts), out_of_memory with the numbers,
+  /// and unsupported for a device whose memory ends with this process.
   Draft draft(const std::string& name, std::span<const TensorSpec> tensors, Device device = kCpu,
               const PublishOptions& options = {});
   /// Makes memory for a version with the layout, the key and the attributes of the object's current version.
   Draft draft(const std::string& name, std::uint32_t keep = PublishOptions{}.keep);
-  /// Publishes the tensors, which are all on one device.
+  /// Publishes the tensors, which are all on one device. Copies them into memory of the host if memory of the device would end
+  /// with this process.
   std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {});
 

@@ -53,7 +53,7 @@ std::vector<Incoming> incoming(const std::vector<std::string>& names, const nb::
   return all;
 }
 
-/// The device of all tensors. Throws invalid_argument if there are several.
+/// Returns the device of all tensors, or the CPU if its memory would end with this process. Throws invalid_argument if there are several.
 Device common_device(const std::vector<std::string>& names, const std::vector<Incoming>& tensors) {
   for (std::size_t i = 1; i < tensors.size(); ++i)
     if (tensors[i].device() != tensors[0].device())
@@ -61,7 +61,7 @@ Device common_device(const std::vector<std::string>& names, const std::vector<In
           ErrorCode::invalid_argument,
           fmt::format("\"{}\" is on {} and \"{}\" on {}; say with device= where the version is to lie",
                       names[0], tensors[0].device().str(), names[i], tensors[i].device().str()));
-  return tensors.empty() ? kCpu : tensors[0].device();
+  return tensors.empty() || !store::outlives_its_maker(tensors[0].device()) ? kCpu : tensors[0].device();
 }
 
 store::Draft new_draft(store::Store& store, const std::string& name, const std::vector<std::string>& names,

@@ -81,6 +81,7 @@ int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) 
     result = ::fallocate(file.fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   if (result != 0) return errno;
+  if (!file.base) return 0;
   if (::madvise(file.base + offset, bytes, kPopulateWrite) == 0) return 0;
   // Older kernels do not know the call (EINVAL), so the first user faults. ENOMEM and EFAULT mean that memory ran out.
   return errno == ENOMEM || errno == EFAULT ? errno : 0;

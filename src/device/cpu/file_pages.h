@@ -11,13 +11,13 @@ namespace onecopy {
 /// A mapped shared-memory file whose pages are reserved and given back explicitly.
 struct FilePages {
   const Fd& fd;
-  std::byte* base;  ///< where offset 0 of the file is mapped, writable
+  std::byte* base;  ///< where offset 0 of the file is mapped, writable; null if it is not mapped
   std::size_t size;
   std::string where;  ///< appended to errors: the directory that is full and the remedy; may be empty
   bool ours = true;   ///< no other process adds pages to it
 };
 
-/// Reserves and maps pages for [offset, offset + bytes); present pages stay as they are. A later access cannot fail and
+/// Reserves pages, and enters them into the mapping if there is one, for [offset, offset + bytes); present pages stay as they are. A later access cannot fail and
 /// does not fault. Checks the memory limits first, because a control group kills processes instead of refusing.
 /// Notifies the thread's ReserveListener after each 64 MiB.
 ///

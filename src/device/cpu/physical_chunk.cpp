@@ -6,15 +6,13 @@
 #include "file_pages.h"
 #include "memfd_memory.h"
 #include "onecopy/core/error.h"
-#include "os/mapping.h"
 #include "os/memfd.h"
 
 namespace onecopy {
 
 std::unique_ptr<PhysicalChunk> create_memfd_chunk(std::size_t bytes) {
   Fd fd = create_memfd("onecopy-chunk", bytes);
-  const Mapping mapping = Mapping::of(fd, bytes, Access::read_write);
-  reserve_pages({fd, mapping.data(), bytes, ""}, 0, bytes);
+  reserve_pages({fd, nullptr, bytes, ""}, 0, bytes);
   return std::make_unique<MemfdChunk>(std::move(fd), bytes);
 }
 

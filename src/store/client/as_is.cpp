@@ -39,11 +39,6 @@ Fd keep(std::vector<BlockRef> blocks) {
   return theirs;
 }
 
-/// Returns whether memory of this kind stays when the process that made it ends, and cannot shrink.
-bool outlives_its_maker(SegmentKind kind) noexcept {
-  return kind == SegmentKind::memfd || kind == SegmentKind::cuda_vmm;
-}
-
 [[noreturn]] void refuse(const NamedTensor& named) {
   throw Error(ErrorCode::unsupported,
               fmt::format("\"{}\" cannot be published as it is: {}", named.first,
@@ -54,6 +49,12 @@ bool outlives_its_maker(SegmentKind kind) noexcept {
 }
 
 }  // namespace
+
+bool outlives_its_maker(SegmentKind kind) noexcept {
+  return kind == SegmentKind::memfd || kind == SegmentKind::cuda_vmm;
+}
+
+bool outlives_its_maker(Device device) { return outlives_its_maker(backend(device.type).traits().kind); }
 
 AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
   rows_.reserve(tensors.size());

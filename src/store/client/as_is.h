@@ -11,7 +11,10 @@
 
 namespace onecopy::store {
 
-/// Tensors that are published where they lie: the segments and chunks around them are the parts of the version's memory.
+/// Returns whether memory of this kind stays when the process that made it ends, and cannot shrink.
+bool outlives_its_maker(SegmentKind kind) noexcept;
+
+/// A set of tensors that are published where they lie: the segments and chunks around them are the parts of the version's memory.
 /// Thread safety: none.
 class AsIs {
  public:

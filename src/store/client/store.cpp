@@ -101,6 +101,12 @@ Client& Store::client() { return Client::here(client_); }
 Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors, Device device,
                    const PublishOptions& options) {
   check_request(name, options);
+  if (!outlives_its_maker(device))
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("memory of {} ends with the process that made it, and the store cannot keep it; "
+                    "publish copies on the cpu",
+                    device.str()));
   Table table = table_for(device, options);
   for (const auto& [row, layout] : tensors) {
     if (!layout.is_contiguous())
@@ -131,7 +137,8 @@ std::uint64_t Store::publish(const std::string& name, std::span<const NamedTenso
   if (options.place == Placement::as_is) return publish_as_is(client(), name, tensors, options);
   std::vector<TensorSpec> specs;
   for (const auto& [row, tensor] : tensors) specs.push_back({row, Layout(tensor.dtype(), tensor.shape())});
-  const Device device = tensors.empty() ? kCpu : tensors.front().second.device();
+  Device device = tensors.empty() ? kCpu : tensors.front().second.device();
+  if (!outlives_its_maker(device)) device = kCpu;
   Draft draft = this->draft(name, specs, device, options);
   for (std::size_t row = 0; row < tensors.size(); ++row)
     if (tensors[row].second.nbytes() != 0) copy_into(tensors[row].second.view(), draft.tensor(row).view());

@@ -264,6 +264,19 @@ TEST_F(StoreTest, AVersionMayLieInMoreSegmentsThanOnePacketHasRoomFor) {
     EXPECT_EQ(version.tensor(i).as<std::uint8_t>()[0], static_cast<std::uint8_t>(i));
 }
 
+TEST_F(StoreTest, TensorsOfAnAscendDeviceAreCopiedToTheHostOrRefused) {
+  Store store = start();
+  const Device npu = Device::parse("npu:0");
+  EXPECT_THROW(store.draft("x", specs(), npu), Error);
+  const auto tensors = made(npu, 5, 5);
+  EXPECT_THROW(store.publish("x", tensors, kAsIs), Error);
+  EXPECT_TRUE(store.list().empty());
+  store.publish("x", tensors);
+  const Version version = store.open("x");
+  EXPECT_EQ(version.device(), kCpu);
+  EXPECT_EQ(value_of(version), 5);
+}
+
 class ReplacedKeeper : public StoreTest {
  protected:
   /// Starts a keeper that takes over. The first of its processes that passes the point dies there.
