@@ -95,7 +95,13 @@ class Decoder {
  private:
   template <Plain T>
   void get(T& value) {
-    value = load<T>(take(sizeof value).data());
+    if constexpr (std::is_same_v<T, bool>) {
+      const auto byte = load<std::uint8_t>(take(1).data());
+      if (byte > 1) refuse("holds a byte that is neither true nor false");
+      value = byte == 1;
+    } else {
+      value = load<T>(take(sizeof value).data());
+    }
   }
   template <Plain T, std::size_t size>
   void get(std::array<T, size>& values) {
