@@ -182,8 +182,8 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading readi
     throw;
   }
   steps.end("map");
-  others
-      .clear();  // first, so that the guard is the last that has the memory, and takes the time to free it
+  // Before the keeper is told: the guard is then the last that has the memory, and takes the time to free it.
+  others.clear();
   reading_ = std::move(reading);
   steps.end("release");
 }

@@ -5,7 +5,6 @@
 #include <poll.h>
 
 #include <array>
-#include <cerrno>
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
@@ -203,11 +202,8 @@ void Store::stop() {
   const std::array ends = {end_of(halves.worker), end_of(halves.guard)};
   client().ask<Done>(Stop{});
   const Deadline until = Deadline::after(kEndOfTheKeeper);
-  for (const Fd& end : ends) {
-    pollfd event{end.get(), POLLIN, 0};  // an empty descriptor is passed over
-    while (::poll(&event, 1, end ? until.poll_timeout() : 0) < 0 && errno == EINTR) {
-    }
-  }
+  for (const Fd& end : ends)
+    if (end) until.wait_for(end.get(), POLLIN);
 }
 
 }  // namespace onecopy::store

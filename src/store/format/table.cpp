@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <cstring>
 #include <unordered_set>
 
 #include "onecopy/core/error.h"
@@ -133,9 +133,10 @@ Table decode_table(ByteSpan bytes, ByteSpan known) {
   if (head.crc != crc32c(bytes.subspan(kCheckedFrom))) refuse("is damaged: its checksum is wrong");
   const ByteSpan layout = decoder.take(head.layout_bytes);
   Table table;
-  const bool is_known =
-      !known.empty() && std::equal(known.begin(), known.end(), layout.begin(), layout.end());
-  if (!is_known) table.rows = rows_in(layout, head.rows);
+  // Not std::equal(), which compares one std::byte after the other.
+  table.has_known_layout = known.size() == layout.size() &&
+                           (known.empty() || std::memcmp(known.data(), layout.data(), known.size()) == 0);
+  if (!table.has_known_layout || known.empty()) table.rows = rows_in(layout, head.rows);
   decoder(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
           table.parts);
   decoder.end();

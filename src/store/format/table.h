@@ -36,7 +36,9 @@ struct Part {
 
 /// The table of a version: all but the elements. It lies in a memfd of its own, sealed against every change.
 struct Table {
-  std::vector<Row> rows;   ///< names are unique
+  std::vector<Row> rows;  ///< names are unique
+  bool has_known_layout =
+      false;               ///< decode_table() found the layout that its caller knows, and left out the rows
   std::uint64_t size = 0;  ///< of the version's memory, of which rows use a part
   std::map<std::string, std::string> key;
   std::map<std::string, std::string> attributes;

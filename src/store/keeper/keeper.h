@@ -15,7 +15,8 @@ struct ServeOptions {
 };
 
 /// Is the keeper of this user: a worker and a guard, of which this process is one. Returns when the keeper ends. Throws
-/// unsupported if there is a keeper already, and version_mismatch if that keeper cannot be replaced by this build. REQUIRES: the process has one thread.
+/// unsupported if there is a keeper already, and version_mismatch if that keeper cannot be replaced by this build.
+/// REQUIRES: the process has one thread.
 void serve(const Place& place, const ServeOptions& options);
 
 }  // namespace onecopy::store

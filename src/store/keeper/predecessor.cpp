@@ -21,10 +21,7 @@ bool Predecessor::await_end() {
   point("store.replace.ready");
   const Deadline deadline = Deadline::after(kPatience);
   for (const Fd& process : processes) {
-    pollfd end{process.get(), POLLIN, 0};
-    while (::poll(&end, 1, deadline.poll_timeout()) < 0 && errno == EINTR) {
-    }
-    if ((end.revents & POLLIN) != 0) continue;
+    if (deadline.wait_for(process.get(), POLLIN)) continue;
     log_error("the store's keeper goes on, and is not replaced");
     return false;
   }
