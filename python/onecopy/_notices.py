@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import errors
-from .._core import Handle, open as open_handle
+from . import errors
+from ._core import Handle, open as open_handle
 
 # With these errors this process cannot open a notice. Another process may: the owner can be in another namespace.
 _OF_NO_USE = (errors.OwnerDied, errors.PeerDied, errors.StaleHandle, errors.OtherBoot, errors.BadHandle, errors.Timeout,

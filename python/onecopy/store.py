@@ -246,7 +246,7 @@ class Store:
         Raises:
             OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
         """
-        from .integrations._notices import Notices
+        from ._notices import Notices
 
         with Notices(f"store {name}").locked():
             try:

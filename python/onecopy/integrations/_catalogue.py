@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from .._core import Handle
-from ._notices import _base, _remove_if_left
+from .._notices import _base, _remove_if_left
 
 _numbers = itertools.count()
 _ROWS_TO_REWRITE = 1024  # a file is rewritten when it has more rows than this, and half of them are outdated

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from typing import Any
 
 from .. import OutOfMemory, empty, open as _open, share as _share
+from .._notices import _OF_NO_USE
 from ._catalogue import Catalogue
-from ._notices import _OF_NO_USE
 from ._packages import need
 
 _base = need("lmcache.v1.storage_backend.abstract_backend", "lmcache", "onecopy.integrations.lmcache")

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .. import InvalidArgument, StaleHandle, open as _open, store as _store
-from ._notices import Notices
+from .. import InvalidArgument, open as _open, store as _store
 from ._packages import need
 from .vllm import PACKAGE, WHAT
 
@@ -52,12 +51,11 @@ class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defi
         yield from weights.items()
 
     def _of_store(self, model_config: Any, model: Any) -> Any:
-        """Opens the object. One process of this user at a time looks for it, so that only one reads the files."""
-        store = _store.connect(framework="torch")
-        with Notices(f"vllm {self._object}").locked():
-            try:
-                return store.open(self._object)
-            except StaleHandle:
-                self.local_expert_ids = None  # the other workers need the experts that this one does not
-                store.publish(self._object, dict(super().get_all_weights(model_config, model)))
-                return store.open(self._object)
+        """Opens the object, after publishing what vLLM's own loader reads if there is no such object."""
+        of_files = super().get_all_weights
+
+        def read() -> dict[str, Any]:
+            self.local_expert_ids = None  # the other workers need the experts that this one does not
+            return dict(of_files(model_config, model))
+
+        return _store.connect(framework="torch").open_or_publish(self._object, read)

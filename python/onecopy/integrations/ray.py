@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from typing import Any
 
 from .. import Handle, InvalidArgument, OtherBoot, open as _open, share as _share
@@ -23,7 +24,6 @@ _direct = need("ray.experimental.rdt.tensor_transport_manager", "'ray>=2.56'", "
 __all__ = ["OnecopyTransport", "register", "routes"]
 
 NAME = "ONECOPY"
-
 
 _received = collections.Counter[str]()
 
@@ -55,6 +55,7 @@ def _manager(name: str) -> Any:
     return get_tensor_transport_manager(name)
 
 
+@functools.cache
 def _nixl() -> Any:
     """Returns Ray's NIXL transport, or None where NIXL is not installed or does not start."""
     try:
