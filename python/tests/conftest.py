@@ -6,6 +6,7 @@ A test that hangs is ended after a while with every thread's stack. Run with ``-
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import gc
@@ -117,6 +118,26 @@ def fresh_compiler():
         yield
     torch._dynamo.reset()
     gc.collect()
+
+
+@pytest.fixture
+def store_place(tmp_path, monkeypatch):
+    """The directory of a store of the test's own, whose keeper ends with the test."""
+    import onecopy
+
+    directory = tmp_path / "store"
+    monkeypatch.setenv("ONECOPY_STORE_DIR", str(directory))
+    yield directory
+    with contextlib.suppress(onecopy.Error):
+        onecopy.store.connect(autostart=False).stop()
+
+
+@pytest.fixture
+def store(store_place):
+    """A connection to that store."""
+    import onecopy
+
+    return onecopy.store.connect()
 
 
 @pytest.fixture(scope="module")

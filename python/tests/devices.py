@@ -186,7 +186,8 @@ def on_device(test=None, *, devices: int = 1):
 
 
 def eventually(condition, seconds: float = 60.0) -> bool:
-    """Whether it holds at last: leases end by the tick of a thread. Python code runs between the checks."""
+    """Waits until the condition holds, and returns False after `seconds`. Python code runs between the checks, and threads
+    tick, which ends leases."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

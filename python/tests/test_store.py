@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,32 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A store of the test's own; its keeper ends with the test."""
-    directory = tmp_path / "store"
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(directory))
-    yield directory
-    with contextlib.suppress(onecopy.PeerDied):
-        onecopy.store.connect(autostart=False).stop()
-
-
-@pytest.fixture
-def store(place):
-    return onecopy.store.connect()
+from devices import eventually
 
 
 def values(version, count=3):
     return {f"layer.{i}": torch.full((4, 5), float(version)) for i in range(count)}
-
-
-def eventually(condition, seconds=20):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.005)
 
 
 def run(program, *arguments, **options):
@@ -163,10 +140,10 @@ def test_old_versions_go_when_nobody_reads_them(store):
     reader = store.open("a")
     for version in (2, 3):
         store.publish("a", values(version), keep=1)
-    eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [1, 3])
+    assert eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [1, 3])
     assert float(reader["layer.0"][0, 0]) == 1
     del reader
-    eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [3])
+    assert eventually(lambda: [v["version"] for v in store.list()[0]["versions"]] == [3])
 
 
 def test_a_reader_keeps_what_is_deleted(store):
@@ -251,20 +228,20 @@ def test_watch_yields_each_version_that_becomes_current(store):
     assert list(store.watch("a", timeout=0.05)) == [1]
 
 
-def test_without_autostart_the_error_names_the_command(place, monkeypatch):
+def test_without_autostart_the_error_names_the_command(store_place, monkeypatch):
     monkeypatch.setenv("ONECOPY_STORE_AUTOSTART", "0")
     with pytest.raises(onecopy.PeerDied, match="onecopy store serve"):
         onecopy.store.connect()
 
 
-def test_a_keeper_is_started_once_however_many_ask(place):
+def test_a_keeper_is_started_once_however_many_ask(store_place):
     program = "import onecopy; print(sorted(onecopy.store.connect().keeper().values()))"
     started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     answers = {process.communicate(timeout=100)[0] for process in started}
     assert len(answers) == 1
 
 
-def test_a_limit_is_an_error_with_the_numbers(place):
+def test_a_limit_is_an_error_with_the_numbers(store_place):
     command = onecopy.store._command()
     assert (
         subprocess.run([command, "store", "serve", "--background", "--max-bytes", "8KiB"], timeout=60).returncode == 0
@@ -291,7 +268,7 @@ def test_a_keeper_that_is_replaced_hands_everything_over(store):
     store.publish("a", values(1))
     live, before = store.follow("a"), store.keeper()
     subprocess.run([onecopy.store._command(), "store", "serve", "--replace", "--background"], timeout=60, check=True)
-    eventually(lambda: not set(store.keeper().values()) & set(before.values()))
+    assert eventually(lambda: not set(store.keeper().values()) & set(before.values()))
     store.publish("a", values(2))
     assert live.update() == 2
     assert [float(tensor[0, 0]) for tensor in live.values()] == [2, 2, 2]
@@ -317,11 +294,11 @@ def test_the_command_puts_lists_rolls_back_and_removes(store, tmp_path):
     assert call("ls") == "The store is empty.\n"
 
 
-def test_the_keeper_ends_when_it_is_told_to(store, place):
+def test_the_keeper_ends_when_it_is_told_to(store, store_place):
     halves = store.keeper()
     store.stop()
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in halves.values()))
-    assert not (place / "keeper").exists()
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in halves.values()))
+    assert not (store_place / "keeper").exists()
 
 
 def test_a_tensor_of_the_store_that_is_shared_otherwise_is_a_copy(store):

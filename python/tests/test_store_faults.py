@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,34 +21,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
+from devices import eventually
 
 VERSION = 2  # of the store's protocol
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A store of the test's own, whose keeper ends with the test."""
-    directory = tmp_path / "store"
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(directory))
-    yield directory
-    with contextlib.suppress(onecopy.Error):
-        onecopy.store.connect(autostart=False).stop()
-
-
-@pytest.fixture
-def store(place):
-    return onecopy.store.connect()
-
-
 def values(version):
     return {f"layer.{i}": torch.full((4, 5), float(version)) for i in range(3)}
-
-
-def eventually(condition, seconds=20):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.005)
 
 
 def run(program, *arguments, **options):
@@ -144,14 +122,14 @@ def test_descriptors_that_are_used_up_are_an_error_and_leave_nothing(store):
 
 
 @pytest.mark.parametrize("directory", ["/proc/onecopy", "/dev/null/store", "/dev/null"])
-def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(place, monkeypatch, directory):
+def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(store_place, monkeypatch, directory):
     monkeypatch.setenv("ONECOPY_STORE_DIR", directory)
     with pytest.raises(onecopy.Error, match=re.escape(directory)):
         onecopy.store.connect()
 
 
-def test_a_directory_that_others_may_enter_is_refused(place):
-    place.mkdir(mode=0o755)
+def test_a_directory_that_others_may_enter_is_refused(store_place):
+    store_place.mkdir(mode=0o755)
     with pytest.raises(onecopy.Error, match="chmod 700|0700|others"):
         onecopy.store.connect()
 
@@ -162,7 +140,7 @@ def test_a_directory_with_a_name_too_long_for_a_socket_is_refused(tmp_path, monk
         onecopy.store.connect()
 
 
-def test_a_directory_that_is_full_is_an_error(place):
+def test_a_directory_that_is_full_is_an_error(store_place):
     program = """
 import resource, signal, onecopy
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -174,7 +152,7 @@ except onecopy.Unsupported as error:
 """
     done = run(program)
     assert "the store's keeper cannot be started" in done.stdout, done.stdout + done.stderr
-    assert not (place / "keeper").exists()
+    assert not (store_place / "keeper").exists()
 
 
 # --- other versions and strangers -------------------------------------------------------------------
@@ -184,15 +162,15 @@ def packet(version, kind, body=b""):
     return struct.pack("=II", version, kind) + body
 
 
-def connection(place):
+def connection(store_place):
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client.settimeout(20)
-    client.connect(str(place / "keeper"))
+    client.connect(str(store_place / "keeper"))
     return client
 
 
-def test_a_client_of_another_version_is_told_so(store, place):
-    with connection(place) as client:
+def test_a_client_of_another_version_is_told_so(store, store_place):
+    with connection(store_place) as client:
         client.send(packet(VERSION + 1, 1, bytes(16)))
         assert f"version {VERSION + 1} of the store's protocol and this one version {VERSION}".encode() in client.recv(
             4096
@@ -200,11 +178,11 @@ def test_a_client_of_another_version_is_told_so(store, place):
     assert store.list() == []
 
 
-def test_a_keeper_of_another_version_is_an_error_that_says_what_to_do(place):
-    place.mkdir(mode=0o700)
-    (place / "secret").write_bytes(bytes(32))
+def test_a_keeper_of_another_version_is_an_error_that_says_what_to_do(store_place):
+    store_place.mkdir(mode=0o700)
+    (store_place / "secret").write_bytes(bytes(32))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(place / "keeper"))
+        listener.bind(str(store_place / "keeper"))
         listener.listen()
 
         def answer():
@@ -218,26 +196,26 @@ def test_a_keeper_of_another_version_is_an_error_that_says_what_to_do(place):
         with pytest.raises(onecopy.VersionMismatch, match="onecopy store stop"):
             onecopy.store.connect(autostart=False)
         keeper.join()
-    (place / "keeper").unlink()
+    (store_place / "keeper").unlink()
 
 
-def test_a_process_without_the_secret_is_refused(store, place):
+def test_a_process_without_the_secret_is_refused(store, store_place):
     store.publish("a", values(1))
-    with connection(place) as client:
+    with connection(store_place) as client:
         client.send(packet(VERSION, 1, bytes(16)))
         client.recv(4096)
         client.send(packet(VERSION, 3, bytes(32)))
         assert b"does not know the secret" in client.recv(4096)
         assert client.recv(4096) == b""
-    with connection(place) as client:  # a question before the proof
+    with connection(store_place) as client:  # a question before the proof
         client.send(packet(VERSION, 13))
         assert client.recv(4096) == b""
     assert store.open("a").version == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(8), os.urandom(64), bytes(60_000)])
-def test_bytes_that_are_no_message_end_the_connection_alone(store, place, data):
-    with connection(place) as client:
+def test_bytes_that_are_no_message_end_the_connection_alone(store, store_place, data):
+    with connection(store_place) as client:
         client.send(data or b"\0")
         while client.recv(4096):
             pass
@@ -296,7 +274,7 @@ assert all(bytes(version["layer.1"]) == ones for version in kept)
     for reader in readers:
         reader.communicate("end\n")
         assert reader.returncode == 0
-    eventually(lambda: [version["version"] for version in store.list()[0]["versions"]] == [2])
+    assert eventually(lambda: [version["version"] for version in store.list()[0]["versions"]] == [2])
 
 
 def test_a_name_is_told_apart_from_one_that_it_begins(store):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 
@@ -38,15 +37,6 @@ class Layers(torch.nn.Module):
 
 def weights(value, device):
     return {f"layers.{i}.weight": torch.full((WIDTH, WIDTH), float(value), device=device) for i in range(LAYERS)}
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
-    store = onecopy.store.connect()
-    yield store
-    with contextlib.suppress(onecopy.PeerDied):
-        store.stop()
 
 
 @pytest.fixture(params=DEVICES)

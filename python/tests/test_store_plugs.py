@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -16,15 +15,10 @@ torch = pytest.importorskip("torch")
 import onecopy
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def runtime_directory(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
-    store = onecopy.store.connect()
-    yield store
-    with contextlib.suppress(onecopy.PeerDied):
-        store.stop()
 
 
 def run(program, *arguments):
