@@ -58,7 +58,7 @@ struct Departure {
 /// has used and that has work. `stream` is on the one device then. Throws invalid_argument for tensors on two devices,
 /// or for no tensors on devices and several used devices, if a stream is named. REQUIRES: departure.needs_order.
 ///
-/// Not inlined: most puts need no order.
+/// The function is not inlined, since most puts need no order.
 [[gnu::noinline]] ItemOrder order_of(Session& session, const Departure& departure);
 
 /// Returns whether put_in_order() needs no question to another process. Throws unsupported for a captured stream that
