@@ -66,10 +66,11 @@ print(bytes(kept[0])[-1] if kept else None, flush=True)
 
 WITHOUT_PTRACE = "setpriv --bounding-set=-all --inh-caps=-all --no-new-privs"
 A_PROCESS_NAMESPACE = "unshare --pid --fork --kill-child --mount-proc"
-# Its own /tmp and /dev/shm, with the shared directory elsewhere.
+# Its own /dev/shm and /tmp, with the shared directory elsewhere. An interpreter in /tmp needs the host's /tmp.
+ITS_OWN_TMP = "" if sys.prefix.startswith("/tmp/") else "mount -t tmpfs none /tmp; "
 A_FILE_SYSTEM = (
     "unshare --mount sh -ec 'mount --bind $ONECOPY_RUNTIME_DIR /mnt; mount -t tmpfs none /dev/shm; "
-    'mount -t tmpfs none /tmp; ONECOPY_RUNTIME_DIR=/mnt exec "$@"\' sh'
+    f'{ITS_OWN_TMP}ONECOPY_RUNTIME_DIR=/mnt exec "$@"\' sh'
 )
 A_CONTAINER = f"{A_PROCESS_NAMESPACE} --ipc --net --uts --cgroup {WITHOUT_PTRACE}"
 EVERYTHING = {"handle": 7, "queue": True, "store": 5}

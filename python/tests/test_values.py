@@ -344,7 +344,7 @@ def test_the_examples_of_the_documentation(repository):
 def read_by_both(data):
     """What Python and C++ write of the value after each has read it; None where one refuses the bytes, or cannot hold it."""
     written = []
-    for rewrite in (lambda: encode(_core._decode_values(data, []))[0], lambda: _core._rewrite_value(data)):
+    for rewrite in (lambda: encode(_core._decode_values(data, []))[0], lambda: _core._rewrite_value(data, [])[0]):
         try:
             written.append(rewrite())
         except onecopy.errors.BadHandle:

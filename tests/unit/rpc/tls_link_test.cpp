@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -71,7 +72,7 @@ class ALinkAlone : public ::testing::Test {
   }
 
   Watchdog watchdog_;
-  int asked_ = 0;  ///< turns of the loop
+  std::atomic<int> asked_{0};  ///< turns of the loop
   const std::shared_ptr<const TlsContext> context_ = std::make_shared<const TlsContext>(ByteSpan{});
   std::unique_ptr<TlsLink> link_;
   std::unique_ptr<TlsStream> there_;
@@ -137,7 +138,7 @@ TEST_F(ALinkAlone, LeavesSmallMessagesThatFollowEachOtherCloselyToTheLoop) {
     ++count;
     link_->put(note, {});
   }
-  EXPECT_EQ(asked_, 1);
+  EXPECT_EQ(asked_.load(), 1);
   receive(count);
   EXPECT_TRUE(link_->has_sent_all());
   for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(load<std::size_t>(arrived_.messages[i].data.data()), i);
