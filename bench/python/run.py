@@ -82,6 +82,11 @@ CUDA_ROWS = {
     "cuda-graphs-streams": graph_card.streams,
     "cuda-graphs-llama": graph_card.llama,
     "cuda-graphs-runner": graph_card.runner,
+    "store-restart": store_restart.restart,
+    "store-update": store_versions.update,
+    "store-publish": store_versions.publish,
+    "store-as-is": store_versions.publish_as_is,
+    "store-open": store_versions.opened,
 }
 
 
