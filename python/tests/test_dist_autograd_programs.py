@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 from onecopy.distributed.autograd._engine import Engine
 from onecopy.rpc import registry
 
-PROGRAMS = 100
+PROGRAMS = int(os.environ.get("ONECOPY_RPC_PROGRAMS", "100"))
 SIZE = 3
 
 
