@@ -19,6 +19,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/stats.h"
+#include "os/log.h"
 #include "share/runtime/runtime.h"
 #include "soak/pattern.h"
 
@@ -315,6 +316,8 @@ void Agent::end_as(const Command& last) {
   const Op op = last.op;
   if (op == Op::exit_at_once) ::_exit(0);
   if (op == Op::linger) {
+    set_log_sink([](LogLevel, std::string_view) {
+    });  // the library reports the descriptors that it misses from now on
     ::syscall(SYS_close_range, 3U, ~0U, 0U);
     std::this_thread::sleep_for(milliseconds(last.wait_ms));
     ::_exit(0);
