@@ -8,6 +8,7 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
 
 namespace onecopy {
