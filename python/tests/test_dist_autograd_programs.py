@@ -91,14 +91,8 @@ class Port:
     def call_gradients(self, *arguments):
         return self.send_gradients(*arguments).wait()
 
-    def mark(self, to, *arguments):
-        return self._wire.post(self._wire.engines[to].on_mark, arguments)
-
-    def mark_blocked(self, to, *arguments):
-        return self._wire.post(self._wire.engines[to].on_mark_blocked, arguments)
-
-    def resolve(self, to, *arguments):
-        return self._wire.post(self._wire.engines[to].on_resolve, arguments)
+    def ask(self, to, *arguments):
+        return self._wire.post(self._wire.engines[to].on_ask, arguments)
 
     def release_context(self, to, context):
         return self._wire.post(

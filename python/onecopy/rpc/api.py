@@ -50,7 +50,7 @@ def init(
         transport: how messages go to members on other hosts, the same in all members: "tls", or "ucx", which does not
             encrypt. The default is what ONECOPY_RPC_FABRIC says, or "tls".
     Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
-    if registry.find() is not None:
+    if registry.this_agent is not None:
         raise RuntimeError("RPC is already initialized: this process is a member of a group")
     if when_full not in ("wait", "refuse"):
         raise ValueError(f"when_full is 'wait' or 'refuse', not {when_full!r}")

@@ -15,10 +15,9 @@ from typing import Any
 from .. import _core
 from ..errors import Timeout
 from . import functions, registry, rref, telemetry
-from .errors import Cancelled
+from .errors import Cancelled, RefusedValue
 from .futures import CallFuture, error_of, future_in_loop
 from .peers import WorkerInfo
-from .refused import RefusedValue
 from .registry import verb
 from .rref import PyRRef
 

@@ -257,7 +257,6 @@ def _wait_for_answers(agent: Any) -> None:
 
 @atexit.register
 def _end_without_shutdown() -> None:
-    agent = registry.find()
-    if agent is not None:
+    if (agent := registry.this_agent) is not None:
         registry.set_current(None)
         agent.stop()

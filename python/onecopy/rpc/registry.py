@@ -22,9 +22,10 @@ FORKED = (
     "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. "
     "Start it with spawn or forkserver, or call init_rpc() in it under a name of its own"
 )
+_NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
 ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that return a Future of their result
 
-this_agent: Any = None  # or the agent of this process; calls read it without the frame of find()
+this_agent: Any = None  # or the agent of this process; calls read it without the frame of current()
 _is_forked = False
 
 # Names of verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None). Notes,
@@ -53,20 +54,11 @@ def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], 
 # --- the agent
 
 
-def current() -> Any:
+def current(why_not: str = _NOT_SET) -> Any:
     """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked
     since."""
     if this_agent is None:
-        raise RuntimeError(
-            FORKED
-            if _is_forked
-            else "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
-        )
-    return this_agent
-
-
-def find() -> Any:
-    """Returns this process's agent, or None."""
+        raise RuntimeError(FORKED if _is_forked else why_not)
     return this_agent
 
 
@@ -74,11 +66,6 @@ def set_current(agent: Any) -> None:
     """Makes `agent`, or None, the agent of this process."""
     global this_agent, _is_forked
     this_agent, _is_forked = agent, False
-
-
-def is_forked() -> bool:
-    """Returns whether this process was forked from a member and has joined no group since."""
-    return _is_forked
 
 
 def _leave_in_child() -> None:

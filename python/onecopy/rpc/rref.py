@@ -12,11 +12,10 @@ import torch
 from .. import _core
 from ..errors import PeerDied
 from . import registry, telemetry
-from .errors import RemoteFailure
+from .errors import RefusedValue, RemoteFailure
 from .futures import CallFuture, Future, done, error_of, failed
-from .owned import Cell, Reference
 from .peers import WorkerInfo
-from .refused import RefusedValue
+from .references import Cell, Reference
 
 LOST = -1  # in place of the session of a reference
 

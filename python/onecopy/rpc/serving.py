@@ -16,11 +16,10 @@ import torch
 import onecopy
 
 from . import functions, registry, streams
-from .errors import RemoteFailure
+from .errors import RefusedValue, RemoteFailure
 from .futures import Future
 from .peers import Member, WorkerInfo
 from .references import References
-from .refused import RefusedValue
 from .registry import ASYNC_MARK, Deferred
 
 _OF_TORCH, _VERB = 0, 2  # kinds of targets

@@ -23,9 +23,8 @@ from .. import _core
 from ..errors import Timeout
 from . import functions, registry
 from .calling import Call
-from .errors import Cancelled, RemoteFailure
+from .errors import Cancelled, RefusedValue, RemoteFailure
 from .futures import done, future_in_loop
-from .refused import RefusedValue
 from .registry import Deferred, verb
 
 _lock = threading.Lock()

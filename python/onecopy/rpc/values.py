@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from . import devices, functions
+from .errors import RefusedValue
 from .peers import WorkerInfo
-from .refused import RefusedValue
 
 _pickle_allowed = os.environ.get("ONECOPY_RPC_PICKLE") == "1"
 

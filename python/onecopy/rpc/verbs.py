@@ -12,7 +12,7 @@ from typing import Any
 from .. import _core
 from . import functions, rref, values
 from .errors import RemoteFailure
-from .owned import Cell, Reference
+from .references import Cell, Reference
 from .registry import Deferred, verb
 from .rref import PyRRef
 from .serving import answer, run

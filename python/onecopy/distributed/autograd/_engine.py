@@ -12,7 +12,6 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from ...rpc import registry
-from ...rpc.futures import Future
 from ._edges import ReceivedTensors, SentTensors, edge_of_root, torch_engine, wrong_arguments
 from ._pass import Answer, Arrived, LocalPass, PassKey, Transport
 
@@ -251,9 +250,9 @@ class Engine:
     def _resolve(self, context_id: int, key: PassKey, blocked: dict[int, int]) -> None:
         """Lets the blocked workers mark what still comes, and then go on without the rest."""
         workers = [worker for worker, number in blocked.items() if number]
-        for future in [self.transport.mark_blocked(w, context_id, key) for w in workers]:
+        for future in [self.transport.ask(w, "mark_blocked", context_id, key) for w in workers]:
             future.wait()
-        for future in [self.transport.resolve(w, context_id, key) for w in workers]:
+        for future in [self.transport.ask(w, "resolve", context_id, key) for w in workers]:
             for worker, number in future.wait():
                 blocked[worker] = blocked.get(worker, 0) + number
 
@@ -276,19 +275,11 @@ class Engine:
             registry.swap_context(before)
         return list(change.items()), back
 
-    def on_resolve(self, context_id: int, key: tuple[int, bool, int]) -> list[tuple[int, int]]:
-        """Resolves this worker's part, and waits for all that this causes. Returns the changes, as pairs."""
+    def on_ask(self, what: str, context_id: int, key: tuple[int, bool, int], *arguments: int) -> Any:
+        """Calls mark(), mark_blocked() or resolve() of this worker's LocalPass."""
         context = self.retrieve(context_id)
         with registry.within(context):
-            return list(context.local_pass(PassKey(*key)).resolve().items())
-
-    def on_mark(self, context_id: int, key: tuple[int, bool, int], message_id: int) -> Future:
-        """Marks a source: see LocalPass.mark()."""
-        return self.retrieve(context_id).local_pass(PassKey(*key)).mark(message_id)
-
-    def on_mark_blocked(self, context_id: int, key: tuple[int, bool, int]) -> Future:
-        """Marks what blocked components will send: see LocalPass.mark_blocked()."""
-        return self.retrieve(context_id).local_pass(PassKey(*key)).mark_blocked()
+            return getattr(context.local_pass(PassKey(*key)), what)(*arguments)
 
 
 engine_of_this_process = Engine()

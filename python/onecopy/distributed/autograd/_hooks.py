@@ -51,14 +51,8 @@ class _Transport:
     def call_gradients(self, to: int, *arguments: Any) -> Answer:
         return self._agent.endpoint.call_gradients(to, arguments)
 
-    def mark(self, to: int, *arguments: Any) -> Future:
-        return self._agent.begin_verb(to, ".mark", arguments, 0)
-
-    def mark_blocked(self, to: int, *arguments: Any) -> Future:
-        return self._agent.begin_verb(to, ".mark_blocked", arguments, 0)
-
-    def resolve(self, to: int, *arguments: Any) -> Future:
-        return self._agent.begin_verb(to, ".resolve", arguments, 0)
+    def ask(self, to: int, what: str, *arguments: Any) -> Future:
+        return self._agent.begin_verb(to, f".{what}", arguments, 0)
 
     def release_context(self, to: int, context_id: int) -> None:
         agent = self._find()
@@ -91,17 +85,17 @@ def _gradients(agent: Any, caller: int, *arguments: Any) -> Answer:
 
 @verb(".mark")
 def _mark(agent: Any, caller: int, *arguments: Any) -> Deferred:
-    return Deferred(engine.on_mark(*arguments), lambda nothing: None)
+    return Deferred(engine.on_ask("mark", *arguments), lambda nothing: None)
 
 
 @verb(".mark_blocked")
 def _mark_blocked(agent: Any, caller: int, *arguments: Any) -> Deferred:
-    return Deferred(engine.on_mark_blocked(*arguments), lambda nothing: None)
+    return Deferred(engine.on_ask("mark_blocked", *arguments), lambda nothing: None)
 
 
 @verb(".resolve")
 def _resolve(agent: Any, caller: int, *arguments: Any) -> list[tuple[int, int]]:
-    return engine.on_resolve(*arguments)
+    return engine.on_ask("resolve", *arguments)
 
 
 @verb("release_context")

@@ -50,14 +50,8 @@ class Transport(Protocol):
     def call_gradients(self, to: int, *arguments: Any) -> Answer:
         """Returns send_gradients(...).wait()."""
 
-    def mark(self, to: int, *arguments: Any) -> Future:
-        """Calls Engine.on_mark(*arguments)."""
-
-    def mark_blocked(self, to: int, *arguments: Any) -> Future:
-        """Calls Engine.on_mark_blocked(*arguments)."""
-
-    def resolve(self, to: int, *arguments: Any) -> Future:
-        """Calls Engine.on_resolve(*arguments)."""
+    def ask(self, to: int, *arguments: Any) -> Future:
+        """Calls Engine.on_ask(*arguments)."""
 
     def release_context(self, to: int, context_id: int) -> None:
         """Calls Engine.on_release(this worker, context_id), and does not wait."""
@@ -82,9 +76,10 @@ class LocalPass:
         fired, blocked = self._evaluation.take(arrived)
         return self._finish(fired, blocked, sender)
 
-    def resolve(self) -> Changes:
-        """Goes on without the gradients that have not come and are not marked: they never come."""
-        return self._finish(*self._evaluation.resolve())[0]
+    def resolve(self) -> list[tuple[int, int]]:
+        """Goes on without the gradients that have not come and are not marked: they never come. Returns the changes,
+        as pairs, when all that this causes is done."""
+        return list(self._finish(*self._evaluation.resolve())[0].items())
 
     def _finish(
         self, fired: list[tuple[ReceivedTensors, Gradients]], blocked: int, sender: int | None = None
@@ -154,7 +149,7 @@ class LocalPass:
 
     def _mark(self, received: Iterable[ReceivedTensors]) -> Future:
         transport = self._worker.transport
-        return _all([transport.mark(r.peer, r.context_id, self._key, r.message_id) for r in received])
+        return _all([transport.ask(r.peer, "mark", r.context_id, self._key, r.message_id) for r in received])
 
 
 def _all(futures: Sequence[Future]) -> Future:

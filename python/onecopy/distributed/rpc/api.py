@@ -9,14 +9,14 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ...rpc import calling, group, meeting, registry, rref, telemetry
+from ...rpc.errors import RefusedValue
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
-from ...rpc.refused import RefusedValue
 from ...rpc.rref import PyRRef
 from . import constants
 from .options import RpcBackendOptions
@@ -67,17 +67,15 @@ class TensorPipeAgent(group.Agent, RpcAgent):
         return {**info, "agent.gil_average_wait_time_us": "0"} if self.has_gil_profiling else info
 
 
-def _refuse_uninitialized() -> NoReturn:
-    if registry.is_forked():
-        raise RuntimeError(registry.FORKED)
-    raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+def _agent() -> Any:
+    """Returns the agent of this process, or raises torch's error."""
+    return registry.current("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
 
 
 def _require_initialized(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not _is_current_rpc_agent_set():
-            _refuse_uninitialized()
+        _agent()
         return function(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -91,7 +89,7 @@ _reset_current_rpc_agent = functools.partial(registry.set_current, None)
 
 
 def _is_current_rpc_agent_set() -> bool:
-    return registry.find() is not None
+    return registry.this_agent is not None
 
 
 def _start_agent(
@@ -129,9 +127,7 @@ def rpc_sync(
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
     when the member has ended; TypeError before anything is sent when a value cannot cross."""
-    agent = registry.this_agent
-    if agent is None:
-        _refuse_uninitialized()
+    agent = registry.this_agent or _agent()
     if telemetry.is_profiled():
         return calling.call(to, func, args, kwargs, timeout)
     try:  # as calling.call(), without its frame
@@ -144,8 +140,7 @@ def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> CallFuture:
     """Returns a torch.futures.Future of what rpc_sync() returns or throws."""
-    if registry.this_agent is None:
-        _refuse_uninitialized()
+    _agent()
     future = calling.begin(to, func, args, kwargs, timeout)
     if telemetry.is_profiled():
         future.want()  # torch's profiler waits for it in C++

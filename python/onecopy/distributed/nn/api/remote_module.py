@@ -16,14 +16,16 @@ from ...rpc.api import _get_current_rpc_agent as _current_agent
 __all__ = ["RemoteModule"]
 
 
-def _make(module_class: Callable[..., nn.Module], args: list[Any], kwargs: dict[str, Any], device: str) -> nn.Module:
+def _make(
+    module_class: Callable[..., nn.Module], args: list[Any], kwargs: dict[str, Any], device: str
+) -> RRef[nn.Module]:
     module = module_class(*args, **kwargs)
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an "
             f"instance of {type(module)}."
         )
-    return module.to(device)
+    return _rpc.RRef(module.to(device))
 
 
 def _forward(
@@ -67,7 +69,7 @@ class RemoteModule(nn.Module):
         self.on, self.device = _parse(remote_device)
         self.is_device_map_set = bool(_current_agent()._get_device_map(_rpc.get_worker_info(self.on)))
         self.module_rref: RRef[nn.Module] = _rpc.rpc_sync(
-            self.on, _make_reference, (module_cls, list(args or ()), dict(kwargs or {}), self.device)
+            self.on, _make, (module_cls, list(args or ()), dict(kwargs or {}), self.device)
         )
 
     def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
@@ -92,12 +94,6 @@ class RemoteModule(nn.Module):
             _rpc.rpc_sync(self.on, _train, args=(self.module_rref, mode))
         self.training = mode
         return self
-
-
-def _make_reference(
-    module_class: Callable[..., nn.Module], args: list[Any], kwargs: dict[str, Any], device: str
-) -> RRef[nn.Module]:
-    return _rpc.RRef(_make(module_class, args, kwargs, device))
 
 
 def _parse(remote_device: str) -> tuple[str | int, str]:
