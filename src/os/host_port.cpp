@@ -45,12 +45,15 @@ std::optional<std::uint32_t> first_host_address() {
   ifaddrs* found = nullptr;
   if (::getifaddrs(&found) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(found, &::freeifaddrs);
+  std::optional<std::uint32_t> of_one_down;
   for (const ifaddrs* at = list.get(); at; at = at->ifa_next) {
-    const bool is_up = (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
-    if (is_up && at->ifa_addr && at->ifa_addr->sa_family == AF_INET)
-      return ntohl(reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr.s_addr);
+    if ((at->ifa_flags & IFF_LOOPBACK) != 0 || !at->ifa_addr || at->ifa_addr->sa_family != AF_INET)
+      continue;
+    const std::uint32_t host = ntohl(reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr.s_addr);
+    if ((at->ifa_flags & IFF_UP) != 0) return host;
+    if (!of_one_down) of_one_down = host;
   }
-  return {};
+  return of_one_down;
 }
 
 std::uint64_t network_namespace() noexcept {

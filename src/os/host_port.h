@@ -18,7 +18,8 @@ struct HostPort {
   bool is_loopback() const noexcept { return host >> 24 == 127; }
 };
 
-/// Returns the first address of this network namespace that other hosts may reach; empty if there is only loopback.
+/// Returns the first address of this network namespace that other hosts may reach; empty if there is only loopback. The
+/// address of an interface that is down is returned only if no interface is up.
 std::optional<std::uint32_t> first_host_address();
 
 /// Returns the number of this process's network namespace, which is unique while the namespace lives. Returns 0 on

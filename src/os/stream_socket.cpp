@@ -43,6 +43,7 @@ void set_option(int fd, int level, int option) noexcept {
 
 std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // lets a restarted program listen on its port again
+  if (at.host == first_host_address()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND);  // may be down yet
   sockaddr_in address = address_of(at);
   socklen_t size = sizeof address;
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||

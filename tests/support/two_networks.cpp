@@ -28,12 +28,15 @@ std::string TwoNetworks::obstacle() {
     return "wants ip of iproute2 and nsenter of util-linux";
   if (!works("unshare -n ip link add ocpytry0 type veth peer name ocpytry1"))
     return "wants a kernel and a container that let it make network namespaces";
+  if (::access("/dev/net/tun", R_OK | W_OK) != 0) return "wants /dev/net/tun for network namespaces";
   return "";
 }
 
-TwoNetworks::TwoNetworks(int first_pid, int second_pid) : pids_{first_pid, second_pid} {
-  must(fmt::format("nsenter -t {} -n ip link add {} type veth peer name {} netns {}", pids_[0], kCables[0],
-                   kCables[1], pids_[1]));
+TwoNetworks::TwoNetworks(int first_pid, int second_pid, Cable cable) : pids_{first_pid, second_pid} {
+  if (cable == Cable::carried) carried_ = std::make_unique<CarriedCable>(pids_, kCables);
+  else
+    must(fmt::format("nsenter -t {} -n ip link add {} type veth peer name {} netns {}", pids_[0],
+                     kCables[0], kCables[1], pids_[1]));
   for (int i = 0; i < 2; ++i) {
     const std::string in = fmt::format("nsenter -t {} -n ", pids_[i]);
     must(in + fmt::format("ip addr add {}/24 dev {}", kAddresses[i], kCables[i]));
@@ -42,22 +45,19 @@ TwoNetworks::TwoNetworks(int first_pid, int second_pid) : pids_{first_pid, secon
   }
   for (int i = 0; i < 2; ++i)
     must(fmt::format(
-        "for i in $(seq 500); do nsenter -t {} -n ip -o link show dev {} | grep -q 'state UP' && exit 0; "
+        "for i in $(seq 500); do nsenter -t {} -n ip -o link show dev {} | grep -q LOWER_UP && exit 0; "
         "sleep 0.01; done; exit 1",
         pids_[i], kCables[i]));
 }
 
-void TwoNetworks::cut() { must(fmt::format("nsenter -t {} -n ip link set {} down", pids_[0], kCables[0])); }
-
-void TwoNetworks::mend() { must(fmt::format("nsenter -t {} -n ip link set {} up", pids_[0], kCables[0])); }
-
-bool TwoNetworks::disturb(const std::string& how) {
-  return works(
-      fmt::format("nsenter -t {} -n tc qdisc add dev {} root netem {}", pids_[0], kCables[0], how));
+void TwoNetworks::cut() {
+  if (carried_) carried_->plug(false);
+  must(fmt::format("nsenter -t {} -n ip link set {} down", pids_[0], kCables[0]));
 }
 
-void TwoNetworks::undisturb() {
-  works(fmt::format("nsenter -t {} -n tc qdisc del dev {} root", pids_[0], kCables[0]));
+void TwoNetworks::mend() {
+  if (carried_) carried_->plug(true);
+  must(fmt::format("nsenter -t {} -n ip link set {} up", pids_[0], kCables[0]));
 }
 
 void enter_network() {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <string>
+
+#include "support/carried_cable.h"
 
 namespace onecopy::testing {
 
@@ -15,19 +19,25 @@ class TwoNetworks {
   static std::string obstacle();
   static constexpr const char* kAddresses[2] = {"10.213.57.1", "10.213.57.2"};
 
+  enum class Cable : std::uint8_t {
+    fast,    ///< the kernel's own, for measurements
+    carried  ///< may be disturbed
+  };
+
   /// Connects the namespaces of two children. REQUIRES: both have called enter_network().
-  TwoNetworks(int first_pid, int second_pid);
+  TwoNetworks(int first_pid, int second_pid, Cable cable);
 
   void cut();
   /// Restores the connection after a cut.
   void mend();
-  /// Disturbs what the first child sends, e.g. "delay 20ms loss 2%". Returns false if the machine lacks tc or netem.
-  bool disturb(const std::string& how);
+  /// Disturbs the packets of both, as CarriedCable does. REQUIRES: the cable is a carried one.
+  void disturb(std::chrono::milliseconds delay, double loss) { carried_->disturb(delay, loss); }
   /// Ends what disturb() did.
-  void undisturb();
+  void undisturb() { disturb({}, 0); }
 
  private:
   const int pids_[2];
+  std::unique_ptr<CarriedCable> carried_;
 };
 
 /// Moves the calling process into a new network namespace. REQUIRES: the process has one thread.

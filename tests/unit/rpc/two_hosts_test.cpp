@@ -64,7 +64,8 @@ class TwoHosts : public ::testing::Test {
       run(agent);
     });
     EXPECT_TRUE(eventually([this] { return entered_->load() == 2; }));
-    networks_.emplace(callee_->pid(), caller_->pid());
+    networks_.emplace(callee_->pid(), caller_->pid(), TwoNetworks::Cable::carried);
+    if (is_cut_at_first_) networks_->cut();
     *has_cable_ = true;
   }
   /// Answers calls until the test ends.
@@ -100,6 +101,7 @@ class TwoHosts : public ::testing::Test {
     EXPECT_EQ(callee_->join(), 0);
   }
 
+  bool is_cut_at_first_ = false;
   Watchdog watchdog_{Watchdog::kLimit + fault_rounds() * 4s};
   Environment key_{"ONECOPY_RPC_KEY", kTestKey};
   const char *caller_timeout_ = "4", *callee_timeout_ = "4";
@@ -141,16 +143,52 @@ TEST_F(TwoHosts, CallEachOtherWithTensors) {
 }
 
 TEST_F(TwoHosts, AreCalledOverASlowAndLossyCable) {
-  bool is_disturbed = true;
   begin([this](Agent& agent) {
     EXPECT_TRUE(eventually([this] { return *step_ == 1; }));
     for (int i = 0; i < 20; ++i) EXPECT_EQ(number_of(agent.call("callee", "add one", number(i))), i + 1);
     agent.call("callee", "echo", tensor_of(1 << 20));
   });
-  is_disturbed = networks_->disturb("delay 20ms loss 2%");
+  networks_->disturb(20ms, 0.02);
   *step_ = 1;
   end();
-  if (!is_disturbed) GTEST_SKIP() << "wants tc and netem";
+}
+
+/// A process that started while its interface was down used to listen on loopback alone.
+TEST_F(TwoHosts, ReachAMemberThatStartedWhileItsCableWasCut) {
+  is_cut_at_first_ = true;
+  begin([](Agent& agent) { EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2); });
+  EXPECT_TRUE(eventually([this] { return meeting_->addresses[1].size != 0; }));
+  networks_->mend();
+  end();
+}
+
+/// The caller's worker of UCX is made while there is loopback alone.
+class TwoHostsOfWhichOneKnewLoopbackAlone : public TwoHosts {
+ protected:
+  void be_host_of_callee() override {
+    ::unsetenv("ONECOPY_UCX_NET_DEVICES");
+    TwoHosts::be_host_of_callee();
+  }
+  Environment devices_{"ONECOPY_UCX_NET_DEVICES", "lo"};
+};
+
+TEST_F(TwoHostsOfWhichOneKnewLoopbackAlone, CallEachOtherOnceThereIsMore) {
+  begin([](Agent& agent) {
+    const char* const fabric = std::getenv("ONECOPY_RPC_FABRIC");
+    const bool is_ucx = fabric && std::string_view(fabric) == "ucx";
+    if (is_ucx) {
+      EXPECT_EQ(failure_of([&] { agent.call("callee", "echo"); }), ErrorCode::peer_died);
+    }
+    ::unsetenv("ONECOPY_UCX_NET_DEVICES");
+    EXPECT_TRUE(eventually([&] {
+      try {
+        return number_of(agent.call("callee", "add one", number(1))) == 2;
+      } catch (const Error&) {
+        return false;
+      }
+    }));
+  });
+  end();
 }
 
 TEST_F(TwoHosts, NoticeACutCableWhileNothingIsSent) {
@@ -301,8 +339,9 @@ class TwoHostsWithFaults : public TwoHosts {
       case 2: stop_for(pause); break;
       case 3: kill_member(); break;
       default:
-        networks_->disturb("delay 50ms loss 1%"), std::this_thread::sleep_for(pause),
-            networks_->undisturb();
+        networks_->disturb(50ms, 0.01);
+        std::this_thread::sleep_for(pause);
+        networks_->undisturb();
     }
     EXPECT_TRUE(eventually([&] { return *answers_ > answers; }, testing::kPatience))
         << "no call was answered after a fault";
@@ -326,9 +365,6 @@ class TwoHostsWithFaults : public TwoHosts {
     signal_member(SIGCONT);
   }
   void kill_member() {
-    const char* const fabric = std::getenv("ONECOPY_RPC_FABRIC");
-    const bool is_ucx = fabric && std::string_view(fabric) == "ucx";
-    if (is_ucx) return cut_for(10ms);  // a process that starts during a cut is not reached over UCX
     if (++kills_ < kMaxCallees - 1) signal_member(SIGKILL);
   }
   void signal_member(int number) {

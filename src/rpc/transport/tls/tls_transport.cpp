@@ -84,13 +84,12 @@ std::shared_ptr<const TlsContext> TlsTransport::context() {
   return context_;
 }
 
-/// Returns the worker for a new connection. The worker is made when a connection needs it, and anew if it has missed a network
-/// that was down when it was made.
+/// Returns the worker for a new connection. The worker is made when a connection needs it, and made anew once it has failed to
+/// reach a member: a worker knows only the networks that were up when it was made.
 std::shared_ptr<UcxWorker> TlsTransport::ucx() {
   const LockGuard lock(mutex_);
   if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
-  if (ucx_ && has_missed_ucx_.exchange(false) && ucx_->has_other_networks())
-    old_ucx_.push_back(std::exchange(ucx_, nullptr));
+  if (ucx_ && has_missed_ucx_.exchange(false)) old_ucx_.push_back(std::exchange(ucx_, nullptr));
   if (!ucx_) ucx_ = std::make_shared<UcxWorker>(*loop_, options_.peer_timeout);
   return ucx_;
 }

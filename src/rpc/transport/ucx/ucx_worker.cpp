@@ -2,8 +2,6 @@
 #include "rpc/transport/ucx/ucx_worker.h"
 
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 
 #include <array>
 #include <cstdlib>
@@ -32,17 +30,6 @@ void set(const ucx::Library& library, ucx::ucp_config_t* config, const char* nam
     log_debug(fmt::format("UCX {} knows no {}", library.version(), name));
 }
 
-/// Returns the names of the interfaces that packets can go through.
-std::set<std::string> networks_up() {
-  std::set<std::string> names;
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return names;
-  for (const ifaddrs* one = all; one; one = one->ifa_next)
-    if ((one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_RUNNING) != 0) names.insert(one->ifa_name);
-  ::freeifaddrs(all);
-  return names;
-}
-
 }  // namespace
 
 UcxWorker::UcxWorker(EventLoop& loop, std::chrono::milliseconds peer_timeout)
@@ -56,7 +43,6 @@ UcxWorker::UcxWorker(EventLoop& loop, std::chrono::milliseconds peer_timeout)
 }
 
 void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
-  networks_ = networks_up();
   library_.ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS",
                                      "n");  // of ONECOPY_UCX_LIBRARY, which is not UCX's
   ucx::ucp_config_t* config = nullptr;
@@ -98,8 +84,6 @@ void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
 }
 
 bool UcxWorker::is_forked() const noexcept { return current_pid() != pid_; }
-
-bool UcxWorker::has_other_networks() const { return networks_up() != networks_; }
 
 /// Requests that are cancelled end in progress.
 void UcxWorker::stop() noexcept {

@@ -6,8 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
 #include <vector>
 
 #include "os/event_loop.h"
@@ -51,8 +49,6 @@ class UcxWorker {
   void stop() noexcept;
   /// Returns whether this process is a child that was forked off: it must not touch the worker.
   bool is_forked() const noexcept;
-  /// Returns whether other networks are up than when the worker was made: UCX does not find new ones later.
-  bool has_other_networks() const;
   /// Receives, and goes on with what is sent. The loop's thread calls it.
   void turn() noexcept;
 
@@ -99,7 +95,6 @@ class UcxWorker {
   ucx::ucp_worker_h worker_ = nullptr;
   int fd_ = -1;
   Bytes address_;
-  std::set<std::string> networks_;  ///< that were up when the worker was made
   std::map<std::uint64_t, UcxChannel*> channels_ GUARDED_BY(using_);
   std::vector<Offer> offers_ GUARDED_BY(using_);
   std::atomic<int> under_way_{0};  ///< requests of UCX
