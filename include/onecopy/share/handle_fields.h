@@ -30,24 +30,29 @@ inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) -
 /// The max length of a handle in bytes, with the optional parts of later versions.
 inline constexpr std::size_t kMaxHandleBytes = 4096;
 
-/// The fields of a handle. docs/design/formats/handle-v1.md gives the bytes.
-struct HandleFields {
-  BootId boot{};
+/// The segment that a tensor lies in, and the processes that can be asked for the segment.
+struct SegmentOrigin {
   ProcessId owner{};  ///< the process that allocated the block
   ProcessId
-      maker{};  ///< the process that made this handle: the owner, or a borrower that shares the tensor on
+      maker{};  ///< the process that made the handle: the owner, or a borrower that shares the tensor on
   DeviceType device_type = DeviceType::cpu;
   Uuid device;
   std::uint32_t segment = 0;
   SegmentKind kind = SegmentKind::memfd;
   std::uint64_t segment_size = 0;
+  bool operator==(const SegmentOrigin&) const = default;
+};
+
+/// The fields of a handle. docs/design/formats/handle-v1.md gives the bytes.
+struct HandleFields : SegmentOrigin {
+  BootId boot{};
   std::uint32_t block = 0;
   std::uint64_t generation = 0;
   std::uint64_t storage_size = 0;   ///< bytes of the block that belong to the tensor's storage
   std::uint64_t tensor_offset = 0;  ///< bytes from the start of the block to element 0
   std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 means no hold
   std::uint32_t flags = 0;
-  Layout layout;
+  Layout layout{};
   std::uint32_t timeline_slot =
       0;  ///< with timeline_value: the point to wait for before touching the memory
   std::uint64_t timeline_value = 0;  ///< slot and value 0 mean that there is nothing to wait for
@@ -58,12 +63,6 @@ struct HandleFields {
   bool operator==(const HandleFields&) const = default;
 };
 
-/// Returns the number of bytes that encode() writes.
-std::size_t encoded_size(const HandleFields& fields) noexcept;
-/// Writes exactly encoded_size(fields) bytes. REQUIRES: out.size() == encoded_size(fields).
-void encode(const HandleFields& fields, std::span<std::byte> out) noexcept;
-/// Appends the encoded fields to `out`.
-void encode(const HandleFields& fields, Bytes& out);
 Bytes encode(const HandleFields& fields);
 
 /// Decodes and checks each field of a handle against all others, so that offsets and sizes can be added without

@@ -140,7 +140,7 @@ Bundle::~Bundle() = default;
 
 std::size_t Bundle::size() const noexcept { return state_->reader.size(); }
 std::string_view Bundle::name(std::size_t row) const { return state_->reader.name(row); }
-Layout Bundle::layout(std::size_t row) const { return state_->reader.row(row).layout; }
+Layout Bundle::layout(std::size_t row) const { return state_->reader.fields(row).layout; }
 Tensor Bundle::tensor(std::size_t row) const {
   Runtime& runtime = Runtime::current();
   Tensor tensor = runtime.open(state_->reader.fields(row), state_->options);

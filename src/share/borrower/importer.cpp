@@ -113,13 +113,13 @@ Tensor Importer::open_own(const HandleFields& handle, Access access) {
   return {std::move(ref), place.data + handle.tensor_offset, handle.layout, place.identity->device, access};
 }
 
-void Importer::fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins, Access access,
+void Importer::fetch_ahead(const ProcessId& owner, std::span<const SegmentOrigin> origins, Access access,
                            std::optional<Device> user) {
   const auto peer = peers_.find(owner);
   if (!peer || peer->broker().is_over()) return;
   std::set<std::uint32_t> seen;
   std::vector<SegmentRequest> missing, described;
-  for (const BundleOrigin& origin : origins)
+  for (const SegmentOrigin& origin : origins)
     if (origin.owner == owner && seen.insert(origin.segment).second &&
         !peer->blocks().segments().contains(origin.segment, access))
       (is_weak(origin.kind) ? described : missing)

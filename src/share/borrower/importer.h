@@ -9,7 +9,6 @@
 #include "onecopy/memory/tensor.h"
 #include "share/borrower/peer.h"
 #include "share/borrower/segment_source.h"
-#include "share/format/bundle_codec.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 
@@ -32,13 +31,13 @@ class Importer {
               Holders holders = {});
   /// Maps segments of a connected owner, as far as that owner still has them: open() then need not ask for them one
   /// at a time. Has no effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
-  void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins, Access access,
+  void fetch_ahead(const ProcessId& owner, std::span<const SegmentOrigin> origins, Access access,
                    std::optional<Device> user);
   /// Ends the hold of this handle at its maker. Does not wait for an answer; if the message is lost, the hold
   /// expires.
   void acknowledge(const HandleFields& handle) noexcept;
-  /// Makes sure that the owner's peer exists and the segment is mapped. That may take a connection, so it is kept off
-  /// hot paths and locks. Returns the owner's blocks; null for our own segments.
+  /// Makes sure that the owner's peer exists and the segment is mapped. The call may take a connection, so it is kept
+  /// off hot paths and locks. Returns the owner's blocks; null for our own segments.
   std::shared_ptr<BorrowedBlocks> prepare(const HandleFields& handle, Access access, Holders holders = {});
 
  private:

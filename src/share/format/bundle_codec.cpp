@@ -24,7 +24,7 @@ void append(Bytes& out, const T& value) {
   write_value(out.data() + at, value);
 }
 
-/// The offset of the bytes to be appended. Throws if the section could not be addressed afterwards.
+/// Returns the offset of the bytes to be appended. Throws if the section could not be addressed afterwards.
 std::uint32_t room_for(const Bytes& section, std::size_t more, const char* what) {
   if (section.size() + more > kMaxSection)
     throw Error(ErrorCode::invalid_argument,
@@ -36,17 +36,6 @@ std::byte* put(ByteSpan section, std::byte* at) noexcept {
   return std::copy(section.begin(), section.end(), at);
 }
 
-Origin bytes_of(const HandleFields& f) noexcept {
-  return {f.owner,
-          f.maker,
-          f.device,
-          f.segment,
-          static_cast<std::uint8_t>(f.device_type),
-          static_cast<std::uint8_t>(f.kind),
-          0,
-          f.segment_size};
-}
-
 }  // namespace
 
 void BundleWriter::reserve(std::size_t rows) {
@@ -55,7 +44,9 @@ void BundleWriter::reserve(std::size_t rows) {
 }
 
 std::uint32_t BundleWriter::origin_of(const HandleFields& fields) {
-  const auto origin = std::bit_cast<EncodedOrigin>(bytes_of(fields));
+  Origin bytes{};
+  write_segment(fields, bytes);
+  const auto origin = std::bit_cast<EncodedOrigin>(bytes);
   if (rows_ != 0 && origin == last_origin_) return last_origin_number_;
   const auto next = static_cast<std::uint32_t>(origin_numbers_.size());
   const auto [found, is_new] = origin_numbers_.try_emplace(origin, next);
@@ -83,13 +74,7 @@ void BundleWriter::add(std::string_view name, const HandleFields& f) {
   r.name_offset = room_for(name_bytes_, name.size(), "names");
   r.name_length = static_cast<std::uint32_t>(name.size());
   r.origin = origin_of(f);
-  r.block = f.block;
-  r.generation = f.generation;
-  r.storage_size = f.storage_size;
-  r.tensor_offset = f.tensor_offset;
-  r.dtype = static_cast<std::uint8_t>(f.layout.dtype());
-  r.ndim = static_cast<std::uint8_t>(f.layout.ndim());
-  r.flags = static_cast<std::uint16_t>(f.flags);
+  write_block(f, r);
   boot_ = f.boot;
   append(row_bytes_, r);
   dim_bytes_.resize(r.dims_offset + dims);
@@ -130,8 +115,6 @@ Bytes BundleWriter::finish(ByteSpan structure) const {
   finish(structure, out);
   return out;
 }
-
-using namespace bundle_format;
 
 namespace {
 
@@ -178,24 +161,18 @@ class SectionCutter {
   ByteSpan rest_;
 };
 
-BundleOrigin checked_origin(const std::byte* at, std::size_t number) {
+SegmentOrigin checked_origin(const std::byte* at, std::size_t number) {
   Origin o;
   copy_once(&o, at, sizeof o);
   const Subject subject{"Origin", static_cast<std::int64_t>(number)};
-  check_segment(subject, o.device_type, o.device, o.kind, o.segment, o.segment_size);
+  SegmentOrigin origin = read_segment(subject, o);
   if (o.reserved != 0) refuse(subject, fmt::format("has {} in its reserved bytes", o.reserved));
-  return {o.owner,
-          o.maker,
-          o.device,
-          o.segment,
-          static_cast<DeviceType>(o.device_type),
-          static_cast<SegmentKind>(o.kind),
-          o.segment_size};
+  return origin;
 }
 
 Subject row_subject(std::size_t row) noexcept { return {"Row", static_cast<std::int64_t>(row)}; }
 
-/// A private copy, so that nothing in it can change between check and use.
+/// Returns a private copy, which cannot change between check and use.
 Row row_bytes(ByteSpan rows, std::size_t row) {
   if (row >= rows.size() / kBundleRowSize)
     throw Error(ErrorCode::invalid_argument,
@@ -256,46 +233,19 @@ std::optional<std::string_view> BundleReader::try_name(std::size_t row) const {
   return name_in(name_section_, row_bytes(row_section_, row));
 }
 
-BundleRow BundleReader::row(std::size_t row) const {
+HandleFields BundleReader::fields(std::size_t row) const {
   const Row r = row_bytes(row_section_, row);
   const Subject subject = row_subject(row);
   if (r.origin >= origins_.size())
     refuse(subject, fmt::format("names origin {}, but there are {}", r.origin, origins_.size()));
-  if ((r.flags & ~kHandleIsReadOnly) != 0) refuse(subject, fmt::format("has unknown flags {:#x}", r.flags));
-  check_block(subject, r.generation, r.storage_size, origins_[r.origin].segment_size);
-  check_ndim(subject, r.ndim);
+  HandleFields f{origins_[r.origin], boot_};
+  read_block(subject, r, kHandleIsReadOnly, f);
   const std::size_t dims = kDimSize * r.ndim;
   if (r.dims_offset > dim_section_.size() || dims > dim_section_.size() - r.dims_offset)
     refuse(subject, fmt::format("has {} dimensions at byte {} of a section of {} bytes", r.ndim,
                                 r.dims_offset, dim_section_.size()));
-  return {r.origin,
-          r.block,
-          r.generation,
-          r.storage_size,
-          r.tensor_offset,
-          r.flags,
-          checked_layout(subject, r.dtype, r.ndim, dim_section_.data() + r.dims_offset, r.tensor_offset,
-                         r.storage_size)};
-}
-
-HandleFields BundleReader::fields(std::size_t number) const {
-  BundleRow r = row(number);
-  const BundleOrigin& o = origins_[r.origin];
-  HandleFields f;
-  f.boot = boot_;
-  f.owner = o.owner;
-  f.maker = o.maker;
-  f.device_type = o.device_type;
-  f.device = o.device;
-  f.segment = o.segment;
-  f.kind = o.kind;
-  f.segment_size = o.segment_size;
-  f.block = r.block;
-  f.generation = r.generation;
-  f.storage_size = r.storage_size;
-  f.tensor_offset = r.tensor_offset;
-  f.flags = r.flags;
-  f.layout = std::move(r.layout);
+  f.layout = checked_layout(subject, r.dtype, r.ndim, dim_section_.data() + r.dims_offset, r.tensor_offset,
+                            r.storage_size);
   return f;
 }
 

@@ -22,30 +22,6 @@ inline constexpr std::size_t kBundleHeaderSize = 64;
 inline constexpr std::size_t kBundleOriginSize = 64;
 inline constexpr std::size_t kBundleRowSize = 48;
 
-/// A segment that rows of a bundle live in. It is opened once for all of them.
-struct BundleOrigin {
-  ProcessId owner{};
-  ProcessId maker{};
-  Uuid device;
-  std::uint32_t segment = 0;
-  DeviceType device_type = DeviceType::cpu;
-  SegmentKind kind = SegmentKind::memfd;
-  std::uint64_t segment_size = 0;
-
-  bool operator==(const BundleOrigin&) const = default;
-};
-
-/// A tensor of a bundle.
-struct BundleRow {
-  std::uint32_t origin = 0;  ///< index into BundleReader::origins()
-  std::uint32_t block = 0;
-  std::uint64_t generation = 0;
-  std::uint64_t storage_size = 0;
-  std::uint64_t tensor_offset = 0;
-  std::uint32_t flags = 0;
-  Layout layout;
-};
-
 /// Collects the rows of a bundle and writes its table: docs/design/formats/bundle-v1.md.
 /// Thread safety: none.
 class BundleWriter {
@@ -91,18 +67,16 @@ class BundleReader {
   BundleReader& operator=(const BundleReader&) = delete;
 
   std::size_t size() const noexcept { return row_count_; }
-  /// A private copy, checked.
-  std::span<const BundleOrigin> origins() const noexcept { return origins_; }
+  /// Returns a private, checked copy of the segments that rows lie in.
+  std::span<const SegmentOrigin> origins() const noexcept { return origins_; }
 
-  /// Points into the table. Throws invalid_argument if there is no such row, bad_handle.
+  /// Returns a view into the table. Throws invalid_argument for a row that does not exist, bad_handle.
   std::string_view name(std::size_t row) const;
-  /// Returns the fields, checked like a handle's. Throws as name() does.
-  BundleRow row(std::size_t row) const;
-  /// The row as the fields of a handle of its own.
+  /// Returns the row as the fields of a handle of its own, checked like a handle's. Throws as name() does.
   HandleFields fields(std::size_t row) const;
-  /// The bytes that the writer gave to finish(). Points into the table.
+  /// Returns a view of the bytes that the writer gave to finish().
   ByteSpan structure() const noexcept { return structure_; }
-  /// The first row of this name. The first call builds an index.
+  /// Returns the first row of this name. The first call builds an index.
   std::optional<std::size_t> find(std::string_view name) const;
 
  private:
@@ -117,7 +91,7 @@ class BundleReader {
   ByteSpan dim_section_;
   ByteSpan name_section_;
   ByteSpan structure_;
-  std::vector<BundleOrigin> origins_;
+  std::vector<SegmentOrigin> origins_;
   mutable Mutex index_mutex_;
   mutable std::atomic<bool> indexed_{false};
   mutable std::vector<std::uint32_t> index_;  ///< row + 1 by hash of its name, open addressing; 0 = free
@@ -125,8 +99,8 @@ class BundleReader {
 
 }  // namespace onecopy
 
-/// The bytes of docs/design/formats/bundle-v1.md, between bundle_writer.cpp and bundle_reader.cpp. Sections
-/// follow the header without gaps: origins, rows, dimensions, names, structure.
+/// The bytes of docs/design/formats/bundle-v1.md. Sections follow the header without gaps: origins, rows, dimensions,
+/// names, structure.
 namespace onecopy::bundle_format {
 
 inline constexpr char kMagic[6] = {'1', 'C', 'B', 'N', 'D', '\0'};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,8 +12,8 @@
 
 namespace onecopy {
 
-/// The checked object, for messages: a handle, a bundle's origin or a bundle's row. Its text is made only for an
-/// error.
+/// The checked object, for messages: a handle, a bundle's origin or a bundle's row. The text of a subject is made only
+/// for an error.
 struct Subject {
   const char* kind = "handle";
   std::int64_t number = -1;  ///< of the row or origin; -1 = none
@@ -24,17 +26,63 @@ struct Subject {
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,
                    std::uint32_t segment, std::uint64_t segment_size);
 
-/// The block, and that the storage fits into its segment.
+/// Checks the block, and that the storage fits into its segment.
 void check_block(const Subject& subject, std::uint64_t generation, std::uint64_t storage_size,
                  std::uint64_t segment_size);
 
-/// The tensor, and that it stays inside the storage. `dims` holds {size, stride} pairs of int64 and is
-/// read once. REQUIRES: 16 * ndim bytes at `dims`.
+/// Returns the layout after checking that the tensor stays inside the storage. `dims` holds {size, stride} pairs of
+/// int64 and is read once. REQUIRES: 16 * ndim bytes at `dims`.
 Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t ndim, const std::byte* dims,
                       std::uint64_t tensor_offset, std::uint64_t storage_size);
 
 /// A rank above kMaxDims is refused without a look at the dimensions.
 void check_ndim(const Subject& subject, std::uint8_t ndim);
+
+// The header of a handle, the origins and the rows of a bundle have fields of the same names.
+
+template <class Encoded>
+void write_segment(const SegmentOrigin& from, Encoded& to) noexcept {
+  to.owner = from.owner;
+  to.maker = from.maker;
+  to.device = from.device;
+  to.segment = from.segment;
+  to.device_type = static_cast<std::uint8_t>(from.device_type);
+  to.kind = static_cast<std::uint8_t>(from.kind);
+  to.segment_size = from.segment_size;
+}
+
+template <class Encoded>
+SegmentOrigin read_segment(const Subject& subject, const Encoded& from) {
+  check_segment(subject, from.device_type, from.device, from.kind, from.segment, from.segment_size);
+  return {from.owner,       from.maker,   static_cast<DeviceType>(from.device_type),
+          from.device,      from.segment, static_cast<SegmentKind>(from.kind),
+          from.segment_size};
+}
+
+template <class Encoded>
+void write_block(const HandleFields& from, Encoded& to) noexcept {
+  to.block = from.block;
+  to.generation = from.generation;
+  to.storage_size = from.storage_size;
+  to.tensor_offset = from.tensor_offset;
+  to.flags = static_cast<decltype(to.flags)>(from.flags);
+  to.dtype = static_cast<std::uint8_t>(from.layout.dtype());
+  to.ndim = static_cast<std::uint8_t>(from.layout.ndim());
+}
+
+/// Reads and checks all fields but the layout. REQUIRES: `to` has its segment.
+template <class Encoded>
+void read_block(const Subject& subject, const Encoded& from, std::uint32_t known_flags, HandleFields& to) {
+  check_block(subject, from.generation, from.storage_size, to.segment_size);
+  if ((from.flags & ~known_flags) != 0)
+    refuse(subject, fmt::format("has unknown flags {:#x}", from.flags & ~known_flags));
+  check_ndim(subject, from.ndim);
+  to.block = from.block;
+  to.generation = from.generation;
+  to.storage_size = from.storage_size;
+  to.tensor_offset = from.tensor_offset;
+  to.flags = from.flags;
+}
 
 /// Writes {size, stride} pairs: 16 * ndim bytes.
 void store_dims(const Layout& layout, std::byte* out) noexcept;

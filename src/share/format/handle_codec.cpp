@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/design/formats/handle-v1.md describes these bytes.
+// docs/design/formats/handle-v1.md describes the bytes of a handle.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -76,20 +76,8 @@ HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcep
   h.length = static_cast<std::uint32_t>(length);
   h.crc = 0;
   h.boot = f.boot;
-  h.owner = f.owner;
-  h.maker = f.maker;
-  h.device = f.device;
-  h.device_type = static_cast<std::uint8_t>(f.device_type);
-  h.kind = static_cast<std::uint8_t>(f.kind);
-  h.dtype = static_cast<std::uint8_t>(f.layout.dtype());
-  h.ndim = static_cast<std::uint8_t>(f.layout.ndim());
-  h.segment = f.segment;
-  h.segment_size = f.segment_size;
-  h.block = f.block;
-  h.flags = f.flags;
-  h.generation = f.generation;
-  h.storage_size = f.storage_size;
-  h.tensor_offset = f.tensor_offset;
+  write_segment(f, h);
+  write_block(f, h);
   h.hold = f.hold;
   return h;
 }
@@ -111,8 +99,8 @@ HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcep
                           version, kHandleVersion));
 }
 
-/// The header, once its length, version and checksum are known to be right. A version is worth
-/// reporting before the length: another version may have another header.
+/// Returns the header after checking its version, length and checksum. Reports the version before the length, since
+/// another version may have another header.
 HandleHeader checked_handle_header(ByteSpan bytes) {
   if (bytes.size() < offsetof(HandleHeader, length) ||
       std::memcmp(bytes.data(), kHandleMagic, sizeof kHandleMagic) != 0)
@@ -180,25 +168,6 @@ void read_parts(ByteSpan bytes, HandleFields& f) {
   }
 }
 
-HandleFields fields_of(const HandleHeader& h) {
-  HandleFields f;
-  f.boot = h.boot;
-  f.owner = h.owner;
-  f.maker = h.maker;
-  f.device_type = static_cast<DeviceType>(h.device_type);
-  f.device = h.device;
-  f.segment = h.segment;
-  f.kind = static_cast<SegmentKind>(h.kind);
-  f.segment_size = h.segment_size;
-  f.block = h.block;
-  f.generation = h.generation;
-  f.storage_size = h.storage_size;
-  f.tensor_offset = h.tensor_offset;
-  f.hold = h.hold;
-  f.flags = h.flags;
-  return f;
-}
-
 constexpr std::string_view kSpace = " \t\r\n\v\f";
 
 std::string_view trimmed(std::string_view text) {
@@ -209,46 +178,29 @@ std::string_view trimmed(std::string_view text) {
 
 }  // namespace
 
-std::size_t encoded_size(const HandleFields& f) noexcept {
-  return sizeof(HandleHeader) + kHandleDimSize * f.layout.ndim() +
-         (has_timeline(f) ? sizeof(PartHeader) + sizeof(TimelinePart) : 0);
-}
-
-void encode(const HandleFields& f, std::span<std::byte> out) noexcept {
+Bytes encode(const HandleFields& f) {
+  const std::size_t parts = sizeof(HandleHeader) + kHandleDimSize * f.layout.ndim();
+  Bytes out(parts + (has_timeline(f) ? sizeof(PartHeader) + sizeof(TimelinePart) : 0));
   HandleHeader h = handle_header_of(f, out.size());
   store_dims(f.layout, out.data() + sizeof h);
   if (has_timeline(f)) {
-    std::byte* at = out.data() + sizeof h + kHandleDimSize * f.layout.ndim();
-    write_value(at, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
-    write_value(at + sizeof(PartHeader), TimelinePart{f.timeline_slot, 0, f.timeline_value});
+    write_value(out.data() + parts, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
+    write_value(out.data() + parts + sizeof(PartHeader),
+                TimelinePart{f.timeline_slot, 0, f.timeline_value});
   }
-  h.crc = checksum(h, out.subspan(sizeof h));
+  h.crc = checksum(h, ByteSpan(out).subspan(sizeof h));
   write_value(out.data(), h);
-}
-
-void encode(const HandleFields& f, Bytes& out) {
-  const std::size_t begin = out.size();
-  out.resize(begin + encoded_size(f));
-  encode(f, std::span(out).subspan(begin));
-}
-
-Bytes encode(const HandleFields& f) {
-  Bytes out;
-  encode(f, out);
   return out;
 }
 
 HandleFields decode_handle(ByteSpan bytes) {
   const HandleHeader h = checked_handle_header(bytes);
-  check_segment(kHandle, h.device_type, h.device, h.kind, h.segment, h.segment_size);
-  check_block(kHandle, h.generation, h.storage_size, h.segment_size);
-  if ((h.flags & ~kKnownFlags) != 0)
-    refuse(kHandle, fmt::format("has unknown flags {:#x}", h.flags & ~kKnownFlags));
-  check_ndim(kHandle, h.ndim);
-  ByteSpan rest = bytes.subspan(sizeof h);
+  HandleFields f{read_segment(kHandle, h), h.boot};
+  read_block(kHandle, h, kKnownFlags, f);
+  f.hold = h.hold;
+  const ByteSpan rest = bytes.subspan(sizeof h);
   if (rest.size() < kHandleDimSize * h.ndim)
     refuse(kHandle, fmt::format("has {} dimensions but only {} bytes for them", h.ndim, rest.size()));
-  HandleFields f = fields_of(h);
   f.layout = checked_layout(kHandle, h.dtype, h.ndim, rest.data(), h.tensor_offset, h.storage_size);
   read_parts(rest.subspan(kHandleDimSize * h.ndim), f);
   return f;
@@ -267,7 +219,7 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
-/// Returns the length of the handle that these digits begin, as far as they tell; 0 if it is not a handle of ours.
+/// Returns the length of the handle that begins with `digits`, as far as they tell; 0 if they begin no handle of ours.
 std::size_t announced_bytes(std::string_view digits) {
   constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
   constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes

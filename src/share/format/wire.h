@@ -17,8 +17,8 @@
 #include "os/mutual_proof.h"
 #include "os/unix_socket.h"
 
-/// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail. They
-/// are written and read on one host only, so bodies travel as they lie in memory.
+/// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail.
+/// Messages are written and read on one host only, so bodies travel as they lie in memory.
 namespace onecopy::wire {
 
 inline constexpr std::uint32_t kVersion = 4;
@@ -52,7 +52,7 @@ enum class Type : std::uint32_t {
   timeline,       ///< broker: a descriptor of the page with them
   forget,         ///< putter: the owner has given back this segment, which you retain for me (no answer)
   want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
-  rest,           ///< owner: those, and nothing else
+  rest,           ///< owner: the wanted rest, and nothing else
   release,        ///< putter: I hold nothing of this segment, and will put nothing of it (no answer)
   want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
   segments,       ///< owner: the blobs that open them, in their order
@@ -260,7 +260,7 @@ ByteSpan tail_of(ByteSpan packet) {
 }
 
 /// The memory that came with `segment`, `retain` and `retain_mine`, whose first descriptors may be others. REQUIRES:
-/// those are there.
+/// the other descriptors are there.
 template <class Body>
 ExportedMemory memory_in(Packet packet, std::size_t others) {
   const auto body = body_of<Body>(packet.bytes);

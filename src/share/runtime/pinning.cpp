@@ -21,7 +21,7 @@ namespace onecopy {
 
 namespace {
 
-/// The backend's reason why such devices cannot be used here.
+/// Returns the backend's reason why devices of `type` cannot be used here.
 std::string reason_of(DeviceType type) {
   try {
     backend(type).synchronize(0, {});
@@ -52,28 +52,17 @@ double milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
-std::uint64_t unit_of(std::string_view suffix) {
-  if (suffix.empty()) return 1;
-  switch (suffix.front()) {
-    case 'K':
-    case 'k': return std::uint64_t{1} << 10;
-    case 'M':
-    case 'm': return std::uint64_t{1} << 20;
-    case 'G':
-    case 'g': return std::uint64_t{1} << 30;
-    default: return 0;
-  }
-}
-
 std::uint64_t parse_limit(std::string_view text) {
+  constexpr std::string_view kUnits = "KkMmGg";
   std::uint64_t number = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::uint64_t unit = unit_of({rest, static_cast<std::size_t>(text.data() + text.size() - rest)});
-  if (error != std::errc() || unit == 0 || number > ~std::uint64_t{0} / unit)
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  const std::size_t unit = rest == end ? 0 : std::min(kUnits.find(*rest), kUnits.size()) / 2 * 10 + 10;
+  if (error != std::errc() || unit > 30 || number > ~std::uint64_t{0} >> unit)
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("ONECOPY_PIN_LIMIT is \"{}\"; it is a number of bytes, or one with K, M or G", text));
-  return number * unit;
+  return number << unit;
 }
 
 }  // namespace
@@ -285,26 +274,21 @@ std::uint64_t Pinning::end_idle() {
 /// Tells the driver first, then the owner, and ends the mapping last. Keeps pieces in which there are other blocks.
 std::uint64_t Pinning::end(Pieces pieces, const std::set<std::uint32_t>& others) noexcept {
   std::uint64_t bytes = 0;
-  for (auto at = pieces.begin(); at != pieces.end();) {
-    const auto piece = at++;
-    if (try_end(piece->second, others)) {
-      bytes += piece->second.bytes;
-      continue;
-    }
-    auto kept = pieces.extract(piece);
+  std::erase_if(pieces, [&](const auto& at) {
+    const Piece& piece = at.second;
+    const bool has_ended = PinnedRanges::get().unpin_unused(
+        piece.at(), [&] { return piece.group->uses(piece.segment, piece.offset, piece.bytes, others); });
+    if (!has_ended) return false;
+    piece.group->end_pin(piece.segment);
+    bytes += piece.bytes;
+    return true;
+  });
+  {
     const LockGuard lock(mutex_);
-    pieces_.insert(std::move(kept));
+    pieces_.merge(pieces);
   }
-  pieces.clear();
   if (bytes != 0) pools_.look_again();
   return bytes;
-}
-
-bool Pinning::try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept {
-  const bool has_ended = PinnedRanges::get().unpin_unused(
-      piece.at(), [&] { return piece.group->uses(piece.segment, piece.offset, piece.bytes, others); });
-  if (has_ended) piece.group->end_pin(piece.segment);
-  return has_ended;
 }
 
 void Pinning::abandon() noexcept {

@@ -26,10 +26,10 @@ namespace onecopy {
 /// The pieces of segments, our own and others', that this process has pinned for its cards. A piece is kPinUnit bytes
 /// of a segment that is cut into blocks, or all of a segment that is a single block.
 ///
-/// A piece stays pinned when its blocks go, since the next ones lie there, too. It ends with unpin() or trim(), when
-/// room is needed below the limit, or when nothing else has its segment mapped; but never while this process has
-/// another block in it, see PinnedRanges. A pinned piece keeps its segment mapped: memory that a driver has pinned is
-/// never unmapped, nor mapped over.
+/// A piece stays pinned when its blocks go, since the next ones lie there, too. A piece ends with unpin() or trim(),
+/// when room is needed below the limit, or when nothing else has its segment mapped; but never while this process has
+/// another block in the piece, see PinnedRanges. A pinned piece keeps its segment mapped: memory that a driver has
+/// pinned is never unmapped, nor mapped over.
 ///
 /// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device.
 /// Therefore it is done by unpin() and trim(), by a caller that needs room, and else by end_left(), on a thread that no
@@ -46,9 +46,9 @@ class Pinning {
   void pin(const Tensor& tensor, std::optional<Device> card = {}) { pin(tensor, card, Use::copies); }
   /// Pins as pin() does, and unpin() has no effect as long as this process has the block.
   void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
-  /// Ends the caller's use of the pages. The caller must let no thread copy the tensor meanwhile, and waits for the
-  /// device. Has no effect if they are not pinned, if a card has views of them, or if other blocks of this process lie
-  /// beside the tensor: other threads may be copying those.
+  /// Ends the caller's use of the pages. The caller must let no thread copy the tensor during the call, and waits for
+  /// the device. Has no effect if they are not pinned, if a card has views of them, or if other blocks of this process
+  /// lie beside the tensor, which other threads may be copying.
   void unpin(const Tensor& tensor);
   /// Returns whether one pinned range holds all of the tensor.
   static bool is_pinned(const Tensor& tensor);
@@ -99,7 +99,6 @@ class Pinning {
   Pieces take(const std::function<bool(const Piece&)>& is_chosen) noexcept;
   Pieces take_idle() noexcept;
   Pieces take_left() noexcept;
-  bool try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept REQUIRES(making_);
   /// `others`: blocks that no thread copies now.
   std::uint64_t end(Pieces pieces, const std::set<std::uint32_t>& others = {}) noexcept REQUIRES(making_);
 

@@ -125,13 +125,6 @@ TEST(HandleCodec, CarriesEveryField) {
   }
 }
 
-TEST(HandleCodec, AppendsToBytesThatAreThere) {
-  Bytes bytes = test::from_hex("aabb");
-  encode(sample_fields(), bytes);
-  EXPECT_EQ(bytes.front(), std::byte{0xAA});
-  EXPECT_EQ(decode_handle(ByteSpan(bytes).subspan(2)), sample_fields());
-}
-
 TEST(HandleCodec, AllowsATensorThatEndsWhereItsStorageEnds) {
   HandleFields f = sample_fields();
   f.storage_size = f.segment_size = f.tensor_offset + f.layout.extent_bytes();
