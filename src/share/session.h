@@ -58,8 +58,8 @@ class OpenSegment {
   std::atomic<std::int16_t> device_index_;
 };
 
-/// This process, as the layers above share may use it: queues, the bindings, benchmarks. It belongs to the Runtime,
-/// which is made at first use and never destroyed. A forked child gets a Session of its own.
+/// The interface of this process for the layers above share: queues, the bindings, benchmarks. A Session belongs to the
+/// Runtime, which is made at first use and never destroyed. A forked child gets a Session of its own.
 ///
 /// Thread safety: all members may be called concurrently.
 class Session final {
@@ -83,11 +83,11 @@ class Session final {
   OpenQueues& queues() noexcept { return queues_; }
   /// The groups of rpc that this process is in.
   GroupReports& groups() noexcept { return groups_; }
-  /// Listings have this arena from now on, until `describe` finds it gone. It is called as Reports::add() says.
+  /// Listings have this arena from now on, until `describe` finds it gone. `describe` is called as Reports::add() says.
   void list_arena(ArenaReports::Describe describe);
 
   // Blocks of this process.
-  /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. Its
+  /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. The
   /// pages come with use, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
   /// Returns whether this process's own ledger counts the block, with nothing in between.
@@ -115,8 +115,8 @@ class Session final {
   /// Opens the tensor of a row, in no stream. If the owner is dead, `holders` are asked for its memory as well as the
   /// maker.
   Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
-  /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns an object that must live as long
-  /// as `segment`; null for memory of this process. REQUIRES: the row has just been opened on `device`, with these
+  /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns an object that must live as long as
+  /// `segment`; null for memory of this process. REQUIRES: the row has just been opened on `device`, with the same
   /// holders.
   std::shared_ptr<const BorrowedBlocks> note(OpenSegment& segment, std::uint32_t epoch,
                                              const HandleFields& row, Access access, Device device,

@@ -32,7 +32,7 @@ inline constexpr std::uint8_t kItemIsOneTensor = 2;
 inline constexpr std::uint8_t kItemIsOrdered = 4;
 inline constexpr std::uint8_t kKnownItemFlags = 7;
 
-/// Stands in place of a row if the item contains no tensors on devices and the getter's later work comes after these
+/// Stands in place of a row if the item contains no tensors on devices and the getter's later work comes after the
 /// points.
 inline constexpr std::uint32_t kNoRow = 0xffff'ffff;
 /// The max number of points for values, which exceeds the devices of a process.
@@ -75,8 +75,8 @@ std::size_t encoded_size(const ItemRow& row) noexcept;
 /// Writes encoded_size(row) bytes; returns the end.
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
 
-/// Reads an item that other processes may be changing meanwhile: every byte is read once and checked before it is
-/// used. All members throw bad_handle. Thread safety: none. The bytes must outlive the reader.
+/// Reads an item that other processes may be changing: every byte is read once and checked before it is used. All
+/// members throw bad_handle. Thread safety: none. The bytes must outlive the reader.
 class ItemReader {
  public:
   explicit ItemReader(ByteSpan item);
@@ -87,7 +87,7 @@ class ItemReader {
   ItemRow next_row();
   /// Returns the order, which is empty for items that are not ordered. REQUIRES: all rows have been read.
   ItemOrder order();
-  /// The plain bytes, after rows and order have been read. They are still shared memory.
+  /// The plain bytes, after rows and order have been read. The bytes are still shared memory.
   ByteSpan data() const;
 
  private:

@@ -114,7 +114,7 @@ bool SegmentDirectory::is_there(std::uint16_t index, std::uint64_t state) const 
   return index % kHalfAt < entries && index % kHalfAt < kHalf;
 }
 
-/// An entry whose half is begun again meanwhile belongs to an item that another getter has taken.
+/// An entry whose half is begun again during the read belongs to an item that another getter has taken.
 SegmentDirectory::Entry SegmentDirectory::read(std::uint16_t index) const {
   const Subject subject{"item's segment"};
   const std::uint64_t before = state().load();

@@ -12,7 +12,7 @@
 namespace onecopy {
 
 /// The segments that rows of a queue's items lie in, each named once and by its index from then on; and the creator's
-/// description of the queue. It lies in the ring's extra bytes.
+/// description of the queue. The directory lies in the ring's extra bytes.
 ///
 /// The directory has two halves of kHalf entries. Entries are appended to one half. When that is full, the other is
 /// begun again, once all items that were put before it was left have been taken. Each beginning is an epoch.
@@ -46,7 +46,7 @@ class SegmentDirectory {
   std::optional<std::uint16_t> append(const SegmentRef& segment, Access access);
   /// The epoch that the entry of this index is of now.
   std::uint32_t epoch_of(std::uint16_t index) const noexcept;
-  /// Throws bad_handle if there is no such entry or it contradicts itself.
+  /// Throws bad_handle if the entry does not exist or contradicts itself.
   Entry read(std::uint16_t index) const;
 
   static constexpr std::uint32_t kHalf = 32'767;

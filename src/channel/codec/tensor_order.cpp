@@ -145,7 +145,7 @@ std::uint32_t filled_row(std::span<const Tensor> tensors) {
   return kNoRow;
 }
 
-/// The host waits for points of tensors of the host, which name the first of these.
+/// The host waits for points of tensors of the host, which name the first point.
 void add_points_of_host(ItemOrder& order, std::uint32_t row) {
   for (std::size_t i = 0, count = order.points.size(); i < count; ++i)
     order.points.push_back({order.points[i].value, order.points[i].slot, row});

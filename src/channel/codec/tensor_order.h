@@ -12,8 +12,8 @@
 /// The order of items: a getter's streams use the tensors after the work that the putter's streams had at the put.
 ///
 /// An item without tensors on devices is an item of values: a getter's work after the get comes after the work that the
-/// putter's streams had at the put, on every device whose memory either has shared or opened. Such an item is delivered
-/// at once, and also if that work is never done.
+/// putter's streams had at the put, on every device whose memory either has shared or opened. The item is delivered at
+/// once, even if the work is never done.
 ///
 /// Thread safety: all functions may be called concurrently, each call with its own tensors.
 namespace onecopy {

@@ -85,7 +85,7 @@ class TensorPacker {
   /// As pack(), in no stream, and in an epoch that the caller has read.
   std::optional<Manifest> pack_unordered(Session& session, std::span<const Tensor> tensors,
                                          const Limits& limits, std::uint32_t epoch);
-  /// Asks the creator the questions that pack() of these tensors would ask. Throws as pack() does.
+  /// Asks the creator the questions that pack() of the tensors would ask. Throws as pack() does.
   void prepare(Session& session, std::span<const Tensor> tensors, Deadline deadline);
 
   SegmentLookup& lookup() noexcept { return lookup_; }

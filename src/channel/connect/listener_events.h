@@ -7,8 +7,8 @@
 
 namespace onecopy {
 
-/// A descriptor that is readable while a listener's accept() has something to do. It watches the listener's socket,
-/// its clients, and a timer for the moment in which a listener without room may drop a client.
+/// A descriptor that is readable while a listener's accept() has something to do. The descriptor watches the listener's
+/// socket, its clients, and a timer for the moment in which a listener without room may drop a client.
 ///
 /// Thread safety: none. Invariant: a descriptor is removed before it is closed, because a forked child may keep its
 /// file open.

@@ -179,8 +179,8 @@ void Channel::count_users(std::size_t others) noexcept {
   ChannelRegistry::look_soon();
 }
 
-/// Returns whether a process may be about to join with a handle. It opens the handle, which ends the hold, and joins
-/// afterwards. REQUIRES: the registry's lock.
+/// Returns whether a process may be about to join with a handle. The process opens the handle, which ends the hold, and
+/// joins afterwards. REQUIRES: the registry's lock.
 bool Channel::is_invited() noexcept {
   Session* const session = session_;
   if (!session || creator_ != session->id()) return false;

@@ -45,12 +45,12 @@ class Channel {
   /// A descriptor that is readable while the ring has items or is closed, from here on. The first call says who looks
   /// around, see Readiness.
   int ready_fd(Readiness::LookAround look_around = {});
-  /// This process has put or taken something, or looked in vain.
+  /// Notes that this process has put or taken something, or looked in vain.
   void note_change() noexcept {
     if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
   }
-  /// This process, in which the channel is open. A forked child joins at its first use, and waits for the creator
-  /// until the deadline and little longer.
+  /// Returns the session of this process, in which the channel is open. A forked child joins at its first use, and
+  /// waits for the creator until the deadline and little longer.
   Session& session(Deadline deadline = kForever) {
     Session& now = Session::current();
     if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
@@ -108,8 +108,8 @@ class Channel {
   std::atomic<bool> is_read_alone_{false};
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
-  /// The time until which a process that was sent a handle may join. Its hold has ended, since the handle has been
-  /// opened. Set in the creator.
+  /// The time until which a process that was sent a handle may join. The hold of the handle has ended, since the handle
+  /// has been opened. Set in the creator.
   std::chrono::steady_clock::time_point invited_until_{};
   /// The time since which no process has a Queue object of the queue.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;

@@ -59,7 +59,7 @@ void ChannelRegistry::after_fork_in_child() noexcept {
   let_go_of_parents();
 }
 
-/// The parent holds its own items in queues, and so it does those that it had left already.
+/// The parent holds its own items in queues, including items of queues that it had left already.
 void ChannelRegistry::let_go_of_parents() noexcept {
   Channels unused;
   const LockGuard lock(mutex_);

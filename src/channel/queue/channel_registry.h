@@ -43,7 +43,7 @@ class ChannelRegistry {
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
   void at_exit() noexcept;
-  // No analysis follows locks from the one before to those after.
+  // No analysis follows locks from before_fork to the functions after the fork.
   void before_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;

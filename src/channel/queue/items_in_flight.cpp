@@ -33,7 +33,7 @@ bool ItemsInFlight::ends_with(std::span<const BlockRef> blocks) const noexcept {
   return last.group == blocks.front().group() && last.number == blocks.front().number();
 }
 
-/// Returns the place of the next ones. They do not count until publish().
+/// Returns the place of the next ones. The blocks do not count until publish().
 ItemsInFlight::Cursor ItemsInFlight::write(std::uint64_t position, std::span<const BlockRef> blocks) {
   Cursor end = write_;
   for (const BlockRef& block : blocks) {

@@ -15,7 +15,8 @@
 
 namespace onecopy {
 
-/// The items that this process has put into one queue and that are not taken yet. It keeps their blocks until then.
+/// The items that this process has put into one queue and that are not taken yet. The putter keeps the items' blocks
+/// until then.
 ///
 /// Thread safety: all members may be called concurrently. REQUIRES: push() by one thread at a time, in the order of
 /// positions, as under the ring's lock for producers. So push() takes no lock: a putter writes behind put_, and a

@@ -22,8 +22,8 @@ namespace onecopy {
 /// descriptor is made unreadable only under mutex_, and the ring is looked at after that.
 class Readiness {
  public:
-  /// Runs on the thread between two sleeps, ten times a second, while the ring is empty. It may close the ring: a pipe's does so when
-  /// no process is left that sends. May be empty; must not throw.
+  /// Runs on the thread between two sleeps, ten times a second, while the ring is empty. The function may close the
+  /// ring: a pipe's does so when no process is left that sends. May be empty; must not throw.
   using LookAround = std::function<void()>;
 
   /// Throws out_of_descriptors, out_of_memory.

@@ -14,9 +14,9 @@
 
 namespace onecopy {
 
-/// Takes messages out of a queue and opens their tensors: claim first, then advance the head. A short item that can
-/// be opened without a question to another process is opened under the ring's lock. Other items stay in their place
-/// meanwhile, and another consumer may take them.
+/// Takes messages out of a queue and opens their tensors: claim first, then advance the head. A short item that can be
+/// opened without a question to another process is opened under the ring's lock. Other items stay in their place, and
+/// another consumer may take them.
 ///
 /// Thread safety: all members may be called concurrently, but for reset().
 class Receiver {

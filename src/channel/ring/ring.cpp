@@ -137,7 +137,7 @@ std::uint64_t Ring::settled_tail() {
   const std::uint64_t intent = producers.intent.load(std::memory_order_relaxed);
   if (intent == tail) return tail;
   if (intent != tail + 1) RingChunks::throw_damaged("tail", tail);
-  // A producer died, or gave up, around its commit. Its stamp tells on which side of it.
+  // A producer died, or gave up, around its commit. The slot's stamp tells on which side of the commit.
   const RingSlot* slot = chunks_.find(tail);
   if (!slot || slot->stamp.load() != intent) return tail;
   producers.tail.store(intent, std::memory_order_release);

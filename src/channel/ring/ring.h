@@ -65,9 +65,9 @@ class Ring {
   /// Throws unsupported in a process of another PID namespace than the ring's maker. A forked child may be one.
   void check_namespace() const;
 
-  /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it. It runs under
-  /// the producers' lock; if it throws, nothing was put. The item is taken once head() > position. Returns false if
-  /// there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then), protocol.
+  /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it. `write` runs
+  /// under the producers' lock; if `write` throws, nothing was put. The item is taken once head() > position. Returns
+  /// false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then), protocol.
   template <class Write>
   bool put(Write&& write, Deadline deadline = kForever);
 

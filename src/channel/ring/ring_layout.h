@@ -8,7 +8,7 @@
 #include "os/robust_mutex.h"
 
 /// The layout of a ring in shared memory. Item n lives in slot n % 1024 of the physical chunk directory[(n / 1024) %
-/// max_chunks]. It is there exactly if the slot's stamp is n + 1.
+/// max_chunks]. The item is there exactly if the slot's stamp is n + 1.
 namespace onecopy {
 
 inline constexpr std::uint64_t kRingMagic = 0x31676e6972'636fULL;  // "ocring1"

@@ -28,7 +28,7 @@ namespace onecopy {
 /// message names the file.
 Error about_format(const Error& error, const std::string& path);
 
-/// Runs body(). Its errors name the file.
+/// Runs body(). Errors of the body name the file.
 template <class Body>
 auto about_file(const std::string& path, Body&& body) {
   try {

@@ -144,7 +144,7 @@ std::string Handle::to_text() const { return onecopy::to_text(to_bytes()); }
 
 Handle Handle::from_text(std::string_view text) { return from_bytes(onecopy::from_text(text)); }
 
-/// Shares one byte, which stands for the object. Its block has claims, holds and deaths like any other.
+/// Shares one byte, which stands for the object. The byte's block has claims, holds and deaths like any other.
 Handle share_object(std::shared_ptr<const void> object) {
   if (!object)
     throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");
@@ -209,7 +209,7 @@ std::size_t whole_pages(std::size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// The second name ends in a number, as the name of a pool's segment does; these numbers are far above those.
+/// The second name ends in a number, as the name of a pool's segment does, but in a far higher one.
 std::string second_name() {
   std::array<std::uint64_t, 1> number{};
   random_bytes(std::as_writable_bytes(std::span(number)));
@@ -217,7 +217,7 @@ std::string second_name() {
                      number[0] | std::uint64_t{1} << 63);
 }
 
-/// Locks the file first: the janitor of another process removes a file with such a name and no lock.
+/// Locks the file first: the janitor of another process removes a file that has a second name and no lock.
 bool try_give_second_name(const Fd& file, const std::string& path, std::size_t bytes) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", file.get());
   return ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 &&

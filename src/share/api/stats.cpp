@@ -27,7 +27,7 @@
 
 namespace onecopy {
 
-// This process's reports of itself: stats(), and the answer to `onecopy ls`.
+// Reports of this process about itself: stats(), and the answer to `onecopy ls`.
 namespace {
 
 /// Counts the descriptors of this process, the one that lists them included. Returns 0 if /proc cannot be read.

@@ -61,7 +61,7 @@ void OwnerProcess::forget() noexcept {
   pidfd_.reset();
 }
 
-/// The driver frees such memory with the process that allocated it.
+/// The driver frees memory of a weak kind with the process that allocated the memory.
 void BorrowedBlocks::check_not_ended_with_owner(SegmentKind kind, std::uint32_t segment) const {
   if (!process_.is_gone() || !is_weak(kind)) return;
   throw Error(

@@ -43,8 +43,8 @@ class OwnerProcess {
 
   /// Returns whether the process has ended. Asks the kernel and not the watch thread.
   bool has_ended() const noexcept;
-  /// Returns whether the owner has stopped to map its block table: its program has ended, perhaps by exec. Its device
-  /// may still be at work.
+  /// Returns whether the owner has stopped to map its block table: its program has ended, perhaps by exec. The owner's
+  /// device may still be at work.
   bool has_lost_mark() const noexcept;
   /// The watch thread has seen the end of the owner: its memory is frozen.
   bool is_gone() const noexcept { return gone_; }

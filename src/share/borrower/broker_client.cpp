@@ -130,7 +130,7 @@ void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
 }
 
 bool BrokerClient::try_send(const Bytes& message) {
-  // Meanwhile the socket could be closed, and its number be reused.
+  // Without the lock the socket could be closed before the call, and the descriptor's number be reused.
   const LockGuard lock(telling_mutex_);
   return !is_over_ && socket_.try_send(message);
 }

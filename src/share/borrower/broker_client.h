@@ -63,13 +63,13 @@ class EarlyDial {
 };
 
 /// A connection to another process's broker: questions with their answers, one at a time, and notices that need no
-/// answer. Packets that the broker sends unasked are news. They are heard while an answer is awaited, or else on the
+/// answer. Packets that the broker sends unasked are news. News are heard while an answer is awaited, or else on the
 /// watch thread.
 ///
-/// It is over when the broker closes it or its process is gone, and does not begin again.
+/// A connection is over when the broker closes it or the broker's process is gone, and does not begin again.
 ///
 /// Thread safety: all members may be called concurrently, except during the introduction and around a fork. on_news
-/// runs with the lock for reading held. It must not ask, and takes only locks that no asking thread holds.
+/// runs with the lock for reading held. on_news must not ask, and takes only locks that no asking thread holds.
 class BrokerClient {
  public:
   /// Constructs a connection, which is over from the start if there is no socket. `pid` appears in error messages.
@@ -82,7 +82,7 @@ class BrokerClient {
 
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
   void send(const Bytes& message);
-  /// Asks; receive_answer() returns the answer. It saves a round trip.
+  /// Asks; receive_answer() returns the answer. The early answer saves a round trip.
   void request_ahead(Bytes question) NO_THREAD_SAFETY_ANALYSIS;
   Packet receive();
   Packet receive_answer();

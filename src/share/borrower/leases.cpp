@@ -161,8 +161,8 @@ bool Leases::try_close() noexcept {
   return false;
 }
 
-/// A late claimer may raise a slot and read a word before it sees that all is closed. If the kernel cannot tell of
-/// such claimers, the addresses stay, and read as zero.
+/// A late claimer may raise a slot and read a word before it sees that all is closed. If the kernel cannot tell whether
+/// a claimer is left, the addresses stay, and read as zero.
 bool Leases::try_forget() noexcept {
   const HazardGuard::Readers readers = HazardGuard::readers_of(this);
   if (readers == HazardGuard::Readers::some) return false;

@@ -70,17 +70,17 @@ struct LeaseInfo {
   std::uint64_t size;
 };
 
-/// This process's leases of another's blocks: the owner's block table, the claim page that the owner made for us, and
-/// a count of leases for each block. The counts are in private memory as well, where a forked child finds them.
+/// The leases of this process on another's blocks: the owner's block table, the claim page that the owner made for us,
+/// and a count of leases for each block. The counts are in private memory as well, where a forked child finds them.
 ///
-/// Once closed it holds nothing and never will. Its memory stays while a late claimer may touch it (HazardGuard).
+/// Closed Leases hold nothing and never will. Their memory stays while a late claimer may touch it (HazardGuard).
 ///
-/// Thread safety: all members may be called concurrently, but for those that set it up or end it and around a fork.
+/// Thread safety: all members may be called concurrently, except members that set up or end the leases or serve a fork.
 class Leases {
  public:
   Leases();
 
-  // REQUIRES: both, before any other member. They throw protocol if the other side made them wrong.
+  // REQUIRES: both, before any other member. Both throw protocol if the other side made the table or the page wrong.
   void set_table(const Fd& file);
   void set_page(Mapping page);
 
@@ -138,7 +138,7 @@ class Leases {
     const HazardGuard here(this);
     return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
   }
-  /// Returns whether there is a lease of a block that lies in these bytes of the segment, beside `others`.
+  /// Returns whether there is a lease of a block, other than `others`, in the given bytes of the segment.
   bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
               const std::set<std::uint32_t>& others) const noexcept;
   std::uint64_t count() const noexcept;

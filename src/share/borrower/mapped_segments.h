@@ -100,8 +100,8 @@ class MappedSegments {
   SegmentPlace find_any(std::uint32_t segment, Access access);
   bool contains(std::uint32_t segment, Access access) const;
   /// Maps the segment for the wanted device of this process, or else for the memory's own. Has no effect if it is
-  /// mapped for that access already. REQUIRES: no thread calls close() meanwhile, because the caller holds a block of
-  /// the owner or is the only one to know this object. A closed object would keep the memory for ever.
+  /// mapped for that access already. REQUIRES: no thread calls close() before the return, because the caller holds a
+  /// block of the owner or is the only one to know this object. A closed object would keep the memory for ever.
   void map(const SegmentRequest& wanted, ExportedMemory memory);
 
   /// Exports the segment for another process. Throws owner_died if it is not mapped here for that access.
@@ -116,8 +116,8 @@ class MappedSegments {
   /// Segments whose memory ends with their owner.
   std::vector<std::uint32_t> weak() const;
 
-  /// The owner has given the segment back. It does so only when no process holds a block of it: no tensor points
-  /// there.
+  /// The owner has given the segment back. The owner does so only when no process holds a block of the segment: no
+  /// tensor points there.
   void retire(std::uint32_t segment) noexcept;
   /// Unmaps all, for good. REQUIRES: this process holds no block of any.
   void close() noexcept;

@@ -28,12 +28,12 @@ namespace onecopy {
 
 /// A process as its borrower sees it: the process, the connection to its broker, and its blocks that are borrowed here.
 ///
-/// If the owner is dead and no lease is left, try_close() gives back the peer's memory and descriptors. The peer
-/// itself goes with the last std::shared_ptr to it. Callers that remember a peer have such a pointer; blocks need
-/// none, since they are leases.
+/// If the owner is dead and no lease is left, try_close() gives back the peer's memory and descriptors. The peer itself
+/// goes with the last std::shared_ptr to it. Callers that remember a peer have a shared pointer; blocks need none,
+/// since they are leases.
 ///
-/// Life of the owner: alive -> disconnected (the connection is over: look) -> gone. It is gone if its pidfd says
-/// so. If it has no memory of a device here, it is also gone once its process has become another program.
+/// Life of the owner: alive -> disconnected (the connection is over: look) -> gone. The process is gone if its pidfd
+/// says so. If it has no memory of a device here, it is also gone once its process has become another program.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Peer final : public std::enable_shared_from_this<Peer> {
@@ -76,8 +76,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool poll_waits();
 
   bool is_gone() const noexcept { return process_.is_gone(); }
-  /// Returns whether its program has ended. It also ends when the process becomes another by exec. Its device may still
-  /// be at work.
+  /// Returns whether the owner's program has ended, by exec or with its process. The owner's device may still be at
+  /// work.
   bool has_left() const noexcept;
   /// Looks whether the owner is gone once the connection is over. Returns true while it has to be called again soon.
   /// Watch thread.
@@ -136,8 +136,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   std::optional<ForkPage> fork_page_;
 };
 
-/// The processes that this process is connected to, or holds memory of. Connects to each once, and lets go of those
-/// that have ended and have no lease here.
+/// The processes that this process is connected to, or holds memory of. Connects to each once, and lets go of a process
+/// that has ended and has no lease here.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Peers {
@@ -152,7 +152,8 @@ class Peers {
   /// Returns the peer of a live process; connects when there is none, and asks for `wanted` on the way. Throws
   /// peer_died, timeout.
   PeerRef connect(const ProcessId& process, std::optional<SegmentRequest> wanted = {});
-  /// Returns the peer of a dead owner, made from what a holder has of it, unless there is one meanwhile.
+  /// Returns the peer of a dead owner. Makes one from what a holder has of the owner unless another thread has made
+  /// one.
   PeerRef freeze(const ProcessId& owner, HeldSegment held, const SegmentRequest& wanted);
   /// Returns the last peer of that process, which may be closed; null if there was none.
   PeerRef find(const ProcessId& process) const;
@@ -176,7 +177,7 @@ class Peers {
   std::vector<PeerRef> list() const;
   /// Returns how many peers there are, closed ones included.
   std::size_t size() const noexcept;
-  /// Lets go of owners that are gone and have no lease here. Returns true while there are such owners left.
+  /// Lets go of owners that are gone and have no lease here. Returns true while dead owners are left.
   bool sweep() noexcept;
 
   // Around a fork.

@@ -108,11 +108,11 @@ struct HeldSegment {
   bool owner_gone = false;
 };
 
-/// A process that asked for a segment to be retained: a connection of our broker's, or null for this process. It may
-/// put more items of the segment without another request.
+/// A process that asked for a segment to be retained: a connection of our broker's, or null for this process. The
+/// putter may put more items of the segment without another request.
 using Putter = const void*;
 
-/// A putter's request. The putter releases all of its requests up to a number; one made meanwhile has a higher one.
+/// A putter's request. The putter releases all of its requests up to a number; a later request has a higher number.
 struct RetainRequest {
   Putter putter = nullptr;
   std::uint64_t number = 0;
@@ -122,9 +122,10 @@ struct RetainRequest {
 /// owner has died.
 ///
 /// A segment is retained for a queue while its owner lives, or while a putter has not released it. After both it is
-/// retained while an item put before that is still in the queue. It never outlives the segment at its owner.
+/// retained while an item put before that is still in the queue. A kept descriptor never outlives the segment at its
+/// owner.
 ///
-/// A segment of a device may come with thousands of descriptors; at most kMaxOfDevices of those are kept in all, and
+/// A segment of a device may come with thousands of descriptors; at most kMaxOfDevices descriptors are kept in all, and
 /// the first refusal is reported.
 ///
 /// Thread safety: all members may be called concurrently.
@@ -221,7 +222,7 @@ class RetainedSegments {
   mutable Mutex mutex_;  ///< taken before that of queues_
   std::map<SegmentKey, Entry> entries_ GUARDED_BY(mutex_);
   bool has_refused_ GUARDED_BY(mutex_) = false;
-  /// Sweeps that are left to see the end of a program. Its sockets close a moment before its mark goes.
+  /// Sweeps that are left to see the end of a program. The sockets of the owner close a moment before its mark goes.
   int looks_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -61,7 +61,7 @@ class RetainedElsewhere {
 };
 
 /// The means by which items in queues outlive the owners of their segments: the queues of this process, the segments
-/// that it retains for them, and those that other processes retain for it. Thread safety: as its parts.
+/// that it retains for them, and the segments that other processes retain for it. Thread safety: as its parts.
 struct SegmentRetention {
   LocalQueues queues;
   RetainedSegments segments{queues};

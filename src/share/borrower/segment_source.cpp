@@ -22,7 +22,8 @@ constexpr std::chrono::milliseconds kLookAgain{1};
 /// The holders that are asked may have to read /proc.
 constexpr std::chrono::milliseconds kLongestLookAgain{20};
 
-/// The first look at a device takes its driver longer than a connection. It happens here, while the owner wakes up.
+/// The first look at a device takes its driver longer than a connection. The work happens here, while the owner wakes
+/// up.
 void look_at_device(const HandleFields& handle) noexcept {
   try {
     find_device(device_type(handle.kind), handle.device);

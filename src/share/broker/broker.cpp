@@ -132,7 +132,7 @@ void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
   send(c, message, fds);
 }
 
-/// A borrower that has closed its end needs no message. Its earlier packets are still read.
+/// A borrower that has closed its end needs no message. Earlier packets of the borrower are still read.
 void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& fds) {
   bool is_sent = true;
   try {

@@ -29,16 +29,16 @@
 
 namespace onecopy {
 
-/// The max time that a stranger may be silent before it has proved that it holds a handle. It counts from the broker's
-/// first look at its connection. Tests lower it.
+/// The max time that a stranger may be silent before it has proved that it holds a handle. The time counts from the
+/// broker's first look at the connection. Tests lower it.
 inline std::atomic<int> stranger_silence_ms{5'000};
 
 /// The server inside a process. Lets borrowers of the same user attach once they have proved that they hold one of
 /// its handles. Hands out descriptors, and lets a borrower's claims fall when it dies.
 ///
-/// A borrower whose socket closes is not dead yet. Its claims fall when its pidfd says that it is gone, or when it no
-/// longer maps its claim page (it has exec'ed another program). The latter is not a sign for a borrower that was sent
-/// memory of a device, which may still be at work.
+/// A borrower whose socket closes is not dead yet. A borrower's claims fall when the pidfd says that the borrower is
+/// gone, or when it no longer maps its claim page (it has exec'ed another program). An exec is not a sign for a
+/// borrower that was sent memory of a device, which may still be at work.
 ///
 /// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
 class Broker {

@@ -177,7 +177,8 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Rest{}), numbers);
 }
 
-/// A process asks over a new connection if we hung up on its old one. Its claims stand in the old one's page.
+/// A process asks over a new connection if we hung up on its old one. The borrower's claims stand in the old
+/// connection's page.
 void Broker::flag_device_memory(const Connection& c, const ExportedMemory& memory) noexcept {
   if (device_type(memory.kind) == DeviceType::cpu) return;
   for (Connection& other : connections_)

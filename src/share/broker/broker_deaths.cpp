@@ -71,8 +71,8 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
                                                                               : Step::look_again;
 }
 
-/// Returns whether an unseen process may still use these claims: a child that never connected, or the borrower itself
-/// if we hung up on it and cannot see whether it lives.
+/// Returns whether an unseen process may still use the connection's claims: a child that never connected, or the
+/// borrower itself if we hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
   return c.suspect_since && (!c.pidfd || ledger_.borrowers().awaits_child(*c.attached));
 }
@@ -97,8 +97,8 @@ std::optional<Broker::Clock::time_point> Broker::first_suspect_since() const {
 }
 
 /// Takes one look for all lost borrowers; returns nothing if it is not time for one. A process that was connected
-/// before any child could be missed is not such a child. A younger one may be, and have inherited our table beside its
-/// own.
+/// before any child could be missed is not a missed child. A younger one may be, and have inherited our table beside
+/// its own.
 std::optional<bool> Broker::look_for_unseen() {
   const auto missed_since = first_suspect_since();
   if (!missed_since || !untracked_.is_due()) return {};
@@ -166,7 +166,7 @@ Step Borrower::hang_up(const Sight& sight) {
   return !sight.has_pidfd || sight.has_exited ? Step::end : Step::look_again;
 }
 
-/// A process that has exec'ed another program has ended, too: it maps its page no more. That is not a sign for a
+/// A process that has exec'ed another program has ended, too: it maps its page no more. A lost mark is not a sign for a
 /// process whose device may still be at work.
 Step HungUp::look(const Sight& sight) {
   if (sight.has_exited) return Step::end;

@@ -20,10 +20,10 @@ namespace onecopy {
 /// reading the item. Tests lower it.
 inline std::atomic<int> after_transit_ms{5'000};
 
-/// Blocks of a dead borrower's items that are still in queues. Its claim page holds them until their receivers have
-/// them.
+/// Blocks of a dead borrower's items that are still in queues. The borrower's claim page holds the blocks until their
+/// receivers have them.
 ///
-/// Thread safety: used by one thread, but for blocks() and age(), which other threads may call meanwhile.
+/// Thread safety: used by one thread, but for blocks() and age(), which any thread may call.
 class UndeliveredItems {
  public:
   using Clock = std::chrono::steady_clock;
@@ -70,7 +70,7 @@ enum class Step : std::uint8_t {
 /// Has not proved yet that it holds a handle.
 struct Stranger {
   bool is_challenged = false;  ///< its proof is on its way
-  /// The time since which its messages are read. They may have waited before, for a watch thread that was late.
+  /// The time since which its messages are read. The packets may have waited before, for a watch thread that was late.
   std::optional<std::chrono::steady_clock::time_point> heard_since{};
 
   Step look(const Sight& sight, std::chrono::milliseconds silence);
@@ -78,18 +78,18 @@ struct Stranger {
 
 /// Has a claim page. A forked child's connection begins here.
 struct Borrower {
-  /// Its connection has closed, which is a sign to look, not yet a death.
+  /// The connection has closed, which is a sign to look, not yet a death.
   static Step hang_up(const Sight& sight);
 };
 
-/// Its connection has closed, its process may live, and its claims stand.
+/// The connection has closed, the process may live, and the claims stand.
 struct HungUp {
   Backoff looks{};  ///< at its mappings
 
   Step look(const Sight& sight);
 };
 
-/// Its process has ended, and children of it may live that never connected. Its page stays attached: an awaited child
+/// The process has ended, and children of it may live that never connected. The page stays attached: an awaited child
 /// counts as holding everything.
 struct MaybeForked {
   bool is_visible;  ///< false in another pid namespace: its processes cannot be seen

@@ -16,11 +16,11 @@
 namespace onecopy {
 
 /// The memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however many
-/// tensors lie in it. It stays a segment for a while after its last tensor, so that memory shared again and again is
-/// mapped once.
+/// tensors lie in it. An allocation stays a segment for a while after its last tensor, so that memory shared again and
+/// again is mapped once.
 ///
-/// Borrowers have the segment mapped meanwhile, and should let go soon after the framework frees it. Therefore it
-/// stays for a second. It stays longer only while the driver says that the allocation is still there.
+/// Borrowers have the segment mapped for as long, and should let go soon after the framework frees it. Therefore it
+/// stays for a second. The segment stays longer only while the driver says that the allocation is still there.
 ///
 /// Thread safety: all members may be called concurrently.
 class AdoptedAllocations final : public ExtentOwner {
@@ -29,7 +29,7 @@ class AdoptedAllocations final : public ExtentOwner {
   static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
   static constexpr std::chrono::milliseconds kAskAgain{250};
 
-  /// `idle` is called when a segment begins to lie idle. Its maker must then call sweep().
+  /// `idle` is called when a segment begins to lie idle. The maker of this object must then call sweep().
   AdoptedAllocations(SegmentTable& segments, Ledger& ledger, Wakeup idle = {})
       : segments_(segments), ledger_(ledger), idle_(std::move(idle)) {}
 

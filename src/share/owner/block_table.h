@@ -116,8 +116,8 @@ class BlockTable {
     }
   }
 
-  /// Returns whether the block is freed, and not yet reusable. It is the answer to a claimer whose slot is up already,
-  /// see try_claim().
+  /// Returns whether the block is freed, and not yet reusable. The result is the answer to a claimer whose slot is up
+  /// already, see try_claim().
   bool is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept {
     return block < used_ && in_limbo(block) && record(block).word.load() == closing_word(generation);
   }

@@ -161,11 +161,11 @@ void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32
 /// Claims `block` if it is still what the handle said. The count in the slot, not one in front of
 /// it, is what makes threads of one borrower safe. False: stale, and nothing is held.
 ///
-/// The owner may have freed a block that another borrower still holds and shares on. Its memory is
-/// good as long as it is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo
-/// under the owner's lock). The slot is up before the question, so a yes stays true: the owner looks
-/// at the slot before the block leaves limbo. For an owner that is gone `ask` says yes, and the word,
-/// read again, has the answer: it left `closing` before the memory could be used. `ask` must not throw.
+/// The owner may have freed a block that another borrower still holds and shares on. The memory of the block is good as
+/// long as the block is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo under the owner's
+/// lock). The slot is up before the question, so a yes stays true: the owner looks at the slot before the block leaves
+/// limbo. For an owner that is gone `ask` says yes, and the word, read again, has the answer: it left `closing` before
+/// the memory could be used. `ask` must not throw.
 template <class P, class Ask>
 [[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
                              std::uint64_t generation, Ask&& ask) noexcept {

@@ -121,8 +121,9 @@ namespace {
 
 constexpr std::size_t kMaxUnread = std::size_t{16} * 1024;
 
-/// Gives up a child that was announced but not attached: it counts as holding every block. That is safe, and visible in
-/// the owner's limbo until this process and the child have ended. Logged once: a process may fork thousands of times.
+/// Gives up a child that was announced but not attached: it counts as holding every block. The excess is safe, and
+/// visible in the owner's limbo until this process and the child have ended. Logged once: a process may fork thousands
+/// of times.
 void report_reserved(const char* why) noexcept {
   static std::atomic<bool> is_said{false};
   if (is_said.exchange(true)) return;

@@ -14,12 +14,12 @@
 
 namespace onecopy {
 
-/// A borrower's items in queues: how many items of each block, and which queues. It lies in the borrower's claim
-/// page, beside the claims, and outlives it (see Ledger::leave_in_transit).
+/// A borrower's items in queues: how many items of each block, and which queues. The counts lie in the borrower's claim
+/// page, beside the claims, and outlive the borrower (see Ledger::leave_in_transit).
 ///
-/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is
-/// gone. A queue is noted before the item is counted, and never forgotten. It stands at the place that its number
-/// says, which is random, or at the first free one behind.
+/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is gone.
+/// A queue is noted before the item is counted, and never forgotten. A queue stands at the place that its number says,
+/// which is random, or at the first free place behind.
 class TransitCounts {
  public:
   using Count = std::atomic<std::uint32_t>;
@@ -107,8 +107,8 @@ struct ForkPage {
   UnixSocket socket;
 };
 
-/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Empty if
-/// that fails, or the owner is gone, or some twenty such pages wait unread. The owner is stopped in that case, and
+/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Empty if the
+/// owner cannot be reached or is gone, or if about twenty pages wait unread. The owner is stopped in that case, and
 /// descriptors on their way count for the whole user. Never waits.
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 

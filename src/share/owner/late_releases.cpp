@@ -69,7 +69,7 @@ bool LateReleases::close_list() noexcept {
       return true;
     }
   } catch (const Error& error) {
-    // An unsupported error without a vendor's code means that the vendor has no such call.
+    // An unsupported error without a vendor's code means that the vendor has no call for the purpose.
     if (error.code() == ErrorCode::unsupported && error.vendor_code() == 0) has_points_ = false;
     else log_warning("pinned memory waits for the device: {}", error.what());
   } catch (const std::bad_alloc&) {  // later
@@ -139,7 +139,7 @@ void LateReleases::settle() noexcept {
   end_due();
 }
 
-/// Captures wait meanwhile: to wait for a context spoils them, too.
+/// Captures wait until the end: to wait for a context spoils them, too.
 void LateReleases::wait_for_devices() noexcept {
   List list;
   {

@@ -27,10 +27,10 @@ namespace onecopy {
 /// dropped. Lists of references share one point in the work; a release closes a list, or release_due() does.
 ///
 /// While a stream is captured no point is made, and lists wait (CaptureGate). If the vendor has no points, a thread
-/// waits for the devices instead. A failed device may still do anything: such references end with the process.
+/// waits for the devices instead. A failed device may still do anything: references to its memory end with the process.
 ///
-/// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a group is
-/// called; a look at a point is the one call of a driver under it. Never destroyed.
+/// Thread safety: all members may be called concurrently, except the members about fork. No lock is held while a group
+/// is called; a look at a point is the one call of a driver under it. Never destroyed.
 class LateReleases {
  public:
   /// Returns null while this process has pinned nothing: then references simply end. Costs one load.

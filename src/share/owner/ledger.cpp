@@ -111,7 +111,7 @@ BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcep
     if (inherited_) return {};
     if (BlockRef ref = try_revive(block, generation)) return ref;
     if (!matches()) return {};
-    // Its last reference is on its way to the lock, and the block to limbo.
+    // The last reference is on its way to the lock, and the block to limbo.
   }
 }
 

@@ -22,7 +22,8 @@
 
 namespace onecopy {
 
-/// A record of which of an owner's segments are pinned, here or by borrowers. Its ledger asks before pages go back.
+/// A record of which of an owner's segments are pinned, here or by borrowers. The ledger of the owner asks before pages
+/// go back.
 ///
 /// Thread safety: external, by the ledger's mutex. Borrowers write their pages concurrently.
 class SegmentPins {
@@ -36,7 +37,7 @@ class SegmentPins {
   void attach(PageRef page);
   void detach(PageRef page) noexcept;
 
-  /// This process pins a piece of the segment, or ends that. The first one needs memory.
+  /// Begins or ends a pin of a piece of the segment by this process. The first one needs memory.
   void note_own(std::uint32_t segment);
   void end_own(std::uint32_t segment) noexcept;
 
@@ -56,20 +57,20 @@ class SegmentPins {
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone);
 
 /// The owner's book of its blocks and their holders: in this process (a count in private memory) and elsewhere (the
-/// claim protocol). It has the table that borrowers read.
+/// claim protocol). The ledger has the table that borrowers read.
 ///
-/// After a fork the child's copy speaks for the child. Its blocks are the parent's. The child's inheritance is one
-/// claim a block in a claim page of its own (see become_borrower).
+/// After a fork the child's copy speaks for the child. The blocks of the copy are the parent's. The child's inheritance
+/// is one claim a block in a claim page of its own (see become_borrower).
 ///
-/// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for those: lock() is held
-/// by the only thread there is.
+/// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for the fork members: lock()
+/// is held by the only thread there is.
 class Ledger final : public SharedBlocks, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
   class Borrowers;
   class Inheritance;
 
-  /// `limbo` is called when a block enters limbo. Its maker must look again later, see drain().
+  /// `limbo` is called when a block enters limbo. The maker of the ledger must look again later, see drain().
   Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limbo = {});
 
   /// Enters an extent with one reference; the extent goes back to `from` in the end. Throws out_of_memory if
@@ -195,7 +196,7 @@ class Ledger::Borrowers {
  public:
   explicit Borrowers(Ledger& ledger) noexcept : ledger_(ledger) {}
 
-  /// Attaches the page of a borrower that comes. It stays until detach(), once its process is gone.
+  /// Attaches the page of a borrower that comes. The page stays until detach(), once the borrower's process is gone.
   PageRef attach(const Claims& page);
   /// Attaches the page of a coming child before a fork, with `all` raised. REQUIRES: the ledger is locked.
   PageRef attach_locked(const Claims& page) NO_THREAD_SAFETY_ANALYSIS;

@@ -20,7 +20,7 @@ namespace onecopy {
 
 /// A process's pools: one for each kind of segment on each device, made at first use, and kept.
 ///
-/// Thread safety: all members may be called concurrently, but for those about fork. Locks: `trimming_` before
+/// Thread safety: all members may be called concurrently, except the members about fork. Locks: `trimming_` before
 /// `mutex_`. Giving memory back takes milliseconds, and is done without `mutex_`, which allocations need.
 class Pools {
  public:
@@ -35,8 +35,8 @@ class Pools {
   Pool& of(SegmentKind kind, Device device);
   std::uint64_t live_bytes() const;
 
-  /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for the
-  /// thread. `bytes` is the largest amount that any pool gave back.
+  /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers during a trim, and a fork
+  /// waits for the thread. `bytes` is the largest amount that any pool gave back.
   Pool::TrimResult trim();
   /// Gives back all at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});
@@ -70,7 +70,7 @@ class Pools {
 /// be in the middle of a computation that reads the former memory, so that memory is kept for a second. If that is much
 /// of what the machine has left, the oldest memory goes earlier.
 ///
-/// Thread safety: all members may be called concurrently, but for those about fork. Memory is released without locks,
+/// Thread safety: all members may be called concurrently, except the members about fork. Memory is released without locks,
 /// by the thread that keeps more or by the watch thread.
 class FormerMemory {
  public:

@@ -68,7 +68,7 @@ class SharedBlocks : public BlockGroup {
   virtual void end_pin(std::uint32_t) noexcept {}
   /// Returns whether this process holds the block.
   virtual bool holds(std::uint32_t) const noexcept { return true; }
-  /// Returns whether this process holds a block that lies in these bytes of the segment, beside `others`.
+  /// Returns whether this process holds a block, other than `others`, in the given bytes of the segment.
   virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t,
                     const std::set<std::uint32_t>& others [[maybe_unused]]) const noexcept {
     return true;
@@ -107,8 +107,9 @@ inline SharedBlocks& as_shared(BlockGroup& group) noexcept { return static_cast<
 /// card's view of the host's, and for memory of other libraries. The message names the caller's `verb`: "share", "put".
 SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
 
-/// Returns where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another.
-/// The latter may be right behind it, so only a tensor without bytes begins at the block's end.
+/// Returns where the tensor's block begins for the tensor's own device: at `spot`, or where the block was opened for
+/// another device. The place for another device may be right behind `spot`'s bytes, so only a tensor without bytes
+/// begins at the block's end.
 inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const MappedBlock& spot) {
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
   if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
@@ -118,8 +119,8 @@ inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const Map
 /// A scope in which adopt() on its thread asks the driver about an allocation once, and not for each tensor in it. A
 /// caller that encodes a value meets its tensors one by one, so adopt() takes no list of them. Rounds nest.
 ///
-/// Thread safety: a round belongs to its thread. REQUIRES: memory adopted meanwhile was allocated before, and stays
-/// allocated until the end.
+/// Thread safety: a round belongs to its thread. REQUIRES: memory adopted during the round was allocated before, and
+/// stays allocated until the end.
 class AdoptionRound {
  public:
   AdoptionRound() noexcept;

@@ -28,14 +28,14 @@ class StreamReleases {
   std::function<void()> on_wait;
   /// Runs (without locks) when a drop is not marked. The caller must then call mark_left().
   std::function<void()> on_left;
-  /// Returns whether this thread may not wait for room in a stream, as every mark may. Its drops are left for
+  /// Returns whether this thread may not wait for room in a stream, as every mark may. The stream's drops are left for
   /// mark_left().
   std::function<bool()> must_not_wait;
 
   /// Wraps the block: dropping the result is ordered in the stream. REQUIRES: the stream lives as long.
   BlockRef order(BlockRef block, Device device, Stream stream);
-  /// Marks the ends of drops that are not marked yet: those in default streams, those while a stream was captured, and
-  /// those by threads that may not wait. May wait for room in a stream.
+  /// Marks the ends of drops that are not marked yet: drops in default streams, drops while a stream was captured, and
+  /// drops by threads that may not wait. May wait for room in a stream.
   void mark_left() noexcept;
   /// Ends leases that have become due. Returns true while one is waiting. Waits for nothing.
   bool sweep() noexcept;

@@ -104,7 +104,7 @@ void Runtime::become_child() {
 }
 
 /// Goes on without a page for the child if the owner is gone and its memory frozen, or if the owner counts the child
-/// with its parent. In the latter case the child keeps the parent's socket, and the owner waits for that to close.
+/// with its parent. Without a page the child keeps the parent's socket, and the owner waits for the socket to close.
 void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
@@ -184,7 +184,7 @@ struct Runtime::PartLocks {
       from.owner->ledger_.unlock();
     }
   }
-  /// Visits all peers, of which none is closed meanwhile: the list is locked.
+  /// Visits all peers, none of which can be closed during the visit: the list is locked.
   static void lock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
     for (const auto& peer : all.peers_.list_locked())
       if (!peer->is_closed()) peer->lock();

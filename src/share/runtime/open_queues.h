@@ -46,8 +46,8 @@ class OpenQueues {
   /// this process has used a queue.
   std::atomic<bool (*)() noexcept> on_shortage{nullptr};
 
-  /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
-  /// not answer, so that it has to be told again. A creator that is gone need not be told.
+  /// Registers a queue that `creator` made and that this process opens; `hooks` answer calls from now on. Returns false
+  /// if the creator does not answer, so that it has to be told again. A creator that is gone need not be told.
   bool open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks);
   /// `is_over`: no process takes its items from here on.
   void close(const ProcessId& creator, std::uint64_t queue, bool is_over = false) noexcept;
@@ -68,7 +68,7 @@ class OpenQueues {
   std::uint64_t add_transit(Transit transit);
   void remove_transit(std::uint64_t id) noexcept;
 
-  // These members serve the runtime.
+  // The following members serve the runtime.
   void list_transits(std::vector<TransitInfo>& list) const;
   std::uint64_t unkept() const;
 

@@ -24,7 +24,7 @@ class Reports {
   /// Describes the part; empty once the part has gone, and its function with it.
   using Describe = std::function<std::optional<Info>()>;
 
-  /// `describe` may be called by any thread. It must neither wait nor throw.
+  /// `describe` may be called by any thread. `describe` must neither wait nor throw.
   std::uint64_t add(Describe describe) {
     const LockGuard lock(mutex_);
     describe_.emplace(++last_, std::move(describe));

@@ -116,8 +116,8 @@ std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::u
 
 bool Session::is_closed(const BorrowedBlocks& blocks) noexcept { return blocks.is_closed(); }
 
-/// Reads all before it asks whether another epoch has begun meanwhile. In one order with all other such loads and
-/// stores: a caller that announced itself before sees what was taken out before it was looked for.
+/// Reads all fields before checking that no other epoch has begun. All loads and stores of an OpenSegment have one
+/// order: a caller that announced itself before sees what was taken out before the caller was looked for.
 std::optional<Session::OpenBlock> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
   constexpr auto kInOrder = std::memory_order_seq_cst;
   if (!segment.is_open(epoch)) return {};
@@ -274,7 +274,7 @@ std::string Runtime::exposes(const Tensor& tensor) const {
   SharedBlocks& group = shared_blocks(tensor, "share");
   const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
   const bool ours = group.owner() == id() && !allocations_.contains(place.info.segment);
-  // The size of such blocks is the size that was requested.
+  // The size of an exact block is the size that was requested.
   const bool exact = ours || tensor.device() == kCpu;
   const std::uint64_t seen = exact ? place.info.size : place.segment_size;
   const std::uint64_t bytes = tensor.layout().extent_bytes();

@@ -83,8 +83,8 @@ class StreamOrder {
   /// Returns whether wait_for() might keep the host waiting. REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
 
-  /// This process shares or opens memory of `device` in `stream`. At the first use of a device the stream waits for
-  /// all work that precedes values got so far.
+  /// Notes that this process shares or opens memory of `device` in `stream`. At the first use of a device the stream
+  /// waits for all work that precedes values got so far.
   void note_use(Device device, Stream stream = {});
   const UsedDevices& used_devices() const noexcept { return used_devices_; }
   /// Devices that are used later come after this point of a value that was got.
@@ -101,11 +101,11 @@ class StreamOrder {
   /// Waits until the marks of this process are written, ten seconds at most. A process that ends before loses them.
   void settle() const noexcept;
 
-  // These members serve the runtime.
+  // The following members serve the runtime.
   Timeline& timeline() noexcept { return timeline_; }
   /// Ends releases that are due. True while some are waiting.
   bool sweep_releases() noexcept { return releases_.sweep(); }
-  /// Marks the ends of those that wait for that. May have to wait for room in a stream.
+  /// Marks the ends of releases that wait for a mark. May have to wait for room in a stream.
   void mark_left() noexcept { releases_.mark_left(); }
   std::size_t waiting_releases() const noexcept { return releases_.size(); }
   /// Ends marks in the background; waits for a mark that is under way.
