@@ -809,15 +809,18 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
   Watchdog watchdog;
   Shared<Note> note;
   Child polite([&] {  // leaves the same state as a death
+    note->serve_until(1);
     put_as_the_victim_does(Handle::from_text(note->read()));
     note->reach(2);
   });
   Child victim([&] {
+    note->serve_until(3);
     const Handle handle = Handle::from_text(note->read(3));
     die_at(GetParam());
     put_as_the_victim_does(handle);
   });
   Child other([&] {
+    note->serve_until(4);
     Queue mine = Queue::connect(Handle::from_text(note->read(4)));
     for (std::int64_t i = 0; i < 10; ++i) mine.put(number(100 + i));
     note->reach(5);
@@ -864,6 +867,7 @@ TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
   };
   Child polite([&] { get_all(Handle::from_text(note->read())); });
   Child victim([&] {
+    note->serve_until(2);
     const Handle handle = Handle::from_text(note->read(2));
     die_at(GetParam());
     get_all(handle);
