@@ -23,7 +23,7 @@ struct Extent {
   std::byte* data = nullptr;
 };
 
-/// The object to which an extent is freed. Thread safety: free() may be called concurrently. It must not throw.
+/// The object to which an extent is freed. Thread safety: free() may be called concurrently, and must not throw.
 class ExtentOwner {
  public:
   virtual void free(const Extent& extent) noexcept = 0;
@@ -155,8 +155,8 @@ class Pool final : public ExtentOwner {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  /// A callback for freed memory that becomes idle, called without locks held. It must not throw. The owner must then
-  /// call trim() until TrimResult::waiting is false. Set it before the first allocation.
+  /// A callback for freed memory that becomes idle, called without locks held, which must not throw. The owner must
+  /// then call trim() until TrimResult::waiting is false. Set it before the first allocation.
   std::function<void()> on_idle;
 
   /// Allocates an extent, aligned to 64 bytes, or to a page from 32 KiB on. 0 bytes gives an extent of 64. The content

@@ -16,9 +16,9 @@ inline constexpr int kSealWrite = 8;
 /// Makes new mappings and write() read-only; existing writable mappings stay.
 inline constexpr int kSealFutureWrite = 16;
 
-/// Creates anonymous shared memory of `size` bytes, sparse, without a name that could leak. It is sealed against
-/// shrinking and growing, so that no holder can make others fault. `name` appears only in /proc/<pid>/maps. Throws
-/// out_of_descriptors, out_of_memory.
+/// Creates anonymous shared memory of `size` bytes, sparse, without a name that could leak. The memory is sealed
+/// against shrinking and growing, so that no holder can make others fault. `name` appears only in /proc/<pid>/maps.
+/// Throws out_of_descriptors, out_of_memory.
 Fd create_memfd(const std::string& name, std::size_t size);
 
 /// Adds seals. Throws system if the file cannot be sealed (it is not a memfd, or is sealed against sealing).

@@ -88,7 +88,7 @@ struct MemoryLimits::State {
   /// Returns the groups that this process is in now.
   std::vector<CgroupDirectory> groups() {
     std::string now = tree.membership();
-    // This does not wait, because after a fork the lock may be held by a thread that does not exist in the child.
+    // The lock is only tried, because after a fork it may be held by a thread that does not exist in the child.
     if (!mutex.try_lock()) return tree.directories(now, "memory");
     const LockGuard lock(mutex, std::adopt_lock);
     if (now != membership) {

@@ -46,8 +46,8 @@ std::string_view field_after_name(std::string_view stat, int nth) {
   }
 }
 
-/// Allocates a number in a page that reads as zero in every child, even after a raw clone. It is null on kernels
-/// without this call.
+/// Allocates a number in a page that reads as zero in every child, even after a raw clone. Returns null on
+/// kernels without MADV_WIPEONFORK.
 std::atomic<int>* make_wiped_by_fork() noexcept {
   constexpr std::size_t kPage = 4096;
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -13,8 +13,8 @@ namespace onecopy {
 // Thread safety: all functions may be called concurrently.
 
 namespace detail {
-/// The pid of this process, or 0 in a child that has not asked yet, in memory that a fork wipes. It is null before the
-/// first call.
+/// The pid of this process, or 0 in a child that has not asked yet, in memory that a fork wipes. The pointer is null
+/// before the first call.
 inline std::atomic<std::atomic<int>*> known_pid{nullptr};
 int ask_for_pid() noexcept;
 }  // namespace detail

@@ -8,8 +8,8 @@
 
 namespace onecopy {
 
-/// A library loaded at run time. It stays loaded until the process ends, because vendor libraries start threads and
-/// register handlers that outlive any object here; the class is therefore a plain value.
+/// A library loaded at run time. The library stays loaded until the process ends, because vendor libraries start
+/// threads and register handlers that outlive any object here; the class is therefore a plain value.
 ///
 /// Thread safety: const members may be called concurrently.
 class SharedLibrary {

@@ -75,9 +75,10 @@ class Pipe {
   /// Returns the number of messages that were sent to this end and not yet received. Other processes may change it at
   /// any time.
   std::uint64_t size() const;
-  /// Returns a descriptor that select, poll and epoll report as readable while poll() is true. It may stay readable a
-  /// little longer, so call try_recv() then. It becomes readable within about a tenth of a second of the other end's
-  /// death. The first call starts a thread in this process. The caller must not read from or close the descriptor.
+  /// Returns a descriptor that select, poll and epoll report as readable while poll() is true. The descriptor may
+  /// stay readable a little longer, so call try_recv() then, and becomes readable within about a tenth of a second of
+  /// the other end's death. The first call starts a thread in this process. The caller must not read from or close the
+  /// descriptor.
   int ready_fd() const;
   /// Gives up this process's hold on this end. All other members throw closed afterwards.
   void close() noexcept;

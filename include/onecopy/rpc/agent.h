@@ -27,7 +27,7 @@ struct Values {
   std::vector<Tensor> tensors;
 };
 
-/// A function that the other members may call. It runs in the process that is called, on a thread of its agent. Its
+/// A function that the other members may call. The function runs in the called process, on a thread of its agent. Its
 /// exceptions are thrown at the caller.
 using Function = std::function<Values(Values&&)>;
 
@@ -93,8 +93,8 @@ class Agent {
   ~Agent();
 
   const std::string& name() const noexcept;
-  /// Returns the address that other members pass to join(). It may reach them in any way, and names this process while
-  /// the agent lives.
+  /// Returns the address that other members pass to join(). The address may reach them in any way, and names this
+  /// process while the agent lives.
   Bytes address() const;
   /// Adds the member with that address, which may be this process itself, and returns its name. The first call
   /// connects. Throws bad_handle, version_mismatch, and invalid_argument if another member has the same number.

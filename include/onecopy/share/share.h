@@ -59,7 +59,7 @@ std::span<std::byte> storage(const Tensor& tensor);
 bool is_shareable(const Tensor& tensor) noexcept;
 
 /// Returns a handle that may be written down: this process keeps the block until the first open() of the bytes or text,
-/// in any process, for at most ten minutes; later opens find nothing kept. The hold ends with this process. It is
+/// in any process, for at most ten minutes; later opens find nothing kept. The hold ends with this process, and is
 /// visible in stats().in_transit and `onecopy ls`. Throws invalid_argument for a handle that was itself read from bytes
 /// or text.
 Handle hold(const Handle& handle);
