@@ -111,7 +111,7 @@ class Follower(Version):
         """Shows the object's current version, and returns its number.
 
         Waits for the work that this process has given to the device, and then changes all tensors together. No thread
-        may use the tensors meanwhile.
+        may use the tensors during the call.
 
         Args:
             timeout: seconds that the keeper may take to answer; None for no limit.
@@ -184,7 +184,8 @@ class Store:
             device: where the version lies; None for where the tensors are.
             place: "slot" copies the tensors into memory of the version's own. "as_is" publishes them where they lie,
                 without a copy: write to them no more. This process then keeps the memory until the version is gone and
-                no process reads it. A tensor of torch in memory of torch first moves into memory of onecopy, which is
+                no process reads it. If both halves of the keeper are killed at once, only versions that a process has
+                open come back, and ``open()`` raises StaleHandle for others. A tensor of torch in memory of torch first moves into memory of onecopy, which is
                 one copy; one that ``open()`` returned is shared by both versions.
             copy: False refuses tensors that would be copied for "as_is".
 

@@ -18,7 +18,7 @@
 #include "onecopy/share/bundle.h"
 
 /// Tensors under a name that outlive the process that made them. A keeper, two processes that replace each other,
-/// holds the memory of each version; it maps none of it. `onecopy store` is the same as a command.
+/// holds the memory of each version and maps none. `onecopy store` is the same as a command.
 namespace onecopy::store {
 
 class Client;
@@ -37,7 +37,8 @@ struct ConnectOptions {
 enum class Placement : std::uint8_t {
   slot,  ///< memory of its own, into which they are copied
   /// The memory in which they lie, if it is onecopy's and this process owns it, or if a version has it. Other tensors are copied
-  /// into such memory. This process keeps the memory until the version is gone and no process reads it. REQUIRES: no
+  /// into memory of onecopy. This process keeps the memory until the version is gone and no process reads the version. If both
+  /// halves of the keeper are killed at once, the version is lost unless a process has it open: open() throws stale_handle. REQUIRES: no
   /// process writes to the tensors after that.
   as_is,
 };
@@ -105,7 +106,7 @@ class Version : public Contents {
 class Follower : public Version {
  public:
   /// Shows the object's current version, and returns its number. Waits for the work that this process has given to the
-  /// device, and then changes all tensors together. REQUIRES: no thread uses the tensors meanwhile.
+  /// device, and then changes all tensors together. REQUIRES: no thread uses the tensors during the call.
   ///
   /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if
   /// there is no such object; timeout if the keeper does not answer in time. The tensors are as before then.

@@ -103,7 +103,7 @@ std::optional<std::uint64_t> AsIs::find_own(const Tensor& tensor) {
          static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
 }
 
-/// Looks in versions that are open here. They stay as they are, or have pipes that say how long.
+/// Looks in versions that are open here. Their memory stays for ever, or as long as their pipes are open.
 std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
   BlockRef version = MappedMemory::find(tensor.data());
   if (!version) return std::nullopt;
@@ -144,7 +144,7 @@ void AsIs::describe(Table& table, bool checksums) {
     table.checksums.push_back(checksum(source.as<std::byte>(), source.nbytes(), source.device()));
 }
 
-/// Keeps the memory before any other process has it, and until the last one has dropped it.
+/// Keeps the memory before any other process has the descriptors, and until the last process has closed them.
 std::vector<Fd> AsIs::keep_and_export() {
   std::move(pipes_.begin(), pipes_.end(), std::back_inserter(files_));
   if (!blocks_.empty()) files_.push_back(keep(std::move(blocks_)));

@@ -24,7 +24,7 @@ class AsIs {
 
   /// Moves rows, size and parts into the table. Adds checksums if they are wanted.
   void describe(Table& table, bool checksums);
-  /// Keeps the memory in this process as long as any process has the descriptors. Returns these: the chunks, and a pipe.
+  /// Keeps the memory in this process as long as any process has the descriptors. Returns the descriptors: the chunks, and a pipe.
   /// Callable once.
   std::vector<Fd> keep_and_export();
 

@@ -71,7 +71,7 @@ std::optional<Link> Client::try_connect() const {
   }
 }
 
-/// A keeper that ends while it is told what is read here is asked again, as for any other question.
+/// A keeper that ends while the client tells what is read here is asked again, as for any other question.
 void Client::connect(Deadline deadline) {
   while (!link_) {
     reach(deadline);
@@ -135,15 +135,16 @@ Welcome Client::welcome(Deadline deadline) {
   return link_->welcome();
 }
 
-/// Does nothing in a forked child, whose connection does not read the versions of the parent. A message that is lost with the
-/// connection is not missed: the keeper forgets what the connection read.
+/// Does nothing in a forked child, whose connection does not read the versions of the parent. A message for which the socket has no room, because the
+/// worker is stopped, is replaced by the end of the connection: the keeper forgets what a connection read, and the next call
+/// connects again.
 void Client::release(Reading::At at) noexcept {
   if (pid_ != current_pid()) return;
   try {
     const LockGuard lock(mutex_);
     const std::uint64_t id = at->version.id;
     readings_.erase(at);
-    if (link_ && id != 0) link_->tell(pack(Release{id}), Deadline::after(std::chrono::seconds(1)));
+    if (link_ && id != 0 && !link_->try_tell(pack(Release{id}))) link_.reset();
   } catch (const std::exception& error) {
     log_debug(
         [&] { return std::string("the store was not told of the end of a reading: ") + error.what(); });

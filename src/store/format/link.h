@@ -22,6 +22,8 @@ class Link {
   void tell(const Bytes& message, Deadline deadline) {
     socket_.send(message, {}, deadline.whole_ms_left(kLongest));
   }
+  /// Sends a message without waiting. Returns false if the socket has no room.
+  bool try_tell(const Bytes& message) { return socket_.try_send(message); }
   /// Waits for the answer to a question that was told. After a timeout the caller may wait again.
   Packet hear(Deadline deadline);
   /// Gives the socket to the caller. The link is of no use then.

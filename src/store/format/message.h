@@ -71,7 +71,7 @@ struct Prove {
   Digest proof{};
   void fields(auto& f) { f(proof); }
 };
-/// The client may ask. This is the answer to `describe`, too. The ids of versions mean something as long as `keeper` is the same.
+/// The client may ask. The keeper answers `describe` with a `welcome`, too. Ids of versions are valid while `keeper` is the same.
 struct Welcome {
   static constexpr Type kType = Type::welcome;
   Token keeper{};
@@ -125,7 +125,7 @@ struct Release {
   std::uint64_t id = 0;
   void fields(auto& f) { f(id); }
 };
-/// The client reads this version, and has connected again. If the keeper has lost the version, it takes the descriptors: the table, then the
+/// The client reads this version, and has connected again. A keeper that has lost the version takes the descriptors: the table, then the
 /// chunks. The answer is `opened`, without descriptors: the version may have another id now.
 struct Offer {
   static constexpr Type kType = Type::offer;
@@ -172,7 +172,7 @@ struct Remove {
   void fields(auto& f) { f(name, keep); }
 };
 /// The answer, `opened` without descriptors, comes when the object's current version is another one than `known`. Until
-/// then the client asks nothing else on the connection; it may end it. The connection does not read the version.
+/// then the client asks nothing else on the connection, but may close the connection. The connection does not read the version.
 struct WaitForChange {
   static constexpr Type kType = Type::watch;
   std::string name;
@@ -189,7 +189,7 @@ struct Stop {
 };
 
 /// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The keeper answers no
-/// client until it has heard `ready`, and ends then; it goes on if the connection ends before.
+/// client until it has heard `ready`, and ends then. If the connection ends before, the keeper goes on.
 struct Replace {
   static constexpr Type kType = Type::replace;
   void fields(auto& f) { f(); }

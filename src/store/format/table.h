@@ -34,7 +34,7 @@ struct Part {
   bool operator==(const Part&) const = default;
 };
 
-/// The table of a version: all but the elements. It lies in a memfd of its own, sealed against every change.
+/// The table of a version: all but the elements. Each table has a memfd of its own, sealed against every change.
 struct Table {
   std::vector<Row> rows;  ///< names are unique
   bool has_known_layout =
@@ -56,7 +56,7 @@ std::uint64_t place(std::vector<Row>& rows);
 
 Bytes encode(const Table& table);
 /// Throws bad_handle if the bytes contradict themselves: rows outside the memory, names that come twice, a checksum that is wrong.
-/// If its layout is `known`, byte for byte, the rows are not read.
+/// If the layout is `known`, byte for byte, the rows are not read.
 Table decode_table(ByteSpan bytes, ByteSpan known = {});
 /// The part of an encoded table that says names, layouts and offsets, to be compared. REQUIRES: decode_table() took it.
 ByteSpan layout_of(ByteSpan table) noexcept;

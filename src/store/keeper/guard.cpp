@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A worker that ends this soon is not replaced at once: it may do so again.
+/// A worker that ends sooner is replaced after a pause: its successor may end as soon.
 constexpr std::chrono::milliseconds kShortLife{50};
 
 /// Returns true when the keeper ends.

@@ -26,18 +26,18 @@ struct Limits {
   std::optional<std::chrono::seconds> age{};
 };
 
-/// A keeper that is being replaced by this one: its processes. Thread safety: none.
+/// The processes of a keeper that the keeper of this process replaces. Thread safety: none.
 struct Predecessor {
   static constexpr std::chrono::seconds kPatience{5};
 
   UnixSocket socket;          ///< to its worker
   std::vector<Fd> processes;  ///< none if there is no such keeper
 
-  /// Tells the predecessor to end. Returns false if it goes on instead, and then this keeper must end.
+  /// Tells the predecessor to end. Returns false if the predecessor goes on, and then the caller must end.
   bool await_end();
 };
 
-/// The things that both halves of the keeper have. A half that is forked gets it from the other. Thread safety: none.
+/// The things that both halves of the keeper have. A half that is forked gets the holdings of the other half. Thread safety: none.
 struct Holdings {
   Fd lock;  ///< on the directory: there is one keeper for each
   UnixSocket listener;

@@ -11,21 +11,22 @@
 namespace onecopy::store {
 
 /// The index: records one behind the other in a memfd that both halves of the keeper have. A record counts once its
-/// size is written, which is the last step of append(): whoever is killed before that leaves no trace. A record whose
+/// size is written, which is the last step of append(): a writer that is killed before the size is written leaves no trace. A record whose
 /// checksum is wrong ends the log.
 ///
 /// Thread safety: none. Invariant: one process appends; bytes behind the last record are zero, or left by an append
-/// that did not end.
+/// that did not end. The file cannot shrink or grow, and no other process than the two halves ever has its
+/// descriptor: a seal against writing would stop append().
 class Log {
  public:
   static constexpr std::size_t kCapacity = std::size_t{1} << 20;
 
   Log() = default;
   static Log create(std::size_t capacity = kCapacity);
-  /// Throws bad_handle if this is not a log's file.
+  /// Throws bad_handle for a descriptor that is not of a log.
   static Log open(Fd fd);
 
-  /// Moves to the end of the records that another process has appended. REQUIRED before append() when it may have.
+  /// Moves to the end of the records that another process has appended. REQUIRED before append() unless the caller is the only writer.
   void catch_up() noexcept;
   /// Returns false if there is no room; nothing is written then.
   bool append(const Record& record);

@@ -11,7 +11,7 @@
 namespace onecopy::store {
 
 /// Waits for both halves: after `ready` both end, and else neither, since its guard replaces a worker that is killed. Each
-/// new worker of this keeper asks again, so it does not matter which of its workers was killed here.
+/// new worker of the successor asks again, whichever worker was killed here.
 bool Predecessor::await_end() {
   try {
     if (socket) socket.send(pack(Ready{}), {}, kPatience);

@@ -43,7 +43,7 @@ std::vector<const VersionRecord*> Worker::reclaimable() const {
   return found;
 }
 
-/// Drops old versions where a limit would be passed. Throws out_of_memory, with nothing dropped, if that is not enough.
+/// Drops old versions where a limit would be passed. Throws out_of_memory, with nothing dropped, if dropping all of them is not enough.
 void Worker::make_room(const VersionRecord& version) {
   std::vector<std::uint64_t> dropped;
   const auto old = reclaimable();

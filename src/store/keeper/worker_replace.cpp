@@ -8,7 +8,7 @@
 namespace onecopy::store {
 
 /// Gives everything to the keeper that asks, and answers no client until that keeper is ready: two processes would answer
-/// for one index otherwise. If it ends or takes too long, this keeper goes on.
+/// for one index otherwise. If that keeper ends or takes too long, the asked keeper goes on.
 void Worker::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include <fmt/format.h>
 
@@ -27,6 +28,7 @@
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/eventually.h"
+#include "support/watchdog.h"
 
 namespace onecopy::store {
 namespace {
@@ -80,6 +82,13 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     return *store;
   }
 
+  void kill_both() {
+    const KeeperInfo halves = Store::connect({.autostart = false}).keeper();
+    ::kill(halves.guard, SIGSTOP);  // so that it does not replace the worker
+    keeper_->kill(SIGKILL);
+    ::kill(halves.guard, SIGKILL);
+  }
+
   void arm(const std::string& point) {
     point.copy(fate_->point, sizeof fate_->point - 1);
     fate_->passes = point.empty() ? 0 : 1;
@@ -123,6 +132,13 @@ std::uint64_t publish(Store& store, Device device, float value, std::uint32_t ke
   Draft draft = store.draft("x", specs(), device, {.keep = keep, .checksums = true});
   for (std::size_t row = 0; row < draft.size(); ++row) fill(draft.tensor(row), value);
   return draft.publish();
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 TEST_P(StoreTest, AFollowerShowsEachVersionAtTheSameAddresses) {
@@ -242,10 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
                          [](const auto& device) { return device.param.substr(0, device.param.find(':')); });
 
 TEST_F(StoreTest, AVersionMayLieInMoreSegmentsThanOnePacketHasRoomFor) {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  raise_descriptor_limit();
   Store store = start();
   constexpr std::size_t kPage = 4096;
   const std::size_t count = UnixSocket::kMaxPacketFds + 50;
@@ -503,15 +516,67 @@ TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
   publish(store, kCpu, 2);
   const Version first = store.open("x", 1);
   const Version second = store.open("x");
-  const KeeperInfo halves = store.keeper();
-  ::kill(halves.guard, SIGSTOP);  // so that it does not replace the worker
-  keeper_->kill(SIGKILL);
-  ::kill(halves.guard, SIGKILL);
+  kill_both();
   Store other = start();
   EXPECT_TRUE(other.list().empty());
   store.list();  // the reader's next call
   EXPECT_EQ(value_of(other.open("x", 1)), 1);
   EXPECT_EQ(value_of(other.open("x")), 2);
+}
+
+/// A publisher is at work when both halves are killed. Numbers that no process has open are given again.
+TEST_F(StoreTest, EachOpenVersionIsThereAgainWheneverBothHalvesAreKilled) {
+  const char* const set = std::getenv("ONECOPY_TEST_KILLS");
+  const int kills = set ? std::atoi(set) : 10;
+  const onecopy::testing::Watchdog watchdog(onecopy::testing::Watchdog::kLimit +
+                                            std::chrono::seconds(kills));
+  onecopy::testing::Shared<std::atomic<int>> last;
+  std::mt19937 random(std::random_device{}());
+  Store store = start();
+  publish(store, kCpu, 0);
+  std::vector<Version> held{store.open("x")};
+  for (int kill = 0; kill < kills; ++kill) {
+    Child publisher([&last] {
+      for (Store mine = Store::connect({.autostart = false});;)
+        publish(mine, kCpu, static_cast<float>(++*last), 1);
+    });
+    const std::uint64_t newest = held.back().number();
+    EXPECT_TRUE(eventually([&] { return store.open("x").number() > newest + random() % 8; }));
+    held.push_back(store.open("x"));
+    kill_both();
+    publisher.kill(SIGKILL);
+    publisher.join();
+    Store other = start();
+    store.list();  // the reader's next call
+    for (const Version& version : held)
+      ASSERT_EQ(value_of(other.open("x", version.number())), value_of(version)) << version.number();
+    if (held.size() > 4) held.erase(held.begin() + 1);
+  }
+}
+
+/// More ends of readings than the socket has room for.
+TEST_F(StoreTest, AWorkerThatIsStoppedDelaysNoEndOfAReading) {
+  raise_descriptor_limit();
+  Store store = start();
+  publish(store, kCpu, 1);
+  std::vector<Version> read;
+  for (int i = 0; i < 600; ++i) read.push_back(store.open("x"));
+  const int worker = store.keeper().worker;
+  ::kill(worker, SIGSTOP);
+  read.clear();
+  ::kill(worker, SIGCONT);
+  EXPECT_TRUE(eventually([&] { return store.list().at(0).versions.at(0).readers == 0; }));
+}
+
+TEST_F(StoreTest, NoClientHasADescriptorOfTheIndex) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  const Version version = store.open("x");
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    EXPECT_EQ(target.find("onecopy-store-index"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -37,6 +38,12 @@ TEST(StoreLog, HasItsRecordsAgainWhenItIsOpened) {
   const Log again = Log::open(log.fd().duplicate());
   EXPECT_EQ(records_in(again), records_in(log));
   EXPECT_EQ(again.used(), log.used());
+}
+
+TEST(StoreLog, CannotShrinkOrGrow) {
+  const Log log = Log::create();
+  EXPECT_NE(::ftruncate(log.fd().get(), 8), 0);
+  EXPECT_NE(::ftruncate(log.fd().get(), 2 * Log::kCapacity), 0);
 }
 
 TEST(StoreLog, IsContinuedBehindTheRecordsOfAnotherWriter) {
