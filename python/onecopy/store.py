@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,6 +147,64 @@ class Draft(_Tensors):
             self.publish()
 
 
+class Arena:
+    """A row of blocks of writable memory, which all processes of this user share; see ``Store.arena()``.
+
+    A process holds leases on blocks. When it ends, in whatever way, its leases end, and the next process that needs
+    blocks gets them. Blocks that have a key stay in the arena without a lease until their place is needed: the least
+    recently used go first. All calls may be made by several threads.
+    """
+
+    def __init__(self, core: _core._StoreArena, framework: _Framework | None) -> None:
+        self._core = core
+        #: All blocks: uint8 of the shape (blocks, block_bytes). ``tensor[number].view(torch.bfloat16)`` is a block.
+        self.tensor: Any = core.memory(framework)
+
+    def allocate(self, count: int) -> list[int]:
+        """Returns the numbers of so many blocks, each with a lease. Their content is undefined.
+
+        Raises:
+            OutOfMemory: too many blocks are leased; the message has the numbers.
+        """
+        return self._core.allocate(count)
+
+    def share(self, numbers: Sequence[int]) -> None:
+        """Adds a lease to each block, such as blocks whose numbers another process has sent.
+
+        Raises:
+            InvalidArgument: a block is leased by no process; nothing has changed.
+        """
+        self._core.share(numbers)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Ends a lease on each block.
+
+        Raises:
+            InvalidArgument: this process has no lease on a block; nothing has changed.
+        """
+        self._core.release(numbers)
+
+    def put(self, key: bytes, numbers: Sequence[int]) -> bool:
+        """Gives blocks, whose content is complete, a key. Returns False if the key has blocks already.
+
+        Args:
+            key: 1 to 32 bytes, such as a hash of all tokens up to the end of the blocks.
+            numbers: blocks that this process has leased and that have no key.
+
+        Raises:
+            InvalidArgument: the key or the blocks do not fit; nothing has changed.
+        """
+        return self._core.put(key, numbers)
+
+    def find(self, keys: Sequence[bytes]) -> list[list[int]]:
+        """Returns the blocks of each key, with a lease on each, up to the first key that has none."""
+        return self._core.find(keys)
+
+    def stats(self) -> dict[str, int]:
+        """Returns the numbers of blocks, of free and idle (evictable) ones, of users, and of evictions so far."""
+        return self._core.stats()
+
+
 class Store:
     """The store of this user; see ``connect()``. Calls wait for a keeper that is being replaced.
 
@@ -232,6 +290,17 @@ class Store:
     def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
         """Opens the current version at addresses at which ``update()`` shows later ones. Raises as ``open()``."""
         return Follower(self._core.follow(name, dict(key or {})), self._framework)
+
+    def arena(self, name: str, *, blocks: int, block_bytes: int) -> Arena:
+        """Opens the arena of that name, or makes it in the memory of the host. ``delete()`` removes it.
+
+        It stays when all its users have ended. The processes that use it are in one PID namespace.
+
+        Raises:
+            InvalidArgument: the arena has other sizes, or the name is that of an object.
+            OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the arena.
+        """
+        return Arena(self._core.arena(name, blocks, block_bytes), self._framework)
 
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None

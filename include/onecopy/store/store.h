@@ -16,6 +16,7 @@
 #include "onecopy/core/layout.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
+#include "onecopy/store/arena.h"
 
 /// Tensors under a name that outlive the process that made them. A keeper, two processes that replace each other,
 /// holds the memory of each version and maps none. `onecopy store` is the same as a command.
@@ -206,6 +207,10 @@ class Store {
   Follower follow(const std::string& name, const Texts& key = {});
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
+
+  /// Opens the arena of that name, or makes it, in memory of the host. It stays until remove(). Throws invalid_argument
+  /// for other sizes than it has, and for an object that is not an arena; out_of_memory.
+  Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes);
 
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.

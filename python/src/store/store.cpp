@@ -171,12 +171,56 @@ void add_version(nb::module_& m) {
            nb::sig("def next(self, timeout: float | None) -> int | None"));
 }
 
+nb::dict stats_of(const store::ArenaStats& stats) {
+  nb::dict all;
+  all["blocks"] = stats.blocks;
+  all["free"] = stats.free;
+  all["idle"] = stats.idle;
+  all["users"] = stats.users;
+  all["evictions"] = stats.evictions;
+  return all;
+}
+
+std::string key_of(const nb::bytes& key) { return {key.c_str(), key.size()}; }
+
+void add_arena(nb::module_& m) {
+  using store::Arena;
+  using Numbers = std::vector<std::uint32_t>;
+  nb::class_<Arena>(m, "_StoreArena")
+      .def("allocate",
+           [](Arena& a, std::uint32_t count) { return without_gil([&] { return a.allocate(count); }); })
+      .def("share", [](Arena& a, const Numbers& numbers) { without_gil([&] { a.share(numbers); }); })
+      .def("release", [](Arena& a, const Numbers& numbers) { without_gil([&] { a.release(numbers); }); })
+      .def("put",
+           [](Arena& a, const nb::bytes& key, const Numbers& numbers) {
+             const std::string text = key_of(key);
+             return without_gil([&] { return a.put(text, numbers); });
+           })
+      .def("find",
+           [](Arena& a, const std::vector<nb::bytes>& keys) {
+             std::vector<std::string> texts;
+             for (const nb::bytes& key : keys) texts.push_back(key_of(key));
+             return without_gil([&] { return a.find(texts); });
+           })
+      .def(
+          "stats", [](Arena& a) { return stats_of(without_gil([&] { return a.stats(); })); },
+          nb::sig("def stats(self) -> dict[str, int]"))
+      .def(
+          "memory",
+          [](const Arena& a, nb::handle framework) {
+            const Framework none = torch::is_loaded() ? Framework::torch : Framework::onecopy;
+            return open_as(a.memory(), framework_arg(framework, "framework", none));
+          },
+          nb::arg("framework").none(), nb::sig("def memory(self, framework: str | None) -> typing.Any"));
+}
+
 }  // namespace
 
 /// Adds the classes of which onecopy.store is the public form.
 void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);
+  add_arena(m);
   nb::class_<Store>(m, "_Store")
       .def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
            nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
@@ -193,6 +237,10 @@ void init_store(nb::module_& m) {
              return without_gil([&] { return s.follow(name, key); });
            })
       .def("watch", &Store::watch)
+      .def("arena",
+           [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
+             return without_gil([&] { return s.arena(name, blocks, block_bytes); });
+           })
       .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
       .def("rollback", [](Store& s, const std::string& name,
                           std::uint64_t number) { without_gil([&] { s.rollback(name, number); }); })

@@ -52,6 +52,13 @@ void Version::verify() const {
                       name(row), number(), state_->version.name, now[row], state_->table.checksums[row]));
 }
 
+void describe(ExportedMemory& exported, Table& table) {
+  table.parts.clear();
+  if (exported.size != 0)
+    table.parts.push_back({exported.size, static_cast<std::uint32_t>(exported.fds.size()),
+                           static_cast<std::uint8_t>(exported.kind), std::move(exported.blob)});
+}
+
 std::uint64_t Draft::publish() {
   State& s = *state_;
   if (!s.is_sealed) {
@@ -62,10 +69,7 @@ std::uint64_t Draft::publish() {
     s.is_sealed = true;
   }
   ExportedMemory exported = s.memory->export_chunks();
-  s.table.parts.clear();
-  if (exported.size != 0)
-    s.table.parts.push_back({exported.size, static_cast<std::uint32_t>(exported.fds.size()),
-                             static_cast<std::uint8_t>(exported.kind), std::move(exported.blob)});
+  describe(exported, s.table);
   return s.version.number = publish_version(Client::here(s.client), s.table, s.version, exported.fds);
 }
 

@@ -63,7 +63,7 @@ class StoredRanges {
 
 /// Enters writable pages of the host into the page tables, in several threads: a fault for each page takes longer than to
 /// copy the page. Has no effect before Linux 5.14.
-void populate(std::byte* begin, std::size_t bytes) {
+void enter_pages(std::byte* begin, std::size_t bytes) {
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of newer headers
   constexpr std::size_t kPiece = std::size_t{4} << 20;
   constexpr std::size_t kMaxThreads = 8;
@@ -87,9 +87,9 @@ BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
   return {new MappedMemory(device, std::move(chunks), Access::read_write, {}), 0};
 }
 
-BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading) {
-  return {new MappedMemory(device, import(device, std::move(parts)), Access::read_only, std::move(reading)),
-          0};
+BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
+                            Access access) {
+  return {new MappedMemory(device, import(device, std::move(parts)), access, std::move(reading)), 0};
 }
 
 MappedMemory::Chunks MappedMemory::import(Device device, std::vector<ExportedMemory> parts) {
@@ -110,12 +110,15 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
   map();
-  if (device_ == kCpu && access_ == Access::read_write) populate(data(), size_);
   StoredRanges::all().add(*this);
 }
 
 MappedMemory::~MappedMemory() {
   if (size_ != 0) StoredRanges::all().remove(*this);
+}
+
+void MappedMemory::populate() const {
+  if (device_ == kCpu && size_ != 0) enter_pages(data(), size_);
 }
 
 bool is_stored(const void* at) noexcept { return StoredRanges::all().has(at); }
@@ -188,9 +191,9 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading readi
   steps.end("release");
 }
 
-ExportedMemory MappedMemory::export_chunks() const {
+ExportedMemory MappedMemory::export_chunks(Access access) const {
   if (size_ == 0) return {};
-  ExportedMemory memory = backend(device_.type).export_chunks(chunks_, Access::read_only);
+  ExportedMemory memory = backend(device_.type).export_chunks(chunks_, access);
   memory.kind = backend(device_.type).traits().kind;
   memory.size = size_;
   return memory;

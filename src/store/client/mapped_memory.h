@@ -22,8 +22,9 @@ class MappedMemory final : public BlockGroup {
  public:
   /// Makes memory, writable and zero, of at least `bytes`. Throws out_of_memory.
   static BlockRef create(Device device, std::uint64_t bytes);
-  /// Maps memory that another process made, read-only. Throws bad_handle, out_of_mappings.
-  static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading);
+  /// Maps memory that another process made. Throws bad_handle, out_of_mappings.
+  static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
+                       Access access = Access::read_only);
   /// Returns the memory that `at` lies in; empty if it is not memory of the store.
   static BlockRef find(const void* at) noexcept;
   MappedMemory(const MappedMemory&) = delete;
@@ -40,7 +41,9 @@ class MappedMemory final : public BlockGroup {
   /// Shows other memory of the same size at the same addresses. If it throws, the old memory is there as before. Adds
   /// its own steps to `steps`.
   void show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps);
-  ExportedMemory export_chunks() const;
+  ExportedMemory export_chunks(Access access = Access::read_only) const;
+  /// Enters all pages of memory of the host into the page tables.
+  void populate() const;
 
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {

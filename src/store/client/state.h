@@ -54,6 +54,13 @@ Fd write_table(const Table& table);
 std::vector<ExportedMemory> memory_of(const Table& table, std::vector<Fd> files);
 Device device_of(const Table& table);
 
+/// Makes exported memory the only part of the table.
+void describe(ExportedMemory& exported, Table& table);
+/// Returns a record without a number, for one attempt to publish.
+VersionRecord record_of(const std::string& name, Device device, std::uint64_t bytes, std::uint32_t keep);
+/// Returns a table without rows and memory.
+Table table_for(Device device, const PublishOptions& options);
+
 /// Asks the keeper to make this a version, with the descriptors behind the table. Returns its number.
 std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
                               std::span<const Fd> fds);

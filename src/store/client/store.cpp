@@ -31,31 +31,11 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
   }
 }
 
-VersionRecord record_of(const std::string& name, Device device, std::uint64_t bytes, std::uint32_t keep) {
-  VersionRecord version;
-  version.name = name;
-  random_bytes(std::as_writable_bytes(std::span(version.token)));
-  version.bytes = bytes;
-  version.device = device.str();
-  version.keep = keep;
-  return version;
-}
-
 void check_request(const std::string& name, const PublishOptions& options) {
   check_name(name);
   if (options.keep == 0)
     throw Error(ErrorCode::invalid_argument,
                 "keep is 0, and the new version itself counts; give 1 and more");
-}
-
-/// Returns a table without rows and memory.
-Table table_for(Device device, const PublishOptions& options) {
-  Table table;
-  table.key = options.key;
-  table.attributes = options.attributes;
-  table.device_type = static_cast<std::uint8_t>(device.type);
-  table.device = uuid_of(device).bytes;
-  return table;
 }
 
 std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<const NamedTensor> tensors,
@@ -89,6 +69,25 @@ Fd end_of(int pid) noexcept {
 
 }  // namespace
 
+VersionRecord record_of(const std::string& name, Device device, std::uint64_t bytes, std::uint32_t keep) {
+  VersionRecord version;
+  version.name = name;
+  random_bytes(std::as_writable_bytes(std::span(version.token)));
+  version.bytes = bytes;
+  version.device = device.str();
+  version.keep = keep;
+  return version;
+}
+
+Table table_for(Device device, const PublishOptions& options) {
+  Table table;
+  table.key = options.key;
+  table.attributes = options.attributes;
+  table.device_type = static_cast<std::uint8_t>(device.type);
+  table.device = uuid_of(device).bytes;
+  return table;
+}
+
 Store Store::connect(const ConnectOptions& options) {
   auto client = std::make_shared<Client>(Place::of_this_user(), options);
   client->welcome(Deadline::after(kKeeperPatience));
@@ -116,6 +115,7 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
   const std::uint64_t bytes = place(table.rows);
   if (options.checksums) table.checksums.resize(table.rows.size());
   auto state = std::make_shared<Contents::State>(std::move(table), MappedMemory::create(device, bytes));
+  state->memory->populate();
   state->table.size = state->memory->size();
   state->client = client().shared_from_this();
   state->version = record_of(name, device, state->memory->size(), options.keep);

@@ -254,6 +254,29 @@ TEST_P(StoreTest, MemoryThatEndsWithItsMakerIsCopiedOrRefused) {
   EXPECT_EQ(value_of(store.open("x")), 3);
 }
 
+class ArenaOfTheStore : public StoreTest {};
+
+TEST_F(ArenaOfTheStore, OutlivesAllItsUsersAndTheWorker) {
+  Store store = start();
+  Child user([&] {
+    Arena arena = Store::connect({.autostart = false}).arena("kv", 8, 4096);
+    const auto numbers = arena.allocate(8);
+    *(static_cast<std::byte*>(arena.memory().data()) + 4096 * numbers[0]) = std::byte{7};
+    arena.put("a", std::span(numbers).first(1));
+    std::raise(SIGKILL);
+  });
+  EXPECT_EQ(user.join(), -SIGKILL);
+  ::kill(store.keeper().worker, SIGKILL);
+  Arena arena = store.arena("kv", 8, 4096);
+  EXPECT_EQ(arena.stats().free, 7u);
+  const std::string key = "a";
+  const auto found = arena.find(std::span(&key, 1));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(*(static_cast<std::byte*>(arena.memory().data()) + 4096 * found[0][0]), std::byte{7});
+  EXPECT_THROW(store.arena("kv", 9, 4096), Error);
+  EXPECT_THROW(store.arena("none", 0, 4096), Error);
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
                          [](const auto& device) { return device.param.substr(0, device.param.find(':')); });
 

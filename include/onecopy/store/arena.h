@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy::store {
+
+inline constexpr std::size_t kMaxArenaKey = 32;  ///< bytes of a key
+
+struct ArenaStats {
+  std::uint32_t blocks = 0;
+  std::uint32_t free = 0;       ///< without a lease and a key
+  std::uint32_t idle = 0;       ///< with a key, in an entry without leases: they can be evicted
+  std::uint32_t users = 0;      ///< processes
+  std::uint64_t evictions = 0;  ///< entries, since the arena was made
+};
+
+/// A row of blocks of writable memory, for KV caches, which all processes of the user share by its name in the
+/// store. A process holds leases on blocks. When a process ends, its leases end: the next process that needs the
+/// blocks gets them. Blocks with a key stay after that, until their place is needed; the least recently used go first.
+///
+/// Thread safety: all members may be called concurrently. Copies are the same object. The content of a block is the
+/// users' to synchronise. A forked child holds no leases.
+class Arena {
+ public:
+  /// Returns the numbers of `count` blocks, each with a lease of this process. Their content is undefined. Evicts entries if
+  /// there are too few free blocks. Throws out_of_memory with the numbers.
+  std::vector<std::uint32_t> allocate(std::uint32_t count);
+  /// Adds a lease to each block. Throws invalid_argument, with nothing changed, for a block that no process has leased.
+  void share(std::span<const std::uint32_t> numbers);
+  /// Ends a lease on each block. Throws invalid_argument, with nothing changed, for a block on which this process has none.
+  void release(std::span<const std::uint32_t> numbers);
+  /// Makes the blocks, whose content is complete, the entry of a key of 1 to 32 bytes. Returns false if the key has an
+  /// entry. Throws invalid_argument, with nothing changed, for blocks that this process has not leased or that have a key.
+  bool put(std::string_view key, std::span<const std::uint32_t> numbers);
+  /// Returns the blocks of each key, up to the first key without an entry, with a lease on each block.
+  std::vector<std::vector<std::uint32_t>> find(std::span<const std::string> keys);
+  ArenaStats stats();
+  /// Returns all blocks, one a row of bytes.
+  Tensor memory() const;
+
+ private:
+  struct State;
+  explicit Arena(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  std::shared_ptr<State> state_;  // shared by copies
+  friend class Store;
+};
+
+}  // namespace onecopy::store

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arenas: leases of processes that are killed, keys that outlive all users and halves of the keeper, bad input."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import onecopy
+
+SIZES = {"blocks": 8, "block_bytes": 4096}
+PROGRAM = """
+import os, signal, onecopy
+arena = onecopy.store.connect(framework="numpy").arena("kv", blocks=8, block_bytes=4096)
+"""
+
+
+def run(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", PROGRAM + program], capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def arena(store):
+    return store.arena("kv", **SIZES)
+
+
+def test_blocks_of_a_killed_process_are_free_and_its_entries_stay(store, arena):
+    said = run("""
+numbers = arena.allocate(8)
+arena.tensor[numbers[0]] = 7
+arena.put(b"first", numbers[:2])
+print(numbers[0], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert len(arena.allocate(6)) == 6
+    [[found, _]] = arena.find([b"first", b"second"])
+    assert found == int(said)
+    assert set(arena.tensor[found].tolist()) == {7}
+    with pytest.raises(onecopy.OutOfMemory, match="1 blocks are wanted"):
+        arena.allocate(1)
+
+
+@pytest.mark.parametrize("half", ["worker", "guard"])
+def test_an_arena_outlives_its_users_and_half_of_the_keeper(store, half):
+    run("arena.tensor[arena.allocate(1)[0]] = 3; arena.put(b'a', [arena.allocate(1)[0]])")
+    run("[[n]] = arena.find([b'a']); arena.tensor[n] = 5")
+    os.kill(store.keeper()[half], signal.SIGKILL)
+    assert run("[[n]] = arena.find([b'a']); print(arena.tensor[n].sum())").strip() == str(5 * 4096)
+
+
+def test_other_sizes_and_objects_are_refused(store, arena):
+    with pytest.raises(onecopy.InvalidArgument, match="8 blocks of 4096 bytes, and 9 of 4096"):
+        store.arena("kv", blocks=9, block_bytes=4096)
+    with pytest.raises(onecopy.InvalidArgument, match="1 to"):
+        store.arena("none", blocks=0, block_bytes=1)
+    store.put_bytes("object", b"x")
+    with pytest.raises(onecopy.InvalidArgument, match="not an arena"):
+        store.arena("object", **SIZES)
+    with pytest.raises(onecopy.InvalidArgument, match="more often"):
+        arena.release([0])
+    with pytest.raises(TypeError):
+        arena.put("text", [0])

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/store/arena.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "os/file.h"
+#include "store/client/arena_blocks.h"
+#include "store/client/state.h"
+
+namespace onecopy::store {
+
+struct Arena::State {
+  BlockRef block;
+  std::byte* blocks;
+  Layout layout;
+  ArenaBlocks control;  ///< ends before the memory
+};
+
+namespace {
+
+constexpr std::uint32_t kMaxBlocks = 1u << 28;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 48;
+
+void check_sizes(std::uint32_t blocks, std::uint64_t block_bytes) {
+  if (blocks == 0 || blocks > kMaxBlocks || block_bytes == 0 || block_bytes > kMaxBytes / blocks)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("an arena has 1 to {} blocks of at least one byte, and at most {} bytes; {} "
+                            "blocks of {} bytes were asked for",
+                            kMaxBlocks, kMaxBytes, blocks, block_bytes));
+}
+
+std::vector<Row> rows_of(std::uint32_t blocks, std::uint64_t block_bytes) {
+  const auto control = static_cast<std::int64_t>(ArenaBlocks::bytes_for(blocks));
+  std::vector<Row> rows{
+      {"control", Layout(DType::u8, {control}), 0},
+      {"blocks", Layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)}), 0}};
+  return rows;
+}
+
+/// Returns a lock, since one process of this user at a time makes an arena.
+Fd lock_arenas(const Place& place) {
+  Fd lock = open_file(place.directory() + "/arenas", O_RDWR | O_CREAT);
+  while (::flock(lock.get(), LOCK_EX) != 0)
+    if (errno != EINTR) throw_errno("cannot lock the arenas of the store", errno);
+  return lock;
+}
+
+void make_arena(Client& client, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
+  Table table = table_for(kCpu, {});
+  table.rows = rows_of(blocks, block_bytes);
+  const BlockRef block = MappedMemory::create(kCpu, place(table.rows));
+  const auto& memory = *static_cast<MappedMemory*>(block.group());
+  ArenaBlocks::init(memory.data() + table.rows.front().offset, blocks, block_bytes);
+  table.size = memory.size();
+  ExportedMemory exported = memory.export_chunks(Access::read_write);
+  describe(exported, table);
+  VersionRecord version = record_of(name, kCpu, memory.size(), 1);
+  version.is_as_is = true;  // the memory is not sealed
+  publish_version(client, table, version, exported.fds);
+}
+
+}  // namespace
+
+Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
+  check_sizes(blocks, block_bytes);
+  client().welcome(Deadline::after(kKeeperPatience));
+  const Fd lock = lock_arenas(client().place());
+  const auto open = [&] { return client().open(name, 0, nullptr, Deadline::after(kKeeperPatience)); };
+  std::optional<Client::Reading> reading;
+  try {
+    reading = open();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::stale_handle) throw;
+    make_arena(client(), name, blocks, block_bytes);
+    reading = open();
+  }
+  std::vector<Fd> files = reading->files();
+  const OpenTable opened(files.front());
+  const Table& table = opened.table;
+  if (table.rows.size() != 2 || table.rows.back().name != "blocks" || !reading->version().is_as_is)
+    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not an arena", name));
+  BlockRef block =
+      MappedMemory::open(kCpu, memory_of(table, std::move(files)), std::move(*reading), Access::read_write);
+  std::byte* const data = static_cast<MappedMemory*>(block.group())->data();
+  const auto& [control, rows] = std::tie(table.rows.front(), table.rows.back());
+  return Arena(std::shared_ptr<Arena::State>(
+      new Arena::State{std::move(block),
+                       data + rows.offset,
+                       rows.layout,
+                       {data + control.offset, control.layout.nbytes(), blocks, block_bytes}}));
+}
+
+std::vector<std::uint32_t> Arena::allocate(std::uint32_t count) { return state_->control.allocate(count); }
+void Arena::share(std::span<const std::uint32_t> numbers) { state_->control.share(numbers); }
+void Arena::release(std::span<const std::uint32_t> numbers) { state_->control.release(numbers); }
+bool Arena::put(std::string_view key, std::span<const std::uint32_t> numbers) {
+  return state_->control.put(key, numbers);
+}
+std::vector<std::vector<std::uint32_t>> Arena::find(std::span<const std::string> keys) {
+  return state_->control.find(keys);
+}
+ArenaStats Arena::stats() { return state_->control.stats(); }
+
+Tensor Arena::memory() const {
+  return {state_->block, state_->blocks, state_->layout, kCpu, Access::read_write};
+}
+
+}  // namespace onecopy::store

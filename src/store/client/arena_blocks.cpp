@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/client/arena_blocks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "core/point.h"
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
+#include "os/process.h"
+
+namespace onecopy::store {
+namespace {
+
+constexpr std::uint64_t kArenaMagic = 0x31616e657261636fULL;  // "ocarena1"
+constexpr std::chrono::milliseconds kLookForTheDead{20};
+
+std::size_t blocks_at() noexcept { return (sizeof(ArenaHeader) + 63) / 64 * 64; }
+std::size_t free_at(std::uint32_t blocks) noexcept {
+  return blocks_at() + (std::size_t{blocks} + 1) * sizeof(ArenaBlock);
+}
+
+bool is_dead(int pid, std::uint64_t start) {
+  try {
+    return has_exited(open_pidfd(pid)) || process_start_time(pid) != start;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::peer_died;
+  }
+}
+
+[[noreturn]] void refuse(std::uint32_t block, const char* what) {
+  throw Error(ErrorCode::invalid_argument, fmt::format("block {} {}", block, what));
+}
+
+}  // namespace
+
+/// Holds the mutex, as a user, and says so in the memory.
+class ArenaBlocks::Change {
+ public:
+  explicit Change(ArenaBlocks& arena) : arena_(arena), lock_(arena.header_->mutex) {
+    if (arena.header_->is_changing.load(std::memory_order_relaxed) != 0) arena.derive();
+    arena.header_->is_changing.store(1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    point("arena.begun");
+    try {
+      if (arena.pid_ != current_pid()) arena.attach();
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() { end(); }
+
+ private:
+  void end() noexcept {
+    point("arena.ends");
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    arena_.header_->is_changing.store(0, std::memory_order_relaxed);
+  }
+
+  ArenaBlocks& arena_;
+  std::lock_guard<RobustMutex> lock_;
+};
+
+std::size_t ArenaBlocks::bytes_for(std::uint32_t blocks) noexcept {
+  return free_at(blocks) + std::size_t{blocks} * sizeof(std::uint32_t) * (2 + kArenaUsers);
+}
+
+void ArenaBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes) {
+  auto* const header = new (memory) ArenaHeader{};
+  header->blocks = blocks;
+  header->block_bytes = block_bytes;
+  header->mutex.init();
+  header->is_changing = 1;  // the first user derives the rest
+  header->magic = kArenaMagic;
+}
+
+ArenaBlocks::ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks,
+                         std::uint64_t block_bytes)
+    : header_(reinterpret_cast<ArenaHeader*>(memory)),
+      blocks_(reinterpret_cast<ArenaBlock*>(memory + blocks_at())),
+      free_(reinterpret_cast<std::uint32_t*>(memory + free_at(blocks))),
+      buckets_(free_ + blocks),
+      leases_(buckets_ + blocks) {
+  if (bytes < sizeof(ArenaHeader) || header_->magic != kArenaMagic)
+    throw Error(ErrorCode::bad_handle, "the memory is not that of an arena");
+  if (header_->blocks != blocks || header_->block_bytes != block_bytes || bytes < bytes_for(blocks))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the arena has {} blocks of {} bytes, and {} of {} were asked for",
+                            header_->blocks, header_->block_bytes, blocks, block_bytes));
+  const Change change(*this);
+}
+
+ArenaBlocks::~ArenaBlocks() {
+  if (pid_ != current_pid()) return;
+  try {
+    const Change change(*this);
+    free_row(user_);
+  } catch (const Error&) {  // the lock is damaged: the leases end with the process
+  }
+}
+
+/// Makes this process a user without leases.
+void ArenaBlocks::attach() {
+  const auto find_row = [this] {
+    return std::ranges::find_if(header_->users, [](const auto& user) { return user.pid == 0; });
+  };
+  auto* row = find_row();
+  if (row == std::end(header_->users)) free_rows_of_the_dead();
+  row = find_row();
+  if (row == std::end(header_->users))
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("{} processes use the arena, which is the maximum", kArenaUsers));
+  row->start = process_start_time(current_pid());
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  point("arena.attaches");
+  row->pid = current_pid();
+  user_ = static_cast<std::uint32_t>(row - header_->users);
+  mine_ = leases_of(user_);
+  pid_ = current_pid();
+}
+
+void ArenaBlocks::check(std::span<const std::uint32_t> numbers) const {
+  for (const std::uint32_t block : numbers)
+    if (block >= header_->blocks)
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("block {} is not one of the {} of the arena", block, header_->blocks));
+}
+
+std::vector<std::uint32_t> ArenaBlocks::allocate(std::uint32_t count) {
+  const Change change(*this);
+  if (count > header_->free) make_room(count);
+  std::vector<std::uint32_t> numbers(count);
+  for (std::uint32_t& number : numbers) {
+    number = free_[--header_->free];
+    point("arena.allocate.taken");
+    lease(number);
+  }
+  return numbers;
+}
+
+void ArenaBlocks::share(std::span<const std::uint32_t> numbers) {
+  check(numbers);
+  const Change change(*this);
+  for (const std::uint32_t block : numbers)
+    if (blocks_[block].leases == 0) refuse(block, "is shared, and no process has leased it");
+  for (const std::uint32_t block : numbers) lease(block);
+}
+
+/// The first pass over the numbers counts down, and finds one that comes too often.
+void ArenaBlocks::release(std::span<const std::uint32_t> numbers) {
+  check(numbers);
+  const Change change(*this);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (mine_[numbers[i]] != 0) {
+      --mine_[numbers[i]];
+      continue;
+    }
+    for (const std::uint32_t block : numbers.first(i)) ++mine_[block];
+    refuse(numbers[i], "is released more often than this process has leased it");
+  }
+  point("arena.release.counted");
+  for (const std::uint32_t block : numbers) end_lease(block);
+}
+
+bool ArenaBlocks::put(std::string_view key, std::span<const std::uint32_t> numbers) {
+  check(numbers);
+  if (key.empty() || key.size() > kMaxArenaKey)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a key has 1 to {} bytes, and {} came", kMaxArenaKey, key.size()));
+  if (numbers.empty()) throw Error(ErrorCode::invalid_argument, "an entry has at least one block");
+  const Change change(*this);
+  if (entry(key) != kNoBlock) return false;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    ArenaBlock& block = blocks_[numbers[i]];
+    if (mine_[numbers[i]] != 0 && block.head == kNoBlock) {
+      block.head = numbers.front();
+      block.next = i + 1 < numbers.size() ? numbers[i + 1] : kNoBlock;
+      continue;
+    }
+    for (const std::uint32_t before : numbers.first(i)) blocks_[before].head = kNoBlock;
+    refuse(numbers[i], mine_[numbers[i]] == 0 ? "is put, and this process has not leased it"
+                                              : "is put, and is in an entry already");
+  }
+  ArenaBlock& first = blocks_[numbers.front()];
+  key.copy(first.key, key.size());
+  first.key_bytes = static_cast<std::uint32_t>(key.size());
+  first.busy = static_cast<std::uint32_t>(numbers.size());
+  first.chain = std::exchange(bucket(key), numbers.front());
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  point("arena.put.written");
+  first.count = static_cast<std::uint32_t>(numbers.size());
+  point("arena.put.done");
+  return true;
+}
+
+std::vector<std::vector<std::uint32_t>> ArenaBlocks::find(std::span<const std::string> keys) {
+  std::vector<std::vector<std::uint32_t>> found;
+  found.reserve(keys.size());
+  const Change change(*this);
+  for (const std::string& key : keys) {
+    const std::uint32_t head = entry(key);
+    if (head == kNoBlock) break;
+    std::vector<std::uint32_t>& numbers = found.emplace_back(blocks_[head].count);
+    std::uint32_t block = head;
+    for (std::uint32_t& number : numbers) block = blocks_[number = block].next;
+    for (const std::uint32_t number : numbers) lease(number);
+    point("arena.find.leased");
+  }
+  return found;
+}
+
+ArenaStats ArenaBlocks::stats() {
+  const Change change(*this);
+  free_rows_of_the_dead();
+  const auto users = std::ranges::count_if(header_->users, [](const auto& user) { return user.pid != 0; });
+  return {header_->blocks, header_->free, header_->idle, static_cast<std::uint32_t>(users),
+          header_->evictions};
+}
+
+/// The user's own count is first: a holder that dies here has leased at most what ends with it.
+void ArenaBlocks::lease(std::uint32_t number) noexcept {
+  ++mine_[number];
+  ArenaBlock& block = blocks_[number];
+  if (block.leases++ == 0 && block.head != kNoBlock && blocks_[block.head].busy++ == 0)
+    unlink_idle(block.head);
+}
+
+/// Ends one of the leases of all users.
+void ArenaBlocks::end_lease(std::uint32_t number) noexcept {
+  ArenaBlock& block = blocks_[number];
+  if (--block.leases != 0) return;
+  if (block.head == kNoBlock) free_[header_->free++] = number;
+  else if (--blocks_[block.head].busy == 0) make_idle(block.head);
+}
+
+void ArenaBlocks::make_idle(std::uint32_t head) noexcept {
+  blocks_[head].stamp = ++header_->stamp;
+  link_idle(head);
+}
+
+/// The entry becomes the last one of the ring, which is evicted last.
+void ArenaBlocks::link_idle(std::uint32_t head) noexcept {
+  ArenaBlock& ring = blocks_[header_->blocks];
+  blocks_[head].before = ring.before;
+  blocks_[head].after = header_->blocks;
+  blocks_[ring.before].after = head;
+  ring.before = head;
+  header_->idle += blocks_[head].count;
+}
+
+void ArenaBlocks::unlink_idle(std::uint32_t head) noexcept {
+  blocks_[blocks_[head].before].after = blocks_[head].after;
+  blocks_[blocks_[head].after].before = blocks_[head].before;
+  header_->idle -= blocks_[head].count;
+}
+
+void ArenaBlocks::evict(std::uint32_t head) noexcept {
+  unlink_idle(head);
+  blocks_[head].count = 0;
+  point("arena.evict.gone");
+  std::uint32_t* at = &bucket({blocks_[head].key, blocks_[head].key_bytes});
+  while (*at != head) at = &blocks_[*at].chain;
+  *at = blocks_[head].chain;
+  for (std::uint32_t block = head; block != kNoBlock; block = blocks_[block].next) {
+    blocks_[block].head = kNoBlock;
+    free_[header_->free++] = block;
+  }
+  ++header_->evictions;
+}
+
+std::uint32_t& ArenaBlocks::bucket(std::string_view key) noexcept {
+  return buckets_[crc32c(std::as_bytes(std::span(key))) % header_->blocks];
+}
+
+std::uint32_t ArenaBlocks::entry(std::string_view key) noexcept {
+  std::uint32_t head = bucket(key);
+  while (head != kNoBlock && std::string_view(blocks_[head].key, blocks_[head].key_bytes) != key)
+    head = blocks_[head].chain;
+  return head;
+}
+
+/// Entries are evicted only if there is enough to evict.
+void ArenaBlocks::make_room(std::uint32_t count) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto can = [&] { return std::uint64_t{header_->free} + header_->idle; };
+  if (count > can() || now - std::chrono::nanoseconds(header_->looked_at) >= kLookForTheDead) {
+    header_->looked_at = std::chrono::nanoseconds(now).count();
+    free_rows_of_the_dead();
+  }
+  if (count > can())
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format("{} blocks are wanted; of {} are {} free, {} can be evicted, and the others are "
+                    "leased",
+                    count, header_->blocks, header_->free, header_->idle));
+  while (count > header_->free) evict(blocks_[header_->blocks].after);
+}
+
+void ArenaBlocks::free_row(std::uint32_t user) noexcept {
+  std::uint32_t* const leases = leases_of(user);
+  for (std::uint32_t block = 0; block < header_->blocks; ++block)
+    while (leases[block] != 0) {
+      --leases[block];
+      point("arena.dead.counted");
+      end_lease(block);
+    }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  header_->users[user].pid = 0;
+}
+
+void ArenaBlocks::free_rows_of_the_dead() {
+  for (std::uint32_t user = 0; user < kArenaUsers; ++user)
+    if (const auto& row = header_->users[user]; row.pid != 0 && is_dead(row.pid, row.start)) free_row(user);
+}
+
+/// Derives what is not primary, in a single pass over the blocks for each user and each entry.
+void ArenaBlocks::derive() {
+  const std::uint32_t n = header_->blocks;
+  for (std::uint32_t block = 0; block < n; ++block) {
+    blocks_[block].leases = 0;
+    blocks_[block].head = kNoBlock;
+    buckets_[block] = kNoBlock;
+  }
+  for (std::uint32_t user = 0; user < kArenaUsers; ++user)
+    if (header_->users[user].pid != 0)
+      for (std::uint32_t block = 0; block < n; ++block) blocks_[block].leases += leases_of(user)[block];
+  std::vector<std::uint32_t> idle;
+  for (std::uint32_t head = 0; head < n; ++head) {
+    ArenaBlock& first = blocks_[head];
+    if (first.count == 0) continue;
+    first.busy = 0;
+    for (std::uint32_t block = head; block != kNoBlock; block = blocks_[block].next) {
+      blocks_[block].head = head;
+      first.busy += blocks_[block].leases != 0;
+    }
+    first.chain = std::exchange(bucket({first.key, first.key_bytes}), head);
+    if (first.busy == 0) idle.push_back(head);
+  }
+  header_->free = header_->idle = 0;
+  for (std::uint32_t block = n; block-- > 0;)
+    if (blocks_[block].leases == 0 && blocks_[block].head == kNoBlock) free_[header_->free++] = block;
+  blocks_[n].before = blocks_[n].after = n;
+  std::ranges::sort(idle, {}, [this](std::uint32_t head) { return blocks_[head].stamp; });
+  for (const std::uint32_t head : idle) link_idle(head);
+}
+
+}  // namespace onecopy::store
