@@ -243,8 +243,9 @@ class Store:
             place: "slot" copies the tensors into memory of the version's own. "as_is" publishes them where they lie,
                 without a copy: write to them no more. This process then keeps the memory until the version is gone and
                 no process reads it. If both halves of the keeper are killed at once, only versions that a process has
-                open come back, and ``open()`` raises StaleHandle for others. A tensor of torch in memory of torch first moves into memory of onecopy, which is
-                one copy; one that ``open()`` returned is shared by both versions.
+                open come back, and ``open()`` raises StaleHandle for others. A tensor of torch in memory of torch
+                first moves into memory of onecopy, which is one copy; one that ``open()`` returned is shared by both
+                versions.
             copy: False refuses tensors that would be copied for "as_is".
 
         Raises:
