@@ -145,7 +145,7 @@ def futures_that_are_left(count):
     for future in calls():
         future.then(lambda f: f.value()).wait()
     calls()
-    until(lambda: rpc._get_current_rpc_agent().pending_count() == 0, "calls that nobody waits for are under way")
+    until(lambda: rpc._get_current_rpc_agent().endpoint.calls_under_way == 0, "calls that nobody waits for are under way")
     add_references = [rpc.rpc_async("worker1", rref_of, args=(i,)).wait() for i in range(count)]
     del future, add_references
 
@@ -493,7 +493,7 @@ def large_calls_in_vain():
     for begin in (rpc.rpc_sync, lambda *args, **kwargs: rpc.rpc_async(*args, **kwargs).wait()):
         with pytest.raises(RuntimeError, match=r"more than set timeout \(200 ms\)"):
             begin("worker1", torch.neg, args=(tensor,), timeout=0.2)
-    return registry.current().pending_count()
+    return registry.current().endpoint.calls_under_way
 
 
 def test_large_plain_calls_to_a_member_that_is_stopped_end_at_their_deadline(tmp_path):

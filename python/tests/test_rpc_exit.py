@@ -53,7 +53,7 @@ for call in calls[:10]:
 references = [rpc.remote("worker1", echo, args=(torch.ones(3000),)) for _ in range(20)]
 for _ in range(3):
     threading.Thread(target=echo_for_ever, daemon=True).start()
-while rpc.api._get_current_rpc_agent().answering() == 0:  # a call of worker1's runs here
+while rpc.api._get_current_rpc_agent().endpoint.serving == 0:  # a call of worker1's runs here
     time.sleep(0.01)
 match how:
     case "return":

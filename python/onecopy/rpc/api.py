@@ -91,8 +91,8 @@ def members() -> list[WorkerInfo]:
 
 
 def address() -> bytes:
-    """Returns the bytes by which a program in C++ finds this process: Agent::join() takes them. They are good until
-    shutdown()."""
+    """Returns the bytes by which a program in C++ finds this process: Agent::join() takes them. The address is good
+    until shutdown()."""
     return registry.current().endpoint.address()
 
 

@@ -78,10 +78,12 @@ def parse_maps(device_maps: dict[str, Any] | None) -> dict[str, DeviceMap]:
 def own_facts(options: Any) -> dict[str, Any]:
     """Returns a member's facts for the others: how many cards it has, the cards that it uses, and its maps."""
     count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1
-    maps = {
-        to: {str(here): str(there) for here, there in devices.items()} for to, devices in options.device_maps.items()
-    }
-    return {"count": count, "devices": [str(d) for d in options.devices], "maps": maps}
+    return {"count": count, "devices": [str(d) for d in options.devices], "maps": texts_of(options.device_maps)}
+
+
+def texts_of(maps: dict[str, DeviceMap]) -> dict[str, dict[str, str]]:
+    """Returns maps for a message, with the devices as text."""
+    return {to: {str(here): str(there) for here, there in devices.items()} for to, devices in maps.items()}
 
 
 def check_maps(told: dict[str, dict[str, Any]]) -> None:

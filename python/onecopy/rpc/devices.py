@@ -25,7 +25,7 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 class MarkedTensor:
-    """An argument or a result that is lent or given away. It is used once, in one call."""
+    """An argument or a result that is lent or given away, for one use in one call."""
 
     __slots__ = ("mode", "tensor")
 
@@ -51,7 +51,7 @@ def borrow(tensor: torch.Tensor) -> MarkedTensor:
 
 
 def move(tensor: torch.Tensor) -> MarkedTensor:
-    """Gives a tensor away: no byte is copied, and it is empty in this process when the call has been sent.
+    """Gives a tensor away: no byte is copied, and the tensor is empty in this process when the call has been sent.
 
     Throws TypeError for a tensor that requires gradients: the graph needs it here."""
     marked = MarkedTensor(tensor, MOVE)

@@ -131,7 +131,7 @@ def _take(store: Any, me: str) -> bool:
 
 def _is_alive(process: list[Any]) -> bool:
     if process[2] != onecopy._core._rpc_host():
-        return True  # as far as is known here: a call to it says otherwise
+        return True  # as far as is known here: a call to an ended process fails
     try:
         return peers.process_of(process[0]) == process
     except OSError:

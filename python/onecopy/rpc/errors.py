@@ -29,7 +29,7 @@ class Busy(Error):
 
 
 class RemoteError(RuntimeError):
-    """An exception of the callee that cannot be made here; its text has all of it."""
+    """An exception of the callee that cannot be made here; the text says all that is known of the exception."""
 
 
 class RemoteFailure:

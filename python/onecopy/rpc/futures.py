@@ -30,8 +30,8 @@ class CallFuture(torch.futures.Future):
     a worker does, once there are callbacks. An answer that no thread asks for stays where it is.
 
     Thread safety: all members may be called concurrently.
-    Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go
-    else.
+    Invariant: a call that has ended is let go of. The call may have this Future for its owner, and a cycle of both
+    would stay for ever.
     """
 
     _call: Any = None  # a _core._RpcCall, which the endpoint sets when it has sent the call

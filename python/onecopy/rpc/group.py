@@ -83,9 +83,8 @@ class Agent(Serving):
         """Enters members, this process among them, so that this process can send."""
         for member in found:
             self.add_member(member)
-        hooks = registry.autograd_if_loaded()
-        if hooks is not None:
-            hooks.started(self)
+        if registry.hooks is not None:
+            registry.hooks.started(self)
 
     def start_serving(self) -> None:
         """Starts serving calls. REQUIRES: every member is known here, and knows this one."""
@@ -106,16 +105,12 @@ class Agent(Serving):
             if self.is_running:  # it was one too many
                 self._threads.remove(threading.current_thread())
 
-    def answering(self) -> int:
-        """Returns how many requests of others run here, or have run and are not answered yet."""
-        return self.endpoint.serving
-
     def finish_answers(self) -> None:
         """Waits until others have the last answers of a member that leaves when all have met. A request
         that runs for long is left alone."""
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
-        while self.answering() > own and time.monotonic() < end:
+        while self.endpoint.serving > own and time.monotonic() < end:
             self.endpoint.wait_for_served(own, _SLICE)
 
     def stop(self) -> None:
@@ -290,9 +285,3 @@ class Agent(Serving):
 
     is_logged = staticmethod(telemetry.is_logged)
     log = staticmethod(telemetry.log.debug)
-
-    # --- reports
-
-    def pending_count(self) -> int:
-        """Returns how many calls of this process have no answer yet."""
-        return self.endpoint.calls_under_way

@@ -209,18 +209,13 @@ def _wait_for(agent: Any, key: str, names: set[str], seconds: float | None) -> s
     return None
 
 
-def wait_all_workers(timeout: float | None = 0.0) -> None:
-    """Returns when all members have called it. Raises RuntimeError when one cannot."""
-    all_gather(None, timeout=timeout)
-
-
 # --- leaving
 
 
 def shutdown(
     graceful: bool = True,
     timeout: float = 0.0,
-    wait_for_all: Callable[[float], None] = wait_all_workers,
+    wait_for_all: Callable[[float], Any] = lambda seconds: all_gather(None, timeout=seconds),
     delete_references: Callable[[], None] | None = None,
 ) -> dict[Any, Any]:
     """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still
@@ -251,7 +246,7 @@ def shutdown(
 def _wait_for_answers(agent: Any) -> None:
     """Waits for the answers to all calls of this process: each comes, or has a deadline, or its member ends."""
     settled = threading.Event()
-    while agent.pending_count() and not settled.wait(0.001):
+    while agent.endpoint.calls_under_way and not settled.wait(0.001):
         agent.endpoint.look()  # answers that no thread waits for stay in the lanes
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from . import device_maps
 
 DeviceMaps = dict[str, dict[Any, Any]]  # {member: {device here: device there}}
 Entry = dict[str, Any]  # a member, as it stands in the store
@@ -148,13 +149,12 @@ def process_of(pid: int) -> list[Any]:
 
 def own_entry(agent: Any) -> Entry:
     """Returns the entry of this process."""
-    maps = {to: {str(k): str(v) for k, v in map.items()} for to, map in agent.options.device_maps.items()}
     return {
         "id": agent.info.id,
         "name": agent.info.name,
         "process": process_of(os.getpid()),
         "address": agent.endpoint.address().hex(),
-        "maps": maps,
+        "maps": device_maps.texts_of(agent.options.device_maps),
         "cards": agent.cards,
     }
 

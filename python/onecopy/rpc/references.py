@@ -50,7 +50,7 @@ class Cell:
         self.future.set_result(value)
 
     def value(self) -> Any:
-        """Returns the value, and waits for it. Throws what making the value threw."""
+        """Waits for the value and returns the value. Throws what making the value threw."""
         return self.unwrap(self.future.wait())
 
     @staticmethod
@@ -97,7 +97,7 @@ class OwnedValues:
             if holders[holder] <= 0:
                 del holders[holder]
             gone = self._remove_free(reference)
-        del gone  # without the lock: it may be anything
+        del gone  # without the lock: a value of any class ends here
 
     def made_by(self, reference: Reference, holder: int, own: int) -> Cell:
         """Returns the cell of a reference that its maker counts on: it outlives the entry, which a quick drop may
@@ -113,8 +113,8 @@ class OwnedValues:
                 self._entries[reference].announced[fork] = receiver
 
     def accept(self, reference: Reference, fork: Reference, receiver: int) -> None:
-        """Counts a receiver that has its fork. This may come before the announcement, which another member sent: the
-        count of that member keeps the value until then."""
+        """Counts a receiver that has its fork. An acceptance may come before the announcement, which another member
+        sent: the count of the other member keeps the value until then."""
         with self._lock:
             entry = self._entries[reference]
             if entry.announced.pop(fork, None) is None:
@@ -188,7 +188,7 @@ class References:
             "num_owner_rrefs": str(values),
             "num_forks": str(forks),
             "num_pending_users": str(sum(not rref.confirmed_by_owner() for rref in self._held())),
-            "num_pending_futures": str(self._agent.pending_count()),
+            "num_pending_futures": str(self._agent.endpoint.calls_under_way),
         }
 
     # --- crossing

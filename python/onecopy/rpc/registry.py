@@ -95,29 +95,24 @@ class AutogradHooks(Protocol):
         """Runs a backward pass through all processes."""
 
 
-_hooks: AutogradHooks | None = None
+hooks: AutogradHooks | None = None  # None before distributed autograd was imported
 _AUTOGRAD = "onecopy.distributed.autograd"  # enters its hooks when it is imported
 
 
-def set_autograd(hooks: AutogradHooks) -> None:
+def set_autograd(given: AutogradHooks) -> None:
     """Enters the hooks. Called by distributed autograd when it is imported."""
-    global _hooks
-    _hooks = hooks
+    global hooks
+    hooks = given
     if this_agent is not None and this_agent.endpoint is not None:
-        hooks.started(this_agent)
+        given.started(this_agent)
 
 
 def autograd() -> AutogradHooks:
     """Returns the hooks of distributed autograd, which the first message within a context imports."""
-    if _hooks is None:
+    if hooks is None:
         importlib.import_module(_AUTOGRAD)
-    assert _hooks is not None
-    return _hooks
-
-
-def autograd_if_loaded() -> AutogradHooks | None:
-    """Returns the hooks of distributed autograd, or None before it was imported."""
-    return _hooks
+    assert hooks is not None
+    return hooks
 
 
 context: Callable[[], Any] = _core._rpc_context  # this thread's context of distributed autograd, or None

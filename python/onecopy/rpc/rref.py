@@ -126,7 +126,7 @@ class PyRRef:
         return self._agent.call_verb(self._owner, ".backward", args)
 
     def _get_type(self, timeout: float = -1.0, blocking: bool = True) -> Any:
-        """Returns the value's type, or a Future of it; the owner is asked once."""
+        """Returns the value's type, or a Future of the type; the owner is asked once."""
         if self._type is None or (self._type.done() and error_of(self._type) is not None):
             if self._cell is not None:
                 self._type = done(type(self._cell.value()))

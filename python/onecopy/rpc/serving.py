@@ -166,7 +166,7 @@ class Serving:
         return RemoteFailure(kind, f"On {self.info}:\n{error}")
 
     def fail_made(self, sender: int, reference: Any, error: Exception) -> None:
-        """Fails the value that a call was to make: those that ask for the value do not wait for it."""
+        """Fails the value that a call was to make, so that nobody waits for the value."""
         self.references.owned.made_by(tuple(reference), sender, self.info.id).set(self.refusal(error))
 
     def answer_error(self, sender: int, call: int, error: Exception, kind: int, has_run: bool) -> None:
@@ -216,10 +216,12 @@ def checked_future(function: Any, result: Any) -> Any:
     return result
 
 
-def run(agent: Any, function: Any, args: Any, kwargs: Any, check: Callable[[Any], None]) -> Any:
-    """Returns the result, a Future of it for functions marked so, or the failure."""
+def run(agent: Any, function: Any, args: Any, kwargs: Any, is_checked: bool = False) -> Any:
+    """Returns the result, a Future of it for functions marked so, or the failure. `is_checked`: functions.find() has
+    checked the function."""
     try:
-        check(function)
+        if not is_checked:
+            functions.check(function)
         return checked_future(function, function(*args, **(kwargs or {})))
     except Exception as error:
         return failure_of(agent, error)

@@ -18,13 +18,9 @@ from .rref import PyRRef
 from .serving import answer, run
 
 
-def _unchecked(function: object) -> None:
-    """Takes the place of functions.check() where the function was checked when it was found."""
-
-
 @verb(".apply")
 def _apply(agent: Any, caller: int, function: Any, args: Any, kwargs: Any) -> Any:
-    return answer(agent, function, run(agent, function, args, kwargs, functions.check))
+    return answer(agent, function, run(agent, function, args, kwargs))
 
 
 # Arguments of verbs are prepared in the order of the lane: the count of a reference that comes later may end a value.
@@ -51,7 +47,7 @@ def _run_method_of(agent: Any, cell: Cell, name: str, args: Any, kwargs: Any) ->
         method = getattr(cell.value(), name)
     except Exception as error:
         return None, RemoteFailure.of(error, agent.info, unescaped=True)
-    return method, run(agent, method, args, kwargs, _unchecked)
+    return method, run(agent, method, args, kwargs, is_checked=True)
 
 
 @verb(".method", _with_cell)
@@ -66,14 +62,13 @@ def _make_by_method(agent: Any, caller: int, cell: Cell, *args: Any) -> Any:
 
 @verb(".make", _with_new_cell)
 def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs: Any) -> Any:
-    check = functions.check
-    if isinstance(function, str):
+    if is_named := isinstance(function, str):
         try:
-            function, check = functions.find(function), _unchecked
+            function = functions.find(function)
         except Exception as error:
             cell.set(agent.refusal(error))
             return cell.future.value()
-    return answer(agent, function, run(agent, function, args, kwargs, check), cell.set)
+    return answer(agent, function, run(agent, function, args, kwargs, is_checked=is_named), cell.set)
 
 
 def _of_value(cell: Cell, then: Callable[[Any], Any]) -> Any:

@@ -45,7 +45,8 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
 
 
 _new_context, _release_context = _engine_of_this_process.new_context, _engine_of_this_process.release
-_retrieve_context, _init = _engine_of_this_process.retrieve, _engine_of_this_process.start
+_retrieve_context = _is_valid_context = _engine_of_this_process.retrieve  # raises for an unknown id
+_init = _engine_of_this_process.start
 
 
 def _current_context() -> _Context:
@@ -56,11 +57,6 @@ def _current_context() -> _Context:
             "torch.distributed.autograd.context() as context_id` to generate a valid context"
         )
     return found
-
-
-def _is_valid_context(context_id: int) -> None:
-    if _engine_of_this_process.find(context_id) is None:
-        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
 
 
 def _get_max_id() -> int:

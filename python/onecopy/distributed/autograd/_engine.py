@@ -179,7 +179,7 @@ class Engine:
             return self._contexts[context_id]
 
     def release(self, context_id: int) -> None:
-        """Ends a context, here and on all workers that have a part of it."""
+        """Ends a context, here and on all workers that have a part of the context."""
         context = self._pop(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -188,8 +188,8 @@ class Engine:
         self._tell_released(context, context._known_worker_ids())
 
     def on_release(self, sender: int, context_id: int, later: Callable[..., None]) -> None:
-        """Ends a context for another worker. `later` runs a function in another thread: this one takes messages, and
-        does not wait."""
+        """Ends a context for another worker. `later` runs a function in another thread: the calling thread takes
+        messages, and does not wait."""
         context = self._pop(context_id)
         others = context._known_worker_ids() - {sender} if context is not None else ()
         if others:

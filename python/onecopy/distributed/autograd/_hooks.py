@@ -6,8 +6,6 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
-
 from ...rpc import registry
 from ...rpc.futures import Future
 from ...rpc.registry import Deferred, verb
@@ -28,8 +26,7 @@ class _Hooks:
         context.know(sender)
         return context
 
-    def backward(self, context_id: int, roots: list[torch.Tensor], retain_graph: bool) -> None:
-        engine.backward(context_id, roots, retain_graph)
+    backward = staticmethod(engine.backward)
 
 
 class _Transport:

@@ -153,7 +153,7 @@ class LocalPass:
 
 
 def _all(futures: Sequence[Future]) -> Future:
-    """Returns a Future of None. It is done when all are, and fails with the first of `futures` that did."""
+    """Returns a Future of None, which is done when all are, and fails with the first of `futures` that failed."""
     if not futures:
         return done(None)
     out: Future = torch.futures.Future()

@@ -46,10 +46,6 @@ def _make(
     return _rpc.RRef(_LocalOptimizer(kind, parameter_rrefs, *args, **kwargs))
 
 
-def _step(optimizer_rref: RRef[_LocalOptimizer], context_id: int) -> None:
-    optimizer_rref.local_value().step(context_id)
-
-
 class DistributedOptimizer:
     """Runs an ordinary torch.optim class on each owner of the parameters, with the gradients of one context.
 
@@ -77,7 +73,7 @@ class DistributedOptimizer:
         """Makes one step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an
         unknown context, and a step's exceptions."""
         _autograd._is_valid_context(context_id)
-        _results([_rpc.rpc_async(o.owner(), _step, args=(o, context_id)) for o in self.remote_optimizers])
+        _results([optimizer.rpc_async().step(context_id) for optimizer in self.remote_optimizers])
 
 
 def _results(futures: Iterable[torch.futures.Future[Any]]) -> list[Any]:

@@ -42,8 +42,6 @@ from .api import (  # noqa: F401
     enable_gil_profiling,
     get_rpc_timeout,
     get_worker_info,
-    method_factory,
-    new_method,
     remote,
     rpc_async,
     rpc_sync,

@@ -27,7 +27,6 @@ _ignore_rref_leak = True
 _log = logging.getLogger("onecopy.rpc")
 _timeout = constants.DEFAULT_RPC_TIMEOUT_SEC
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 To = str | int | WorkerInfo
 
 
@@ -55,7 +54,7 @@ class TensorPipeAgent(group.Agent, RpcAgent):
 
     def get_debug_info(self) -> dict[str, str]:
         """Returns {name: number, as text}."""
-        pending, answering = str(self.pending_count()), str(self.answering())
+        pending, answering = str(self.endpoint.calls_under_way), str(self.endpoint.serving)
         info = {
             "agent.num_pending_requests": pending,
             "agent.thread_pool_size": str(self.options.num_worker_threads),
@@ -70,15 +69,6 @@ class TensorPipeAgent(group.Agent, RpcAgent):
 def _agent() -> Any:
     """Returns the agent of this process, or raises torch's error."""
     return registry.current("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
-
-
-def _require_initialized(function: F) -> F:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        _agent()
-        return function(*args, **kwargs)
-
-    return wrapper  # type: ignore[return-value]
 
 
 # --- the agent
@@ -113,7 +103,7 @@ def _set_rpc_timeout(seconds: float) -> None:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Adds the time that waiting for the interpreter takes to the debug info, where it is 0: it is not measured."""
+    """Adds the time that waiting for the interpreter takes to the debug info, always as 0."""
     registry.current().has_gil_profiling = bool(flag)
 
 
@@ -143,24 +133,23 @@ def rpc_async(
     _agent()
     future = calling.begin(to, func, args, kwargs, timeout)
     if telemetry.is_profiled():
-        future.want()  # torch's profiler waits for it in C++
+        future.want()  # torch's profiler waits for the future in C++
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
 
 
-@_require_initialized
 def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> PyRRef:
     """Returns a reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
+    _agent()
     return calling.remote(to, func, args, kwargs, timeout)
 
 
-@_require_initialized
 def get_worker_info(worker_name: To | None = None) -> WorkerInfo:
     """Returns the WorkerInfo of that member, or of this process."""
-    return registry.current().get_worker_info(worker_name)
+    return _agent().get_worker_info(worker_name)
 
 
 @contextlib.contextmanager
@@ -185,21 +174,6 @@ def _wait_all() -> Iterator[None]:
             future.wait()
 
 
-def method_factory(method_name: str, docstring: str | None) -> Callable[..., Any]:
-    """Returns a method that calls the one of RRef's base class."""
-
-    def method(self: PyRRef, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(RRef, self), method_name)(*args, **kwargs)
-
-    method.__doc__ = docstring
-    return method
-
-
-def new_method(method_name: str) -> Callable[..., Any]:
-    """Returns a method without a docstring: see method_factory()."""
-    return method_factory(method_name, None)
-
-
 # --- all members together
 
 
@@ -214,26 +188,26 @@ def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error
 meeting.take_broadcast = lambda *args: _broadcast_to_followers(*args)  # noqa: PLW0108 - a program may replace it
 
 
-@_require_initialized
 def _all_gather(
     obj: Any, worker_names: Collection[str] | None = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
     """Returns {name: object} of all the members named, or of all, once each of them has called it."""
+    _agent()
     return meeting.all_gather(obj, worker_names, timeout)
 
 
-@_require_initialized
 def _barrier(worker_names: Collection[str]) -> None:
     """Returns when all the members named have called it."""
+    _agent()
     try:
         _all_gather(None, set(worker_names))
     except RuntimeError:
         _log.exception("Failed to complete barrier")
 
 
-@_require_initialized
 def _wait_all_workers(timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Returns when all members have called it. Throws RuntimeError when one cannot."""
+    _agent()
     try:
         _all_gather(None, timeout=timeout)
     except RuntimeError:
@@ -253,12 +227,12 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: datetime.timedelta | None
     agent.references.delete_all(60.0 if timeout is None else timeout.total_seconds())
 
 
-@_require_initialized
 def shutdown(graceful: bool = True, timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Leaves the group and ends all threads of RPC.
 
     Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that
     has ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
+    _agent()
     leaks = meeting.shutdown(
         graceful,
         timeout,
