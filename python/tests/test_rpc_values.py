@@ -186,16 +186,21 @@ class OfADict(dict):
     number: int = 0
 
 
+class Around:
+    @dataclasses.dataclass
+    class Within:
+        number: int
+
+
 def test_objects_of_known_classes_cross_without_a_function_of_python():
     colours, record = [Colour.RED, Level.LOW], Slotted(1, [])
-    value = [Pair(1, Pair("a", None)), colours, Point(1, "b"), Point(2, "c"), record, record]
+    value = [Pair(1, Pair("a", None)), colours, Point(1, "b"), Point(2, "c"), record, record, Around.Within(3)]
     crossed(value)  # from here on the plans of the classes are known
 
     def fail(*args):
         raise AssertionError(f"{args} came to Python")
 
     data, tensors, _ = _core._encode_values(value, fail, rpc_values.CLASSES)
-    assert _core._decode_values(data, tensors, rpc_values.rebuild)[0] == value
     made, _ = _core._decode_values(data, tensors, fail, rpc_values.CLASSES)
     assert made == value
     assert made[1][1] is Level.LOW
@@ -213,6 +218,13 @@ def test_a_class_whose_name_stands_for_another_by_now_is_refused(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "Point", Slotted)
     with pytest.raises(TypeError, match="is another object"):
         crossed(value)
+
+
+def test_an_object_of_a_class_that_is_of_another_kind_here_is_refused(monkeypatch):
+    data, tensors, _ = _core._encode_values(Pair(1, 2), rpc_values.reduce, rpc_values.CLASSES)
+    monkeypatch.setattr(sys.modules[__name__], "Pair", Point)
+    with pytest.raises(TypeError, match="not a class of the kind 'namedtuple'"):
+        _core._decode_values(data, tensors, rpc_values.rebuild, rpc_values.CLASSES)
 
 
 def test_a_value_that_holds_itself_is_refused():

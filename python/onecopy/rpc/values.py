@@ -8,6 +8,7 @@ constructors of the classes named.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -19,7 +20,7 @@ import pickle
 import sys
 import uuid
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import Any
 
@@ -36,9 +37,7 @@ Parts = tuple[Any, ...]
 
 def allow_pickle(allowed: bool = True) -> None:
     """Lets values that have no form of their own cross as pickles, to and from this process. Only for groups whose
-    members trust each other with their processes; ONECOPY_RPC_PICKLE=1 does so from the start. Both sides must allow
-    it.
-    """
+    members trust each other with their processes; ONECOPY_RPC_PICKLE=1 does so from the start. Both sides must do."""
     global _pickle_allowed
     _pickle_allowed = bool(allowed)
 
@@ -54,13 +53,10 @@ def reduce(value: Any) -> Parts:
 
 
 def rebuild(kind: str, *parts: Any) -> Any:
-    """Makes the value of which reduce() returned (kind, *parts). Raises TypeError for parts that reduce() never
-    made."""
+    """Makes the value of which reduce() returned (kind, *parts). Raises TypeError for parts of another form."""
     make = _MAKERS.get(kind)
     if make is None:
-        raise TypeError(
-            f"a message holds a value of the unknown kind {kind!r}; use one version of onecopy on all sides"
-        )
+        raise TypeError(f"a message has a value of the unknown kind {kind!r}; use one version of onecopy on all sides")
     return make(*parts)
 
 
@@ -79,16 +75,6 @@ def _type(name: Any, base: type) -> Any:
     if not isinstance(found, type) or not issubclass(found, base):
         raise TypeError(f"{'.'.join(name)} is no {base.__name__} in this process")
     return found
-
-
-def _pairs(items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-    for key, item in items:
-        yield key
-        yield item
-
-
-def _items_of(parts: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    return zip(parts[::2], parts[1::2], strict=True)
 
 
 def _function(value: Any) -> Parts:
@@ -118,40 +104,14 @@ def _make_operator(name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), operator)
 
 
-def _namedtuple(value: Any) -> Parts:
-    return ("namedtuple", _name(type(value)), *value)
+def _planned(value: Any) -> Parts:
+    """Raises the reason why C++ has no plan for the class of a dataclass, a named tuple or an enum."""
+    _plan(type(value))
+    raise RefusedValue(f"{type(value)!r} was defined anew while the value was written", value)
 
 
-def _enum(value: Any) -> Parts:
-    return ("enum", _name(type(value)), value.name)
-
-
-def _record(value: Any) -> Parts:
-    kind = type(value)
-    return ("record", _name(kind), {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)})
-
-
-def _make_record(name: Any, fields: dict[str, Any]) -> Any:
-    kind = _type(name, object)
-    if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"{kind!r} is not a dataclass in this process")
-    made: Any = object.__new__(kind)  # type: ignore[arg-type]
-    for key, value in fields.items():
-        object.__setattr__(made, key, value)
-    _enter(name, kind)
-    return made
-
-
-def _make_enum(name: Any, key: str) -> Any:
-    kind = _type(name, enum.Enum)
-    _enter(name, kind)
-    return kind[key]
-
-
-def _make_namedtuple(name: Any, *items: Any) -> Any:
-    kind = _type(name, tuple)
-    _enter(name, kind)
-    return kind(*items)
+def _refuse_parts(name: Any, *parts: Any) -> Any:
+    raise TypeError(f"an object of {'.'.join(name)} has parts that the class does not take: {parts!r:.80}")
 
 
 def _pickled(value: Any) -> Parts:
@@ -181,10 +141,8 @@ def _script_bytes(module: Any) -> bytes:
 
 
 def _refuse_future(value: Any) -> Parts:
-    raise RuntimeError(
-        "Can not pickle torch.futures.Future: wait for it and send its value, or mark the function with "
-        "rpc.functions.async_execution"
-    )
+    way = "wait for it and send its value, or mark the function with rpc.functions.async_execution"
+    raise RuntimeError(f"Can not pickle torch.futures.Future: {way}")
 
 
 def _array(value: Any) -> Parts:
@@ -222,19 +180,19 @@ _KNOWN: list[tuple[Any, Callable[[Any], Parts]]] = [
     (torch.Tensor, _tensor),
     (devices.MarkedTensor, devices.reduce_marked),
     (torch._C.Future, _refuse_future),
-    (enum.Enum, _enum),
+    (enum.Enum, _planned),
 ]
 _FORMS: dict[type, Callable[[Any], Parts]] = {}  # of the classes of values that were sent
 _MAKERS: dict[str, Callable[..., Any]] = {
     **devices.MAKERS,
     "array": _make_array,
-    "enum": _make_enum,
+    "enum": _refuse_parts,
     "method": getattr,
     "name": functions.look_up,
-    "namedtuple": _make_namedtuple,
+    "namedtuple": _refuse_parts,
     "operator": _make_operator,
     "pickle": _unpickled,
-    "record": _make_record,
+    "record": _refuse_parts,
     "scalar": lambda dtype, data: _make_array(dtype, [], data)[()],
     "script": _make_script,
 }
@@ -261,10 +219,8 @@ def _form_for(kind: type) -> Callable[[Any], Parts]:
             return _array
         if issubclass(kind, numpy.generic):
             return _scalar
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return _namedtuple
-    if dataclasses.is_dataclass(kind):
-        return _record
+    if dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return _planned
     if hasattr(kind, "__get__") or issubclass(kind, torch.jit.ScriptFunction):
         return _function
     return lambda value: _function(value) if callable(value) and hasattr(value, "__qualname__") else _pickled(value)
@@ -272,43 +228,44 @@ def _form_for(kind: type) -> Callable[[Any], Parts]:
 
 # --- classes whose objects C++ writes and makes by itself: see python/src/value/class_plan.h
 
-Plan = tuple[str, type, tuple[str, str], dict[str, Any], str, Any]
+Plan = tuple[str, type, tuple[str, str], dict[str, Any], str, Any, Any]
+
+
+def _plan(kind: type) -> Plan | None:
+    """Makes the plan of a class, or returns None for a class whose objects go through reduce()."""
+    form = _FORMS.get(kind) or _FORMS.setdefault(kind, _form_for(kind))
+    if form is not _planned:
+        return None
+    module, qualname = _name(kind)
+    names, outer = vars(functions.module_named(module)), sys.intern(qualname.split(".")[0])
+    if outer not in names:  # the module makes its names when they are asked for
+        names = {outer: getattr(functions.module_named(module), outer)}
+    how, members = "namedtuple", None  # type: str, Any
+    if issubclass(kind, enum.Enum):
+        how, members = "enum", kind._member_map_
+    elif not issubclass(kind, tuple):
+        object.__new__(kind)  # raises TypeError for a class that is not made so
+        how, members = "record", tuple(sys.intern(field.name) for field in dataclasses.fields(kind))  # type: ignore[arg-type]
+    return how, kind, (module, qualname), names, outer, members, names[outer]
 
 
 def plan_of(kind: type) -> None:
-    """Enters the plan of a class into CLASSES; None for classes whose objects go through reduce()."""
-    form = _FORMS.get(kind) or _FORMS.setdefault(kind, _form_for(kind))
-    plan: Plan | None = None
-    try:
-        module, qualname = functions.name_of(kind)
-        names = vars(functions.module_named(module))
-        if names.get(qualname) is kind:
-            how, members = _how(kind, form)
-            plan = (how, kind, (module, qualname), names, sys.intern(qualname), members) if how else None
-    except (TypeError, AttributeError, PermissionError):
-        pass  # reduce() says why
-    CLASSES[1][kind] = plan
+    """Enters the plan of a class into CLASSES. Enters nothing for a class without a name: reduce() says why."""
+    with contextlib.suppress(TypeError):
+        CLASSES[1][kind] = _plan(kind)
 
 
-def _how(kind: type, form: Callable[[Any], Parts]) -> tuple[str, Any]:
-    if form is _record:
-        object.__new__(kind)  # raises TypeError for a class that is not made so
-        return "record", tuple(sys.intern(field.name) for field in dataclasses.fields(kind))
-    if form is _enum:
-        return "enum", kind._member_map_  # type: ignore[attr-defined]
-    return ("namedtuple" if form is _namedtuple else "", None)
+def plan_named(how: str, name: Any) -> None:
+    """Enters the plan for reading objects of the class of that name. Raises TypeError for a class of another kind."""
+    kind = functions.look_up(*name)
+    plan = _plan(kind) if isinstance(kind, type) else None
+    if plan is None or plan[0] != how:
+        raise TypeError(f"{'.'.join(name)} is not a class of the kind {how!r} in this process")
+    CLASSES[2][name] = plan
 
 
-def _enter(name: tuple[str, str], kind: Any) -> None:
-    """Enters the plan for reading objects of a class."""
-    if kind not in CLASSES[1]:
-        plan_of(kind)
-    plan = CLASSES[1][kind]
-    if plan is not None and tuple(name) == plan[2]:
-        CLASSES[2][plan[2]] = plan
-
-
-CLASSES: tuple[Callable[[type], None], dict[type, Plan | None], dict[tuple[str, str], Plan]] = (plan_of, {}, {})
+CLASSES: tuple[Callable[[type], None], dict[type, Plan | None], dict[tuple[str, str], Plan], Callable[[str, Any], None]]
+CLASSES = (plan_of, {}, {}, plan_named)
 
 _OF_TORCH = (torch.dtype, torch.layout, torch.memory_format)
 _ALONE = "surrogatepass"  # C++ knows text without lone surrogates
@@ -318,24 +275,15 @@ register("torch", _OF_TORCH, lambda v: [str(v).removeprefix("torch.")], _make_to
 register("device", torch.device, lambda v: [str(v)], torch.device)
 register("set", set, iter, lambda *items: set(items))
 register("frozenset", frozenset, iter, lambda *items: frozenset(items))
-register("ordered", OrderedDict, lambda v: _pairs(v.items()), lambda *parts: OrderedDict(_items_of(parts)))
-register(
-    *("defaultdict", defaultdict, lambda v: [v.default_factory, *_pairs(v.items())]),
-    lambda factory, *parts: defaultdict(factory, _items_of(parts)),
-)
+register("ordered", OrderedDict, lambda v: [dict(v)], OrderedDict)
+register("defaultdict", defaultdict, lambda v: [v.default_factory, dict(v)], defaultdict)
 register("deque", deque, lambda v: [v.maxlen, *v], lambda maxlen, *items: deque(items, maxlen))
 register("slice", slice, lambda v: [v.start, v.stop, v.step], slice)
 register("range", range, lambda v: [v.start, v.stop, v.step], range)
 register("ellipsis", type(...), lambda v: [], lambda: ...)
 register("bytearray", bytearray, lambda v: [bytes(v)], bytearray)
-register(
-    *("partial", functools.partial, lambda v: [v.func, v.args, v.keywords]),
-    lambda function, arguments, keywords: functools.partial(function, *arguments, **keywords),
-)
-register(
-    *("exception", BaseException, lambda v: [_name(type(v)), *v.args]),
-    lambda name, *arguments: _type(name, BaseException)(*arguments),
-)
+register("partial", functools.partial, lambda v: v.__reduce__()[2][:3], lambda f, a, k: functools.partial(f, *a, **k))
+register("exception", BaseException, lambda v: [_name(type(v)), *v.args], lambda n, *a: _type(n, BaseException)(*a))
 register("member", WorkerInfo, lambda v: [v.name, v.id], WorkerInfo)
 register("module", torch.jit.ScriptModule, lambda v: [_script_bytes(v)], lambda data: torch.jit.load(io.BytesIO(data)))
 register("datetime", datetime.datetime, lambda v: v.__reduce_ex__(2)[1], datetime.datetime)

@@ -15,7 +15,7 @@ PyObject* look_up(PyObject* dict, PyObject* key) {
 
 }  // namespace
 
-bool ClassPlan::is_good() const { return look_up(item(3), item(4)) == type(); }
+bool ClassPlan::is_good() const { return look_up(item(3), item(4)) == item(6); }
 
 ClassPlan ClassPlan::of_class(nb::handle classes, PyTypeObject* type) {
   if (!classes.is_valid()) return ClassPlan();
@@ -33,11 +33,14 @@ ClassPlan ClassPlan::of_class(nb::handle classes, PyTypeObject* type) {
 }
 
 ClassPlan ClassPlan::of_name(nb::handle classes, std::string_view kind, nb::handle name) {
-  if (!classes.is_valid() || !PyTuple_CheckExact(name.ptr())) return ClassPlan();
-  PyObject* const found = look_up(NB_TUPLE_GET_ITEM(classes.ptr(), 2), name.ptr());
-  if (!found) return ClassPlan();
-  const ClassPlan plan(found);
-  return plan.kind() == kind && plan.is_good() ? plan : ClassPlan();
+  const bool is_planned = kind == "record" || kind == "enum" || kind == "namedtuple";
+  if (!is_planned || !classes.is_valid() || !PyTuple_CheckExact(name.ptr())) return ClassPlan();
+  PyObject* const known = NB_TUPLE_GET_ITEM(classes.ptr(), 2);
+  if (PyObject* const found = look_up(known, name.ptr()))
+    if (const ClassPlan plan(found); plan.kind() == kind && plan.is_good()) return plan;
+  const nb::handle make(NB_TUPLE_GET_ITEM(classes.ptr(), 3));
+  call_python([&] { make(nb::str(kind.data(), kind.size()), name); });
+  return ClassPlan(look_up(known, name.ptr()));
 }
 
 std::string_view ClassPlan::kind() const {

@@ -9,16 +9,16 @@ namespace onecopy::python {
 
 /// A way to write and to make the objects of a dataclass, a named tuple class or an enum without a function of Python.
 ///
-/// onecopy.rpc.values.CLASSES is (plan_of, {class: plan or None}, {name of a class: plan}). plan_of(class) makes a plan and enters it
-/// in the second part; rebuild() enters it in the third. A plan is (kind, class, its name, the names of its module, its key there,
-/// names of fields of a dataclass or {name: member} of an enum).
+/// onecopy.rpc.values.CLASSES is (plan_of, {class: plan or None}, {name of a class: plan}, plan_named). plan_of(class) enters a plan
+/// in the second part, and plan_named(kind, name) in the third. A plan is (kind, class, its name, the names of its module, the key
+/// there of the class or of the class around it, names of fields of a dataclass or {name: member} of an enum, what the key stands for).
 /// Thread safety: used with the GIL held.
 class ClassPlan {
  public:
   ClassPlan() = default;
   /// Returns the plan for objects of a class; a false one where reduce() has to be asked. Throws what plan_of() throws.
   static ClassPlan of_class(nb::handle classes, PyTypeObject* type);
-  /// Returns the plan for the class of that name, where rebuild() has looked the name up before; else a false one.
+  /// Returns the plan for the class of that name; a false one for objects of other kinds. Throws what plan_named() throws.
   static ClassPlan of_name(nb::handle classes, std::string_view kind, nb::handle name);
 
   explicit operator bool() const noexcept { return plan_ != nullptr; }
