@@ -31,10 +31,10 @@ from .devices import borrow, move
 from .errors import Busy, Cancelled, RemoteError
 from .functions import export
 from .peers import WorkerInfo
-from .reports import calls, stats
 from .routes import Route, explain
 from .rref import PyRRef as Reference
 from .streams import Stream, stream
+from .telemetry import calls, stats
 from .values import allow_pickle
 
 __all__ = [

@@ -7,12 +7,10 @@ Thread safety: all functions may be called concurrently.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Generator, Iterable
 from typing import Any
 
-from .. import _core
 from ..errors import Timeout
 from . import functions, registry, rref, telemetry
 from .errors import Cancelled, RefusedValue
@@ -20,9 +18,6 @@ from .futures import CallFuture, error_of, future_in_loop
 from .peers import WorkerInfo
 from .registry import verb
 from .rref import PyRRef
-
-_lock = threading.Lock()
-_under_way: set[Call] = set()  # calls that no thread waits for from the start
 
 
 def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None, is_native: bool = False) -> Any:
@@ -73,19 +68,14 @@ class Call(CallFuture):
 
     Thread safety: all members may be called concurrently."""
 
-    def __init__(self, agent: Any, to: WorkerInfo, function: str, timeout: float | None) -> None:
-        parent: Any = _core._current_call()
-        seconds, self.deadline = agent.endpoint.native_deadline(timeout)
-        super().__init__(agent, seconds)
+    def __init__(self, agent: Any, to: WorkerInfo, function: str) -> None:
+        super().__init__(agent, 0.0)
         self.agent, self.to, self.function = agent, to, function
-        self._root: tuple[int, int] | None = parent.root if parent is not None else None
-        self.number = 0  # that of the endpoint; 0 before it is sent
-        self.times = {"made": time.monotonic()}  # when the call came to each stage
 
     @property
     def trace(self) -> str:
         """The name of the call in the logs of both sides, and of calls that its function makes."""
-        trace: str = self.agent.endpoint.trace_of(*(self._root or (self.agent.info.id, self.number)))
+        trace: str = self._listed.trace
         return trace
 
     def cancel(self) -> bool:
@@ -93,7 +83,7 @@ class Call(CallFuture):
         not begun does not begin. Returns False when the outcome was here already."""
         if self.done():
             return False
-        self.agent.note(self.to.id, "cancel", self.number)
+        self.agent.note(self.to.id, "cancel", self._listed.number)
         self.complete(None, Cancelled(f"{self.function} at {self.to} was cancelled by this process"))
         return True
 
@@ -103,40 +93,23 @@ class Call(CallFuture):
         return future.__await__()
 
     def __repr__(self) -> str:
-        return f"<Call of {self.function} at {self.to.name}, {next(reversed(self.times))}>"
+        return f"<Call of {self.function} at {self.to.name}>"
 
-    def send(self, how: str, args: Any, kwargs: Any) -> None:
-        """Makes the call when there is room for it. `how`: "native" or "stream"."""
-        rank, endpoint = self.to.id, self.agent.endpoint
-        endpoint.acquire(rank, 0.0 if self.deadline is None else max(self.deadline - time.monotonic(), 1e-6))
+    def send(self, args: Any, kwargs: Any, timeout: float | None, is_stream: bool = False) -> None:
+        """Makes the call when there is room."""
+        begin = self.agent.endpoint.begin_native
         try:
-            endpoint.begin(rank, self.function, args, kwargs, self.seconds, self, how)
-        except BaseException as error:
-            endpoint.release(rank)
-            if isinstance(error, RefusedValue):
-                raise error.located(args=args, kwargs=kwargs) from None
-            raise
-        if (call := self._call) is not None:
-            self.number = call.number
-        self._reach("sent", "")
-        with _lock:
-            _under_way.add(self)
+            self._listed = begin(self.to.id, self.function, args, kwargs, timeout, self, is_stream)
+        except RefusedValue as refused:
+            raise refused.located(args=args, kwargs=kwargs) from None
+        self.seconds = self._listed.seconds
         self.add_done_callback(Call._ended)
 
-    def _reach(self, stage: str, after: str) -> None:
-        self.times[stage] = time.monotonic()
-        telemetry.log.debug("%s: call %s at %s %s%s", self.trace, self.function, self.to, stage, after)
-
     def _ended(self) -> None:
-        self.agent.endpoint.release(self.to.id)
-        with _lock:
-            _under_way.discard(self)
         error = error_of(self)
-        if isinstance(error, Timeout):
-            self.agent.note(self.to.id, "cancel", self.number)  # the result is not wanted
-        seconds = time.monotonic() - self.times["made"]
-        self.agent.endpoint.observe(self.function, seconds, error is not None)
-        self._reach("answered" if error is None else "failed", f" after {seconds:.6f} s")
+        if isinstance(error, Timeout):  # the result is not wanted
+            self.agent.note(self.to.id, "cancel", self._listed.number)
+        self._listed.end(error is None)
 
 
 def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
@@ -144,8 +117,8 @@ def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, ti
     init(max_calls=...))."""
     agent = registry.current()
     member = agent.member(to)
-    made = Call(agent, member.info, agent.name_at(member, function), timeout)
-    made.send("native", args, kwargs)
+    made = Call(agent, member.info, agent.name_at(member, function))
+    made.send(args, kwargs, timeout)
     return made
 
 
@@ -167,12 +140,6 @@ def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:
         return [each.wait() for each in calls]
     finally:
         calls = ended = each = first = None  # type: ignore[assignment]  # they have the failure, whose frames include this one
-
-
-def under_way() -> list[Call]:
-    """Returns the calls that no thread waited for from the start, and that have not ended."""
-    with _lock:
-        return list(_under_way)
 
 
 @verb("cancel")

@@ -163,18 +163,18 @@ def stream(
     """Returns the items that a generator function yields in the member `to`, as a Stream: an iterator and a context
     manager.
 
-    The generator is at most `credit` items ahead of the loop over them. `timeout` is for all of it. The other arguments
-    are those that call() takes."""
+    The generator is at most `credit` items ahead of the loop over them. `timeout` is for the whole stream. call()
+    describes the other arguments."""
     if credit < 1:
         raise ValueError(f"credit is how many items may be made and not taken: 1 or more, not {credit}")
     agent = registry.current()
     member = agent.member(to)
     member.refuse_program()
     agent.check_arguments(args)
-    call = Call(agent, member.info, agent.name_at(member, function), timeout)
+    call = Call(agent, member.info, agent.name_at(member, function))
     made = Stream(call)
     weak = weakref.ref(made)
-    call.send("stream", (made.number, credit, *args), kwargs)
+    call.send((made.number, credit, *args), kwargs, timeout, is_stream=True)
 
     def end(call: Call) -> None:
         stream = weak()

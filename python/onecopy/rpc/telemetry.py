@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the log, and ranges of torch.profiler, for calls.
+"""What this process, or another member, has under way and has done: reports, lines of the log, and ranges of
+torch.profiler.
 
 Thread safety: all functions may be called concurrently.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import logging
@@ -13,6 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from . import devices, registry
+from .registry import verb
 
 log = logging.getLogger("onecopy.rpc")
 is_logged: Callable[[], bool] = functools.partial(log.isEnabledFor, logging.DEBUG)  # whether calls are lines of the log
@@ -25,14 +30,47 @@ def range_of_call(how: str, function: Any, agent: Any, to: Any) -> contextlib.Ab
     if not is_profiled():
         return contextlib.nullcontext()
     name = torch.jit._builtins._find_builtin(function) or getattr(function, "__qualname__", function)
-    return _range(f"rpc_{how}#{name}({agent.info.name} -> {agent.member(to).info.name})")
-
-
-def range_of_served(name: str, caller: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a range for a function in the profiler of the thread that runs it, if it has one."""
-    return _range(f"onecopy.rpc {name} for {caller.name}") if is_profiled() else contextlib.nullcontext()
-
-
-def _range(title: str) -> contextlib.AbstractContextManager[Any]:
+    title = f"rpc_{how}#{name}({agent.info.name} -> {agent.member(to).info.name})"
     made: contextlib.AbstractContextManager[Any] = torch.autograd.profiler.record_function(title)
     return made
+
+
+# --- reports
+
+
+def calls(of: Any = None) -> list[dict[str, Any]]:
+    """Returns the calls under way: a dict for each that this process, or the member `of`, has made or runs, with its
+    trace, function, member, direction and the seconds since it came to each stage."""
+    agent = registry.current()
+    if of is not None:
+        return agent.call_verb(agent.member(of).info.id, ".calls", ())
+    return list(agent.endpoint.calls())
+
+
+@verb(".calls")
+def _tell_calls(agent: Any, caller: int) -> list[dict[str, Any]]:
+    return calls()
+
+
+def stats(of: Any = None) -> dict[str, Any]:
+    """Returns the work of this process, or the member `of`, since it joined its group: tensors by route, sent and
+    received, and a histogram of latency for each function, called and served."""
+    agent = registry.current()
+    if of is not None:
+        return agent.call_verb(agent.member(of).info.id, ".stats", ())
+    sent: collections.Counter[str] = collections.Counter()
+    for number in agent.member_ids():  # those that have ended, too
+        if number != agent.info.id:
+            sent.update(agent.endpoint.routes(number))
+    limits = agent.endpoint.limits().items()
+    return {
+        "routes": {"sent": dict(sent), "received": {r: n for r, n in devices.received.items() if n}},
+        "called": agent.endpoint.times_called(),
+        "served": agent.endpoint.times_served(),
+        "members": {rank: {"under_way": used, "waits_for_room": waits} for rank, (used, waits) in limits},
+    }
+
+
+@verb(".stats")
+def _tell_stats(agent: Any, caller: int) -> dict[str, Any]:
+    return stats()

@@ -68,10 +68,9 @@ class Endpoint {
   /// function of this process itself gets the arguments themselves.
   nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                   nb::handle timeout, bool is_native);
-  /// As call(), and gives the outcome to `future`, a CallFuture, which sees to room, listing and times. `how` is the name of a
-  /// Naming.
+  /// As a call of torch's interface, and gives the outcome to `future`, a CallFuture.
   void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
-             nb::handle future, const std::string& how);
+             nb::handle future);
   /// Calls what `verb` names with (args). `is_result`: its tensors answer a message of the member.
   nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                        bool is_result);
@@ -93,13 +92,13 @@ class Endpoint {
   // native_calls.cpp
   /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
-  nb::list calls_made() const;
+  /// As a native call, and gives the outcome to `future`. Returns the UnderWay of the call, which the future ends.
+  nb::object begin_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                          nb::handle timeout, nb::handle future, bool is_stream);
+  /// Describes the native calls that this process makes and runs.
+  nb::list calls() const;
   /// Returns the name of a call, and of the calls that it leads to, in logs.
   std::string trace_of(std::uint32_t caller, std::uint64_t number);
-  /// Waits for room for a native call.
-  void acquire(std::uint32_t to, double seconds) {
-    limit.acquire(agent_, member(to), deadline_after(seconds));
-  }
 
   // serving.cpp
   /// Does the work of a thread of Python, until the node has no use for it. Called without the GIL.
@@ -175,10 +174,10 @@ class Endpoint {
                   nb::handle kwargs, Deadline deadline);
   Request verb_request(std::uint32_t to, std::string_view verb, nb::handle args, double seconds);
   rpc::CallRef send_gradients(std::uint32_t to, nb::handle args);
-  static rpc::CallContext surroundings_of(const Request& request);
+  static rpc::CallContext surroundings_of(const Request& request, const RunningCall* parent);
   rpc::CallRef send(const Request& request);
   rpc::CallRef send_or_raise(const Request& request, double seconds);
-  void send_for(const Request& request, double seconds);
+  std::uint64_t send_for(const Request& request, double seconds);
   nb::object wait_and_take(const rpc::CallRef& call, double seconds);
   nb::object read_answer(rpc::Call& call);
   nb::object result(const rpc::CallRef& call, double seconds);
@@ -213,7 +212,7 @@ class Endpoint {
   std::unordered_map<std::uint32_t, Peer> peers_;
   std::array<Callees, 4> callees_;  ///< by how they are named; their keys are kept
   nb::object is_logged_;
-  class UnderWay* under_way_ = nullptr;  ///< the native calls that threads wait for
+  class UnderWay* under_way_ = nullptr;  ///< the native calls of this process
 };
 
 /// The name of a function without what tells native calls and streams apart on the wire.
@@ -232,6 +231,8 @@ inline std::string_view public_name(std::string_view wire_name) noexcept {
 inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
   return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
 }
+
+void init_native_calls(nb::module_& m);
 
 /// Returns (arguments, keyword arguments). None stands for the empty tuple. Throws TypeError for anything but a tuple, list or dict.
 nb::object values_of_call(nb::handle args, nb::handle kwargs);

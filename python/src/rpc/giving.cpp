@@ -11,8 +11,10 @@
 
 namespace onecopy::python {
 
-thread_local Giving* Giving::current_ = nullptr;
-thread_local Taking* Taking::current_ = nullptr;
+ThreadState& this_thread() noexcept {
+  static thread_local ThreadState state;
+  return state;
+}
 
 namespace {
 
@@ -31,8 +33,9 @@ rpc::Route route_named(const std::string& name) {
 }  // namespace
 
 Giving& Giving::current() {
-  if (!current_) refuse_outside();
-  return *current_;
+  Giving* const current = this_thread().giving;
+  if (!current) refuse_outside();
+  return *current;
 }
 
 void Giving::sent() {
@@ -61,8 +64,9 @@ void Giving::take_back() noexcept {
 }
 
 nb::object Taking::current() {
-  if (!current_) refuse_outside();
-  return nb::make_tuple(current_->agent_, current_->sender_);
+  const Taking* const current = this_thread().taking;
+  if (!current) refuse_outside();
+  return nb::make_tuple(current->agent_, current->sender_);
 }
 
 void init_giving(nb::module_& m) {

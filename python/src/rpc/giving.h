@@ -11,16 +11,40 @@
 
 namespace onecopy::python {
 
+class Giving;
+class RunningCall;
+class Taking;
+
+/// The state of rpc in one thread. Thread safety: used by that thread, with the GIL held.
+struct ThreadState {
+  Giving* giving = nullptr;        ///< the innermost message that is being written
+  Taking* taking = nullptr;        ///< the innermost message that is being read
+  RunningCall* running = nullptr;  ///< the native call that the thread runs
+  PyObject* context = nullptr;     ///< of distributed autograd; the thread leaves it before it ends
+
+  /// Returns the context, or None.
+  nb::object autograd() const { return context ? nb::borrow(context) : nb::none(); }
+};
+
+/// Returns the state of the calling thread.
+ThreadState& this_thread() noexcept;
+
 /// The references, the moved tensors and the record of autograd of one message, gathered while Python functions reduce its
 /// values. Either sent() or take_back() ends it.
 /// Thread safety: used by one thread, with the GIL held. The innermost one is the thread's current one.
 class Giving {
  public:
   Giving(nb::handle agent, rpc::Member& receiver, bool is_result) noexcept
-      : agent_(agent), receiver_(receiver), is_result_(is_result), outer_(std::exchange(current_, this)) {}
+      : thread(this_thread()),
+        agent_(agent),
+        receiver_(receiver),
+        is_result_(is_result),
+        outer_(std::exchange(thread.giving, this)) {}
   Giving(const Giving&) = delete;
   Giving& operator=(const Giving&) = delete;
-  ~Giving() { current_ = outer_; }
+  ~Giving() { thread.giving = outer_; }
+
+  ThreadState& thread;
 
   /// Throws RuntimeError outside of a message.
   static Giving& current();
@@ -51,8 +75,6 @@ class Giving {
   void take_back() noexcept;
 
  private:
-  static thread_local Giving* current_;
-
   const nb::handle agent_;
   rpc::Member& receiver_;
   const bool is_result_;
@@ -69,17 +91,19 @@ class Giving {
 class Taking {
  public:
   Taking(nb::handle agent, std::uint32_t sender) noexcept
-      : agent_(agent), sender_(sender), outer_(std::exchange(current_, this)) {}
+      : thread_(this_thread()),
+        agent_(agent),
+        sender_(sender),
+        outer_(std::exchange(thread_.taking, this)) {}
   Taking(const Taking&) = delete;
   Taking& operator=(const Taking&) = delete;
-  ~Taking() { current_ = outer_; }
+  ~Taking() { thread_.taking = outer_; }
 
   /// Returns (agent, sender's number). Throws RuntimeError outside of a message.
   static nb::object current();
 
  private:
-  static thread_local Taking* current_;
-
+  ThreadState& thread_;
   const nb::handle agent_;
   const std::uint32_t sender_;
   Taking* const outer_;

@@ -61,8 +61,10 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
            nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
            nb::arg("is_native") = false)
       .def("begin", &Endpoint::begin, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"),
-           nb::arg("how") = "torch")
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+      .def("begin_native", &Endpoint::begin_native, nb::keep_alive<0, 1>(), nb::arg("to"),
+           nb::arg("function"), nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
+           nb::arg("future"), nb::arg("is_stream"))
       .def("call_verb", &Endpoint::call_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
            nb::arg("seconds"), nb::arg("is_result") = false)
       .def("begin_verb", &Endpoint::begin_verb, nb::arg("to"), nb::arg("verb"), nb::arg("args"),
@@ -75,12 +77,7 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
           "outcome",
           [](Endpoint& e, const RpcCall& call, double seconds) { return e.outcome(call.call(), seconds); },
           nb::arg("call"), nb::arg("seconds"))
-      .def(
-          "answer",
-          [](Endpoint& e, std::uint32_t to, std::uint64_t call, nb::handle result) {
-            e.answer_member(to, call, result);
-          },
-          nb::arg("to"), nb::arg("call"), nb::arg("result").none())
+      .def("answer", &Endpoint::answer_member, nb::arg("to"), nb::arg("call"), nb::arg("result").none())
       .def("fail", &Endpoint::fail, nb::arg("to"), nb::arg("call"), nb::arg("kind"), nb::arg("text"),
            nb::arg("code"))
       .def(
@@ -133,21 +130,11 @@ void def_reports(nb::class_<Endpoint>& endpoint) {
       .def(
           "set_limit", [](Endpoint& e, std::size_t max, bool refuses) { e.limit.set(max, refuses); },
           nb::arg("max"), nb::arg("refuses"))
-      .def("acquire", &Endpoint::acquire, nb::arg("to"), nb::arg("seconds"))
-      .def(
-          "release", [](Endpoint& e, std::uint32_t to) { e.limit.release(to); }, nb::arg("to"))
       .def("limits", [](const Endpoint& e) { return e.limit.report(); })
-      .def(
-          "observe",
-          [](Endpoint& e, const std::string& function, double seconds, bool failed) {
-            e.called.of(function).add(static_cast<std::int64_t>(seconds * 1e9), failed);
-          },
-          nb::arg("function"), nb::arg("seconds"), nb::arg("failed"))
       .def("times_called", [](const Endpoint& e) { return e.called.reports(); })
       .def("times_served", [](const Endpoint& e) { return e.served_times.reports(); })
-      .def("calls_made", &Endpoint::calls_made)
+      .def("calls", &Endpoint::calls)
       .def("trace_of", &Endpoint::trace_of, nb::arg("caller"), nb::arg("number"))
-      .def("calls_running", [](const Endpoint& e) { return e.running.describe(); })
       .def(
           "cancel",
           [](Endpoint& e, std::uint32_t caller, std::uint64_t number) { e.running.cancel(caller, number); },
@@ -160,6 +147,7 @@ void init_rpc(nb::module_& m) {
   init_giving(m);
   init_running_call(m);
   init_rpc_call(m);
+  init_native_calls(m);
   m.def("_rpc_host", &rpc::this_host,
         "A number of this boot and these namespaces: processes of one reach each other's memory.");
   m.def("_share_tensor", &share_tensor, nb::arg("tensor"),

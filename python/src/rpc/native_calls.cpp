@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "binding/gil.h"
@@ -14,66 +17,78 @@
 /// The additions of the native interface to a call: deadlines that travel along, cancelling, limits, times and a log.
 namespace onecopy::python {
 
-/// A native call that a thread waits for: has room, and is listed, timed and logged. Such calls are linked while they live.
+/// A native call of this process: has room, and is listed, timed and logged until it ends. Such calls are linked.
+/// Thread safety: the GIL.
 class UnderWay {
  public:
-  UnderWay(Endpoint& endpoint, const Endpoint::Request& request, Histogram& times)
-      : endpoint_(endpoint), request_(request), times_(times), next_(endpoint.under_way_) {
+  UnderWay(Endpoint& endpoint, rpc::Member& to, const Endpoint::Callee& callee, double seconds,
+           Deadline deadline)
+      : endpoint_(endpoint),
+        to_(to),
+        function_(public_name(callee.function->name())),
+        times_(*callee.times),
+        seconds_(seconds),
+        deadline_(deadline),
+        next_(endpoint.under_way_) {
     if (const RunningCall* const parent = RunningCall::current()) root_ = parent->root();
     endpoint_.under_way_ = this;
     if (next_) next_->before_ = this;
   }
   UnderWay(const UnderWay&) = delete;
   UnderWay& operator=(const UnderWay&) = delete;
-  ~UnderWay() {
-    (before_ ? before_->next_ : endpoint_.under_way_) = next_;
-    if (next_) next_->before_ = before_;
-    times_.add(now_ns() - made_ns_, has_failed_);
-    if (has_room_) endpoint_.limit.release(request_.to.number());
-  }
+  ~UnderWay() { leave(false); }
 
   void wait_for_room() {
-    endpoint_.limit.acquire(endpoint_.agent_, request_.to, request_.deadline);
+    endpoint_.limit.acquire(endpoint_.agent_, to_, deadline_);
     has_room_ = true;
   }
   void sent(std::uint64_t number) {
     number_ = number;
     sent_ns_ = now_ns();
-    log("called");
+    log("sent");
   }
-  void answered() {
-    has_failed_ = false;
-    log("answered");
+  void end(bool is_answered) {
+    leave(is_answered);
+    log(is_answered ? "answered" : "failed");
   }
-  const UnderWay* next() const noexcept { return next_; }
-  /// Returns (member's number, call's number, function, trace, seconds at which it was made and sent, deadline).
-  nb::object describe() const {
-    return nb::make_tuple(to(), number_, function(), trace(), static_cast<double>(made_ns_) / 1e9,
-                          static_cast<double>(sent_ns_) / 1e9, to_seconds(request_.deadline));
+  UnderWay* next() const noexcept { return next_; }
+  double seconds() const noexcept { return seconds_; }
+  std::uint64_t number() const noexcept { return number_; }
+  /// The name of the call in logs, and of the calls that its function makes.
+  std::string trace() const {
+    const rpc::GroupId root = root_.value_or(rpc::GroupId{number_, endpoint_.node_->number()});
+    return endpoint_.trace_of(root.member, root.number);
+  }
+  nb::dict describe() const {
+    return describe_call("made", trace(), std::string(function_), to_.name(), deadline_,
+                         {{"made", made_ns_}, {"sent", sent_ns_}});
   }
 
  private:
-  std::uint32_t to() const noexcept { return request_.to.number(); }
-  std::string function() const { return std::string(public_name(request_.function.name())); }
-  nb::object trace() const {
-    const rpc::GroupId own{number_, endpoint_.node_->number()};
-    const auto [number, member, reserved] = root_.value_or(own);
-    return nb::cast(endpoint_.trace_of(member, number));
+  void leave(bool is_answered) noexcept {
+    if (!std::exchange(is_listed_, false)) return;
+    (before_ ? before_->next_ : endpoint_.under_way_) = next_;
+    if (next_) next_->before_ = before_;
+    times_.add(now_ns() - made_ns_, !is_answered);
+    if (has_room_) endpoint_.limit.release(to_.number());
   }
   void log(const char* stage) const {
     if (!endpoint_.is_logged()) return;
-    const nb::object member = endpoint_.agent_.attr("get_worker_info")(to());
-    endpoint_.agent_.attr("log")("%s: call %s at %s %s", trace(), function(), member, stage);
+    const nb::object member = endpoint_.agent_.attr("get_worker_info")(to_.number());
+    endpoint_.agent_.attr("log")("%s: call %s at %s %s", trace(), std::string(function_), member, stage);
   }
 
   Endpoint& endpoint_;
-  const Endpoint::Request& request_;
+  rpc::Member& to_;
+  const std::string_view function_;
   Histogram& times_;
+  const double seconds_;  ///< that the call may take
+  const Deadline deadline_;
   UnderWay* next_;
   UnderWay* before_ = nullptr;
   std::optional<rpc::GroupId> root_;  ///< of the calls that led to this one
   std::uint64_t number_ = 0;
-  bool has_room_ = false, has_failed_ = true;
+  bool has_room_ = false, is_listed_ = true;
   const std::int64_t made_ns_ = now_ns();
   std::int64_t sent_ns_ = 0;
 };
@@ -104,19 +119,17 @@ void Endpoint::check_arguments(nb::handle args) const {
 nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handle args, nb::handle kwargs,
                                  nb::handle timeout) {
   check_arguments(args);
-  const Naming naming = peer(to).is_program ? Naming::program : Naming::native;
-  const Callee& callee = this->callee(function, naming);
+  const Callee& callee = this->callee(function, peer(to).is_program ? Naming::program : Naming::native);
   const auto [seconds, deadline] = native_deadline(timeout);
-  Request request = this->request(to, callee, function, args, kwargs, deadline);
-  request.stays_here = to.number() == node_->number();
-  UnderWay entry(*this, request, *callee.times);
+  const Request request = this->request(to, callee, function, args, kwargs, deadline);
+  UnderWay entry(*this, to, callee, seconds, deadline);
   rpc::CallRef call;
   try {
     entry.wait_for_room();
     call = send_or_raise(request, seconds);
     entry.sent(call->number);
     nb::object result = wait_and_take(call, seconds);
-    entry.answered();
+    entry.end(true);
     return result;
   } catch (...) {  // the result is not wanted: the callee may stop
     if (call && call->end != rpc::End::answered)
@@ -125,10 +138,36 @@ nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handl
   }
 }
 
-nb::list Endpoint::calls_made() const {
+nb::object Endpoint::begin_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                                  nb::handle timeout, nb::handle future, bool is_stream) {
+  check_arguments(args);
+  rpc::Member& member = member_for(to);
+  const Naming naming = is_stream                 ? Naming::stream
+                        : peer(member).is_program ? Naming::program
+                                                  : Naming::native;
+  const Callee& callee = this->callee(function, naming);
+  const auto [seconds, deadline] = native_deadline(timeout);
+  Request request = this->request(member, callee, function, args, kwargs, deadline);
+  request.future = future;
+  auto entry = std::make_unique<UnderWay>(*this, member, callee, seconds, deadline);
+  entry->wait_for_room();
+  entry->sent(send_for(request, seconds));
+  return nb::cast(std::move(entry));
+}
+
+nb::list Endpoint::calls() const {
   nb::list found;
   for (const UnderWay* one = under_way_; one; one = one->next()) found.append(one->describe());
+  found.extend(running.describe());
   return found;
+}
+
+void init_native_calls(nb::module_& m) {
+  nb::class_<UnderWay>(m, "_NativeCall", "A native call that is under way.")
+      .def_prop_ro("seconds", &UnderWay::seconds)
+      .def_prop_ro("number", &UnderWay::number)
+      .def_prop_ro("trace", &UnderWay::trace)
+      .def("end", &UnderWay::end, nb::arg("is_answered"));
 }
 
 /// Throws the function's exception.

@@ -13,8 +13,6 @@
 
 namespace onecopy::python {
 
-thread_local RunningCall* RunningCall::current_ = nullptr;
-
 RunningCall::RunningCall(nb::object agent, std::uint32_t caller, std::uint32_t session,
                          std::uint64_t number, std::string function, Deadline deadline, rpc::GroupId root)
     : agent_(std::move(agent)),
@@ -30,11 +28,6 @@ nb::object RunningCall::caller() const { return agent_.attr("get_worker_info")(c
 
 nb::object RunningCall::trace() const {
   return agent_.attr("endpoint").attr("trace_of")(root_.member, root_.number);
-}
-
-nb::object RunningCall::remaining() const {
-  if (deadline_ == kForever) return nb::none();
-  return nb::float_(static_cast<double>(ns_of(deadline_) - now_ns()) / 1e9);
 }
 
 void RunningCall::check() const {
@@ -57,20 +50,28 @@ void RunningCall::on_cancel(nb::object hook) {
   else hooks_.push_back(std::move(hook));
 }
 
-nb::dict RunningCall::describe() const {
-  const std::int64_t now = now_ns();
-  const auto age = [&](std::int64_t then) { return static_cast<double>(now - then) / 1e9; };
+nb::dict describe_call(const char* direction, const std::string& trace, const std::string& function,
+                       const std::string& member, Deadline deadline,
+                       std::initializer_list<std::pair<const char*, std::int64_t>> stages) {
   nb::dict ages, found;
-  ages["taken"] = age(taken_ns_);
-  if (running_ns_ != 0) ages["running"] = age(running_ns_);
-  found["trace"] = trace();
-  found["function"] = function_;
-  found["member"] = caller().attr("name");
-  found["direction"] = "served";
-  found["stage"] = running_ns_ != 0 ? "running" : "taken";
+  for (const auto& [stage, when] : stages) {
+    if (when == 0) continue;
+    ages[stage] = static_cast<double>(now_ns() - when) / 1e9;
+    found["stage"] = stage;
+  }
+  found["trace"] = trace;
+  found["function"] = function;
+  found["member"] = member;
+  found["direction"] = direction;
   found["ages"] = ages;
-  found["remaining"] = remaining();
+  found["remaining"] = seconds_until(deadline);
   return found;
+}
+
+nb::dict RunningCall::describe() const {
+  return describe_call("served", nb::cast<std::string>(trace()), function_,
+                       nb::cast<std::string>(caller().attr("name")), deadline_,
+                       {{"taken", taken_ns_}, {"running", running_ns_}});
 }
 
 int RunningCall::traverse(visitproc visit, void* arg) {
@@ -139,32 +140,23 @@ int RunningCalls::traverse(visitproc visit, void* arg) const {
 // --- CallScope
 
 CallScope::CallScope(RunningCalls& calls, nb::object call)
-    : calls_(calls), call_(std::move(call)), outer_(RunningCall::current_) {
+    : thread_(this_thread()), calls_(calls), call_(std::move(call)), outer_(thread_.running) {
   RunningCall& running = *nb::inst_ptr<RunningCall>(call_);
   calls_.add(call_);
-  RunningCall::current_ = &running;
+  thread_.running = &running;
   running.running_ns_ = now_ns();
 }
 
 CallScope::~CallScope() {
-  RunningCall::current_ = outer_;
+  thread_.running = outer_;
   calls_.remove(*nb::inst_ptr<RunningCall>(call_));
 }
 
 // --- the context of distributed autograd
 
-namespace {
-
-/// The context of this thread, which leaves its contexts before it ends.
-thread_local PyObject* context = nullptr;
-
-}  // namespace
-
-nb::object current_context() { return context ? nb::borrow(context) : nb::none(); }
-
-nb::object swap_context(nb::object now) {
-  nb::object before = context ? nb::steal(context) : nb::none();
-  context = now.is_none() ? nullptr : now.release().ptr();
+nb::object swap_context(ThreadState& thread, nb::object now) {
+  nb::object before = thread.context ? nb::steal(thread.context) : nb::none();
+  thread.context = now.is_none() ? nullptr : now.release().ptr();
   return before;
 }
 
@@ -203,9 +195,6 @@ void init_running_call(nb::module_& m) {
       .def_prop_ro("trace", &RunningCall::trace,
                    "The name of the call in the logs of both sides, and of the calls that it makes.")
       .def_prop_ro(
-          "root", [](const RunningCall& c) { return nb::make_tuple(c.root().member, c.root().number); },
-          "(caller's id, number) of the first of the calls that led to this one.")
-      .def_prop_ro(
           "deadline", [](const RunningCall& c) { return to_seconds(c.deadline()); },
           "The deadline as time.monotonic() has it, or None.")
       .def_prop_ro("cancelled", &RunningCall::is_cancelled,
@@ -216,10 +205,14 @@ void init_running_call(nb::module_& m) {
       .def("cancel", &RunningCall::cancel, "Marks the call as cancelled.")
       .def("on_cancel", &RunningCall::on_cancel, nb::arg("hook"),
            "Calls the hook when the call is cancelled; at once if it is. The hook must not wait.");
-  m.def("_rpc_context", &current_context,
-        "Returns this thread's context of distributed autograd, or None.");
-  m.def("_swap_rpc_context", &swap_context, nb::arg("context").none(),
-        "Makes a context, or None, the context of this thread. Returns the one before.");
+  m.def(
+      "_rpc_context", [] { return this_thread().autograd(); },
+      "Returns this thread's context of distributed autograd, or None.");
+  m.def(
+      "_swap_rpc_context",
+      [](nb::object context) { return swap_context(this_thread(), std::move(context)); },
+      nb::arg("context").none(),
+      "Makes a context, or None, the context of this thread. Returns the one before.");
   m.def("_current_call", &current_call,
         "Returns the call that this thread runs for another member; None outside of a call.");
 }

@@ -4,17 +4,25 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "binding/module.h"
 #include "os/deadline.h"
+#include "rpc/giving.h"
 #include "rpc/message.h"
+#include "rpc/times.h"
 
 namespace onecopy::python {
 
 class RunningCalls;
+
+/// Describes a call for onecopy.rpc.calls(). `stages`: when the call came to each stage, in ns; 0 for a stage to come.
+nb::dict describe_call(const char* direction, const std::string& trace, const std::string& function,
+                       const std::string& member, Deadline deadline,
+                       std::initializer_list<std::pair<const char*, std::int64_t>> stages);
 
 /// A native call that this process runs, as its function sees it.
 /// Thread safety: the GIL.
@@ -24,7 +32,7 @@ class RunningCall {
               std::string function, Deadline deadline, rpc::GroupId root);
 
   /// The call that this thread runs; null outside of a call.
-  static RunningCall* current() noexcept { return current_; }
+  static RunningCall* current() noexcept { return this_thread().running; }
 
   std::uint32_t caller_id() const noexcept { return caller_; }
   std::uint64_t number() const noexcept { return number_; }
@@ -38,7 +46,7 @@ class RunningCall {
   /// The name of the call in the logs of both sides, and of calls that it makes.
   nb::object trace() const;
   /// Seconds until the deadline; None without a deadline.
-  nb::object remaining() const;
+  nb::object remaining() const { return seconds_until(deadline_); }
   /// Throws Cancelled when the caller does not want the result, Timeout behind the deadline.
   void check() const;
   void cancel();
@@ -52,8 +60,6 @@ class RunningCall {
  private:
   friend class RunningCalls;
   friend class CallScope;
-
-  static thread_local RunningCall* current_;
 
   nb::object agent_;
   const std::uint32_t caller_, session_;
@@ -96,6 +102,7 @@ class CallScope {
   ~CallScope();
 
  private:
+  ThreadState& thread_;
   RunningCalls& calls_;
   const nb::object call_;
   RunningCall* const outer_;
@@ -103,20 +110,20 @@ class CallScope {
 
 // --- the context of distributed autograd that this thread runs in
 
-/// Returns the context of this thread, or None, which records the tensors that cross. Thread safety: the GIL.
-nb::object current_context();
-/// Makes `context`, or None, the context of this thread. Returns the one before.
-nb::object swap_context(nb::object context);
+/// Makes `context`, or None, the context of a thread, which records the tensors that cross. Returns the one before.
+nb::object swap_context(ThreadState& thread, nb::object context);
 
 /// Makes a context, or None, the context of this thread for a block.
 class ContextScope {
  public:
-  explicit ContextScope(nb::object context) : before_(swap_context(std::move(context))) {}
+  explicit ContextScope(nb::object context)
+      : thread_(this_thread()), before_(swap_context(thread_, std::move(context))) {}
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
-  ~ContextScope() { swap_context(std::move(before_)); }
+  ~ContextScope() { swap_context(thread_, std::move(before_)); }
 
  private:
+  ThreadState& thread_;
   nb::object before_;
 };
 

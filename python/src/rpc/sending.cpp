@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -84,13 +83,15 @@ Endpoint::Request Endpoint::request(rpc::Member& to, const Callee& callee, nb::h
     return {to, node_->functions().of(kApply),
             nb::make_tuple(nb::make_tuple(function, tuple_item(values, 0), kwargs), nb::none()), deadline};
   if (!callee.check.is_none()) call_python([&] { callee.check(tuple_item(values, 0), kwargs); });
-  return {to, *callee.function, std::move(values), deadline};
+  Request made{to, *callee.function, std::move(values), deadline};
+  made.stays_here = callee.names.is_none() && to.number() == node_->number();
+  return made;
 }
 
 /// Returns the context of a call but for autograd: the trace of the call that this thread runs, and the reference to the result.
-rpc::CallContext Endpoint::surroundings_of(const Request& request) {
+rpc::CallContext Endpoint::surroundings_of(const Request& request, const RunningCall* parent) {
   rpc::CallContext context;
-  if (const RunningCall* const parent = RunningCall::current()) {
+  if (parent) {
     context.parts |= rpc::CallContext::kTrace;
     context.trace = parent->root();
   }
@@ -107,10 +108,10 @@ rpc::CallRef Endpoint::send(const Request& request) {
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
   Giving giving(agent_, to, request.is_result);
   Message message;
-  rpc::CallContext context = surroundings_of(request);
+  rpc::CallContext context = surroundings_of(request, giving.thread.running);
   rpc::CallRef call;
   nb::object arguments;
-  const nb::object autograd = current_context();
+  const nb::object autograd = giving.thread.autograd();
   try {
     const Peer& peer = this->peer(to);
     if (request.stays_here) {
@@ -150,16 +151,19 @@ rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
   }
 }
 
-/// Gives the call, or the reason why it was not sent, to the request's future.
-void Endpoint::send_for(const Request& request, double seconds) {
+/// Gives the call, or the reason why it was not sent, to the request's future. Returns the number of the call, or 0.
+std::uint64_t Endpoint::send_for(const Request& request, double seconds) {
   try {
     static PyObject* const name = PyUnicode_InternFromString("_call");
-    const nb::object call = nb::cast(RpcCall(node_, send(request)));
+    const rpc::CallRef sent = send(request);
+    const nb::object call = nb::cast(RpcCall(node_, sent));
     if (PyObject_SetAttr(request.future.ptr(), name, call.ptr()) != 0) throw nb::python_error();
+    return sent->number;
   } catch (const Error& error) {
     const nb::object reason =
         agent_.attr("end_error")(name(error.code()), error.what(), request.to.number(), seconds);
     request.future.attr("complete")(nb::none(), reason);
+    return 0;
   }
 }
 
@@ -231,15 +235,11 @@ nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, n
 }
 
 void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                     nb::handle timeout, nb::handle future, const std::string& how) {
+                     nb::handle timeout, nb::handle future) {
   rpc::Member& member = member_for(to);
   const double seconds = seconds_of(timeout, usual_timeout);
-  const auto at = std::find(kNamings.begin(), kNamings.end(), std::string_view(how)) - kNamings.begin();
-  Naming naming = static_cast<Naming>(at);
-  if (naming != Naming::torch) check_arguments(args);
-  if (naming == Naming::native && peer(member).is_program) naming = Naming::program;
-  Request made = request(member, callee(function, naming), function, args, kwargs, deadline_after(seconds));
-  made.stays_here = naming != Naming::torch && member.number() == node_->number();
+  Request made =
+      request(member, callee(function, Naming::torch), function, args, kwargs, deadline_after(seconds));
   made.future = future;
   send_for(made, seconds);
 }

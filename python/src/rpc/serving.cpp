@@ -255,7 +255,7 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
       }
       giving.count(rpc::Route::copy, counts.copied);
     } else {
-      message = encode_body(result, hooks_, peer.of_answers, giving, current_context(), context);
+      message = encode_body(result, hooks_, peer.of_answers, giving, giving.thread.autograd(), context);
     }
     const bool is_in_order = giving.has_references();
     open_lane_to(*node_, to, deadline);

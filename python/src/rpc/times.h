@@ -21,6 +21,12 @@ inline nb::object to_seconds(Deadline deadline) {
   return nb::float_(static_cast<double>(ns_of(deadline)) / 1e9);
 }
 
+/// Returns the seconds until the deadline, or None for no deadline.
+inline nb::object seconds_until(Deadline deadline) {
+  if (deadline == kForever) return nb::none();
+  return nb::float_(static_cast<double>(ns_of(deadline) - now_ns()) / 1e9);
+}
+
 /// Returns how long a call may take: `usual` if the timeout is None or negative. 0: no limit. Raises TypeError, and ValueError for NaN.
 inline double seconds_of(nb::handle timeout, double usual) {
   if (timeout.is_none()) return usual;
