@@ -140,6 +140,31 @@ def store(store_place):
     return onecopy.store.connect()
 
 
+@pytest.fixture
+def runtime_directory(tmp_path, monkeypatch):
+    """An XDG_RUNTIME_DIR of the test's own."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    """A checkpoint of a tiny random Llama with tied weights, and with rotary frequencies that no state_dict() contains."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
 @pytest.fixture(scope="module")
 def device_processes():
     """Ends the processes that use devices for a module's tests."""

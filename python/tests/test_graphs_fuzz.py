@@ -168,7 +168,7 @@ def run(compiled: Any, program: Program, chance: random.Random, device: str, tur
         mine, theirs = inputs.next()
         got, want = compiled(*mine), program(*theirs)
         poison(pool)
-        if any(differ(a, b) for a, b in zip(got, want, strict=True)):
+        if any(differ(a, b) or a.stride() != b.stride() for a, b in zip(got, want, strict=True)):
             return f"call {turn}: another result"
         if any(differ(*cache) for cache in inputs.caches) or any(
             differ(a, b) for a, b in zip(mine, theirs, strict=True)
@@ -206,7 +206,9 @@ def test_random_programs_are_as_eager_execution(part, device):
         program, compiled, chance = make(seed, device, pool)
         difference = run(compiled, program, chance, device, 14, pool)
         assert not difference, f"seed {seed}: {difference}: {program.steps} {program.returned}"
-        replays = max(replays, graphs.report(pool).replays)
+        report = graphs.report(pool)
+        assert not report.eager, f"seed {seed}: fell back to eager execution: {program.steps}"
+        replays = max(replays, report.replays)
     assert replays, "nothing was replayed"
 
 

@@ -19,20 +19,8 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
 @pytest.fixture
-def checkpoint(tmp_path, monkeypatch):
-    """A tiny random Llama with rotary frequencies in buffers that no state_dict() has, and tied weights."""
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    model.generation_config.max_new_tokens = 7
-    model.save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
+def checkpoint(llama, runtime_directory):
+    return llama
 
 
 def load(checkpoint, cls=None, **kwargs):

@@ -145,7 +145,9 @@ def futures_that_are_left(count):
     for future in calls():
         future.then(lambda f: f.value()).wait()
     calls()
-    until(lambda: rpc._get_current_rpc_agent().endpoint.calls_under_way == 0, "calls that nobody waits for are under way")
+    until(
+        lambda: rpc._get_current_rpc_agent().endpoint.calls_under_way == 0, "calls that nobody waits for are under way"
+    )
     add_references = [rpc.rpc_async("worker1", rref_of, args=(i,)).wait() for i in range(count)]
     del future, add_references
 
@@ -449,8 +451,8 @@ def test_the_last_to_shut_down_need_not_know_that_its_leader_gave_up(tmp_path):
 
 
 def let_the_last_answer_wait_for_the_end():
-    """This process's answer to the last meeting of a shutdown, its second, goes out when stop() is over or looks at
-    answers.
+    """This process's answer to the last meeting of a shutdown, its second, goes out when stop() is over or
+    finish_answers() waits for answers.
     """
     import threading
 
@@ -458,7 +460,7 @@ def let_the_last_answer_wait_for_the_end():
     from onecopy.rpc import group
 
     may_answer, meetings = threading.Event(), []
-    stop, answering = group.Agent.stop, getattr(group.Agent, "answering", lambda agent: 0)
+    stop, finish = group.Agent.stop, group.Agent.finish_answers
 
     class Signal(threading.Event):
         def set(self):
@@ -466,13 +468,8 @@ def let_the_last_answer_wait_for_the_end():
             if len(meetings) == 2:
                 may_answer.wait()
 
-    def look(agent):
-        count = answering(agent)
-        may_answer.set()
-        return count
-
     group.Agent.stop = lambda agent: (stop(agent), may_answer.set())
-    group.Agent.answering = look
+    group.Agent.finish_answers = lambda agent: (may_answer.set(), finish(agent))
     begin = api.AllGatherStates.__init__
     api.AllGatherStates.__init__ = lambda state: (begin(state), setattr(state, "proceed_signal", Signal()))[0]
 

@@ -25,6 +25,7 @@ import onecopy
 from onecopy import _core
 from onecopy.distributed import rpc
 from onecopy.rpc import device_maps, functions, values as rpc_values
+from test_values import damaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -440,11 +441,8 @@ def test_a_damaged_plain_call_is_refused_or_a_call(values, draw):
     if data is None:
         return
     assert equal(read_call(data), (tuple(values), None))
-    damaged = bytearray(data)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
-    read_call(bytes(damaged))
-    read_call(bytes(damaged[: draw.draw(st.integers(0, len(damaged)))]))
+    for bytes_ in damaged(data, draw):
+        read_call(bytes_)
 
 
 # --- both readers of the format: objects of Python, and values of a program in C++

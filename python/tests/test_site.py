@@ -38,9 +38,13 @@ def test_links_of_the_repository_become_links_of_the_site():
         sources.for_the_site("[a](nowhere.md)", "README.md", "index.md", pages)
 
 
-def test_the_site_is_built_and_all_its_links_lead_somewhere():
+@pytest.fixture
+def mkdocs():
     for module in ("material", "mkdocstrings"):
         pytest.importorskip(module, reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
+
+
+def test_the_site_is_built_and_all_its_links_lead_somewhere(mkdocs):
     if shutil.which("doxygen") is None:
         pytest.skip("wants doxygen: apt-get install doxygen")
     result = subprocess.run([sys.executable, SITE / "build.py"], capture_output=True, text=True, timeout=280)
@@ -53,8 +57,7 @@ def test_the_site_is_built_and_all_its_links_lead_somewhere():
     assert all(f">{name}<" in cpp for name in ("empty", "share", "open", "Bundle", "Handle"))
 
 
-def test_a_link_to_a_heading_that_is_not_there_is_an_error(tmp_path):
-    pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
+def test_a_link_to_a_heading_that_is_not_there_is_an_error(tmp_path, mkdocs):
     (tmp_path / "pages").mkdir()
     settings = tmp_path / "mkdocs.yml"
     settings.write_text(site_build.settings_of(tmp_path / "pages", tmp_path / "site", "  - index.md"))
@@ -64,8 +67,7 @@ def test_a_link_to_a_heading_that_is_not_there_is_an_error(tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="wants Chromium: apt-get install chromium")
-def test_a_page_that_is_opened_as_a_file_finds_what_is_searched_for(tmp_path):
-    pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
+def test_a_page_that_is_opened_as_a_file_finds_what_is_searched_for(tmp_path, mkdocs):
     page = SITE_BUILT / "index.html"
     assert "unpkg.com/iframe-worker" not in page.read_text()
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom",

@@ -14,11 +14,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 
-
-@pytest.fixture(autouse=True)
-def runtime_directory(tmp_path, monkeypatch):
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+pytestmark = pytest.mark.usefixtures("runtime_directory")
 
 
 def run(program, *arguments):
@@ -119,39 +115,28 @@ with torch.no_grad():
 """
 
 
-def test_a_model_survives_the_process_that_loaded_it(store, tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "llama")
-    first = run(LOAD_MODEL, str(tmp_path / "llama"))
+def test_a_model_survives_the_process_that_loaded_it(store, llama, monkeypatch):
+    import transformers
+
+    first = run(LOAD_MODEL, str(llama))
     (entry,) = store.list()
     assert entry["name"].startswith("huggingface/llama/")
     assert [version["readers"] for version in entry["versions"]] == [0]
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", None)  # it reads the files
-    second = onecopy.hf.from_pretrained(transformers.LlamaForCausalLM, tmp_path / "llama", store=True)
+    second = onecopy.hf.from_pretrained(transformers.LlamaForCausalLM, llama, store=True)
     with torch.no_grad():
         assert second(torch.tensor([[3, 1, 4]])).logits.double().sum().item() == float(first)
     assert second.lm_head.weight is second.model.embed_tokens.weight
     assert store.list()[0]["versions"][0]["readers"] == 1
 
 
-def test_a_model_may_have_a_name_of_its_own(store, tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    config = transformers.LlamaConfig(
-        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+def test_a_model_may_have_a_name_of_its_own(store, llama):
+    import transformers
+
     for dtype in (torch.float32, torch.bfloat16, torch.bfloat16):
         load = onecopy.hf.from_pretrained
-        model = load(transformers.AutoModelForCausalLM, tmp_path / "llama", store="mine", dtype=dtype)
+        model = load(transformers.AutoModelForCausalLM, llama, store="mine", dtype=dtype)
         assert model.dtype == dtype
     assert store.list()[0]["current"] == 2
-    assert os.fspath(tmp_path) not in str(store.open("mine").key)
+    assert os.fspath(llama.parent) not in str(store.open("mine").key)
