@@ -64,7 +64,7 @@ def skip_without_what_it_imports(program: str):
 
 
 @pytest.mark.parametrize("page, number", PROGRAMS, ids=str)
-def test_other_programs_on_a_page_print_what_it_says(page, number, run_python):
+def test_other_programs_on_a_page_print_what_it_says(page, number, run_python, store_place):
     program, output = programs_of(page)[number]
     skip_without_what_it_imports(program)
     assert run_python(program) == output
