@@ -64,6 +64,27 @@ with onecopy.store.connect().draft("a") as draft:
     assert store.publish("a", values(2)) == 2
 
 
+def test_a_publisher_that_is_stopped_delays_nobody_and_publishes_when_it_goes_on(store):
+    program = """
+import os, signal, torch, onecopy
+with onecopy.store.connect().draft("a") as draft:
+    for tensor in draft.values():
+        tensor.fill_(7)
+    print("drafted", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    store.publish("a", values(1))
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as publisher:
+        assert publisher.stdout.readline() == "drafted\n"
+        os.waitid(os.P_PID, publisher.pid, os.WSTOPPED)
+        assert store.publish("a", values(2)) == 2
+        assert {float(tensor[0, 0]) for tensor in store.open("a").values()} == {2.0}
+        publisher.send_signal(signal.SIGCONT)
+        assert publisher.wait(60) == 0
+    assert {float(tensor[0, 0]) for tensor in store.open("a", 3).values()} == {7.0}
+
+
 def test_two_publishers_of_one_name_get_numbers_of_their_own(store):
     found = []
 
