@@ -12,35 +12,35 @@ LAYERS, TOKENS, WIDTH = 2, 16, 32  # TOKENS of them a block
 
 
 class Pool:
-    """Blocks of keys and values. A block's name is the hash of all tokens up to its end."""
+    """Blocks of keys and values in an arena. The key of a block is the hash of all tokens up to its end."""
 
     def __init__(self) -> None:
-        self.store = onecopy.store.connect()
+        store = onecopy.store.connect()
+        self.arena = store.arena("kv", blocks=64, block_bytes=2 * LAYERS * TOKENS * WIDTH * 2)
+        self.cache = self.arena.tensor.view(torch.bfloat16).view(-1, 2, LAYERS, TOKENS, WIDTH)
         self.hits = self.misses = 0
 
-    def block(self, tokens: list[int]) -> torch.Tensor:
-        name = "kv/" + hashlib.sha256(repr(tokens).encode()).hexdigest()
-        try:
-            found = self.store.open(name)["kv"]  # read-only, the memory that the other engine has written
-            self.hits += 1
-        except onecopy.StaleHandle:
-            found = compute(tokens)
-            self.store.publish(name, {"kv": found}, keep=1)
+    def blocks(self, prompt: list[int]) -> list[int]:
+        """Returns the numbers of the prompt's blocks. Each has a lease of this process."""
+        ends = range(TOKENS, len(prompt) + 1, TOKENS)
+        keys = [hashlib.sha256(repr(prompt[:end]).encode()).digest() for end in ends]
+        numbers = [number for [number] in self.arena.find(keys)]  # up to the first key that no engine has put
+        self.hits += len(numbers)
+        for key, end in list(zip(keys, ends))[len(numbers) :]:
+            numbers += self.arena.allocate(1)
+            self.cache[numbers[-1]] = torch.tensor(prompt[end - TOKENS : end]).view(TOKENS, 1)  # stands for the model
+            self.arena.put(key, numbers[-1:])
             self.misses += 1
-        return found
-
-
-def compute(tokens: list[int]) -> torch.Tensor:  # stands for the model
-    positions = torch.tensor(tokens[-TOKENS:], dtype=torch.bfloat16).view(1, 1, TOKENS, 1)
-    return positions.expand(2, LAYERS, TOKENS, WIDTH).contiguous()
+        return numbers
 
 
 def engine(requests: Any, answers: Any) -> None:
     pool = Pool()
     for prompt in iter(requests.get, None):
-        blocks = [pool.block(prompt[:end]) for end in range(TOKENS, len(prompt) + 1, TOKENS)]
-        answers.put(f"{len(blocks)} blocks, sum {sum(block.float().sum().item() for block in blocks):g}; "
+        numbers = pool.blocks(prompt)
+        answers.put(f"{len(numbers)} blocks, sum {pool.cache[numbers].float().sum().item():g}; "
                     f"{pool.hits} hits and {pool.misses} misses so far")  # fmt: skip
+        pool.arena.release(numbers)  # the blocks stay until their place is needed
 
 
 if __name__ == "__main__":
