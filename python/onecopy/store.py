@@ -150,9 +150,9 @@ class Draft(_Tensors):
 class Arena:
     """A row of blocks of writable memory, which all processes of this user share; see ``Store.arena()``.
 
-    A process holds leases on blocks. When it ends, in whatever way, its leases end, and the next process that needs
-    blocks gets them. Blocks that have a key stay in the arena without a lease until their place is needed: the least
-    recently used go first. All calls may be made by several threads.
+    A process holds leases on blocks. When the process ends, in whatever way, its leases end, and the next process that
+    needs blocks gets the blocks. A block that has a key stays in the arena without a lease until its place is needed;
+    the block that was used least recently goes first. Thread safety: all methods may be called concurrently.
     """
 
     def __init__(self, core: _core._StoreArena, framework: _Framework | None) -> None:
@@ -161,7 +161,7 @@ class Arena:
         self.tensor: Any = core.memory(framework)
 
     def allocate(self, count: int) -> list[int]:
-        """Returns the numbers of so many blocks, each with a lease. Their content is undefined.
+        """Returns the numbers of `count` blocks, each with a lease. The content of the blocks is undefined.
 
         Raises:
             OutOfMemory: too many blocks are leased; the message has the numbers.
@@ -295,7 +295,7 @@ class Store:
     def arena(self, name: str, *, blocks: int, block_bytes: int) -> Arena:
         """Opens the arena of that name, or makes it in the memory of the host. ``delete()`` removes it.
 
-        It stays when all its users have ended. The processes that use it are in one PID namespace.
+        The arena stays when all its users have ended. All users of an arena are in one PID namespace.
 
         Raises:
             InvalidArgument: the arena has other sizes, or the name is that of an object.

@@ -135,9 +135,9 @@ Welcome Client::welcome(Deadline deadline) {
   return link_->welcome();
 }
 
-/// Does nothing in a forked child, whose connection does not read the versions of the parent. A message for which the socket has no room, because the
-/// worker is stopped, is replaced by the end of the connection: the keeper forgets what a connection read, and the next call
-/// connects again.
+/// Does nothing in a forked child, whose connection does not read the versions of the parent. If the socket has no room
+/// for the message, because the worker is stopped, closes the connection: the keeper forgets what a connection read, and
+/// the next call connects again.
 void Client::release(Reading::At at) noexcept {
   if (pid_ != current_pid()) return;
   try {
