@@ -208,8 +208,8 @@ class Store {
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
 
-  /// Opens the arena of that name, or makes it, in memory of the host. It stays until remove(). Throws invalid_argument
-  /// for other sizes than it has, and for an object that is not an arena; out_of_memory.
+  /// Opens the arena of that name, or makes the arena in memory of the host, where it stays until remove(). Throws
+  /// invalid_argument for sizes other than the arena's, and for an object that is not an arena; out_of_memory.
   Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes);
 
   std::vector<ObjectInfo> list();
