@@ -21,7 +21,7 @@ constexpr int kCallRounds = 101;
 constexpr std::chrono::milliseconds kSpins{1};
 constexpr std::chrono::nanoseconds kSleeps{0};
 
-/// This process and a process on another processor, which it calls.
+/// A process on another processor, and the connection by which this process calls its functions.
 class Callee {
  public:
   explicit Callee(std::chrono::nanoseconds spin)

@@ -9,7 +9,7 @@
 
 namespace onecopy::bench {
 
-/// This process and a following one, with all exchanges between them. Thread safety: none.
+/// A process that returns each message, with all kinds of exchanges between it and this process. Thread safety: none.
 class HandOver {
  public:
   HandOver();

@@ -73,7 +73,7 @@ int run(const std::vector<std::string>& only, const Effort& effort, const std::s
   const Machine machine = describe_machine();
   for (const auto& [name, value] : machine.facts) fmt::print("{}: {}\n", name, value);
   fmt::print("\n");
-  // This comes before any thread is pinned, since the library remembers how many processors it may use.
+  // The library remembers at its first use how many processors it may use, so it is used before any thread is pinned.
   empty(Layout(DType::u8, {std::int64_t{64} << 20}));
   Iceoryx iceoryx;
   std::vector<Row> rows;

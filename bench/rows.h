@@ -25,12 +25,12 @@ Row allocate_and_fill(const Effort& effort);
 Row open_first(const Effort& effort);
 Row share_a_million(const Effort& effort);
 Row load_file(const Effort& effort);
-// These functions measure promises of rpc.
+// The following rows measure promises of rpc.
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
 Row call_hosts(const Effort& effort);
 
-// These functions run in the other processes.
+// The functions below run in the other processes.
 void follow_exchanges(Parent& parent);
 void wait_for_items(Parent& parent);
 void open_handles(Parent& parent);

@@ -10,7 +10,7 @@
 namespace onecopy::bench {
 namespace {
 
-/// Memory of the driver's own allocator, which frameworks use.
+/// An allocation of the driver's own allocator, which frameworks use.
 class Allocation {
  public:
   Allocation(Device device, std::int64_t bytes) : device_(device) {

@@ -24,7 +24,7 @@ Row open_a_state_dict();
 Row copy_between_cards(int rounds);
 Row rest_on_a_card();
 
-// These functions run in the other processes.
+// The functions below run in the other processes.
 void follow_on_a_card(Parent& parent);
 void open_on_a_card(Parent& parent);
 void import_on_a_card(Parent& parent);

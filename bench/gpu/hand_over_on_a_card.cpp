@@ -41,7 +41,7 @@ double time_gets(Queue& queue, Stream stream) {
          kBatch;
 }
 
-/// This process and a following one, with a queue in each direction.
+/// A process that returns each tensor, with a queue in each direction.
 struct CardLink {
   CardLink() : peer("follow_on_a_card"), stream(new_stream()) {
     peer.ask(there.handle().to_text() + " " + back.handle().to_text());

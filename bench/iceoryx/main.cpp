@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWarm = 20;
 
-/// A chunk as large as the tensor of the other exchanges. It is not initialised when loaned.
+/// A chunk as large as the tensor of the other exchanges. iceoryx does not initialise a loaned chunk.
 struct Chunk {
   Chunk() noexcept {}  // NOLINT: empty on purpose
   std::uint64_t number;

@@ -65,8 +65,9 @@ def lead(talk: Talk, contender: dict[str, Any], device: str) -> None:
 
 
 def open_first(talk: Talk, device: str) -> None:
-    """In a new process that has a context: answers two handles with what the first open of the second took. That of
-    the first, if it is not empty, connects to the owner and is not in it."""
+    """Answers two handles, in a new process that has a context, with the time of the first open of the second handle.
+    The first handle, unless empty, is opened before, so that the measured time does not include connecting to the
+    owner."""
     import torch
 
     import onecopy

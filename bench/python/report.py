@@ -31,7 +31,7 @@ def at_least(value: float, limit: float) -> Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured number; `ratio` is to the row that `to` names."""
+    """A measured number. `ratio` is its ratio to the row that `to` names."""
 
     what: str
     value: float

@@ -91,7 +91,8 @@ def _after_pauses(call: Callable[[], object], count: int) -> int:
 
 
 def sleeper(talk: Talk, rank: int, path: str) -> None:
-    """Two words in shared memory, both sides asleep: rank 0 leads, as member() answers; rank 1 follows for ever."""
+    """Exchanges two words in shared memory by futex, where both sides sleep. Rank 0 leads and answers as member() does;
+    rank 1 follows until it is killed."""
     _pin(rank)
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
         words = (ctypes.c_uint32 * 1024).from_buffer(memory)
@@ -123,7 +124,8 @@ def sleeper(talk: Talk, rank: int, path: str) -> None:
 
 
 def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
-    """By name: so many calls of one kind, and the nanoseconds that they took where that is not all of the time."""
+    """Returns, by name, functions that make a number of calls of one kind. A function returns the nanoseconds that its
+    calls took if it spends time on other things, too."""
     import torch
 
     small, large, other = torch.ones(1), torch.ones(1 << 20), torch.ones(1 << 20)
@@ -162,7 +164,7 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
             rpc.remote("worker1", here.nothing).to_here()
 
     def backward(count: int) -> int:
-        """Of passes alone: the tensor goes to the other member and comes back before."""
+        """Returns the nanoseconds of the backward passes, without the calls that come before each pass."""
         autograd, took = importlib.import_module(rpc.__name__.replace(".rpc", ".autograd")), 0
         leaf = torch.ones(4, requires_grad=True)
         for _ in range(count):

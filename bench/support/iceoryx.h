@@ -8,7 +8,7 @@
 
 namespace onecopy::bench {
 
-/// Two processes that communicate through iceoryx, and its daemon, which lives as long as this object.
+/// Owns two processes that communicate through iceoryx, and the daemon of iceoryx.
 /// Thread safety: none.
 class Iceoryx {
  public:

@@ -18,7 +18,7 @@ Footprint footprint();
 /// Returns the bytes of physical memory behind the memfds that this process has open.
 std::uint64_t memfd_bytes();
 
-/// Untouched private memory, which the destructor unmaps.
+/// A private mapping whose pages no one has touched, unmapped by the destructor.
 class FreshMemory {
  public:
   explicit FreshMemory(std::size_t size);

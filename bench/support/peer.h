@@ -35,7 +35,7 @@ struct RawLink {
 };
 inline constexpr std::size_t kArenaBytes = 1 << 16;
 
-/// Another process: `program` started as `program peer <role>`. The destructor kills and reaps it. Thread safety: none.
+/// A child process that runs `program peer <role>`. The destructor kills and reaps the process. Thread safety: none.
 class Peer {
  public:
   /// Starts the process. An empty `program` is this program.

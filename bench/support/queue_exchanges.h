@@ -13,7 +13,7 @@ namespace onecopy::bench {
 ///   "queue sleep", "queue sleep fresh"  both sides sleep
 ///   "queue 4 bytes", "queue 1 GiB"      round trips of tensors of that size
 ///   "queue to", "queue to fresh"        one way
-/// Tensors have 4 KiB unless a size is given. They are the same each time, or new ("fresh").
+/// Tensors have 4 KiB unless a size is given. An exchange sends the same tensor each time, or a new one ("fresh").
 /// Thread safety: none.
 class QueueLink {
  public:

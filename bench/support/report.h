@@ -22,7 +22,7 @@ struct Bound {
 inline Bound at_most(double value, double limit) { return {value, limit, false}; }
 inline Bound at_least(double value, double limit) { return {value, limit, true}; }
 
-/// One measured number.
+/// A measured number.
 struct Figure {
   std::string what;
   double value = 0;

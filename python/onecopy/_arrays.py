@@ -58,7 +58,7 @@ def asarray(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool | Non
 def array(obj: Any, dtype: Any = None, device: Any = None, *, copy: bool = True) -> _core.Tensor:
     """Returns a new tensor with the content of an array or of nested lists of numbers.
 
-    This is ``asarray()`` with ``copy=True``.
+    Equivalent to ``asarray()``, but always copies.
 
     >>> onecopy.array([[1, 2], [3, 4]]).tolist()
     [[1, 2], [3, 4]]
@@ -82,7 +82,7 @@ def from_numpy(ndarray: Any) -> _core.Tensor:
 
 
 def ones(shape: Any, dtype: Any = "float32", device: Any = "cpu", pin: bool = False) -> _core.Tensor:
-    """Returns a new tensor of ones. It takes the arguments of ``empty()``."""
+    """Returns a new tensor of ones. Takes the same arguments as ``empty()``."""
     return _core.full(shape, 1, dtype, device, pin)
 
 

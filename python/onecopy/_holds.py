@@ -44,8 +44,8 @@ def let_last(handle: bytes) -> None:
 def tie_to_child(handle: bytes) -> None:
     """Ends the hold of `handle` when the child that is being started has ended.
 
-    Has no effect if no child is being started by pickling. It keeps the bytes and not a Handle, which would keep the
-    memory as long as the child lives.
+    Has no effect if no child is being started by pickling. The function stores the bytes, since a stored Handle would
+    keep the memory alive as long as the child lives.
     """
     if child_being_started() is not None:
         keep_for_child(partial(_core._end_hold, handle))

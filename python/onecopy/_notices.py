@@ -29,8 +29,8 @@ _numbers = itertools.count()
 class Notices:
     """The handles that processes of this user have posted under one name.
 
-    A notice is a file that the posting process keeps locked. It is deleted when the object that it was posted for is
-    destroyed or the process ends; the notice of a killed process is deleted by the next process that looks.
+    A notice is a file that the posting process keeps locked. The file is deleted when the object of the notice is
+    destroyed or the process exits; the notice of a killed process is deleted by the next process that looks.
 
     Thread safety: one thread at a time.
     """

@@ -28,7 +28,7 @@ _ITEMSIZE = {
 
 
 class DType(str):
-    """The name of an element type, e.g. ``"float32"``: a ``str`` with an ``itemsize``.
+    """The name of an element type, e.g. ``"float32"``, as a ``str`` that also has an ``itemsize``.
 
     The types are bool, uint8 to uint64, int8 to int64, float16, bfloat16, float32, float64, complex64,
     complex128, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz and float8_e8m0fnu.

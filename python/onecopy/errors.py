@@ -113,7 +113,7 @@ class Closed(Error, EOFError):
 
 
 class Unsupported(Error, NotImplementedError):
-    """This machine, device or build does not support the operation."""
+    """The operation is not supported by the machine, the device or the build."""
 
     code = "unsupported"
 

@@ -26,7 +26,7 @@ def memory(device: Any = None) -> Iterator[Any]:
         with onecopy.torch.memory("cuda:0"):
             weights = torch.empty(1 << 30, device="cuda:0")
 
-    This memory can be exported from the start: the first ``share()`` of a tensor costs nothing extra, and other
+    Memory of onecopy can be exported from the start: the first ``share()`` of a tensor costs nothing extra, and other
     processes keep the memory if this process is killed. Memory of released tensors serves torch's next allocations in
     the block. The pool lives until ``trim()`` or the end of the process, and ``torch.cuda.empty_cache()`` does not
     shrink it. Older tensors and other threads are not affected. The static tensors of a CUDA graph can be made in the
@@ -66,8 +66,8 @@ def trim(device: Any = None) -> int:
         onecopy.torch.trim("cuda:0")
 
     Idle memory is unused memory of onecopy and torch's cached memory of ``memory()``. The call destroys the pools that
-    neither a thread nor a graph uses, and empties torch's own cache (``torch.cuda.empty_cache()``). It keeps all
-    tensors, including tensors made in ``memory()``, a card's segment with a block in use, and memory that other
+    neither a thread nor a graph uses, and empties torch's own cache (``torch.cuda.empty_cache()``). All tensors stay,
+    including tensors made in ``memory()``, and so do segments of a card with a block in use and memory that other
     processes hold. Without this call idle memory is returned after about a second, except for torch's cached memory.
 
     Args:

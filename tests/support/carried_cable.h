@@ -14,8 +14,8 @@
 
 namespace onecopy::testing {
 
-/// A cable between two network namespaces, of which a thread of this process carries each packet from one end to the other.
-/// It can be slow and lossy, on a kernel without netem as well.
+/// A cable between two network namespaces, of which a thread of this process carries each packet from one end to the
+/// other. The cable can be slow and lossy, on a kernel without netem as well.
 ///
 /// Thread safety: all members may be called concurrently.
 class CarriedCable {

@@ -38,7 +38,7 @@ class Turns {
   ~Turns() {
     if (count_) count_->is_wanted = false;
   }
-  /// Until it has been through all that had happened before.
+  /// Waits until the watch thread has handled everything that happened before the call.
   void wait() const {
     if (!count_) return;
     const int wanted = count_->made + 2;
@@ -51,7 +51,7 @@ class Turns {
     std::atomic<bool> is_wanted{false};
     std::optional<Timer> timer{};
   };
-  /// There is one for each process, which is never freed.
+  /// Returns the Count of the process, which is never freed.
   static Count* count_of(Runtime* process) {
     static std::map<Runtime*, Count*> counts;
     if (!process) return nullptr;
@@ -108,7 +108,7 @@ Footprint Footprint::unchanging() {
   return last;
 }
 
-/// It keeps a claim page ready for the next, which its watch thread makes when it comes to it.
+// An owner has a claim page for each borrower, and its watch thread makes one more for the next borrower.
 Footprint Footprint::settled_owner(std::uint64_t borrowers) {
   EXPECT_TRUE(eventually([&] { return stats().borrowers == borrowers; }));
   settled();  // no pages of its former owners

@@ -15,7 +15,7 @@ namespace {
 
 std::string failed(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
-/// In a new user namespace: maps the ids of the outside. Groups cannot be mapped before setgroups is refused.
+/// Maps the ids of the outside in a new user namespace. The kernel maps groups only after setgroups is denied.
 std::string try_keep_ids(uid_t user, gid_t group) {
   const auto itself = [](auto id) { return std::to_string(id) + " " + std::to_string(id) + " 1"; };
   if (!(std::ofstream("/proc/self/setgroups") << "deny" << std::flush)) return failed("setgroups");

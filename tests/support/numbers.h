@@ -8,7 +8,7 @@
 
 namespace onecopy::testing {
 
-/// The device of the tests' tensors: ONECOPY_TEST_DEVICE, or the CPU. Each program runs for both.
+/// Returns the device of the tests' tensors, which ONECOPY_TEST_DEVICE names, or the CPU. Each program runs for both.
 Device device();
 
 /// Returns a new tensor i64[count] of first, first + 1, ... on device().
@@ -18,7 +18,7 @@ inline Tensor number(std::int64_t n) { return numbers(1, n); }
 /// Returns a new tensor u8[count] on the CPU, whose elements are all `value`.
 Tensor filled_bytes(std::int64_t count, int value, bool pinned = false);
 
-// These functions access single elements on any device, and are slow.
+// The functions below access single elements on any device, and are slow.
 
 template <class T = std::int64_t>
 T element(const Tensor& tensor, std::int64_t i) {

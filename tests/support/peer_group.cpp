@@ -46,7 +46,7 @@ void run_in_thread(const Body& body, Role role) {
   }
 }
 
-/// "<body> <role> <other role>=<descriptor>..."; the descriptors survive exec.
+/// Returns "<body> <role> <other role>=<descriptor>..." as an argument, and lets the descriptors survive exec.
 std::string argument_for(const Body& body, const std::string& role, const Lines& lines) {
   std::ostringstream text;
   text << kArgument << body.name << ' ' << role;

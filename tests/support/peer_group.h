@@ -27,7 +27,7 @@ class Role {
   std::map<std::string, UnixSocket> lines_;
 };
 
-/// The code of a role. It is registered under its name at static initialisation, so that a spawned program finds it:
+/// The code of a role, registered under its name at static initialisation, so that a spawned program finds the code:
 /// `const Body lender("share.lender", [](Role& me) { ... });`
 struct Body {
   Body(const char* body_name, void (*body)(Role&));

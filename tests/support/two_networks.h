@@ -9,8 +9,8 @@
 
 namespace onecopy::testing {
 
-/// Two connected network namespaces, which simulate two hosts. Each belongs to a child, which calls enter_network()
-/// first; the test connects them.
+/// Simulates two hosts by two connected network namespaces. Each namespace belongs to a child, which calls
+/// enter_network() first; the test connects the two.
 ///
 /// Thread safety: used by one thread.
 class TwoNetworks {

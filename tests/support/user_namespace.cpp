@@ -60,7 +60,7 @@ class IdMapper {
   pid_t pid_ = 0;
 };
 
-/// Dumpable again, which a change of the user ends: else the files of the process in /proc belong to root.
+/// Changes the user of this process, and makes it dumpable again, without which root would own its files in /proc.
 bool become(uid_t user) {
   return ::setresgid(user, user, user) == 0 && ::setresuid(user, user, user) == 0 &&
          ::prctl(PR_SET_DUMPABLE, 1) == 0;

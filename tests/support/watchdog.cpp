@@ -40,7 +40,7 @@ void install_handler() {
   ::sigaction(dump_signal(), &action, nullptr);
 }
 
-/// Whether a mask of signals in there, as "SigCgt:", has the one for dumps.
+/// Returns whether the signal mask `mask` of the process, e.g. "SigCgt:", contains the signal for dumps.
 bool has_dump_signal(const fs::path& process, const std::string& mask) {
   std::ifstream status(process / "status");
   for (std::string line; std::getline(status, line);)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of TorchAir that its guide to memory reuse among graphs uses.
 
-Import them with ``import onecopy.compat.torchair as torchair``.
+A program imports them with ``import onecopy.compat.torchair as torchair``.
 """
 
 from __future__ import annotations

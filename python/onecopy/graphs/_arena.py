@@ -21,7 +21,7 @@ from ._leases import Leases, OutputInUse
 
 
 class Arena:
-    """The scratch memory of graphs on one device. It is as large as the largest graph needs.
+    """The scratch memory of graphs on one device, as large as the largest graph needs.
 
     Graphs of one arena run one at a time. Thread safety: any thread may call any method.
 

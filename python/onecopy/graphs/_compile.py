@@ -164,8 +164,8 @@ def _written(traced: torch.fx.GraphModule) -> set[int]:
 def capture(function: Callable[..., Any], *examples: Any, **options: Any) -> Callable[..., Any]:
     """Captures ``function`` for the shapes of ``examples``, and returns a function that replays it.
 
-    Another shape is captured at its first call. ``options`` go to ``backend()``. This call runs the function
-    once on the examples, which changes tensors that the function writes into.
+    Another shape is captured at its first call. ``options`` go to ``backend()``. The capture runs the function once on
+    the examples, and so changes tensors that the function writes into.
 
     Raises:
         Unsupported: torch cannot trace the whole function, or graphs do not run on its device.

@@ -115,7 +115,7 @@ Key = tuple[Any, ...]
 
 
 class Function:
-    """The function that torch.compile calls. It keeps the graphs of the shapes that were used last (I6).
+    """The function that torch.compile calls, with the graphs of the shapes that were used last (I6).
 
     The first call of a shape runs eagerly and returns the results of this run, whether the capture that follows
     succeeds or is undone (I5).

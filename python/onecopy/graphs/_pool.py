@@ -18,7 +18,8 @@ from .. import _core
 
 @functools.cache
 def _allocator() -> Any:
-    """Returns torch's object for the extension's allocator. It is never destroyed, so it outlives all segments (I7)."""
+    """Returns torch's object for the extension's allocator, which is never destroyed and so outlives all segments
+    (I7)."""
     return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_graph_allocate", "onecopy_graph_free")
 
 

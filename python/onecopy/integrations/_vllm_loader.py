@@ -23,9 +23,9 @@ _NEEDS_A_SOURCE = (
 class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defined]
     """Loads weights from the text of a handle, or from the current version of an object of the store.
 
-    If the store has no such object, vLLM's own loader reads the files, and the weights are published under that name.
-    The model copies the tensors into its own layout, and the memory is closed afterwards. vLLM's default loader checks
-    that no parameter is missing.
+    If the store does not contain the object, vLLM's own loader reads the files, and the weights are published under the
+    object's name. The model copies the tensors into its own layout, and the memory is closed afterwards. vLLM's default
+    loader checks that no parameter is missing.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -51,7 +51,8 @@ class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defi
         yield from weights.items()
 
     def _of_store(self, model_config: Any, model: Any) -> Any:
-        """Opens the object, after publishing what vLLM's own loader reads if there is no such object."""
+        """Opens the object. If the store does not contain the object, vLLM's own loader reads the weights, which are
+        then published."""
         of_files = super().get_all_weights
 
         def read() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ._packages import need
 __all__ = ["from_pretrained"]
 
 _WHAT = "onecopy.hf.from_pretrained()"
-# These arguments place or change parameters in ways that a model made from its config cannot repeat.
+# arguments that place or change parameters in ways that a model made from its config cannot repeat
 _REFUSED = ("device_map", "quantization_config", "tp_plan", "tp_size", "distributed_config", "gguf_file", "state_dict",
             "use_kernels", "kernel_config", "output_loading_info", "adapter_kwargs")  # fmt: skip
 _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")

@@ -84,7 +84,7 @@ def allow() -> None:
     """
     Lets SGLang unpickle tensors of a trainer that has imported ``onecopy.multiprocessing``.
 
-    SGLang unpickles only names on its list. It calls this function in each of its processes, through its entry point
+    SGLang unpickles only names on its list. Each process of SGLang calls ``allow()`` through the entry point
     ``sglang.srt.plugins``. The added functions open handles, and call nothing else.
     """
     try:

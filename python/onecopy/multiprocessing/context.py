@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts whose queues and pools keep tensors in shared memory.
 
-They are the standard library's contexts with other queues and pools. The default start method is shared with the
-standard library: ``set_start_method`` here and ``multiprocessing.set_start_method`` set the same value, so that a
-child can receive locks and queues of both packages.
+The classes derive from the contexts of the standard library and replace their queues and pools. The default start
+method is shared with the standard library: ``set_start_method`` here and ``multiprocessing.set_start_method`` set the
+same value, so that a child can receive locks and queues of both packages.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class DefaultContext(_SharingContext, multiprocessing.context.DefaultContext):
         return super().get_context(self._standard.get_start_method() if method is None else method)
 
     def set_start_method(self, method, force=False):
-        """Sets the start method for this package and for ``multiprocessing``. It can be set only once."""
+        """Sets the start method for this package and for ``multiprocessing``. Raises RuntimeError if a start method is
+        set already and ``force`` is false."""
         self._standard.set_start_method(method, force)
 
     def get_start_method(self, allow_none=False):

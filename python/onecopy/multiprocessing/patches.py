@@ -290,7 +290,7 @@ def _patch_loader(tensor: Any) -> None:
 
 
 def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, **named: Any) -> None:
-    """Runs torch's own loop. It pins batches in memory of onecopy in place."""
+    """Runs torch's own loop, in which `_pin_memory` pins batches in memory of onecopy in place."""
     _pinning.card = device_id
     originals.pin_memory_loop(in_queue, out_queue, device_id, *args, **named)
 

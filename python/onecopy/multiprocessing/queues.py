@@ -40,7 +40,8 @@ def _state_for_child(queue: _core.Queue) -> bytes:
 
 
 class _OnQueue:
-    """The private attributes of multiprocessing's queues that some programs use. They are made at first use."""
+    """The private attributes of multiprocessing's queues that some programs use. Each attribute is created at its first
+    use."""
 
     _core: _core.Queue
 
@@ -184,7 +185,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         self._cond, self._unfinished_tasks = state[-2:]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Puts an object as Queue.put does. It counts as unfinished until a process calls task_done()."""
+        """Puts an object as Queue.put does. The object counts as unfinished until a process calls task_done()."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         putting = self._begin_put(obj, block, timeout, self._report)

@@ -3,7 +3,7 @@
 
 The functions have the names and results of ``torch.multiprocessing.reductions``: each returns ``(rebuild, arguments)``,
 where ``rebuild(*arguments)`` makes the object in the other process, on the same memory. The arguments may be sent by
-any means. They can be rebuilt once, while this process lives.
+any means. The object can be rebuilt once, while this process lives.
 """
 
 from __future__ import annotations
@@ -451,8 +451,8 @@ def _is_handle(value: Any) -> bool:
 class SharedStorage:
     """The storage class among the arguments of a tensor on a device, in place of torch's ``TypedStorage``.
 
-    torch's rebuild_cuda_tensor() calls it to open the handle. This works in a process that has not imported this
-    package, too: unpickling the class imports the package, or raises ModuleNotFoundError if onecopy is not installed.
+    torch's rebuild_cuda_tensor() calls the class to open the handle, also in a process that has not imported onecopy:
+    unpickling the class imports the package, or raises ModuleNotFoundError if onecopy is not installed.
     """
 
     @staticmethod
@@ -479,7 +479,8 @@ class SharedStorage:
 
 
 class StorageHandle(bytes):
-    """The bytes of a handle in place of a descriptor or file name. It raises an error if torch's functions open it."""
+    """The bytes of a handle in place of a descriptor or file name. Functions of torch that open a StorageHandle raise
+    Unsupported."""
 
     def detach(self) -> int:
         """Raises Unsupported. torch's rebuild_storage_fd() calls it first."""

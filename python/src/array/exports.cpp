@@ -17,8 +17,8 @@ namespace {
 /// REQUIRES: is_shareable(tensor).
 std::vector<Stream> order_of(const Tensor& tensor) { return as_shared(*tensor.block().group()).order(); }
 
-/// An exported block. Its exports own it together. It also keeps the block in the order of the streams of all exports
-/// until the last export is released, which then waits for all these streams.
+/// An exported block, which its exports own together. The block stays in the order of the streams of all exports until
+/// the last export is released, which then waits for all these streams.
 class Export final : public BlockGroup {
  public:
   explicit Export(const Tensor& tensor)

@@ -5,8 +5,8 @@
 
 #include "onecopy/memory/tensor.h"
 
-/// The blocks that other libraries access through DLPack or the buffer protocol. They are found again by address, so
-/// that sharing an array of numpy or jax in one of them needs no copy. Thread safety: all functions may be called
+/// The blocks that other libraries access through DLPack or the buffer protocol. A table finds the block of an address,
+/// so that sharing an array of numpy or jax in a block needs no copy. Thread safety: all functions may be called
 /// concurrently, with or without the GIL.
 namespace onecopy::python {
 

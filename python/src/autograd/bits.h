@@ -9,7 +9,7 @@
 
 namespace onecopy::python::autograd {
 
-/// A set of numbers: one word while all are below 64, and more words from then on.
+/// A set of numbers, stored in one word while all numbers are below 64, and in more words otherwise.
 /// Thread safety: that of a value.
 class Bits {
  public:
@@ -70,7 +70,7 @@ class Bits {
   }
 
   std::uint64_t first_ = 0;
-  std::vector<std::uint64_t> more_;  ///< of the numbers from 64 on
+  std::vector<std::uint64_t> more_;  ///< the bits of the numbers from 64 on
 };
 
 }  // namespace onecopy::python::autograd

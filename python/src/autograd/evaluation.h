@@ -15,49 +15,52 @@ namespace onecopy::python::autograd {
 
 class EngineCall;
 
-/// A worker's part of one backward pass, but for its messages: the sources whose gradients have come, or never come, and
-/// the outputs that have fired. An output fires once, with its complete gradient: when all sources that reach it have theirs,
-/// or are known to get none. Gradients of leaves go into the context.
+/// A worker's part of one backward pass, without the messages: tracks which sources have got their gradients or never
+/// will, and which outputs have fired. An output fires once, with its complete gradient, when each source that reaches
+/// the output has its gradients or is known to get none. Gradients of leaves go into the context.
 ///
-/// Thread safety: all members may be called concurrently, with the GIL held. A component has a lock, since torch's engine lets
-/// go of the GIL; a thread never waits for it with the GIL. The sets of sources are read and changed with the GIL.
+/// Thread safety: all members may be called concurrently, with the GIL held. Each component has a lock, since torch's
+/// engine releases the GIL; a thread releases the GIL before it waits for the lock. The GIL guards the sets of sources.
 class Evaluation {
  public:
-  /// The result of a step: the outputs that fired, as (ReceivedTensors, their gradients), and by how much the number of blocked
-  /// components has grown.
+  /// The result of a step: the outputs that fired, as (ReceivedTensors, gradients), and the change of the number of
+  /// blocked components.
   struct Step {
     nb::list fired;
     int change = 0;
   };
 
-  /// `sent` is a list of SentTensors and `roots` of GradientEdge, a source of its own with the key None. `engine` is torch's
-  /// run_backward(). Errors name the worker. REQUIRES: the SentTensors live as long: they may own nodes.
+  /// `sent` is a list of SentTensors. `roots` is a list of GradientEdge, which make one source with the key None.
+  /// `engine` is torch's run_backward(). `worker` appears in errors. REQUIRES: the SentTensors, which may own nodes,
+  /// outlive the Evaluation.
   Evaluation(nb::object context, std::size_t worker, nb::handle sent, nb::handle roots, nb::object engine,
              bool retain);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
 
-  /// Gradients have come: a list of (a source's key, its gradients). Throws RuntimeError for an unknown key, and with the worker
-  /// for a failure in the graph.
+  /// Takes received gradients, a list of (key of a source, its gradients), and evaluates what they make ready. Throws
+  /// RuntimeError for an unknown key, and for a failure in the graph an error that names the worker.
   Step take(nb::handle arrived);
-  /// Sources whose gradients have not come, and that are not marked, never get any.
+  /// Declares that sources which have neither gradients nor a mark never get any, and evaluates what becomes ready.
   Step resolve();
-  /// Marks a source: it will get something. The ReceivedTensors that will get something because of that. Throws KeyError.
+  /// Marks a source that will get gradients. Returns the ReceivedTensors that will get gradients as a result. Throws
+  /// KeyError for an unknown key.
   nb::list mark(nb::handle key);
-  /// The ReceivedTensors that the blocked components will still send gradients for.
+  /// Returns the ReceivedTensors for which the blocked components will still send gradients.
   nb::list owed();
 
-  /// Visits the objects for the garbage collector. A cycle of references is broken at one of the Python objects that it goes through.
+  /// Visits the objects for the garbage collector, which breaks a cycle of references at one of the Python objects in
+  /// the cycle.
   int traverse(visitproc visit, void* arg) const;
 
  private:
-  /// An edge into a node, and the gradient that waits there.
+  /// An edge into a node, and the gradient that waits at the edge.
   struct Item {
     std::size_t node;
     nb::object edge, gradient;
   };
-  /// Sources that are evaluated together. With `lock` held, but for reads with the GIL. Invariant: evaluating from `items` gives
-  /// what its outputs that have not fired lack.
+  /// Sources that are evaluated together. `lock` guards changes; the GIL suffices for reads. Invariant: an evaluation
+  /// from `items` yields what the outputs that have not fired lack.
   struct Component {
     Bits sources;
     std::vector<Output> outputs;
@@ -67,12 +70,12 @@ class Evaluation {
   };
   class Holding;
   using Outputs = std::vector<Output*>;
-  using Gradients = std::vector<std::vector<nb::object>>;  ///< of each output
+  using Gradients = std::vector<std::vector<nb::object>>;  ///< the gradients of each output
   /// A run of the engine.
   struct Stage {
-    Outputs outputs;  ///< that fire
-    Bits wanted;      ///< their numbers
-    Bits remaining;   ///< of those that gradients reach, and that fire later
+    Outputs outputs;  ///< the outputs that fire
+    Bits wanted;      ///< the numbers of `outputs`
+    Bits remaining;   ///< the numbers of outputs that gradients reach and that fire later
   };
   struct Caught {
     Gradients at_outputs;
@@ -110,7 +113,7 @@ class Evaluation {
   std::size_t worker_;
   nb::object engine_;
   bool retains_;
-  nb::dict sources_;  ///< number by key
+  nb::dict sources_;  ///< the number of each source by its key
   std::unique_ptr<Structure> structure_;
   std::vector<std::unique_ptr<Component>> components_;
   Bits arrived_, dead_, live_;  ///< sources

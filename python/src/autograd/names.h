@@ -6,15 +6,15 @@
 
 namespace onecopy::python::autograd {
 
-/// The names by which torch's graph and its tensors are read, and the objects of torch's that are compared or called.
-/// They are looked up once.
+/// The names by which torch's graph and its tensors are read, and the objects of torch's that are compared or called,
+/// looked up once.
 ///
 /// Never destroyed. Thread safety: used with the GIL held.
 struct Names {
   static const Names& get();
 
   PyTypeObject* leaf;     ///< the type of nodes that stand for leaves
-  PyTypeObject* receive;  ///< of nodes that stand for received tensors
+  PyTypeObject* receive;  ///< the type of nodes that stand for received tensors
   nb::object gradient_edge, strided, sparse_coo, contiguous_format;
 
   nb::object next_functions, variable, backward_hooks, received, count, message_id, edges, input_metadata;
@@ -46,7 +46,7 @@ nb::object call(nb::handle object, const nb::object& name, Arguments&&... argume
   return call_python([&] { return nb::object(object.attr(name)(std::forward<Arguments>(arguments)...)); });
 }
 
-/// Throws the exception of __bool__().
+/// Returns bool(object). Throws the exception of __bool__().
 inline bool is_true(nb::handle object) {
   const int truth = call_python([&] { return PyObject_IsTrue(object.ptr()); });
   if (truth < 0) throw nb::python_error();

@@ -11,27 +11,27 @@
 
 namespace onecopy::python::autograd {
 
-/// An edge of torch's graph out of tensors that were sent, or of the loss.
+/// An edge of torch's graph from tensors that were sent, or from the loss.
 struct SourceEdge {
   nb::object edge;   ///< a GradientEdge
-  std::size_t node;  ///< its node's number
+  std::size_t node;  ///< the number of the node that the edge leads to
 };
 
-/// A leaf or received tensors, where gradients leave the graph, as one component's gradients reach it.
+/// A leaf or received tensors, where gradients of one component leave the graph.
 struct Output {
-  std::size_t node;  ///< its number
-  std::size_t end;   ///< its number among the outputs that nodes lead to
-  Bits need;         ///< the sources of the component that reach it
+  std::size_t node;  ///< the number of the node
+  std::size_t end;   ///< the number among the outputs that nodes lead to
+  Bits need;         ///< the sources of the component that reach the output
   bool has_fired = false;
 };
 
 /// The graph between the sources and the outputs of one worker.
 ///
-/// A source is where gradients come in: the loss, or tensors that were sent. An output is where they leave: a leaf, or
-/// tensors that were received. Sources whose graphs have a node other than a plain leaf in common make one component, whose
-/// gradients have to be evaluated together.
+/// Gradients enter the graph at a source, which is the loss or tensors that were sent, and leave the graph at an output,
+/// which is a leaf or tensors that were received. Sources whose graphs share a node other than a plain leaf form a
+/// component, whose gradients must be evaluated together.
 ///
-/// Thread safety: never changes once made; used with the GIL held.
+/// Thread safety: immutable; used with the GIL held.
 class Structure {
  public:
   enum class Kind : std::uint8_t { inner, leaf, received };
@@ -39,9 +39,9 @@ class Structure {
     nb::object node;
     Kind kind;
     nb::object end;                  ///< the leaf, or the ReceivedTensors
-    std::vector<std::size_t> after;  ///< numbers of the nodes that its edges go to
-    Bits reach;                      ///< the sources that reach it
-    Bits leads;                      ///< the outputs that it leads to, by `end`
+    std::vector<std::size_t> after;  ///< the numbers of the nodes that the node's edges lead to
+    Bits reach;                      ///< the sources that reach the node
+    Bits leads;                      ///< the outputs that the node leads to, by `end`
   };
   struct Source {
     std::vector<SourceEdge> edges;
@@ -52,17 +52,18 @@ class Structure {
     std::vector<Output> outputs;
   };
 
-  /// `sources` are lists of GradientEdge.
+  /// `sources` holds a list of GradientEdge for each source.
   explicit Structure(const std::vector<nb::object>& sources);
 
   const Node& node(std::size_t number) const { return nodes_[number]; }
   const std::vector<Source>& sources() const noexcept { return sources_; }
-  /// Returns the components, none of which has begun.
+  /// Returns the components in their initial state.
   const std::vector<Part>& parts() const noexcept { return parts_; }
 
-  /// The nodes that run when gradients go from `starts` to the outputs `wanted`, and have an edge to a node that runs later,
-  /// if the later stage, which goes to the outputs `remaining`, can begin at them. That is so if none of them leads to another
-  /// through nodes that run now. Else empty, and the nodes above run again.
+  /// Returns the nodes that run when gradients go from `starts` to the outputs `wanted`, and have an edge to a node
+  /// that runs later. The later stage, which goes to the outputs `remaining`, begins at the returned nodes. Returns
+  /// nullopt if a returned node would lead to another through nodes that run in the first stage; the later stage then
+  /// begins at `starts`.
   std::optional<std::vector<std::size_t>> find_cut(const std::vector<std::size_t>& starts,
                                                    const Bits& wanted, const Bits& remaining) const;
 
@@ -82,8 +83,8 @@ class Structure {
 
   std::vector<Node> nodes_;
   std::vector<bool> is_walked_;
-  std::vector<std::size_t> order_;  ///< all nodes, each behind those that it has edges to
-  std::unordered_map<PyObject*, std::size_t> numbers_;  ///< of nodes, until all are walked
+  std::vector<std::size_t> order_;  ///< all nodes, each after the nodes that its edges lead to
+  std::unordered_map<PyObject*, std::size_t> numbers_;  ///< the number of each node; cleared after the walk
   std::vector<Source> sources_;
   std::vector<Part> parts_;
 };

@@ -39,7 +39,7 @@ DType dtype_arg(nb::handle value, const char* argument);
 Device device_arg(nb::handle value, const char* argument);
 /// Returns the access of "readwrite" or "read".
 Access access_arg(nb::handle value, const char* argument);
-/// Returns the framework of "onecopy", "torch" or "numpy"; `none` for None.
+/// Returns the framework of "onecopy", "torch" or "numpy", or `none` if the value is None.
 Framework framework_arg(nb::handle value, const char* argument, Framework none = Framework::onecopy);
 /// Returns the path of a str, bytes or os.PathLike in the encoding of the file system.
 std::string path_arg(nb::handle value, const char* argument);

@@ -48,8 +48,8 @@ std::vector<DeviceStream> current_streams();
 struct Departure {
   explicit Departure(std::span<const Tensor> tensors);
 
-  /// The streams that have work, if no tensor lies on a device: the message comes after that work. It is empty
-  /// otherwise.
+  /// The streams that have work, if no tensor lies on a device: the message comes after their work. Empty if a tensor
+  /// lies on a device.
   const std::vector<DeviceStream> at_work;
   const Stream stream;        ///< the order in which tensors on devices leave: stream_of() them
   const bool needs_a_device;  ///< then the host may have to wait for a device, which may need Python

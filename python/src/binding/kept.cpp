@@ -12,8 +12,8 @@
 namespace onecopy::python {
 namespace {
 
-/// An element of the DropQueue: a reference to release. It is allocated when the reference is taken, so that releasing
-/// the reference needs no memory.
+/// An element of the DropQueue: a reference to release. The element is allocated when the reference is taken, so that
+/// releasing the reference needs no memory.
 struct DropNode {
   PyObject* object;
   DropNode* next = nullptr;
@@ -93,7 +93,7 @@ std::shared_ptr<const void> keep_object(nb::object object) {
 }
 
 void init_kept(nb::module_& m) {
-  DropQueue::instance();  // before any other lock's handlers for fork(), so that it is taken after those
+  DropQueue::instance();  // registers its handlers for fork() first, so that its lock is taken last
   m.def("_end_of_interpreter", [] { DropQueue::instance().end(); });
   nb::module_::import_("atexit").attr("register")(m.attr("_end_of_interpreter"));
 }

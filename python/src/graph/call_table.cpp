@@ -117,8 +117,8 @@ void GraphCallTable::add(nb::handle arguments, nb::object call) {
   if (make_key(items.data(), items.size())) std::swap(calls_[key_], call);  // the old one ends last
 }
 
-/// Removes a call. It is released after the table has changed, since its destructor may run Python code that traverses
-/// the table.
+/// Removes a call. The reference is released after the table has changed, since the call's destructor may run Python
+/// code that traverses the table.
 void GraphCallTable::remove(nb::handle call) {
   const nb::object kept = nb::borrow(call);
   std::erase_if(calls_, [&](const auto& entry) { return entry.second.is(call); });

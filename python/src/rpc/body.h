@@ -42,10 +42,11 @@ constexpr std::uint32_t tag_of(BodyForm form) noexcept {
 }
 /// Writes a value outside of any context.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving);
-/// Writes a value to a program in C++, which takes plain values and tensors of the CPU. False for any other value.
+/// Writes a value for a program in C++, which takes plain values and tensors of the CPU. Returns false for any other
+/// value.
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts);
 
-/// A value that came.
+/// A received value.
 struct Body {
   nb::object value;
   nb::object autograd = nb::none();  ///< the context of distributed autograd

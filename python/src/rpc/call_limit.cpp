@@ -31,7 +31,7 @@ void CallLimit::acquire(nb::handle agent, const rpc::Member& to, Deadline deadli
                               "allows, and none of them has ended before this call's deadline",
                               use.under_way, to.name(), max_));
     ++waiting_;
-    without_gil([&] {  // a release meanwhile is seen after a slice at the latest
+    without_gil([&] {  // a release just before the wait is noticed after one slice
       const LockGuard lock(mutex_);
       released_.wait_until(mutex_,
                            std::chrono::steady_clock::now() + deadline.left(std::chrono::milliseconds(20)));

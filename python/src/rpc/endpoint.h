@@ -22,8 +22,9 @@
 
 namespace onecopy::python {
 
-/// This process as a member of a group of Python programs: the way of every call, from the caller's arguments to the callee's
-/// function and back. The Python class Agent owns one, and decides what is rare: names, members, errors.
+/// The endpoint of this process in a group of Python programs, which takes every call from the caller's arguments to
+/// the callee's function and back. The Python class Agent owns the endpoint and decides the rare cases: names, members,
+/// errors.
 ///
 /// A call names its function: "module:name" for a function of torch's interface, "native module:name" or "stream module:name" for
 /// one of the native interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments).

@@ -17,7 +17,8 @@
 /// The additions of the native interface to a call: deadlines that travel along, cancelling, limits, times and a log.
 namespace onecopy::python {
 
-/// A native call of this process: has room, and is listed, timed and logged until it ends. Such calls are linked.
+/// A native call of this process that has room, and is listed, timed and logged until it ends. The calls form a linked
+/// list.
 /// Thread safety: the GIL.
 class UnderWay {
  public:

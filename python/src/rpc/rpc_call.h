@@ -21,11 +21,13 @@ class RpcCall {
   std::uint32_t member() const noexcept { return call_->member(); }
   /// Looks at the messages that have come.
   bool is_done();
-  /// Lets a worker call future._settle() when the call ends, unless a thread waits for it then. False if the call has ended.
+  /// Lets a worker call future._settle() when the call ends, unless a thread is waiting then. Returns false if the call
+  /// has ended.
   bool want(nb::handle future);
-  /// Waits until the call has ended. Signal handlers of Python run meanwhile, and their exceptions end the wait.
+  /// Waits until the call has ended. Runs Python's signal handlers during the wait; an exception of a handler ends the
+  /// wait.
   void wait();
-  /// Ends the call from here, without an answer. False if the call has ended.
+  /// Ends the call without an answer. Returns false if the call has ended already.
   bool end();
   /// Marks the call complete. Called by a worker once the Future holds the outcome.
   void complete();

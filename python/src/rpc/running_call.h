@@ -45,7 +45,7 @@ class RunningCall {
   rpc::GroupId root() const noexcept { return root_; }
   /// The name of the call in the logs of both sides, and of calls that it makes.
   nb::object trace() const;
-  /// Seconds until the deadline; None without a deadline.
+  /// Returns the seconds until the deadline, or None without a deadline.
   nb::object remaining() const { return seconds_until(deadline_); }
   /// Throws Cancelled when the caller does not want the result, Timeout behind the deadline.
   void check() const;

@@ -21,7 +21,7 @@ class ServedCalls {
     has_ended_.notify_all();
   }
   int count() const noexcept { return count_.load(); }
-  /// Waits until `most` are left at most. False at the deadline.
+  /// Waits until at most `most` calls are left. Returns false at the deadline.
   bool wait_for(int most, std::chrono::steady_clock::time_point deadline) {
     const LockGuard lock(mutex_);
     waiters_.fetch_add(1);

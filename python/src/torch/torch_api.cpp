@@ -21,7 +21,7 @@ constexpr std::int16_t kCurrentDevice = -1;  // for torch
 nb::object imported_torch() {
   static PyObject* const name = PyUnicode_InternFromString("torch");  // every put() uses it
   PyObject* module = PyDict_GetItem(PyImport_GetModuleDict(), name);  // borrowed
-  if (!module || module == Py_None) return {};                        // None: forbidden to import
+  if (!module || module == Py_None) return {};                        // None forbids the import
   const nb::handle torch(module);
   const nb::object spec = nb::getattr(torch, "__spec__", nb::none());
   if (nb::cast<bool>(nb::getattr(spec, "_initializing", nb::bool_(false)))) return {};

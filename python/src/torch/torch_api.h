@@ -118,7 +118,8 @@ class TorchSymbols {
   bool is_shared_by_torch(nb::handle storage) const {
     return call(is_shared_, storage).is(nb::handle(Py_True));
   }
-  /// Returns torch's own result. This and the next two throw unsupported if this torch lacks the name.
+  /// Returns torch's own result, as share_by_descriptor() and share_by_name() do. All three throw unsupported if this
+  /// torch lacks the name.
   nb::object shared_descriptor(nb::handle storage) const;
   nb::object share_by_descriptor(nb::handle storage) const;
   nb::object share_by_name(nb::handle storage) const;

@@ -23,8 +23,8 @@ namespace onecopy::python::torch {
 /// the DLPack deleter, which removes the entry and releases the block. The weak reference to the storage is freed by
 /// the next call with the GIL.
 ///
-/// Thread safety: all members may be called concurrently; members with nb types need the GIL. They work after fork. Never
-/// destroyed, since storages may outlive everything else.
+/// Thread safety: all members may be called concurrently; members with nb types need the GIL. A forked child may call
+/// them. Never destroyed, since storages may outlive everything else.
 class Storages {
  public:
   static Storages& instance();
@@ -60,7 +60,7 @@ class Storages {
   nb::object storage_at(const TorchSymbols& api, const std::byte* begin);
 
  private:
-  /// A block that torch uses. It owns itself until torch calls the deleter.
+  /// A block that torch uses. The Loan owns itself until torch calls the deleter.
   struct Loan {
     explicit Loan(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
 

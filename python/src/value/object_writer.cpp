@@ -64,7 +64,7 @@ class ObjectWriter {
     Device home;
   };
 
-  /// REQUIRES: the caller keeps the value meanwhile.
+  /// Writes a value. REQUIRES: the caller holds a reference to the value until write() returns.
   bool write(PyObject* value, int depth);
   bool write_simple(PyObject* value, PyTypeObject* type, bool& known);
   bool write_int(PyObject* value);
@@ -341,8 +341,8 @@ bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from
   return true;
 }
 
-/// Objects without a form of their own have their numbers behind their parts. They are kept as long as this, so that no
-/// other object gets the address of one.
+/// Writes an object without a form of its own, and its number after its parts. The writer keeps the object, so that no
+/// other object gets its address.
 bool ObjectWriter::write_other(PyObject* object, int depth) {
   if (!options_.reduce.is_valid()) return false;
   if (open_objects_.has(object)) return cannot("it contains itself");

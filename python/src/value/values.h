@@ -51,7 +51,7 @@ struct EncodeOptions {
   /// `reduce(object)` returns (kind, part, part, ...) for an object that has no form of its own, and for a tensor that is not
   /// dense, row-major and on a device of the receiver. Its exceptions are thrown by encode_value().
   nb::handle reduce{};
-  nb::handle classes{};  ///< those whose objects need no reduce(): see ClassPlan
+  nb::handle classes{};  ///< the classes whose objects need no reduce(): see ClassPlan
   /// Gets the torch tensors of the value, each once, in the order in which they are complete: a sparse tensor behind its parts.
   std::vector<nb::object>* sent = nullptr;
   TensorCounts* counts = nullptr;

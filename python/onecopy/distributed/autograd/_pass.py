@@ -84,8 +84,8 @@ class LocalPass:
     def _finish(
         self, fired: list[tuple[ReceivedTensors, Gradients]], blocked: int, sender: int | None = None
     ) -> tuple[Changes, Arrived]:
-        """Sends the gradients of outputs that have fired, and of those that fire by the answers. `blocked` components
-        are more than before. Throws the first failure, when all calls have ended."""
+        """Sends the gradients of outputs that have fired, and of outputs that fire when the answers arrive. `blocked`
+        is the change of the number of blocked components. Raises the first failure after all calls have ended."""
         change: Changes = {self._worker.worker_id: blocked} if blocked else {}
         while len(fired) == 1:
             ((received, gradients),) = fired

@@ -17,7 +17,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _LocalOptimizer:
-    """An optimizer of parameters of this process, whose gradients are in a context. One step at a time."""
+    """An optimizer of parameters of this process, whose gradients are in a context. One step runs at a time."""
 
     # One lock serves all optimizers: torch's optimizers are not safe for threads, and may share parameters.
     step_lock = threading.Lock()

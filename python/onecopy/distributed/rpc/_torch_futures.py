@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Gives torch its functions back, where no other has replaced them meanwhile."""
+    """Restores torch's functions, except where another package has replaced ours."""
     ours = (torch.futures, wait_all), (torch.futures, collect_all), (torch._C, _collect_all)
     for module, function in ours:
         if getattr(module, function.__name__) is function:
@@ -65,8 +65,8 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def _collect_all(futures: Sequence[Future]) -> Future:
-    """Takes the place of torch's own: functions of torch call it, and a program may have imported those by name
-    before."""
+    """Replaces torch's private function, so that functions which a program imported from torch by name also complete
+    our futures."""
     for future in futures:
         if isinstance(future, CallFuture):
             future.want()

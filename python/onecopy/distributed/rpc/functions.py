@@ -13,8 +13,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def async_execution(fn: F) -> F:
-    """Marks a function that returns a torch.futures.Future: the caller gets that Future's value, and no thread waits
-    for it. Below @staticmethod and @classmethod, or above."""
+    """Marks a function that returns a torch.futures.Future: the caller gets the value of the Future, for which no
+    thread waits. The decorator may stand above or below @staticmethod and @classmethod."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
