@@ -5,7 +5,7 @@
 #error "onecopy needs C++20: compile with -std=c++20, or with CMake link onecopy::onecopy"
 #endif
 
-/// This header includes everything that a program needs to share tensors. Each header can also be included alone.
+/// Includes everything that a program needs to share tensors. Each header can also be included alone.
 #include "onecopy/channel/listener.h"
 #include "onecopy/channel/pipe.h"
 #include "onecopy/channel/queue.h"

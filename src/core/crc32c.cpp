@@ -46,7 +46,7 @@ bool has_instruction() noexcept { return __builtin_cpu_supports("sse4.2") != 0; 
 
 #elif defined(__aarch64__)
 
-// This is assembly, because clang offers the intrinsics only to files compiled for processors that have them.
+// The loop is assembly, because clang offers the intrinsics only to files compiled for processors that have them.
 std::uint32_t update_by_instruction(std::uint32_t crc, const std::byte* at, std::size_t size) noexcept {
   for (; size >= 8; at += 8, size -= 8)
     asm(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(load<std::uint64_t>(at)));

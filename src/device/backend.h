@@ -173,7 +173,7 @@ class Backend {
     return open(ordinal, std::move(memory), access, ordinal);
   }
 
-  // These functions separate addresses from memory, for callers that map memory in several ways. They throw unsupported
+  // Functions that separate addresses from memory, for callers that map memory in several ways. Each throws unsupported
   // if the vendor cannot. The addresses belong to the device `user`; their size is a multiple of granularity().
   virtual std::unique_ptr<Reservation> reserve(int user, std::size_t bytes);
   /// Allocates memory of this device. Throws out_of_memory with the numbers. REQUIRES: `bytes` is a multiple of
@@ -224,8 +224,8 @@ class Backend {
   /// Returns a device of this type that this process uses already, or -1. Does not create a context.
   virtual int device_in_use() const noexcept { return -1; }
   /// Returns a point after all work that this process has given to devices of this type so far, in any stream; null if
-  /// it has used none. Does not wait. Throws unsupported if the vendor has no such point: call finish_work() then.
-  /// REQUIRES: no stream of the process is captured meanwhile (CaptureGate), or the capture fails.
+  /// it has used none. Does not wait. Throws unsupported if the vendor has no such point; call finish_work() instead.
+  /// REQUIRES: no stream of the process is captured during the call (CaptureGate), or the capture fails.
   virtual std::unique_ptr<WorkPoint> mark_work();
   /// Waits for all work that this process has given to devices of this type so far. Returns false if a device has
   /// failed, whose work may never end. REQUIRES: as for mark_work().
@@ -244,7 +244,7 @@ class Backend {
   virtual void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
                              std::uint64_t value);
 
-  /// Returns whether work given to the stream is now recorded instead of executed. Such work cannot be ordered.
+  /// Returns whether work given to the stream is now recorded instead of executed. Recorded work cannot be ordered.
   virtual bool is_captured(int, Stream) { return false; }
 
   /// Returns whether the stream has work for which a word after it would wait: false while the stream is captured and

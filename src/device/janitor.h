@@ -27,8 +27,8 @@ CleanupReport remove_abandoned_files();
 /// parent's files mapped, and may end without notice. Returns true while an early retry is worthwhile; later calls
 /// retry in any case.
 bool remove_released_files() noexcept;
-/// A callback for a released file that is in use elsewhere, so that remove_released_files() gets called. It must not
-/// throw.
+/// A callback for a released file that is in use elsewhere, so that remove_released_files() gets called. The callback
+/// must not throw.
 inline std::function<void()> on_file_left;
 
 }  // namespace onecopy

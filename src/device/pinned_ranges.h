@@ -30,8 +30,8 @@ inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 ///
 /// Thread safety: all members may be called concurrently. pin(), unpin() and unpin_unused() wait for each other and for
 /// the driver; among the others only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges
-/// never overlap. A range is known before the driver pins it and until the driver has unpinned it, so that no copy that
-/// begins meanwhile crosses its edges.
+/// never overlap. A range is known before the driver pins it and until the driver has unpinned it, so that no
+/// concurrent copy crosses its edges.
 class PinnedRanges {
   using Address = std::uintptr_t;
 

@@ -26,7 +26,7 @@ struct Entry {
   Backend& (*get)();
 };
 
-// This is the only place that names backends: a new one is one folder and one line here.
+// The only place that names backends: a new backend is one folder and one line here.
 constexpr std::array kBackends{
     Entry{DeviceType::cpu, cpu_backend},
     Entry{DeviceType::cuda, cuda_backend},

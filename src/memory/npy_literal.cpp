@@ -39,7 +39,7 @@ class LiteralReader {
   }
 
  private:
-  // These bits mark the fields that were seen.
+  // Bits that mark the fields that were seen.
   static constexpr unsigned kDescr = 1;
   static constexpr unsigned kOrder = 2;
   static constexpr unsigned kShape = 4;

@@ -156,7 +156,7 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
   try {
     memory->populate(offset, bytes);
   } catch (...) {
-    table_.punch(run.segment, *memory, offset, bytes);  // a borrower may have pinned some of it meanwhile
+    table_.punch(run.segment, *memory, offset, bytes);  // a borrower may have pinned some of it
     const LockGuard lock(mutex_);
     runs_.put_back(growth);
     throw;

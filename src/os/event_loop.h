@@ -78,7 +78,7 @@ class EventLoop {
   void wait_and_handle();
   void handle(std::uint64_t token) noexcept;
 
-  // These functions serve Timer.
+  // Functions that serve Timer.
   void add(Timer& timer);
   void remove(Timer& timer) noexcept;
   void request_pass() noexcept;
@@ -101,7 +101,7 @@ class EventLoop {
   std::atomic<bool> stopping_{false};
   bool wanted_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
-  // These belong to the thread and to its successor, so that passes are on time even in a process that forks often.
+  // Times that the thread leaves to its successor, so that passes are on time even in a process that forks often.
   Clock::time_point next_due_ = Clock::time_point::max();  ///< of the timers, requests aside
   Clock::time_point rested_at_ =
       Clock::time_point::min();  ///< time of the last pass, or of events without one

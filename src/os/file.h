@@ -12,7 +12,7 @@
 
 namespace onecopy {
 
-// Thread safety: all functions may be called concurrently. They resume after signals.
+// Thread safety: all functions may be called concurrently. A function that a signal interrupts resumes.
 
 /// Opens a file with O_CLOEXEC. Throws out_of_descriptors, system.
 Fd open_file(const std::string& path, int flags, unsigned mode = 0600);

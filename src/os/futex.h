@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-// These functions wait for and wake on a word in memory that processes share. Thread safety: all may be called
+// Functions that wait for and wake on a word in memory that processes share. Thread safety: all may be called
 // concurrently, even on read-only mappings.
 
 /// Sleeps while `word` holds `expected`. Returns false only if `timeout` passed. May return true without a wake: check

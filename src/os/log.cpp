@@ -30,7 +30,7 @@ struct Setting {
   bool is_level = true;
 };
 
-// These are plain atomics, without locks and guarded statics, so that a child forked in the middle of a line can log.
+// Plain atomics, without locks and guarded statics, so that a child forked in the middle of a line can log.
 constexpr int kUnread = -1;
 constexpr int kNoLevel = 16;  // added to the threshold
 std::atomic<int> g_setting{kUnread};

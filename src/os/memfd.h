@@ -9,7 +9,7 @@
 
 namespace onecopy {
 
-// These are the F_SEAL_* of <fcntl.h>; a seal cannot be removed.
+// The F_SEAL_* of <fcntl.h>. A seal cannot be removed.
 inline constexpr int kSealShrink = 2;
 inline constexpr int kSealGrow = 4;
 inline constexpr int kSealWrite = 8;

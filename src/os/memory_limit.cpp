@@ -26,7 +26,7 @@ std::uint64_t number_at(std::string_view text, std::size_t at) noexcept {
   return number;
 }
 
-/// Returns the number after `key` at the start of a line; empty if there is no such line.
+/// Returns the number after `key` at the start of a line; empty if no line starts with `key`.
 std::optional<std::uint64_t> value_of(std::string_view text, std::string_view key) noexcept {
   for (std::size_t line = 0; line < text.size();) {
     if (text.substr(line).starts_with(key)) return number_at(text, line + key.size());

@@ -9,8 +9,8 @@
 namespace onecopy {
 
 /// A few threads that enter present pages of a shared mapping into this process's page tables, in ascending order,
-/// while the caller has a driver pin the pages. The driver alone would fault page by page, in one thread. This only
-/// saves time: it does nothing before Linux 5.14.
+/// while the caller has a driver pin the pages. The driver alone would fault page by page, in one thread. The threads
+/// only save time, and do nothing before Linux 5.14.
 ///
 /// Thread safety: created and destroyed by one thread; the destructor waits for the threads.
 class PageTableFiller {

@@ -7,8 +7,7 @@
 
 namespace onecopy {
 
-// These functions describe the process at the other end of a Unix socket. Thread safety: all may be called
-// concurrently.
+// Functions that describe the process at the other end of a Unix socket. Thread safety: all may be called concurrently.
 
 /// The process that connected or listens, as the kernel recorded it when the connection was made.
 struct PeerCredentials {

@@ -11,8 +11,8 @@ namespace onecopy {
 /// pointer: a process that overwrites it can break mutual exclusion, but cannot crash another process.
 ///
 /// Thread safety: all members but init() may be called concurrently, from any process of one pid namespace. One process
-/// calls init() before others see the mutex. It lives in shared memory and is never copied or destroyed. Usable with
-/// std::lock_guard.
+/// calls init() before others see the mutex. A RobustMutex lives in shared memory and is never copied or destroyed.
+/// std::lock_guard can lock it.
 ///
 /// A thread that holds one mutex should not take a second one. The kernel knows only the first; that a dead thread
 /// holds the second is noticed after 0.1 s. Locking throws protocol if init() never ran, or if the mutex names the

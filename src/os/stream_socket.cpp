@@ -70,13 +70,13 @@ void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds tim
   if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to {}", at.str());
-  if (error == ECONNREFUSED || error == ECONNRESET)  // reset: the listener closed meanwhile
+  if (error == ECONNREFUSED || error == ECONNRESET)  // reset: the listener closed before it accepted
     throw Error(ErrorCode::peer_died, what + ": no process listens there", error, ErrorDomain::posix);
   throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);
 }
 
-/// Creates the directory of a path. It may belong to another user who listens there too: only the socket file must be
-/// ours.
+/// Creates the directory of a path. The directory may belong to another user who listens there too: only the socket
+/// file must be ours.
 void make_directory_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos || slash == 0) return;

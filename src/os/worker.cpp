@@ -50,7 +50,7 @@ void Worker::run() noexcept {
     lock.lock();
   }
   has_thread_ = false;
-  // This happens under the lock, because the thread that waits in stop() may destroy this object next.
+  // The call is made under the lock, because the thread that waits in stop() may destroy this object next.
   changed_.notify_all();
 }
 

@@ -22,8 +22,8 @@ enum class End : std::uint8_t {
   cancelled,
 };
 
-/// A call under way, and its outcome. It completes once: answer, deadline, death and shutdown race for claim(), and the
-/// winner alone writes the outcome.
+/// A call under way, and its outcome. A call completes once: answer, deadline, death and shutdown race for claim(), and
+/// the winner alone writes the outcome.
 ///
 /// Thread safety: all members may be called concurrently, but the outcome is read after is_done() only.
 class Call {

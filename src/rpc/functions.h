@@ -35,9 +35,10 @@ class FunctionEntry {
 };
 
 /// The functions of a process: one table from names to numbers and callables.
+///
 /// Thread safety: all members may be called concurrently.
-/// Invariants: a FunctionEntry stays where it is until the end of the table, and so does each callable: a call may run one that was
-/// defined anew meanwhile.
+/// Invariant: FunctionEntries and callables stay where they are until the end of the table, since a call may run a
+/// callable that has been replaced.
 class Functions {
  public:
   /// Returns the function of that name, which is entered if it is new.

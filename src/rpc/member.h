@@ -64,9 +64,8 @@ struct Counters {
 /// lives: the next call begins the next session, which is another Member with the same address. Calls, references and
 /// messages belong to one session.
 ///
-/// Thread safety: as said at each part. It is never destroyed before its node.
-/// Invariants: has_ended is set behind all that the member had put into its lane. Messages of a session are read once the
-/// session before is over.
+/// Thread safety: as said at each part. The node outlives its members. Invariants: has_ended is set behind all that the
+/// member had put into its lane. Messages of a session are read once the session before is over.
 struct Member {
   explicit Member(Address where, Member* ended = nullptr)
       : address(std::move(where)), before(ended), session(ended ? ended->session + 1 : 1) {
@@ -76,12 +75,12 @@ struct Member {
   std::uint32_t number() const noexcept { return address.number; }
   const std::string& name() const noexcept { return address.name; }
 
-  /// Counts tensors that go to it. Those to another host take one route.
+  /// Counts tensors that go to the member. All tensors that go to another host take one route.
   void count(Route route, std::uint64_t tensors) noexcept {
     counters.count(shares_memory ? route : far_route, tensors);
   }
 
-  /// Returns the last session with the process. It may be newer than a list of members from before.
+  /// Returns the last session with the process, which may be newer than the caller's list of members.
   Member& last_session() noexcept {
     Member* last = this;
     while (Member* const behind = last->next) last = behind;

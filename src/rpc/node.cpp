@@ -73,7 +73,7 @@ Node::Node(NodeOptions options)
   report_ = session_.groups().add([this] { return describe(); });
 }
 
-/// A transport's thread that enters a member meanwhile waits until all transports are there.
+/// Makes the transports under the lock: a transport's thread that enters a member waits until all transports are there.
 void Node::make_transports() {
   const LockGuard lock(members_mutex_);
   TransportHost& host = *this;
@@ -127,8 +127,8 @@ void Node::put(Member& to, Connection& out, CallRequest& call, CallTail tail, De
   out.ring_for_call();
 }
 
-/// Calls alone wait for room. Answers do not, or two members that flood each other would wait for each other. This thread
-/// reads messages meanwhile, for the same reason.
+/// Waits for room in a lane, and reads messages while waiting. Only calls wait: two members that flood each other with
+/// calls and answers would otherwise wait for each other.
 void Node::wait_for_room(Member& to, Deadline deadline) {
   constexpr std::chrono::milliseconds kPause{1};
   const auto is_full = [&] {

@@ -35,8 +35,9 @@ struct NodeOptions {
   std::string transport{};  ///< to other hosts: "tls" or "ucx"; empty: as ONECOPY_RPC_FABRIC says
 };
 
-/// This process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.
-/// It runs no function and starts no thread: threads that wait for calls, and workers that ask for work, look at the lanes.
+/// A process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.
+/// A Node runs no function and starts no thread: threads that wait for calls, and workers that ask for work, look at
+/// the lanes.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariants: a call completes once. A lane is read in order, and a member that ends has its lane read to the end before
@@ -120,7 +121,7 @@ class Node final : private TransportHost {
   void take_greetings() noexcept;
   /// Takes work for a worker that waits within its own work. Returns false while a worker is idle, or there is no work.
   bool try_help(Work& work);
-  /// The next such work may begin. `asks_next`: the worker asks for work right behind this.
+  /// Lets the next work that is in order begin. `asks_next`: the worker asks for work right after this call.
   void end_order(bool asks_next = false) noexcept;
   /// Returns whether another worker must be started, since all are at work.
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }

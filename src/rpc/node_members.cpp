@@ -175,7 +175,7 @@ void Node::say_farewell(Member& to, Deadline deadline) noexcept {
     } else {
       to.transport->say_farewell(to, deadline);
     }
-  } catch (const std::exception& error) {  // it has ended meanwhile, or is stopped
+  } catch (const std::exception& error) {  // the member has ended, or is stopped
     log_debug(fmt::format("{} could not be told that this process leaves: {}", to.name(), error.what()));
   }
 }

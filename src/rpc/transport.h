@@ -48,8 +48,8 @@ struct TransportState {
   virtual ~TransportState() = default;
 };
 
-/// A way to reach members: shared memory within a host (RingTransport), TLS between hosts (TlsTransport). It opens
-/// connections to members, puts what they send into their `inbound` lanes, and notes their ends.
+/// A way to reach members: shared memory within a host (RingTransport), TLS between hosts (TlsTransport). A transport
+/// opens connections to members, puts the messages of a member into its `inbound` lane, and notes the member's end.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariant: a member keeps its transport. `member.exit` is set, and the bells of this process are rung, once no further

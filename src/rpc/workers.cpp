@@ -24,7 +24,7 @@ void Workers::add() {
       work();
       retire();
     });
-  } catch (const std::system_error& error) {  // those that run something go on when they are done
+  } catch (const std::system_error& error) {  // busy workers take the call when they are done
     log_warning(fmt::format("cannot start a worker of rpc; the call stays queued: {}", error.what()));
   }
 }

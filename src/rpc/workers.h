@@ -11,10 +11,10 @@
 
 namespace onecopy::rpc {
 
-/// Threads that do a node's work: one at first, and one more whenever all others are at work. Where no further thread may be
-/// started, a thread whose function waits for a call of its own takes other work meanwhile, so that calls which wait for each
-/// other do not use up the threads. Threads that a burst has started end when they have had nothing to do for a while.
-/// Thread safety: all members may be called concurrently.
+/// Threads that do a node's work: one at first, and one more whenever all others are at work. Where no further thread
+/// may be started, a thread whose function waits for a call of its own takes other work while it waits, so that calls
+/// which wait for each other do not use up the threads. Threads that a burst has started end when they have had nothing
+/// to do for a while. Thread safety: all members may be called concurrently.
 class Workers {
  public:
   /// Does one piece of work, and throws nothing.

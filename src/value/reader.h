@@ -17,7 +17,7 @@
 
 namespace onecopy::value {
 
-/// Throws bad_handle: no Writer writes such bytes.
+/// Throws bad_handle for bytes that no Writer writes.
 [[noreturn]] inline void refuse(const std::string& problem) {
   throw Error(ErrorCode::bad_handle, "a value of another process cannot be read: " + problem);
 }

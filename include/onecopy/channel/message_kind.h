@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// The layer that a message belongs to. That layer reads the message's tag and data.
+/// The layer that a message belongs to, which reads the message's tag and data.
 enum class MessageKind : std::uint8_t {
   user,    ///< the program's own
   python,  ///< a value of the Python package, docs/design/formats/python-message-v1.md

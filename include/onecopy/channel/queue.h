@@ -128,11 +128,12 @@ class Queue {
   std::uint64_t size() const;
   bool empty() const { return size() == 0; }
   std::uint64_t maxsize() const;
-  /// Returns a descriptor for select, poll and epoll. It is readable while a get would not wait: while the queue holds
-  /// messages or is closed. It may stay readable a little longer, so call try_get() then; it becomes readable at most
-  /// 100 ms after a message arrives. It stays open and the same while this process has the queue open; a forked child
-  /// gets another one when it asks. The caller must not read from or close it. The first call starts a thread that
-  /// sleeps on the queue. Throws out_of_descriptors, out_of_memory.
+  /// Returns a descriptor for select, poll and epoll. The descriptor is readable while a get would not wait: while the
+  /// queue holds messages or is closed. The descriptor becomes readable at most 100 ms after a message arrives and may
+  /// stay readable a little longer, so call try_get() once select returns. The descriptor stays open and the same while
+  /// this process has the queue open; a forked child gets another one when it asks. The caller must not read from or
+  /// close the descriptor. The first call starts a thread that sleeps on the queue. Throws out_of_descriptors,
+  /// out_of_memory.
   int ready_fd() const;
   /// Closes the queue for all processes: puts fail, and gets return the remaining messages. Throws timeout if a stopped
   /// process holds the queue's lock; the queue stays open then.

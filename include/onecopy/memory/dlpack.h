@@ -8,8 +8,8 @@
 
 namespace onecopy {
 
-// These are the C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in capsules.
-// Their layout must not change.
+// The C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in capsules. Their
+// layout must not change.
 
 /// The ABI version of a struct. Another major version has another layout.
 struct DLPackVersion {

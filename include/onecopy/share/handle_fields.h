@@ -15,8 +15,8 @@
 
 namespace onecopy {
 
-/// The identity of a process. It is random and secret: the name of its broker's socket is derived from it with a
-/// one-way function.
+/// The identity of a process, which is random and secret: the name of the process's broker socket is derived from it
+/// with a one-way function.
 using ProcessId = std::array<std::uint8_t, 16>;
 /// The first 8 bytes of the boot id, which invalidate handles when the machine restarts.
 using BootId = std::array<std::uint8_t, 8>;

@@ -45,8 +45,8 @@ enum class Placement : std::uint8_t {
 };
 
 struct PublishOptions {
-  /// The number of versions of the object that stay, the new one included: those that were current last. A version that
-  /// a process reads stays as long as it is read.
+  /// The number of versions of the object that stay, the new one included: the versions that were current last. A
+  /// version that a process reads stays as long as it is read.
   std::uint32_t keep = 2;
   /// The identity of the version, for open(): a digest of the checkpoint, a rank, a quantization.
   Texts key{};
@@ -109,8 +109,8 @@ class Follower : public Version {
   /// Shows the object's current version, and returns its number. Waits for the work that this process has given to the
   /// device, and then changes all tensors together. REQUIRES: no thread uses the tensors during the call.
   ///
-  /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if
-  /// there is no such object; timeout if the keeper does not answer in time. The tensors are as before then.
+  /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if the
+  /// object does not exist; timeout if the keeper does not answer in time. The tensors are as before then.
   std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10));
 
  private:
@@ -153,8 +153,8 @@ class Watch {
 /// unsupported for a device that is absent.
 bool outlives_its_maker(Device device);
 
-/// Returns whether an address lies in memory of the store that this process has mapped: such memory is shared by its name
-/// in the store, and must not be moved or replaced. Thread safety: may be called concurrently.
+/// Returns whether an address lies in memory of the store that this process has mapped: memory of the store is shared
+/// by its name, and must not be moved or replaced. Thread safety: may be called concurrently.
 bool is_stored(const void* at) noexcept;
 /// Returns the tensor of that layout at an address for which is_stored() is true; an empty one if it is false. Thread
 /// safety: may be called concurrently.
@@ -201,7 +201,7 @@ class Store {
   std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {});
 
-  /// Opens a version, the current one by default. Throws stale_handle if there is no such version. Throws
+  /// Opens a version, the current one by default. Throws stale_handle if the version does not exist. Throws
   /// invalid_argument, naming the field, if the version's key lacks a field of `key` or has another value of it.
   Version open(const std::string& name, std::optional<std::uint64_t> number = {}, const Texts& key = {});
   Follower follow(const std::string& name, const Texts& key = {});

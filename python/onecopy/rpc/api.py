@@ -33,7 +33,7 @@ def init(
     device_maps: dict[str, Any] | None = None,
     transport: str = "",
 ) -> None:
-    """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see the guide to rpc.
+    """Joins a group of processes of one user. Processes on other hosts need ONECOPY_RPC_KEY: see the guide to rpc.
 
     Args:
         name: this member's, unique in the group: letters, digits, ``-_:``.

@@ -113,7 +113,7 @@ class Call(CallFuture):
 
 
 def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
-    """Returns a Call, which is waited for with wait() or await. It waits here only for room (see
+    """Returns a Call, which is waited for with wait() or await. call_async() itself waits only for room (see
     init(max_calls=...))."""
     agent = registry.current()
     member = agent.member(to)

@@ -223,6 +223,6 @@ def points_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
 
 
 def wait_for(points: Iterable[Any]) -> None:
-    """Makes this thread's streams wait for those events; the host does not wait."""
+    """Makes this thread's streams wait for events; the host does not wait."""
     for event in points:
         torch.cuda.current_stream(event.device).wait_event(event)

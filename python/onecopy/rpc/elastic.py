@@ -58,7 +58,7 @@ def join(agent: Any) -> None:
 
 
 def leave(agent: Any) -> None:
-    """Takes this process out of the list. Those that live are told as the agent stops."""
+    """Takes this process out of the list. The agent tells the living members when it stops."""
     with _locked_list(agent) as known:
         known["members"] = [entry for entry in known["members"] if entry["id"] != agent.info.id]
 

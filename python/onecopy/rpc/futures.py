@@ -18,7 +18,7 @@ Future: TypeAlias = torch.futures.Future[Any]
 Outcome = tuple[Any, "Exception | None", Any]  # value, error, points
 
 _NO_DEVICES: list[Any] = []
-# These are methods of torch's part in C++, without those that torch wraps around them in Python.
+# Methods of torch's part in C++, without the Python methods that torch wraps around them.
 _wait: Callable[[Any], Any] = torch._C.Future.wait
 _value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
@@ -160,7 +160,7 @@ def future_in_loop(subscribe: Callable[[Any], Any], result: Callable[[], Any]) -
     future = loop.create_future()
 
     def settle() -> None:
-        if future.done():  # the task was cancelled meanwhile
+        if future.done():  # the task was cancelled
             return
         try:
             future.set_result(result())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process as a member of a group.
+"""The agent: this process as a member of a group.
 
 _core._RpcEndpoint has the whole way of a call (see python/src/rpc/endpoint.h). The agent decides what is rare: how
 functions are named and found (serving.py), who the members are, and what an error says.

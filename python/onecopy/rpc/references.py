@@ -242,7 +242,7 @@ class References:
         self._drops.put((owner, reference))
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Runs a function in the thread that sends drops, behind those. A destructor may call this at any moment."""
+        """Runs a function in the thread that sends drops, after the drops. A destructor may call this at any moment."""
         self._drops.put(function)
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ def stats(of: Any = None) -> dict[str, Any]:
     if of is not None:
         return agent.call_verb(agent.member(of).info.id, ".stats", ())
     sent: collections.Counter[str] = collections.Counter()
-    for number in agent.member_ids():  # those that have ended, too
+    for number in agent.member_ids():  # members that have ended, too
         if number != agent.info.id:
             sent.update(agent.endpoint.routes(number))
     limits = agent.endpoint.limits().items()

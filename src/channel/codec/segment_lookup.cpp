@@ -115,7 +115,8 @@ void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentK
   if (is_retained || is_needless) rely_on_creator(session);
 }
 
-/// This process holds the memory, and is named as its maker in the entry; receivers ask the creator by themselves.
+/// Enters a segment. The entry names this process, which holds the memory, as its maker; receivers ask the creator by
+/// themselves.
 void SegmentLookup::enter(const SegmentRef& segment, Access access, Deadline deadline,
                           CachedSegment& known) {
   ring_.exclusively(deadline, [&] {

@@ -106,7 +106,7 @@ inline constexpr std::uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 1;
 inline constexpr std::uint64_t ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 
-// These belong to streams and events. The two queries of an event answer with opposite numbers.
+// States of streams and events. The two queries of an event answer with opposite numbers.
 inline constexpr int ACL_STREAM_STATUS_COMPLETE = 0;
 inline constexpr int ACL_STREAM_STATUS_NOT_READY = 1;
 inline constexpr int ACL_EVENT_RECORDED_STATUS_NOT_READY = 0;
@@ -117,7 +117,7 @@ inline constexpr int ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0;
 inline constexpr std::uint32_t ACL_EVENT_SYNC = 0x1;
 inline constexpr std::uint32_t ACL_EVENT_IPC = 0x40;
 
-// These are the packages that have versions.
+// The packages that have versions.
 inline constexpr int ACL_PKG_NAME_CANN = 0;
 inline constexpr int ACL_PKG_NAME_DRIVER = 7;
 

@@ -35,7 +35,7 @@ class Devices {
   std::size_t size() const noexcept { return entries_.size(); }
   /// Returns a device. Throws invalid_argument if it does not exist.
   DeviceEntry& at(int ordinal);
-  /// Returns the default context, which frameworks use. It is kept until the process ends.
+  /// Returns the default context, which frameworks use and the process keeps until it ends.
   aclrtContext context(int ordinal);
   DeviceInfo info(int ordinal);
   /// Returns the device with this UUID, or -1 if it is not visible here.

@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// Returns the Ascend backend of this process. It loads the ACL runtime at its first use.
+/// Returns the Ascend backend of this process. The backend loads the ACL runtime at the first use.
 Backend& ascend_backend();
 
 }  // namespace onecopy

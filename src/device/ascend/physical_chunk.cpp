@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kMade = -1;
 
-/// A record of a memory by its number, with the device that imported it, or kMade. This process must not import one
-/// memory twice, nor import its own exports.
+/// A record of a memory by its number, with the device that imported it, or kMade. A process must not import one memory
+/// twice, nor import its own exports.
 struct CachedChunk {
   Mutex mutex;
   std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number GUARDED_BY(mutex);

@@ -58,8 +58,8 @@ void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
   check(result, "copying");
 }
 
-/// An allocation on the current device for a scope. It lives until the stream has done the scope's work, because
-/// aclrtFree does not wait. Thread safety: none.
+/// An allocation on the current device for a scope. The destructor waits until the stream has done the scope's work,
+/// because aclrtFree does not wait. Thread safety: none.
 class Staging {
  public:
   Staging(const Driver& driver, std::size_t bytes, aclrtStream stream) : driver_(driver), stream_(stream) {

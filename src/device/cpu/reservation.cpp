@@ -20,7 +20,8 @@ namespace onecopy {
 namespace {
 
 constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-/// A page table, and a table of those: page tables are moved whole between addresses that are equal below it.
+/// The bytes that a page table and a table of page tables map. mremap() moves a whole page table between addresses that
+/// are equal below its size.
 constexpr std::size_t kPageTable = std::size_t{2} << 20;
 constexpr std::size_t kTableOfPageTables = std::size_t{1} << 30;
 

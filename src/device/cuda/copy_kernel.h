@@ -35,7 +35,7 @@ class CopyKernel {
   void* function_ = nullptr;
 };
 
-/// The parameters of a launch. They point into the object, so it is neither copied nor moved. Thread safety: none.
+/// The parameters of a launch, which point into the object: it is neither copied nor moved. Thread safety: none.
 class CopyLaunch {
  public:
   /// Prepares a launch. Throws invalid_argument for more than GraphDriver::kMaxRanges ranges.

@@ -33,7 +33,7 @@ class Devices {
   std::size_t size() const noexcept { return entries_.size(); }
   /// Returns a device. Throws invalid_argument if it does not exist.
   DeviceEntry& at(int ordinal);
-  /// Returns the primary context, which frameworks use. It is retained until the process ends.
+  /// Returns the primary context, which frameworks use and the process retains until it ends.
   CUcontext context(int ordinal);
   /// Returns the granularity of memory that suits all devices.
   std::size_t granularity() const noexcept { return granularity_; }

@@ -11,7 +11,7 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// The head of the blob, which the chunks' sizes follow, 8 bytes each. It is written and read on one host only.
+/// The head of the blob, which is written and read on one host only. The chunks' sizes follow the head, 8 bytes each.
 struct Head {
   std::uint32_t version;
   std::uint32_t read_only;

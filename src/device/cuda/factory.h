@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// Returns the CUDA backend of this process. It loads the driver at its first use.
+/// Returns the CUDA backend of this process. The backend loads the driver at the first use.
 Backend& cuda_backend();
 
 }  // namespace onecopy

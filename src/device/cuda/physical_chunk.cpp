@@ -18,7 +18,7 @@ CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, F
       driver.cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
   if (result != CUDA_SUCCESS) return result;
   exported = Fd(fd);
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program that is started meanwhile would keep the memory
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program started by another thread would keep the memory
   return result;
 }
 

@@ -7,8 +7,8 @@
 
 namespace onecopy::cuda {
 
-// These functions cover all of the process's work in primary contexts, but not in other contexts. Thread safety: all
-// may be called concurrently.
+// The functions cover all of the process's work in primary contexts, but not in other contexts. Thread safety: all may
+// be called concurrently.
 
 /// Implements Backend::device_in_use(), mark_work() and finish_work().
 int device_in_use() noexcept;

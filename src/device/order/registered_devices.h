@@ -22,7 +22,7 @@ class RegisteredDevices {
   /// Returns whether the device's streams can use the page; false while this is unknown.
   bool can_use(Device device) const { return find(device).value_or(false); }
 
-  // These surround a fork. They do not wait for the driver, which a child cannot use.
+  // lock() and unlock() surround a fork. Neither waits for the driver, which a child cannot use.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 

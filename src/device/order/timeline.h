@@ -68,7 +68,7 @@ class Timeline {
   /// timeout.
   bool settle(std::chrono::milliseconds patience) const noexcept;
   /// Checks each device whose streams have not reached their marks, and if it has failed, ends its words, so that waits
-  /// for them end. Returns true while there are such streams. Does not wait.
+  /// for them end. Returns true while a stream has not reached its mark. Does not wait.
   bool poll_devices();
   /// Returns whether the device is known to have failed.
   bool has_failed(Device device) const noexcept;
@@ -135,7 +135,7 @@ class ForeignTimeline {
   bool has_passed(const TimelinePoint& point) const noexcept;
   /// Forgets the waits in a forked child, where no stream waits.
   void forget_awaited() noexcept NO_THREAD_SAFETY_ANALYSIS { awaited_.clear(); }
-  // These surround a fork: the child's watch thread will call end().
+  // lock() and unlock() surround a fork: the child's watch thread will call end().
   void lock() NO_THREAD_SAFETY_ANALYSIS {
     mutex_.lock();
     registered_.lock();

@@ -29,7 +29,7 @@ void Timeline::check_written(const TimelinePoint& point) const {
     if (line.slot == point.slot) check(key.first);
 }
 
-/// Ends the device's words. They show the streams' progress before the failure; no further values are written.
+/// Ends the device's words, which show the streams' progress before the failure. No further values are written.
 void Timeline::end(Device device) noexcept {
   for (const auto& [key, line] : lines_)
     if (key.first == device) page_.as<Word>()[line.slot].fetch_or(kTimelineEnd);

@@ -152,8 +152,8 @@ void DeviceLoader::fill(std::byte* to, std::uint64_t from, std::uint64_t bytes) 
 }
 
 /// A read with RWF_NOWAIT would still start read-ahead, so the kernel is asked instead. For files of another user the
-/// kernel always says yes: such files are read through the cache. To ask about each page would take a fifth of the time
-/// that its copy takes. A wrong answer costs only time.
+/// kernel always says yes, so these files are read through the cache. To ask about each page would take a fifth of the
+/// time that its copy takes. A wrong answer costs only time.
 bool DeviceLoader::is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept {
   for (std::uint64_t at = from; at < from + bytes; at += kPagesAPage * kPage) {
     unsigned char found = 0;

@@ -30,8 +30,9 @@ struct Run {
 
 const std::byte* begin_of(const Tensor& tensor) { return static_cast<const std::byte*>(tensor.data()); }
 
-/// Bytes between two tensors are copied, and shown to others, only if they belong to no third block. They lie inside
-/// one block, or behind a block of whole pages that ends in its last page.
+/// Returns whether `next` joins the run of `last`. Bytes between the two tensors are copied, and shown to others, only
+/// if they belong to no third block: they lie inside one block, or behind a block of whole pages that ends in its last
+/// page.
 bool is_joined(const Run& run, const Tensor& last, const Tensor& next) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::ptrdiff_t kWholePages = 32 << 10;  // blocks from there on begin at pages

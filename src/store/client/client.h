@@ -21,8 +21,8 @@ namespace onecopy::store {
 /// The time that a call waits for a keeper that is being replaced.
 inline constexpr std::chrono::seconds kKeeperPatience{10};
 
-/// This process's connection to the keeper, and the versions that it reads. When the keeper is replaced, connects again
-/// and tells the new keeper what is read here, with descriptors for the case that it has lost a version.
+/// A process's connection to the keeper, and the versions that the process reads. When the keeper is replaced, connects
+/// again and tells the new keeper what is read here, with descriptors for the case that it has lost a version.
 ///
 /// Thread safety: all members may be called concurrently. A forked child makes a Client of its own.
 class Client : public std::enable_shared_from_this<Client> {

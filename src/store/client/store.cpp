@@ -57,8 +57,8 @@ std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<c
 
 constexpr std::chrono::milliseconds kEndOfTheKeeper = std::chrono::seconds(10);
 
-/// Returns a descriptor that becomes readable when the process ends; an empty one if the process has ended, or the kernel has
-/// no such descriptors.
+/// Returns a descriptor that becomes readable when the process ends; an empty one if the process has ended, or the
+/// kernel does not know pidfds.
 Fd end_of(int pid) noexcept {
   try {
     return open_pidfd(pid);

@@ -27,7 +27,7 @@ class Catalog {
   void apply(const Record& record);
 
   const std::map<std::string, Object>& objects() const noexcept { return objects_; }
-  /// Returns null if there is no such version.
+  /// Returns null for a version that does not exist.
   const Version* find(std::uint64_t id) const;
   const Version* find(const std::string& name, std::uint64_t number) const;
   const Version* current(const std::string& name) const;

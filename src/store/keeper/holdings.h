@@ -31,7 +31,7 @@ struct Predecessor {
   static constexpr std::chrono::seconds kPatience{5};
 
   UnixSocket socket;          ///< to its worker
-  std::vector<Fd> processes;  ///< none if there is no such keeper
+  std::vector<Fd> processes;  ///< none if no keeper ran
 
   /// Tells the predecessor to end. Returns false if the predecessor goes on, and then the caller must end.
   bool await_end();

@@ -95,7 +95,7 @@ void Worker::end_reading(Connection& c, std::uint64_t id) {
   if (const auto* const version = catalog_.find(id)) reclaim(std::string(version->record.name));
 }
 
-/// Drops versions that nobody reads, beyond those that the last publisher wanted to keep.
+/// Drops versions that nobody reads, beyond the number that the last publisher wanted to keep.
 void Worker::reclaim(const std::string& name) {
   const auto* const current = catalog_.current(name);
   if (!current) return;

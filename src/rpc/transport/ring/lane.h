@@ -35,8 +35,8 @@ class DoorbellMemory {
   Doorbell* bell_;
 };
 
-/// The messages from one process to this one, in order. This process makes the ring, so the memory of a sender that dies
-/// stays.
+/// The messages from one process to this one, in order. The receiver makes the ring, so the memory stays when a sender
+/// dies.
 ///
 /// Thread safety: is_ready() may be called by any thread, try_take() by one at a time.
 class Inbound {

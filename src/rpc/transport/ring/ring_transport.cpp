@@ -80,7 +80,7 @@ bool RingTransport::try_read_door(bool is_first) noexcept {
   try {
     while (auto message = door_.try_take()) take_from_door(*message);
     return true;
-  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
+  } catch (const Error& error) {  // a stranger, or a process that has ended
     if (is_first)
       log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
     return !door_.is_ready() || error.code() != ErrorCode::timeout;

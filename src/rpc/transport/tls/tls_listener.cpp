@@ -118,7 +118,7 @@ void TlsListener::hear(At stranger) noexcept {
   if (is_proved) give(std::move(stream));
 }
 
-/// This process may be about to leave.
+/// Gives a proved connection to the transport, which may be about to stop.
 void TlsListener::give(std::unique_ptr<TlsStream> stream) const noexcept {
   try {
     options_.proved(std::move(stream));

@@ -38,7 +38,7 @@ class TlsListener {
 
   /// Returns the address of the listener, as "10.0.0.1:4711".
   std::string endpoint() const;
-  /// Drops those whose time is over, and accepts those that a lack of descriptors has kept out.
+  /// Drops strangers whose time is over, and accepts connections that a lack of descriptors has kept out.
   void look_again() noexcept;
   bool has_strangers() const noexcept { return !strangers_.empty(); }
 

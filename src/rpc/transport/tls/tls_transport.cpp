@@ -146,7 +146,8 @@ TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
   }
 }
 
-/// A listener that has too many strangers refuses some of them: those try again.
+/// Connects and proves the key. A listener that has too many strangers refuses some of them, so a refused process tries
+/// again.
 std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline deadline) {
   constexpr std::chrono::milliseconds kPause{20};
   for (;;) {

@@ -13,14 +13,13 @@
 
 namespace onecopy::rpc {
 
-/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by which
-/// the
-/// messages to that side name it: they are told over TLS, as are the addresses of the workers.
+/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by
+/// which the messages to that side name the channel. The numbers and the addresses of the workers are exchanged over
+/// TLS.
 ///
-/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the receiver
-/// has reserved.
-/// A tensor is read while it is sent, so it stays claimed until then, and what is written into it meanwhile may or may not
-/// arrive.
+/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the
+/// receiver has reserved. A tensor is read while it is sent, so the tensor stays claimed until it is sent, and what is
+/// written into it before then may or may not arrive.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: the functions are called by the event loop's thread, without locks, and not after close().

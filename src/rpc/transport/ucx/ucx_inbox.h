@@ -43,7 +43,7 @@ class UcxInbox {
   struct Incoming {
     Arrived what;
     std::vector<std::uint64_t>
-        apart;  ///< the bytes of each tensor that is sent apart and not asked for yet; 0: no such tensor
+        apart;  ///< the bytes of each tensor that is sent apart and not asked for yet, or 0
     std::size_t missing = 0;
     bool is_in_order = false;
   };
@@ -53,7 +53,7 @@ class UcxInbox {
 
   std::map<std::uint64_t, Incoming> incoming_;  ///< begun, and not given out
   std::uint64_t next_ = 1;                      ///< all before it are given out
-  std::set<std::uint64_t> given_out_;           ///< of those behind it
+  std::set<std::uint64_t> given_out_;           ///< numbers above it
   std::vector<Arrived> arrived_;
 };
 
