@@ -67,7 +67,7 @@ class Version(_Tensors):
 
     @property
     def version(self) -> int:
-        """The number: 1, 2, 3."""
+        """The number of the version; the first version is 1."""
         return self._core.number
 
     @property

@@ -9,7 +9,7 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently, and from any number of processes.
 
-/// Returns the directory of segments of kind named_file: ONECOPY_SHM_DIR, or /dev/shm. The path is absolute.
+/// Returns the absolute path of the directory of segments of kind named_file, which is ONECOPY_SHM_DIR or /dev/shm.
 std::string shared_directory();
 
 /// The result of a clean-up.

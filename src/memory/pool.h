@@ -63,11 +63,11 @@ class SegmentTable {
   SegmentTable(const SegmentTable&) = delete;
   SegmentTable& operator=(const SegmentTable&) = delete;
 
-  /// A callback for the end of a segment, called without locks after the segment has left the table. Set it before the
-  /// first pool. If it throws bad_alloc, tell_retired() calls it again.
+  /// A callback for the end of a segment, called without locks after the segment has left the table. The callback must
+  /// be set before the first pool. If it throws bad_alloc, tell_retired() calls it again.
   std::function<void(std::uint32_t number)> on_retire;
-  /// The guard that is asked before pages of a segment go back to the system; if null, they may. Set it before the
-  /// first pool.
+  /// The guard that is asked before pages of a segment go back to the system; if null, they may. The guard must be set
+  /// before the first pool.
   PageGuard* guard = nullptr;
 
   std::uint32_t next_number() noexcept;
@@ -156,7 +156,7 @@ class Pool final : public ExtentOwner {
   Pool& operator=(const Pool&) = delete;
 
   /// A callback for freed memory that becomes idle, called without locks held, which must not throw. The owner must
-  /// then call trim() until TrimResult::waiting is false. Set it before the first allocation.
+  /// then call trim() until TrimResult::waiting is false. The callback must be set before the first allocation.
   std::function<void()> on_idle;
 
   /// Allocates an extent, aligned to 64 bytes, or to a page from 32 KiB on. 0 bytes gives an extent of 64. The content

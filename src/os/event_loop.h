@@ -19,7 +19,8 @@ namespace onecopy {
 
 class Timer;
 
-/// A function that requests another run of a Timer, as Timer::request() does. May be empty. Takes no lock.
+/// A function that requests another run of a Timer, as Timer::request() does. The function may be empty, and takes no
+/// lock.
 using Wakeup = std::function<void()>;
 
 /// The background thread of a process, which handles events of descriptors and runs Timers.

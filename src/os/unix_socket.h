@@ -47,8 +47,8 @@ class UnixSocket {
   /// socket file on which no process listens is replaced. Throws invalid_argument (name too long), other_user
   /// (directory open to others), system (name taken).
   static UnixSocket listen(const SocketName& name, int backlog = 128);
-  /// Connects. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Check
-  /// peer().is_our_user before trusting the other side.
+  /// Connects. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). The caller must
+  /// check peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 

@@ -259,7 +259,7 @@ bool Node::wait(const CallRef& call, Deadline until) {
   return true;
 }
 
-/// An average of the last few. Answers that came at once cost no look at the clock.
+/// Updates the mean time of the last few calls of the function. Reads no clock for answers that came at once.
 void Node::note_time(Call& call) const noexcept {
   constexpr std::int64_t kMax = 1'000'000'000;
   if (!call.mean_ns.load(std::memory_order_relaxed)) return;

@@ -38,7 +38,8 @@ class Listener {
   /// try_accept() with a timeout of zero then; it may return an empty optional, because a client connects in several
   /// steps. The caller must not read from or close the descriptor.
   int ready_fd() const;
-  /// Returns the number of clients refused so far. The first refusal is logged as a warning. Callable from any thread.
+  /// Returns the number of clients refused so far. The first refusal is logged as a warning. Any thread may call this
+  /// member.
   std::uint64_t refused() const noexcept;
 
  private:

@@ -90,7 +90,7 @@ class Contents {
 /// lives, the keeper counts this process as a reader.
 class Version : public Contents {
  public:
-  /// The version's number: 1, 2, 3.
+  /// Returns the number of the version; the first version is 1.
   std::uint64_t number() const noexcept;
   const Texts& key() const noexcept;
   const Texts& attributes() const noexcept;

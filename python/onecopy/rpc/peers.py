@@ -172,7 +172,7 @@ _A_MOMENT = datetime.timedelta(milliseconds=200)
 
 def join(agent: Any, world_size: int) -> None:
     """Joins a group of that size, and returns when all members have. Raises RuntimeError with the name of one that has
-    not, and when names or sizes contradict each other; ValueError for a rank outside of the group."""
+    not, and when names or sizes contradict each other. Raises ValueError for a rank outside of the group."""
     store, info = agent.store, agent.info
     if not 0 <= info.id < world_size:
         raise ValueError(

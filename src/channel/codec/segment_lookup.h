@@ -77,7 +77,7 @@ class SegmentLookup {
   /// Segments that the creator does not retain, as far as is known.
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
 
-  // Around a fork. A forked child forgets its parent's requests.
+  // Called around a fork. A forked child forgets its parent's requests.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void reset() noexcept;

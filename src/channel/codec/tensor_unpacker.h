@@ -32,7 +32,7 @@ class TensorUnpacker {
   /// Unpacks without a question to another process. Returns false as soon as a row would take one.
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(owners_mutex_) { owners_mutex_.lock(); }
   void unlock() RELEASE(owners_mutex_) { owners_mutex_.unlock(); }
   /// Forgets the peers of the parent, and names the parent as a holder. REQUIRES: this is a forked child.

@@ -109,7 +109,7 @@ class Channel {
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
   /// The time until which a process that was sent a handle may join. The hold of the handle has ended, since the handle
-  /// has been opened. Set in the creator.
+  /// has been opened. Only the creator sets the time.
   std::chrono::steady_clock::time_point invited_until_{};
   /// The time since which no process has a Queue object of the queue.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;

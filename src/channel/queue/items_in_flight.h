@@ -54,7 +54,7 @@ class ItemsInFlight {
   /// Blocks and age, for listings.
   TransitInfo info(std::string where) const;
 
-  // Around a fork. A child holds nothing: its parent does. Items that a putter was about to push are dropped.
+  // Called around a fork. A child holds nothing: its parent does. Items that a putter was about to push are dropped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;

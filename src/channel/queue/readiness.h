@@ -37,7 +37,7 @@ class Readiness {
   /// Ends the thread, before a fork and at exit. start_again() resumes.
   void stop() noexcept;
   void start_again() noexcept;
-  // Around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.
+  // Called around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.
   void lock() noexcept ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() noexcept RELEASE(mutex_) { mutex_.unlock(); }
 

@@ -43,7 +43,7 @@ class Sender {
   ItemsInFlight& in_flight() noexcept { return in_flight_; }
   const ItemsInFlight& in_flight() const noexcept { return in_flight_; }
 
-  // Around a fork. A forked child forgets all that its parent had put.
+  // Called around a fork. A forked child forgets all that its parent had put.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void reset() noexcept;

@@ -55,7 +55,7 @@ class OwnerProcess {
   /// Gives the descriptor of the process back.
   void forget() noexcept;
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 

@@ -120,7 +120,7 @@ class BrokerClient {
   /// Gives the descriptor back. REQUIRES: it is over.
   void close() noexcept;
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(mutex_, telling_mutex_);
   void unlock() RELEASE(mutex_, telling_mutex_);
   /// REQUIRES: locked.

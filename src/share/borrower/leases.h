@@ -155,7 +155,7 @@ class Leases {
     return HazardGuard::readers_of(this) == HazardGuard::Readers::none;
   }
 
-  // Around a fork.
+  // Called around a fork.
   Claims& page() noexcept { return page_; }
   /// Takes over the leases in a forked child, in a page of its own; without one, in memory that no owner sees.
   void go_on_in_child(Mapping page) noexcept;

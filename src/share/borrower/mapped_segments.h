@@ -122,7 +122,7 @@ class MappedSegments {
   /// Unmaps all, for good. REQUIRES: this process holds no block of any.
   void close() noexcept;
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 

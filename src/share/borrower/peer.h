@@ -92,7 +92,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// Gives the process's descriptor back. REQUIRES: it is closed.
   void forget_process() noexcept { process_.forget(); }
 
-  // Around a fork. Before: a page and a connection for the child, announced to the owner.
+  // Called around a fork. Before: a page and a connection for the child, announced to the owner.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void prepare_fork();
@@ -180,7 +180,7 @@ class Peers {
   /// Lets go of owners that are gone and have no lease here. Returns true while dead owners are left.
   bool sweep() noexcept;
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// REQUIRES: locked.

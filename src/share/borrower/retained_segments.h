@@ -70,7 +70,7 @@ class LocalQueues {
   template <class Element, class MarkOf>
   bool drop_passed(std::map<std::uint64_t, Element>& marks, bool closed_is_passed, MarkOf&& mark_of) const;
 
-  // Around a fork. A child keeps the queues of its parent.
+  // Called around a fork. A child keeps the queues of its parent.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
@@ -168,7 +168,7 @@ class RetainedSegments {
   bool sweep() noexcept;
   std::size_t size() const;
 
-  // Around a fork; a child retains nothing.
+  // Called around a fork; a child retains nothing.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;

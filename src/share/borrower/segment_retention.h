@@ -31,9 +31,9 @@ class RetainedElsewhere {
   /// Runs when there are notices.
   std::function<void()> on_news;
 
-  /// `keeper` is asked to retain this segment. Returns the number of the request, which grows.
+  /// Notes a request to `keeper` to retain the segment. Returns the number of the request, which grows.
   std::uint64_t add(const SegmentKey& segment, const ProcessId& keeper);
-  /// The owner has given the segment back. Call it again after a bad_alloc.
+  /// Forgets a segment that its owner has given back. After a bad_alloc the caller must call retire() again.
   void retire(const SegmentKey& segment);
   /// As retire(), but returns true where that calls on_news.
   bool note_retired(const SegmentKey& segment);
@@ -46,7 +46,7 @@ class RetainedElsewhere {
   /// The keeper could not be told; it is told later.
   void release_later(Release again);
 
-  // Around a fork; keepers retain nothing for a child.
+  // Called around a fork; keepers retain nothing for a child.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;
@@ -67,7 +67,8 @@ struct SegmentRetention {
   RetainedSegments segments{queues};
   RetainedElsewhere elsewhere;
 
-  /// The owner has given the segment back, so no item in a queue lies in it. Call it again after a bad_alloc.
+  /// Forgets a segment that its owner has given back, so that no item in a queue lies in the segment. After a bad_alloc
+  /// the caller must call retire() again.
   void retire(const SegmentKey& segment) {
     segments.forget(segment);
     elsewhere.retire(segment);
@@ -83,7 +84,7 @@ struct SegmentRetention {
     segments.forget_queue(queue);
   }
 
-  // Around a fork. A child keeps the queues, and retains nothing.
+  // Called around a fork. A child keeps the queues, and retains nothing.
   void lock() NO_THREAD_SAFETY_ANALYSIS {
     segments.lock();
     queues.lock();

@@ -67,7 +67,7 @@ class Broker {
   /// Blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
 
-  // Around a fork, with the event loop stopped.
+  // Called around a fork, with the event loop stopped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Attaches the page of the coming child. The child gets the ForkPage that is returned.

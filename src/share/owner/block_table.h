@@ -122,8 +122,8 @@ class BlockTable {
     return block < used_ && in_limbo(block) && record(block).word.load() == closing_word(generation);
   }
 
-  /// The owner has use again for a block that it freed and that borrowers kept: takes it out of limbo.
-  /// False: too late.
+  /// Takes a block that the owner freed and that borrowers kept out of limbo, so that the owner can use the block
+  /// again. Returns false if the block has left limbo already.
   [[nodiscard]] bool try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
     if (!is_in_limbo(block, generation)) return false;
     leave_limbo(block);

@@ -90,7 +90,7 @@ class Holds {
   /// Returns when each hold was made.
   std::vector<Clock::time_point> list() const;
 
-  // Around a fork; a child holds nothing for others.
+  // Called around a fork; a child holds nothing for others.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;

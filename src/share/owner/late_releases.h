@@ -62,7 +62,7 @@ class LateReleases {
   std::uint64_t total() const noexcept { return total_; }
   std::size_t size() const noexcept { return size_; }
 
-  // Around a fork.
+  // Called around a fork.
   static void lock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   static void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   /// Ends all kept references in a forked child, since its parent's devices are not its own. REQUIRES: it has claims of

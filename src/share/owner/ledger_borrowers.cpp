@@ -185,7 +185,7 @@ void Ledger::end_transit(std::uint32_t block) noexcept {
   if (inherited_) transits_.end(block);
 }
 
-// Around a fork.
+// Called around a fork.
 
 void Ledger::Inheritance::hold_everything() {
   if (ledger_.everything_) return;

@@ -20,8 +20,8 @@ namespace onecopy {
 
 /// A process's pools: one for each kind of segment on each device, made at first use, and kept.
 ///
-/// Thread safety: all members may be called concurrently, except the members about fork. Locks: `trimming_` before
-/// `mutex_`. Giving memory back takes milliseconds, and is done without `mutex_`, which allocations need.
+/// Thread safety: all members may be called concurrently, except the members about fork. A thread locks `trimming_`
+/// before `mutex_`. Giving memory back takes milliseconds, and is done without `mutex_`, which allocations need.
 class Pools {
  public:
   static constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
@@ -45,7 +45,7 @@ class Pools {
   /// Ends the pools of that kind. REQUIRES: no block is in use.
   void end(SegmentKind kind);
 
-  // Around a fork.
+  // Called around a fork.
   void lock() ACQUIRE(mutex_);
   void unlock() RELEASE(mutex_);
   /// Calls Pool::abandon().
@@ -88,7 +88,7 @@ class FormerMemory {
     return bytes_;
   }
 
-  // Around a fork. A child has no thread that reads its parent's memory.
+  // Called around a fork. A child has no thread that reads its parent's memory.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;

@@ -55,7 +55,7 @@ class Runtime final {
   PinnedObjects& objects() noexcept { return objects_; }
   Pinning& pinning() noexcept { return pinning_; }
 
-  /// A block of exactly `bytes` in the pool of the current strategy.
+  /// Allocates a block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
   /// Adopts shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
   /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.

@@ -37,7 +37,7 @@ struct Contents::State {
   std::once_flag rows_made;
 };
 
-/// The table in a descriptor. Throws bad_handle.
+/// A table that is read from a descriptor. The constructor throws bad_handle.
 struct OpenTable {
   explicit OpenTable(const Fd& fd, ByteSpan known = {});
 
