@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import native_init, native_shutdown, until
+from rpc_group import PATIENCE, native_init, native_shutdown, until
 
 kept = []
 
@@ -122,7 +123,7 @@ def test_a_reference_to_a_value_of_the_process_before_is_an_error_at_once(meetin
     second.kill()
     until(lambda: first(names) == ["worker0"], "its end was not seen")
     meeting.join(rank=1)
-    with pytest.raises(RuntimeError, match="id=1, name=worker1.* has ended"):
+    with pytest.raises(RuntimeError, match="id=1, name=worker1.* ended"):
         first(use_counter)
 
 
@@ -133,24 +134,42 @@ def test_the_name_of_a_living_member_is_taken(meeting):
     meeting.join("other")
 
 
-def test_a_killed_process_that_was_joining_keeps_no_other_out(meeting):
-    first = meeting.join()
-    taker = meeting.add()
-    taker(take_the_lock, meeting.file)
-    taker.kill()
-    assert "worker1" in meeting.join()(names)
-    assert first(names) == ["worker0", "worker1"]
+@pytest.mark.parametrize("host", ["this", "another"])
+def test_a_killed_process_that_was_joining_keeps_no_other_out(meeting, host):
+    first, dying = meeting.join(), meeting.add()
+    dying.begin(die_while_joining, meeting.file, host == "another")
+    dying.process.join(PATIENCE)
+    assert "worker2" in meeting.join(rank=2, join_timeout=2)(names)
+    assert first(names) == ["worker0", "worker2"]
 
 
-def take_the_lock(file):
-    import json
-    import os
+def die_while_joining(file, is_elsewhere):
+    import onecopy
+    from onecopy.rpc import elastic
 
-    from onecopy.rpc import elastic, peers
+    if is_elsewhere:
+        onecopy._core._rpc_host = lambda: 1
+    elastic._tell = lambda agent, own: os.kill(os.getpid(), signal.SIGKILL)
+    native_init(file, 1, None, "worker1", {})
 
-    kept.append(torch.distributed.FileStore(file, -1))
-    store = torch.distributed.PrefixStore("onecopy/rpc/dynamic", kept[0])
-    assert elastic._take(store, json.dumps(peers.process_of(os.getpid())))
+
+def test_a_stopped_process_that_was_joining_keeps_no_other_out_and_joins_no_more(meeting):
+    first, stopped = meeting.join(), meeting.add()
+    stopped.begin(stop_while_joining, meeting.file)
+    until(lambda: first(names) == ["worker0", "worker1"], "the first member was not told")
+    assert "worker2" in meeting.join(rank=2, join_timeout=2)(names)
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    with pytest.raises(RuntimeError, match="another process has taken over"):
+        stopped.result()
+    until(lambda: first(names) == ["worker0", "worker2"], "the first member was not told that it left")
+
+
+def stop_while_joining(file):
+    from onecopy.rpc import elastic
+
+    tell = elastic._tell
+    elastic._tell = lambda *args: (tell(*args), os.kill(os.getpid(), signal.SIGSTOP))
+    native_init(file, 1, None, "worker1", {})
 
 
 def test_groups_of_both_kinds_do_not_mix(meeting):

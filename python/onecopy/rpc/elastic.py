@@ -2,7 +2,8 @@
 """Groups that members join and leave at any time.
 
 The store has the list of members, and a lock on it. A member that joins tells all that live, takes messages when each
-knows it, and returns.
+knows it, and returns. A process takes the lock over from a process that has ended, and from one that has held the lock
+for longer than join_timeout: nobody knows whether a process on another host lives.
 An id is given once: a member that comes back under its name gets another, so references to values of the process before
 it are errors and never reach its successor.
 """
@@ -102,31 +103,34 @@ def _joined(agent: Any, caller: int) -> None:
 @contextlib.contextmanager
 def _locked_list(agent: Any) -> Iterator[dict[str, Any]]:
     """Gives {"ids": all that were ever given, "members": entries}, and writes it back. Raises RuntimeError when another
-    process holds the lock for longer than the agent's timeout."""
-    me, store = json.dumps(peers.process_of(os.getpid())), agent.store
-    end = time.monotonic() + agent.options.join_timeout
-    while not _take(store, me):
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"process {json.loads(store.get('lock'))[0]} has been joining or leaving the group for more than "
-                f"{agent.options.join_timeout:g} s: is it stopped?"
-            )
-        time.sleep(0.01)
+    process has taken the lock over meanwhile, and changed the list."""
+    store, seconds = agent.store, agent.options.join_timeout
+    me = json.dumps([*peers.process_of(os.getpid()), time.time_ns()])
+    _take(store, me, seconds)
     try:
-        known = json.loads(store.get("members")) if store.check(["members"]) else {"ids": [], "members": []}
+        before = store.compare_set("members", "", '{"ids": [], "members": []}').decode()
+        known = json.loads(before)
         yield known
-        store.set("members", json.dumps(known))
+        after = json.dumps(known)
+        if store.compare_set("members", before, after).decode() != after:
+            raise RuntimeError(
+                f"{agent.info} was joining or leaving its group for so long that another process has taken over"
+            )
     finally:
         store.compare_set("lock", me, _NOBODY)
 
 
-def _take(store: Any, me: str) -> bool:
-    has = store.compare_set("lock", "", me).decode()
-    if has == me:
-        return True
-    if has == _NOBODY or not _is_alive(json.loads(has)):
-        return bool(store.compare_set("lock", has, me).decode() == me)
-    return False
+def _take(store: Any, me: str, seconds: float) -> None:
+    """Takes the lock. A holder keeps this process out for `seconds` at most."""
+    holder, end = "", 0.0
+    while (has := store.compare_set("lock", "", me).decode()) != me:
+        if has != holder:
+            holder, end = has, time.monotonic() + seconds
+        is_held = has != _NOBODY and _is_alive(json.loads(has)[:3]) and time.monotonic() < end
+        if is_held:
+            time.sleep(0.01)
+        elif store.compare_set("lock", has, me).decode() == me:
+            return
 
 
 def _is_alive(process: list[Any]) -> bool:
