@@ -31,7 +31,7 @@ def refused(function, *args, to="worker1", **kwargs):
 BAD = {
     "a function that is not there": ("native_rpc_functions:nothing", (), AttributeError, "has no 'nothing' in this process"),
     "a module that is not there": ("no_such_module:f", (), PermissionError, "no_such_module.f is not exported"),
-    "a name that is no function": ("native_rpc_functions:seen", (), AttributeError, "is no function or class"),
+    "a name that is not a function": ("native_rpc_functions:seen", (), AttributeError, "is not a function or class"),
     "too many arguments": (theirs.pid, (1, 2), TypeError, "takes 0 positional arguments but 2 were given"),
     "too few arguments": (theirs.fail, (), TypeError, "missing 1 required positional argument"),
     "an operator's wrong arguments": (theirs.add, (torch.ones(2), torch.ones(3)), RuntimeError, "size of tensor"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native interface: calls of exported functions, with deadlines that travel along, cancelling, and a bound on the
-calls under way.
+"""The native interface: calls of exported functions, with deadlines that nested calls inherit, cancellation, and a
+bound on pending calls.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -33,23 +33,27 @@ def init(
     device_maps: dict[str, Any] | None = None,
     transport: str = "",
 ) -> None:
-    """Joins a group of processes of one user. Processes on other hosts need ONECOPY_RPC_KEY: see the guide to rpc.
+    """Joins a group of processes of one user. A group that spans hosts needs ONECOPY_RPC_KEY: see the guide to rpc.
 
     Args:
-        name: this member's, unique in the group: letters, digits, ``-_:``.
-        rank, world_size: this member's number and how many there are: returns when all have come. Without world_size
-            members come and go, and each gets the next number if it gives none.
+        name: the name of this member, unique in the group; letters, digits and ``-_:``.
+        rank, world_size: the number of this member and the number of members; init() returns when all members have
+            joined. Without world_size, members join and leave at any time, and a member without a rank gets the next
+            free one.
         rendezvous: where the members meet: file:///path, tcp://host:port or env://, as torch.distributed has it.
-        timeout: seconds that a call may take. 0: no limit.
-        join_timeout: seconds that joining waits for other members.
-        allow: patterns of functions that others may call besides exported ones: ["package.*"].
-        max_calls: calls that may be under way to one member.
-        when_full: "wait" for room, or "refuse": then a call beyond max_calls throws Busy.
-        device_maps: {member: {device here: device there}}. Without them a tensor of a card goes to that card in a
-            member of this host that numbers the cards alike; to another one it is an error that names it.
+        timeout: the maximum duration of a call in seconds; 0 for no limit.
+        join_timeout: the maximum time in seconds to wait for other members.
+        allow: patterns of functions that others may call besides exported functions, e.g. ["package.*"].
+        max_calls: the maximum number of pending calls to one member.
+        when_full: what a call beyond max_calls does: "wait" until another call ends, or "refuse", which raises Busy.
+        device_maps: {member: {device here: device there}}. Without a map, a tensor on a card goes to the same card in a
+            member of this host that numbers the cards alike; sending the tensor to any other member raises an error.
         transport: how messages go to members on other hosts, the same in all members: "tls", or "ucx", which does not
-            encrypt. The default is what ONECOPY_RPC_FABRIC says, or "tls".
-    Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
+            encrypt. The default is the value of ONECOPY_RPC_FABRIC, or "tls".
+
+    Raises:
+        RuntimeError: the name is taken, this process is a member already, or a member does not join in time.
+    """
     if registry.this_agent is not None:
         raise RuntimeError("RPC is already initialized: this process is a member of a group")
     if when_full not in ("wait", "refuse"):
@@ -76,8 +80,9 @@ def init(
 
 
 def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
-    """Leaves the group. Graceful: when all members of a group of fixed size have called it, and no call of this process
-    is under way; a member that has ended is an error, and `timeout` seconds are the limit (0: none)."""
+    """Leaves the group. A graceful shutdown waits until no call of this process is pending and, in a group of fixed
+    size, until all members have called shutdown(). Raises RuntimeError if a member has ended or `timeout` seconds have
+    passed (0 for no limit)."""
     try:
         meeting.shutdown(graceful, timeout)
     finally:
@@ -85,23 +90,23 @@ def shutdown(graceful: bool = True, timeout: float = 0.0) -> None:
 
 
 def members() -> list[WorkerInfo]:
-    """Returns the WorkerInfo of each member that lives, this process among them."""
+    """Returns the WorkerInfo of each living member, including this process."""
     agent = registry.current()
     return [info for info in agent.get_worker_infos() if not agent.member(info.id).has_ended]
 
 
 def address() -> bytes:
-    """Returns the bytes by which a program in C++ finds this process: Agent::join() takes them. The address is good
-    until shutdown()."""
+    """Returns the address of this process, which a program in C++ passes to Agent::join(). The address is valid until
+    shutdown()."""
     return registry.current().endpoint.address()
 
 
 def enter(address: bytes) -> WorkerInfo:
-    """Enters the program in C++ of that address, which Agent::address() gave. From now on it can be called:
-    call(info, "name", args), with the names that Agent::define_plain() gave, and without keyword arguments.
+    """Connects to the program in C++ whose Agent::address() returned `address`. Its functions are called by the names
+    given to Agent::define_plain(), without keyword arguments: call(info, "name", args).
 
-    Throws BadHandle for bytes that are not an address, InvalidArgument if its number is that of a member, RuntimeError
-    if its name is."""
+    Raises BadHandle for bytes that are not an address, InvalidArgument if a member has the number of the program, and
+    RuntimeError if a member has its name."""
     return registry.current().add_program(address)
 
 
@@ -111,16 +116,16 @@ def enter(address: bytes) -> WorkerInfo:
 def call(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Any:
     """Returns the result of function(*args, **kwargs), run in the member `to`: a name, an id or a WorkerInfo.
 
-    `function` is exported there (see export()), or "module:name" of one that is. Throws what it throws, as its own
-    class with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the
-    call that this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that
-    cannot cross."""
+    `function` is exported in that member (see export()), or is the "module:name" of an exported function. Raises the
+    exception of the function, as its own class with the traceback in the text; Timeout after `timeout` seconds (0 for
+    no limit, None for the timeout of init()), or at the deadline of the call that this thread runs for another member;
+    PeerDied if the member has ended; TypeError for a value that cannot be sent."""
     return calling.call(to, function, args, kwargs, timeout, True)
 
 
 def remote(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> PyRRef:
-    """Returns a Reference, at once, to the result of function(*args, **kwargs), which stays in the member `to`. Methods
-    of the value whose names do not begin with an underscore are called through it: reference.rpc_sync().method(...)."""
+    """Returns at once a Reference to the result of function(*args, **kwargs), which stays in the member `to`. The
+    Reference calls public methods of the result: reference.rpc_sync().method(...)."""
     agent = registry.current()
     member = agent.member(to)
     member.refuse_program()
@@ -129,5 +134,5 @@ def remote(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeou
 
 
 def current_call() -> Any:
-    """Returns the call that this thread runs for another member; None outside of a call."""
+    """Returns the call that this thread runs for another member, or None outside of a call."""
     return _core._current_call()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of functions in other members, for both interfaces: the native one and torch's.
+"""Calls of functions in other members, for the native interface and torch's interface.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -33,8 +33,8 @@ def call(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None, 
 
 
 def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None) -> CallFuture:
-    """Returns a Future of what call() returns. Raises TypeError before anything is sent when a value cannot cross;
-    RuntimeError for arguments that no overload of a torch operator takes."""
+    """Returns a Future of the result of call(). Raises, before anything is sent, TypeError if a value cannot be sent
+    and RuntimeError for arguments that no overload of a torch operator takes."""
     agent = registry.current()
     future = CallFuture(agent, agent.seconds_for(timeout))
     try:
@@ -49,7 +49,7 @@ def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None)
 
 
 def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> PyRRef:
-    """Returns a reference, at once, to the result of function(*args, **kwargs), which stays in the member."""
+    """Returns at once a reference to the result of function(*args, **kwargs), which stays in the member."""
     agent = registry.current()
     args, kwargs = tuple(args or ()), dict(kwargs or {})
     found = agent.resolve(function, "torch")  # how both sides find it, or None for a function that crosses as a value
@@ -64,7 +64,7 @@ def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Py
 
 
 class Call(CallFuture):
-    """A call under way. ``wait()`` and ``await`` give its result, or throw what it threw.
+    """A pending call. ``wait()`` and ``await`` return its result, or raise its exception.
 
     Thread safety: all members may be called concurrently."""
 
@@ -79,8 +79,8 @@ class Call(CallFuture):
         return trace
 
     def cancel(self) -> bool:
-        """Fails the call at once with Cancelled, and tells its function: current_call().cancelled. A function that has
-        not begun does not begin. Returns False when the outcome was here already."""
+        """Fails the call at once with Cancelled, and sets current_call().cancelled for its function. A function that
+        has not started does not start. Returns False if the outcome had arrived already."""
         if self.done():
             return False
         self.agent.note(self.to.id, "cancel", self._listed.number)
@@ -96,7 +96,7 @@ class Call(CallFuture):
         return f"<Call of {self.function} at {self.to.name}>"
 
     def send(self, args: Any, kwargs: Any, timeout: float | None, is_stream: bool = False) -> None:
-        """Makes the call when there is room."""
+        """Sends the call once the member has room."""
         begin = self.agent.endpoint.begin_native
         try:
             self._listed = begin(self.to.id, self.function, args, kwargs, timeout, self, is_stream)
@@ -113,8 +113,8 @@ class Call(CallFuture):
 
 
 def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None) -> Call:
-    """Returns a Call, which is waited for with wait() or await. call_async() itself waits only for room (see
-    init(max_calls=...))."""
+    """Starts a call and returns a Call, whose wait() or await returns the result. Blocks only while the member has no
+    room (see init(max_calls=...))."""
     agent = registry.current()
     member = agent.member(to)
     made = Call(agent, member.info, agent.name_at(member, function))
@@ -123,8 +123,8 @@ def call_async(to: Any, function: Any, args: Any = (), kwargs: Any = None, *, ti
 
 
 def wait_all(calls: Iterable[Call], timeout: float | None = None) -> list[Any]:
-    """Returns the results of calls, in their order. Throws the error of the first that fails, as soon as it has, and
-    Timeout after `timeout` seconds; the others go on."""
+    """Returns the results of calls, in their order. Raises the error of the first call that fails, as soon as it fails,
+    and Timeout after `timeout` seconds; the other calls continue."""
     calls, ended = list(calls), queue.SimpleQueue[Call]()
     for each in calls:
         each.add_done_callback(ended.put)

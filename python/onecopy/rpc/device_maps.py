@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device a tensor of a message goes to, and whether the maps of all members fit."""
+"""Chooses the device that a tensor of a message goes to, and checks that the maps of all members fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Device = Any  # a torch.device, or what torch.device() takes
 
 
 def of(device: Device) -> torch.device:
-    """Returns a torch.device for the ways in which maps name one. Raises RuntimeError for other values."""
+    """Returns the torch.device of a name in a map. Raises RuntimeError for values that do not name a device."""
     if isinstance(device, int) and device < 0:
         raise RuntimeError(f"Device index must not be negative, but got {device}")
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -30,8 +30,7 @@ def parse_map(devices: dict[Any, Any]) -> DeviceMap:
 
 
 class Automatic(dict[torch.device, torch.device]):
-    """A map for a member that numbers the host's cards as this process does: a card without an entry is meant
-    itself."""
+    """A map for a member that numbers the host's cards as this process does: a card without an entry maps to itself."""
 
     def get(self, device: torch.device, default: Any = None) -> Any:
         """Does what dict.get() does."""
@@ -54,8 +53,8 @@ def _number(device: torch.device) -> int:
 
 
 def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str, what: str = "Request") -> str:
-    """Returns where a tensor goes, as text; `what` is a request or a response. Raises RuntimeError for a device that
-    has no target."""
+    """Returns the device that a tensor goes to, as text. `what` names a request or a response in errors. Raises
+    RuntimeError for a device without a target."""
     found = devices.get(tensor.device, CPU if tensor.device.type == "cpu" else None)
     if found is None:
         raise RuntimeError(
@@ -67,7 +66,7 @@ def target(tensor: torch.Tensor, devices: DeviceMap, caller: str, receiver: str,
     return str(found)
 
 
-# --- the maps of a whole group, checked as its members meet. torch has the same texts
+# --- the maps of a whole group, checked when its members meet, with torch's error texts
 
 
 def parse_maps(device_maps: dict[str, Any] | None) -> dict[str, DeviceMap]:
@@ -76,7 +75,7 @@ def parse_maps(device_maps: dict[str, Any] | None) -> dict[str, DeviceMap]:
 
 
 def own_facts(options: Any) -> dict[str, Any]:
-    """Returns a member's facts for the others: how many cards it has, the cards that it uses, and its maps."""
+    """Returns the facts that a member tells the others: its number of cards, the cards it uses, and its maps."""
     count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1
     return {"count": count, "devices": [str(d) for d in options.devices], "maps": texts_of(options.device_maps)}
 
@@ -87,7 +86,7 @@ def texts_of(maps: dict[str, DeviceMap]) -> dict[str, dict[str, str]]:
 
 
 def check_maps(told: dict[str, dict[str, Any]]) -> None:
-    """Checks {member: own_facts(...)} of all members. Raises ValueError, the same in all of them."""
+    """Checks {member: own_facts(...)} of all members. All members raise the same ValueError."""
     for name, said in told.items():
         devices = said["devices"]
         if len(set(devices)) != len(devices):
@@ -119,5 +118,6 @@ def _check_map(name: str, said: dict[str, Any], to: str, theirs: dict[str, Any],
 
 
 def _are_there(devices: Iterable[str], count: int) -> bool:
-    """A member that maps nothing has not looked how many cards it has (-1), and does not start CUDA for others."""
+    """Returns whether the devices exist. A member without maps does not start CUDA, so its number of cards is unknown
+    (-1), and every device counts as existing."""
     return count < 0 or all(d == "cpu" or 0 <= of(d).index < count for d in devices)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a tensor crosses that C++ does not copy by itself.
+"""Sends the tensors that C++ does not copy by itself.
 
-C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). All others
-come here.
+C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). This module
+handles all other tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 class MarkedTensor:
-    """An argument or a result that is lent or given away, for one use in one call."""
+    """An argument or a result that is lent or given away in one call."""
 
     __slots__ = ("mode", "tensor")
 
@@ -37,23 +37,24 @@ class MarkedTensor:
         self.tensor, self.mode = tensor, mode
 
     def finish(self) -> None:
-        """Empties a tensor that was given away. Called when the message has been sent."""
+        """Empties a tensor that was given away. Called after the message was sent."""
         if self.mode == MOVE:
             self.tensor.data = torch.empty(0, dtype=self.tensor.dtype, device=self.tensor.device)
 
 
 def borrow(tensor: torch.Tensor) -> MarkedTensor:
-    """Lends a tensor to the callee, as an argument or a result: both have the same memory, and no byte is copied.
+    """Lends a tensor, as an argument or a result, without a copy. Both processes use the same memory and see each
+    other's writes.
 
-    A tensor of the CPU moves into shared memory at the first time. The other has it for as long as it keeps a
-    reference, and each sees the other's writes."""
+    The first call moves a tensor of the CPU into shared memory. The receiver keeps the memory while it holds a
+    reference."""
     return MarkedTensor(tensor, BORROW)
 
 
 def move(tensor: torch.Tensor) -> MarkedTensor:
-    """Gives a tensor away: no byte is copied, and the tensor is empty in this process when the call has been sent.
+    """Gives a tensor away without a copy. The tensor is empty in this process after the call was sent.
 
-    Throws TypeError for a tensor that requires gradients: the graph needs it here."""
+    Raises TypeError for a tensor that requires gradients, since the graph of this process needs the tensor."""
     marked = MarkedTensor(tensor, MOVE)
     if tensor.requires_grad:
         raise TypeError("move() takes a tensor that needs no gradient: borrow() it, or move(tensor.detach())")
@@ -61,7 +62,7 @@ def move(tensor: torch.Tensor) -> MarkedTensor:
 
 
 def unmarked(value: Any, depth: int = 32) -> Any:
-    """Returns a value with the tensors themselves, for a call that crosses to no other process."""
+    """Returns a value with the tensors in place of their marks, for a call within this process."""
     if isinstance(value, MarkedTensor):
         return value.tensor
     if depth and type(value) in (list, tuple):
@@ -83,8 +84,8 @@ def check_far(info: object) -> None:
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Returns the parts of a tensor that C++ does not copy: (kind, part, ...). None for one that crosses as a pickle
-    only."""
+    """Returns the parts of a tensor that C++ does not copy, as (kind, part, ...), or None for a tensor that can only be
+    pickled."""
     giving = _core._rpc_giving()
     plain = tensor.detach()
     if tensor.layout == torch.sparse_coo:
@@ -105,7 +106,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 def reduce_marked(marked: MarkedTensor) -> tuple[Any, ...]:
-    """Returns the parts of a tensor that is lent or given away. Raises TypeError for a tensor that cannot be."""
+    """Returns the parts of a tensor that is lent or given away. Raises TypeError for a tensor that cannot be lent."""
     giving: Any = _core._rpc_giving()
     member = giving.agent.member(giving.receiver)
     if member.is_far and marked.mode == BORROW:
@@ -137,7 +138,7 @@ def _quantized_parts(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy with memory of its own. Strides stay where the storage is small or mostly used."""
+    """Returns a copy with memory of its own. Keeps the strides if the storage is small or mostly used."""
     storage = tensor.untyped_storage().nbytes()
     is_plain = not (tensor.is_conj() or tensor.is_neg())
     whole = (
@@ -150,7 +151,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fresh(shape: Iterable[int], like: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor in shared memory, on the CPU: the copy that is made anyway is the only one."""
+    """Returns an empty tensor, on the CPU in shared memory, so that sending the copy needs no second copy."""
     shape = tuple(shape)
     if like.device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
@@ -176,7 +177,7 @@ def _make_tensor(tensor: Any, flags: int, goes_to: str) -> torch.Tensor:
 
 
 def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: Any, is_coalesced: bool) -> torch.Tensor:
-    # On the CPU indices that are out of range would be reads out of range.
+    # On the CPU, indices out of range would cause reads out of range.
     return torch.sparse_coo_tensor(
         indices, values, shape, is_coalesced=is_coalesced, check_invariants=indices.device.type == "cpu"
     )
@@ -217,12 +218,12 @@ MAKERS: dict[str, Callable[..., Any]] = {
 
 
 def points_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
-    """Returns events behind all work so far in this thread's streams of the tensors' cards."""
+    """Returns events after all work so far in this thread's streams of the tensors' cards."""
     cards = {tensor.device for tensor in tensors}
     return [torch.cuda.current_stream(card).record_event() for card in cards if card.type == "cuda"]
 
 
 def wait_for(points: Iterable[Any]) -> None:
-    """Makes this thread's streams wait for events; the host does not wait."""
+    """Makes this thread's streams wait for the events, without blocking the host."""
     for event in points:
         torch.cuda.current_stream(event.device).wait_event(event)

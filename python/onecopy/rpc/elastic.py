@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups that members join and leave at any time.
 
-The store has the list of members, and a lock on it. A member that joins tells all that live, takes messages when each
-knows it, and returns. A process takes the lock over from a process that has ended, and from one that has held the lock
-for longer than join_timeout: nobody knows whether a process on another host lives.
-An id is given once: a member that comes back under its name gets another, so references to values of the process before
-it are errors and never reach its successor.
+The store holds the list of members, and a lock on the list. A joining member tells all living members, and starts
+serving when each of them knows it. A process takes the lock over from a process that has ended, and from a process that
+has held the lock for longer than join_timeout, since nobody knows whether a process on another host lives. An id is
+assigned once: a process that rejoins under the same name gets another id, so references to values of the former process
+raise and never reach its successor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOBODY = "free"
 
 
 def check_kind(store: Any, kind: str) -> None:
-    """Raises RuntimeError where other members of the group have said another kind."""
+    """Raises RuntimeError if other members of the group have declared another kind."""
     if store.compare_set("kind", "", kind).decode() != kind:
         raise RuntimeError(
             "RPC group mixes statically and dynamically initialized members which is not supported. Give all of them a "
@@ -36,7 +36,7 @@ def check_kind(store: Any, kind: str) -> None:
 
 
 def join(agent: Any) -> None:
-    """Makes this process a member. Raises RuntimeError when its name is taken, and when a member does not answer."""
+    """Makes this process a member. Raises RuntimeError if its name is taken or a member does not answer."""
     with _locked_list(agent) as known:
         living = [entry for entry in known["members"] if _is_alive(entry["process"])]
         for entry in living:
@@ -59,19 +59,19 @@ def join(agent: Any) -> None:
 
 
 def leave(agent: Any) -> None:
-    """Takes this process out of the list. The agent tells the living members when it stops."""
+    """Removes this process from the list. The agent tells the living members when it stops."""
     with _locked_list(agent) as known:
         known["members"] = [entry for entry in known["members"] if entry["id"] != agent.info.id]
 
 
 def _enter_if_alive(agent: Any, entry: Entry) -> None:
-    """A process may end at any moment."""
+    """Adds a member, unless its process has ended."""
     with contextlib.suppress(onecopy.Error):
         agent.add_member(peers.member_of(entry))
 
 
 def _tell(agent: Any, own: Entry) -> None:
-    """Lets each living member enter this process. Raises RuntimeError with the name of one that does not answer."""
+    """Lets each living member add this process. Raises RuntimeError that names a member which does not answer."""
     others = [rank for rank in agent.member_ids() if rank != agent.info.id]
     for rank in others:
         agent.note(rank, "join", own)
@@ -80,7 +80,7 @@ def _tell(agent: Any, own: Entry) -> None:
         try:
             answer.wait()
         except onecopy.errors.PeerDied:
-            pass  # one member less
+            pass  # the member has left
         except RuntimeError as error:
             raise RuntimeError(
                 f"{agent.member(rank).info} did not take this process into its group: {error}"
@@ -94,7 +94,7 @@ def _enter(agent: Any, caller: int, entry: Entry) -> None:
 
 @verb(".joined")
 def _joined(agent: Any, caller: int) -> None:
-    """Answers behind the note "join" of the same caller."""
+    """Answers after the caller's note "join" was handled."""
 
 
 # --- the lock
@@ -102,8 +102,8 @@ def _joined(agent: Any, caller: int) -> None:
 
 @contextlib.contextmanager
 def _locked_list(agent: Any) -> Iterator[dict[str, Any]]:
-    """Gives {"ids": all that were ever given, "members": entries}, and writes it back. Raises RuntimeError when another
-    process has taken the lock over meanwhile, and changed the list."""
+    """Yields {"ids": all ids ever assigned, "members": entries} under the lock, and stores it afterwards. Raises
+    RuntimeError if another process has taken the lock over and changed the list."""
     store, seconds = agent.store, agent.options.join_timeout
     me = json.dumps([*peers.process_of(os.getpid()), time.time_ns()])
     _take(store, me, seconds)
@@ -121,7 +121,7 @@ def _locked_list(agent: Any) -> Iterator[dict[str, Any]]:
 
 
 def _take(store: Any, me: str, seconds: float) -> None:
-    """Takes the lock. A holder keeps this process out for `seconds` at most."""
+    """Takes the lock, from a living holder after `seconds`."""
     holder, end = "", 0.0
     while (has := store.compare_set("lock", "", me).decode()) != me:
         if has != holder:
@@ -135,7 +135,7 @@ def _take(store: Any, me: str, seconds: float) -> None:
 
 def _is_alive(process: list[Any]) -> bool:
     if process[2] != onecopy._core._rpc_host():
-        return True  # as far as is known here: a call to an ended process fails
+        return True  # unknown from this host; a call to an ended process fails
     try:
         return peers.process_of(process[0]) == process
     except OSError:

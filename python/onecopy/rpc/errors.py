@@ -23,17 +23,17 @@ class Cancelled(Error):
 
 
 class Busy(Error):
-    """As many calls to a member are under way as init() allows."""
+    """The number of pending calls to a member has reached the limit of init()."""
 
     code = "busy"
 
 
 class RemoteError(RuntimeError):
-    """An exception of the callee that cannot be made here; the text says all that is known of the exception."""
+    """An exception of the callee whose class this process cannot make. The text describes the exception."""
 
 
 class RemoteFailure:
-    """An exception of a handler, as it crosses: its class, and a text with the place and the cause."""
+    """An exception of a handler in a message: its class, and a text with the traceback and the cause."""
 
     __slots__ = ("kind", "text")
 
@@ -42,16 +42,16 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException, worker: object, unescaped: bool = False) -> RemoteFailure:
-        """Makes the failure of a function that was called. `unescaped`: escapes in the text stand for their characters,
-        as torch has it."""
-        # torch does so, and torch.jit.Error is not a RuntimeError.
+        """Makes the failure of a called function. With `unescaped`, escapes in the text are replaced by their
+        characters, as in torch."""
+        # As in torch; torch.jit.Error does not derive from RuntimeError.
         kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)
         text = f"On {worker}:\n{error!r}\n{''.join(traceback.format_exception(error))}"
         text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot cross
         return cls(kind, _ESCAPE.sub(_character, text) if unescaped else text)
 
     def exception(self) -> Exception:
-        """Makes the exception to raise here: of the same class, or a RemoteError that says why it cannot be."""
+        """Makes the exception to raise, of the same class, or a RemoteError that says why the class cannot be made."""
         try:
             made = self.kind(self.text)
             if not isinstance(made, Exception):
@@ -76,7 +76,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def late(seconds: float, reason: object = None) -> Timeout:
-    """Returns the error of a call that took too long, in torch's words, with the reason behind them."""
+    """Returns the error of a call that took too long, with torch's text followed by the reason."""
     limit = f"{int(seconds * 1000)} ms" if seconds < 1e15 else "infinite"
     text = f"RPC ran for more than set timeout ({limit}) and will now be marked with an error"
     return Timeout(f"{text}: {reason}" if reason else text)

@@ -30,11 +30,11 @@ REFUSED_MODULES = frozenset(
         *("_frozen_importlib_external", "ctypes", "_ctypes", "runpy", "shutil", "code", "pty", "marshal"),
     )
 )
-_MAIN = ("__main__", "__mp_main__")  # one module under two names in programs that multiprocessing has spawned
+_MAIN = ("__main__", "__mp_main__")  # two names of one module in programs that multiprocessing has spawned
 
 _exported: dict[str, Any] = {}  # "module.qualname" -> function
-_patterns: tuple[str, ...] | None = None  # of names; None: not restricted
-# (module, name) -> (object, the names of the module), as look_up() found it: good while the name stands for the object.
+_patterns: tuple[str, ...] | None = None  # patterns of names; None if not restricted
+# (module, name) -> (object, the names of the module); a result of look_up(), valid while the name stands for the object
 _found: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +48,8 @@ class NoName(TypeError):
 
 
 def name_of(thing: Any) -> tuple[str, str]:
-    """Returns the (module, qualified name) of a function or class. Raises NoName, which says why there is none."""
+    """Returns the (module, qualified name) of a function or class. Raises NoName, which says why the object has no
+    name."""
     module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not module or not qualname:
         raise NoName(f"{thing!r} has no name that another process could look up")
@@ -89,13 +90,13 @@ def text_name_of(function: Any) -> str:
 
 
 def public_module(name: str) -> str:
-    """Returns the name by which all processes know that module."""
+    """Returns the name by which all processes know a module."""
     return "__main__" if name in _MAIN else name
 
 
 def look_up(module: str, qualname: str) -> Any:
-    """Returns the object of that name. Raises AttributeError if there is none, PermissionError for a function that no
-    program calls in another process."""
+    """Returns the object of that name. Raises AttributeError if the name does not exist, PermissionError for a function
+    that must not be called by other processes."""
     known = _found.get((module, qualname))
     if known is not None and known[1].get(qualname) is known[0]:
         return known[0]
@@ -110,7 +111,7 @@ def look_up(module: str, qualname: str) -> Any:
                 "serialize function code: the function must be defined on both sides"
             )
     if not callable(found):
-        raise AttributeError(f"{module}.{qualname} is no function or class")
+        raise AttributeError(f"{module}.{qualname} is not a function or class")
     home = getattr(found, "__module__", module) or module
     if home not in (module, *(_MAIN if module in _MAIN else ())) and not isinstance(found, type):
         _refuse_dangerous(home, getattr(found, "__qualname__", qualname))
@@ -120,13 +121,13 @@ def look_up(module: str, qualname: str) -> Any:
 
 
 def module_named(name: str) -> ModuleType:
-    """Imports the module if necessary. Raises what the import raises, and PermissionError in a restricted process,
-    which imports nothing for another process."""
+    """Imports a module if necessary. Raises the error of the import, and PermissionError in a restricted process, which
+    imports no modules for others."""
     if name in _MAIN:
         return sys.modules["__main__"]
     if is_restricted() and name not in sys.modules:
         raise PermissionError(f"{name} is not imported in this process, and is not for another's sake")
-    return importlib.import_module(name)  # waits for another thread that is importing it
+    return importlib.import_module(name)  # waits for a thread that is importing the module
 
 
 def _refuse_dangerous(module: str, qualname: str) -> None:
@@ -138,31 +139,31 @@ def _refuse_dangerous(module: str, qualname: str) -> None:
 
 
 def operator_of(function: Any) -> str | None:
-    """Returns the name of the operator of torch that this function is, such as "aten::add"; or None."""
+    """Returns the name of an operator of torch, such as "aten::add", or None for another function."""
     found: str | None = torch.jit._builtins._find_builtin(function)
     return found
 
 
 def check_operator(name: str, args: Iterable[Any], kwargs: dict[str, Any] | None) -> None:
-    """Raises RuntimeError for arguments that the operator does not take, so that the caller sees the mistake in its own
-    stack."""
+    """Raises RuntimeError for arguments that the operator does not take, so that the caller's traceback shows the
+    mistake."""
     try:
         torch._C._jit_resolve_packet(name, *args, **(kwargs or {}))
     except RuntimeError as error:
         raise RuntimeError(
             "Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)
         ) from error
-    except AttributeError:  # a torch without that function: the callee refuses
+    except AttributeError:  # a torch without the function, where the callee raises the error
         pass
 
 
-# --- what others may call
+# --- functions that others may call
 
 
 def export(function: F) -> F:
-    """Marks a function or class as one that members of a group may call. Returns it.
+    """Marks a function or class that members of a group may call, and returns it.
 
-    Raises TypeError for a lambda, and for a function that is local to another."""
+    Raises TypeError for a lambda and a local function."""
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not qualname or not callable(function):
         raise TypeError(f"export() marks functions and classes, and {function!r} is none")
@@ -172,7 +173,7 @@ def export(function: F) -> F:
 
 
 def restrict(patterns: Iterable[str]) -> None:
-    """Lets others call exported functions only, and functions whose "module.name" a pattern matches ("package.*")."""
+    """Restricts others to exported functions, and functions whose "module.name" matches a pattern, e.g. "package.*"."""
     global _patterns
     if isinstance(patterns, str):
         raise TypeError(f"allow is a list of patterns, such as [{patterns!r}], not a string")
@@ -191,20 +192,20 @@ def is_restricted() -> bool:
 
 
 def find(name: str) -> Any:
-    """Returns the function of that "module:qualname". Raises PermissionError, which says how to let it be called."""
+    """Returns the function of that "module:qualname". Raises PermissionError that says how to allow the function."""
     module, _, qualname = name.partition(":")
     found = _exported.get(f"{module}.{qualname}")
     if found is not None:
         return found
     if not is_restricted() or _is_allowed(f"{module}.{qualname}"):
         found = look_up(module, qualname)
-        check(found)  # by its own name: a pattern for one module does not reach through it into another
+        check(found)  # by its own name, since a pattern for one module must not allow names that the module imported
         return found
     raise PermissionError(_refusal(f"{module}.{qualname}"))
 
 
 def names_of(name: str) -> tuple[dict[str, Any], str]:
-    """Returns where find() found the function of that "module:qualname": a dict, and the key there."""
+    """Returns the dict and the key where find() finds the function of that "module:qualname"."""
     module, _, qualname = name.partition(":")
     key = f"{module}.{qualname}"
     return (_exported, key) if key in _exported else (vars(module_named(module)), qualname)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Future of a call: a thread that waits for it takes the answer from the lanes itself, and no other has to run."""
+"""The Future of a call. A thread that waits for the Future takes the answer from the lanes itself, so that no other
+thread must wake."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Future: TypeAlias = torch.futures.Future[Any]
 Outcome = tuple[Any, "Exception | None", Any]  # value, error, points
 
 _NO_DEVICES: list[Any] = []
-# Methods of torch's part in C++, without the Python methods that torch wraps around them.
+# methods of torch's class in C++, without the wrappers of torch's class in Python
 _wait: Callable[[Any], Any] = torch._C.Future.wait
 _value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
@@ -26,58 +27,60 @@ _set_result: Callable[[Any, Any], None] = torch._C.Future.set_result
 
 
 class CallFuture(torch.futures.Future):
-    """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else
-    a worker does, once there are callbacks. An answer that no thread asks for stays where it is.
+    """A Future that completes once. The thread that waits for the Future takes the answer, sets the result and runs the
+    callbacks. If no thread waits but the Future has callbacks, a worker completes it. Otherwise the answer stays in its
+    lane.
 
     Thread safety: all members may be called concurrently.
-    Invariant: a call that has ended is let go of. The call may have this Future for its owner, and a cycle of both
-    would stay for ever.
+    Invariant: the Future releases a call that has ended. The call may own the Future, and a cycle of the two would
+    never be freed.
     """
 
     _call: Any = None  # a _core._RpcCall, which the endpoint sets when it has sent the call
     _given: Outcome | None = None
     _is_settled = False
-    points: Any = ()  # events in streams behind which the result's tensors are there
+    points: Any = ()  # events in streams after which the result's tensors are complete
 
     def __init__(self, agent: Any, seconds: float) -> None:
-        """`agent` knows the outcome of a call that ended without complete(), and `seconds` its timeout."""
+        """Takes the `agent`, which knows the outcome of a call that ends without complete(), and the timeout of the
+        call."""
         _make_future(self, _NO_DEVICES)  # torch.futures.Future looks for devices first
         self._agent, self.seconds, self._turn = agent, seconds, threading.Lock()
 
     def wait(self) -> Any:
-        """Returns the result. Throws the call's error."""
+        """Waits for the result and returns the result. Raises the call's error."""
         if not self._is_settled:
             call = self._call
             if call is not None:
                 call.wait()
             self._settle()
-            call = None  # whose owner this is, where it has no answer
+            call = None  # breaks the cycle Future -> call -> Future
         value = _wait(self)
         if self.points:
             devices.wait_for(self.points)
         return value
 
     def value(self) -> Any:
-        """Returns the result, which must be here. Throws the call's error."""
+        """Returns the result, which must have arrived. Raises the call's error."""
         self.done()
         if self.points:
             devices.wait_for(self.points)
         return _value(self)
 
     def done(self) -> bool:
-        """Returns whether the result or the error is here."""
+        """Returns whether the result or the error has arrived."""
         call = self._call
         if call is not None and not self._is_settled and call.done:
             self._settle()
         return super().done()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """Returns a torch.futures.Future of callback(this one), which is called once this one is done."""
+        """Returns a torch.futures.Future of callback(self), which runs once this Future is done."""
         self.want()
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Calls callback(this one) once it is done."""
+        """Calls callback(self) once this Future is done."""
         self.want()
         super().add_done_callback(callback)
 
@@ -85,14 +88,14 @@ class CallFuture(torch.futures.Future):
         return future_in_loop(self.add_done_callback, self.wait).__await__()
 
     def want(self) -> None:
-        """Lets the future complete by itself, even when no thread waits: for code in C++ that gets torch's part of
-        it."""
+        """Lets a worker complete the Future if no thread waits. Needed before code in C++ gets torch's part of the
+        Future."""
         call = self._call
         if call is not None and not self._is_settled and not call.want(self):
             self._settle()
 
     def complete(self, value: Any, error: Exception | None = None) -> None:
-        """Ends the call from here; the first outcome counts. Runs no callback but where there is no call."""
+        """Ends the call with this outcome, unless it has one. Callbacks run here only if there is no call."""
         with self._turn:
             if self._given is not None or self._is_settled:
                 return
@@ -103,7 +106,7 @@ class CallFuture(torch.futures.Future):
             self._settle()
 
     def complete_in_order(self, call: Any, outcome: Outcome) -> None:
-        """Completes it with an answer that had to be decoded before the next message."""
+        """Completes the Future with an answer that had to be decoded before the next message."""
         with self._turn:
             self._given = self._given or outcome
         call.complete()
@@ -135,7 +138,7 @@ def _raise_copy(error: Exception) -> None:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Returns a copy of the error without its traceback, or the error if its class does not say how to copy it."""
+    """Returns a copy of the error without its traceback, or the error itself if its class cannot be copied."""
     kind = type(error)
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     try:
@@ -154,8 +157,8 @@ def _copy_of(error: Exception) -> Exception:
 
 
 def future_in_loop(subscribe: Callable[[Any], Any], result: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Returns a future of the running loop, done once `subscribe` has called back, with the result or exception of
-    `result()`."""
+    """Returns a future of the running loop, which completes with the outcome of `result()` once `subscribe` calls
+    back."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
@@ -180,19 +183,19 @@ def error_of(future: Any) -> Exception | None:
     try:
         future.value()
     except Exception as error:
-        return error.with_traceback(None)  # its frames, and their callers', have the future, which has the error
+        return error.with_traceback(None)  # its frames hold the future, which holds the error
     return None
 
 
 def done(value: Any) -> Future:
-    """Returns a torch.futures.Future that has this value."""
+    """Returns a torch.futures.Future that is done, with this value."""
     future: Future = torch.futures.Future()
     future.set_result(value)
     return future
 
 
 def failed(error: Exception) -> Future:
-    """Returns a torch.futures.Future that has failed."""
+    """Returns a torch.futures.Future that has failed with this error."""
     future: Future = torch.futures.Future()
     future.set_exception(error)
     return future

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: this process as a member of a group.
+"""The agent, by which this process is a member of a group.
 
-_core._RpcEndpoint has the whole way of a call (see python/src/rpc/endpoint.h). The agent decides what is rare: how
+_core._RpcEndpoint sends and serves calls (see python/src/rpc/endpoint.h). The agent decides the rare cases: how
 functions are named and found (serving.py), who the members are, and what an error says.
 
-Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's
-end is looked at after all that the member had put into its lane.
+Invariants: the Future of a call completes once, by the answer, the deadline, the end of the member, or shutdown. The
+end of a member is handled after all messages in its lane.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Agent(Serving):
     """A member of a group: this process.
 
     Attributes:
-        info, options: this process's own.
-        endpoint: a _core._RpcEndpoint, from the moment on at which this process's id is known.
-        references: to values of members.
-    Thread safety: all members may be called concurrently, but for start() and stop()."""
+        info, options: the WorkerInfo and the options of this process.
+        endpoint: a _core._RpcEndpoint once the id of this process is known, or else None.
+        references: the references to values of members.
+    Thread safety: all members except start() and stop() may be called concurrently."""
 
     marked_type, unmarked = devices.MarkedTensor, staticmethod(devices.unmarked)
     points_behind = staticmethod(devices.points_behind)
     wait_for_points = staticmethod(devices.wait_for)
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int | None, options: Options) -> None:
-        """Makes a member of a group, which members join and leave at any time if it has no world size."""
+        """Makes an agent of a group. Without a world size, members join and leave the group at any time."""
         super().__init__()
         self.info, self.options, self.is_static_group = WorkerInfo(name, rank), options, bool(world_size)
         self.store, self._world_size, self.cards = store, world_size or 0, peers.visible_cards()
@@ -61,7 +61,7 @@ class Agent(Serving):
         self._members: dict[int, Member] = {}
 
     def seconds_for(self, timeout: float | None) -> float:
-        """Returns how long a call may take that is given this timeout; 0: no limit."""
+        """Returns the limit in seconds of a call with this timeout; 0 for no limit."""
         return self.endpoint.timeout if timeout is None or timeout < 0 else timeout
 
     # --- joining and leaving
@@ -73,25 +73,27 @@ class Agent(Serving):
         self.endpoint.set_limit(self.options.max_calls, self.options.refuses_calls)
 
     def start(self) -> None:
-        """Joins the group, and returns when all members have. Raises RuntimeError with the name of one that has not."""
+        """Joins the group, and returns when all members have joined. Raises RuntimeError that names a missing
+        member."""
         if self.is_static_group:
             peers.join(self, self._world_size)
         else:
             elastic.join(self)
 
     def open(self, found: list[Member]) -> None:
-        """Enters members, this process among them, so that this process can send."""
+        """Adds members, including this process, so that this process can send."""
         for member in found:
             self.add_member(member)
         if registry.hooks is not None:
             registry.hooks.started(self)
 
     def start_serving(self) -> None:
-        """Starts serving calls. REQUIRES: every member is known here, and knows this one."""
+        """Starts serving calls. REQUIRES: this process knows every member, and every member knows this process."""
         self._add_worker()
 
     def _add_worker(self) -> None:
-        """Starts a worker. Called by a worker that is about to run a request while no other waits for messages."""
+        """Starts a worker. Called by a worker that is about to run a request while no other worker waits for
+        messages."""
         with self._lock:
             if not self.is_running or len(self._threads) >= _MAX_WORKERS:
                 return
@@ -102,19 +104,19 @@ class Agent(Serving):
     def _work(self) -> None:
         self.endpoint.run()
         with self._lock:
-            if self.is_running:  # it was one too many
+            if self.is_running:  # more workers waited than needed
                 self._threads.remove(threading.current_thread())
 
     def finish_answers(self) -> None:
-        """Waits until others have the last answers of a member that leaves when all have met. A request
-        that runs for long is left alone."""
+        """Waits until this process has sent its last answers, for up to _PATIENCE seconds."""
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
         while self.endpoint.serving > own and time.monotonic() < end:
             self.endpoint.wait_for_served(own, _SLICE)
 
     def stop(self) -> None:
-        """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""
+        """Leaves the group: fails pending calls, tells the other members, and ends all threads. A thread whose request
+        runs for longer than _PATIENCE seconds is left running."""
         self.is_running = False
         if self.endpoint is not None:
             self.endpoint.stop()
@@ -129,9 +131,9 @@ class Agent(Serving):
     # --- members
 
     def add_member(self, member: Member) -> None:
-        """Enters another member."""
+        """Adds a member."""
         rank = member.info.id
-        self._members = {**self._members, rank: member}  # others iterate over the one before
+        self._members = {**self._members, rank: member}  # other threads iterate over the former dict
         self.endpoint.join(member.address)
         member.endpoint = self.endpoint
         member.is_far = self.endpoint.is_far(rank)
@@ -145,7 +147,7 @@ class Agent(Serving):
         )
 
     def add_program(self, address: bytes) -> WorkerInfo:
-        """Enters a program in C++ that can be called from now on."""
+        """Adds a program in C++, so that its functions can be called."""
         name, number, _ = self.endpoint.join(address, True)
         if any(m.info.name == name and not m.is_program for m in self._members.values()):
             raise RuntimeError(f"{name} is a member of this group already: give the program in C++ another name")
@@ -155,8 +157,8 @@ class Agent(Serving):
         return member.info
 
     def connect_far(self) -> None:
-        """Connects to members on other hosts: only the end of a connection tells their end. One of two members
-        connects."""
+        """Connects to members on other hosts, since only a closed connection reports their end. The member with the
+        lower rank connects."""
         for rank, member in self._members.items():
             if member.is_far and rank > self.info.id:
                 self.endpoint.connect(rank, self.options.join_timeout)
@@ -171,8 +173,8 @@ class Agent(Serving):
         return [m.info for _, m in known if not m.is_program and (self.is_static_group or not m.has_ended)]
 
     def member(self, to: Any) -> Member:
-        """Returns the member of that name, rank or WorkerInfo. Raises RuntimeError for an unknown one, ValueError for a
-        value that names none."""
+        """Returns the member of that name, rank or WorkerInfo. Raises RuntimeError for an unknown member, ValueError
+        for a value of another type."""
         if isinstance(to, WorkerInfo):
             to = to.id
         if isinstance(to, str):
@@ -191,24 +193,26 @@ class Agent(Serving):
         return found
 
     def member_ids(self) -> list[int]:
-        """Returns the ids of all members and programs that there ever were."""
+        """Returns the ids of all members and programs, including ended ones."""
         return list(self._members)
 
     # --- where tensors go
 
     def target_of(self, tensor: Any, receiver: int, is_result: bool) -> str:
-        """Returns the device of a member that a tensor goes to. Raises RuntimeError for a device without a target."""
+        """Returns the device of the receiver to which a tensor goes. Raises RuntimeError for a device without a
+        target."""
         member = self._members[receiver]
         found = self.map_back(member) if is_result else self.map_to(member)
         what = "Response" if is_result else "Request"
         return device_maps.target(tensor, found, self.info.name, member.info.name, what)
 
     def map_to(self, member: Member) -> device_maps.DeviceMap:
-        """Returns the map of calls."""
+        """Returns the device map of calls."""
         return self._completed(member, device_maps.parse_map(self.options.device_maps.get(member.info.name, {})))
 
     def map_back(self, member: Member) -> device_maps.DeviceMap:
-        """Returns the map of results and gradients: the inverse of the other's map, and this process's own map."""
+        """Returns the device map of results and gradients: the inverse of the other member's map, overridden by this
+        process's map."""
         theirs = device_maps.inverse(device_maps.parse_map(member.device_maps.get(self.info.name, {})))
         return self._completed(member, {**theirs, **self.map_to(member)})
 
@@ -218,19 +222,19 @@ class Agent(Serving):
     # --- how they end
 
     def take_end(self, rank: int, session: int) -> None:
-        """Notes the end of a session with a member, all of whose messages were taken."""
+        """Handles the end of a session with a member, after all its messages."""
         member = self._members.get(rank)
         if member is None:
             return
         member.ended_session = session
-        if member.is_far:  # it may come back
+        if member.is_far:  # the member may reconnect
             self.references.lose(rank, session)
         self.references.owned.forget_member(rank)
 
     # --- sending
 
     def call_verb(self, to: int, verb: str, args: tuple[Any, ...], timeout: float | None = -1.0) -> Any:
-        """Calls a verb of a member, and returns its result."""
+        """Calls a verb of a member, and returns the result."""
         return self.endpoint.call_verb(to, verb, args, self.seconds_for(timeout))
 
     def begin_verb(
@@ -243,13 +247,13 @@ class Agent(Serving):
         is_result: bool = False,
         reference: tuple[int, int] | None = None,
     ) -> CallFuture:
-        """Returns a Future of the result of a verb. Raises TypeError for a value that cannot cross."""
+        """Returns a Future of the result of a verb. Raises TypeError for a value that cannot be sent."""
         future = CallFuture(self, self.seconds_for(timeout))
         self.endpoint.begin_verb(to, verb, args, future.seconds, is_result, reference, future)
         return future
 
     def note(self, to: int, verb: str, value: Any) -> None:
-        """Sends a message without an answer, in its order. Does nothing when the member has ended."""
+        """Sends a message that has no answer, in order. Has no effect if the member has ended."""
         self.endpoint.note(to, verb, value)
 
     # --- what the endpoint asks for: see python/src/rpc/endpoint.h
@@ -260,12 +264,12 @@ class Agent(Serving):
         return registry.autograd().context(context_id, sender, make)
 
     def error_named(self, code: str, text: str) -> Exception:
-        """Makes the error of C++ with that code."""
+        """Makes the error of C++ that has this code."""
         return _ERRORS.get(code, onecopy.Error)(text)
 
     def end_error(self, code: str, text: str, to: int, seconds: float) -> Exception:
-        """Makes the error of a call that was not sent, or has ended without an answer."""
-        if code == "timeout":  # with a text: of the first contact, or of another host that has not taken all of it
+        """Makes the error of a call that was not sent or ended without an answer."""
+        if code == "timeout":  # `text` tells of a failed first contact, or of another host that took a part only
             return late(seconds, text)
         if code == "peer_died":
             return PeerDied(self._members[to].why_ended())
@@ -273,11 +277,11 @@ class Agent(Serving):
 
     @staticmethod
     def exception_of(failure: tuple[type, str]) -> Exception:
-        """Makes the exception that the callee answered with."""
+        """Makes the exception of an answer."""
         return RemoteFailure(*failure).exception()
 
     def take_note(self, sender: int, note: tuple[str, Any]) -> None:
-        """Handles a note. Called in the order of its lane."""
+        """Handles a note. Called in the order of the lane."""
         name, value = note
         if name.startswith("."):
             raise ValueError(f"{name} is called, and came as a note")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the members of a group meet: joining, gathering values of all members, and leaving together.
+"""Joins groups, gathers values of all members, and leaves groups.
 
 Thread safety: all functions may be called concurrently, but a process joins and leaves one group at a time.
 """
@@ -31,11 +31,11 @@ _groups = itertools.count()
 
 
 def open_store(options: Options, name: str, rank: int, world_size: int | None) -> tuple[Any, str, int, int]:
-    """Returns (store, name, rank, world size) of a group. Rank and size come from the arguments, the init method's
-    query or the environment; the group is dynamic if its size is 0.
+    """Returns (store, name, rank, world size) of a group. Rank and size come from the arguments, the query of the init
+    method or the environment. A group of size 0 is dynamic.
 
-    Raises RuntimeError if other members made a group of the other kind, ValueError without a rank in a group of fixed
-    size."""
+    Raises RuntimeError if other members made a group of the other kind, ValueError in a group of fixed size without a
+    rank."""
     url = urllib.parse.urlparse(options.init_method)
     query, of_env = dict(urllib.parse.parse_qsl(url.query)), os.environ if url.scheme == "env" else {}
     rank = rank if rank >= 0 else int(query.get("rank", of_env.get("RANK", -1)))
@@ -48,13 +48,13 @@ def open_store(options: Options, name: str, rank: int, world_size: int | None) -
         store = torch.distributed._create_store_from_options(options, rank)
     numbered = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
     elastic.check_kind(numbered, "static" if size else "dynamic")
-    # All dynamic groups have one name, since a process that comes back has made no group before.
+    # All dynamic groups share one name, since the number of a restarted process would not match.
     return numbered if size else torch.distributed.PrefixStore("onecopy/rpc/dynamic", store), name, rank, size
 
 
 def start(agent: Any) -> None:
-    """Makes `agent` the agent of this process and joins its group. Raises RuntimeError, and ValueError for device maps
-    that do not fit, in all members."""
+    """Makes `agent` the agent of this process and joins its group. Raises RuntimeError if joining fails. All members
+    raise ValueError if device maps do not fit."""
     registry.set_current(agent)
     try:
         agent.start()
@@ -79,7 +79,7 @@ def _check_maps(agent: Any, maps: dict[str, Any]) -> None:
 
 
 class AllGatherStates:
-    """A gathering, in its leader or a follower."""
+    """The state of a gathering in its leader or in a follower."""
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def _gathering(key: str) -> AllGatherStates:
 
 
 def gather_to_leader(key: str, name: str, obj: Any, names: Collection[str]) -> None:
-    """Enters a member's object. Called in the leader."""
+    """Adds a member's object. Called in the leader."""
     state = _gathering(key)
     with _gather_lock:
         if name in state.gathered_objects:
@@ -109,7 +109,7 @@ def gather_to_leader(key: str, name: str, obj: Any, names: Collection[str]) -> N
 
 
 def broadcast_to_followers(key: str, objects: dict[str, Any], error: str | None = None) -> None:
-    """Enters the objects of all, or why there are none. Called in each follower."""
+    """Sets the objects of all members, or the reason why there are none. Called in each follower."""
     state = _gathering(key)
     if state.proceed_signal.is_set():
         raise AssertionError(f"Termination signal sequence id {key} got set twice.")
@@ -117,7 +117,7 @@ def broadcast_to_followers(key: str, objects: dict[str, Any], error: str | None 
     state.proceed_signal.set()
 
 
-take_broadcast: Callable[..., None] = broadcast_to_followers  # programs with torch's names may replace it
+take_broadcast: Callable[..., None] = broadcast_to_followers  # torch's interface may replace it
 
 
 @verb(".gather")
@@ -133,8 +133,8 @@ def _broadcast(agent: Any, caller: int, *args: Any) -> None:
 def all_gather(
     obj: Any, worker_names: Collection[str] | None = None, timeout: float | None = UNSET_TIMEOUT
 ) -> dict[str, Any]:
-    """Returns {name: object} of all members, or of the members named, once each of them has called it. Raises
-    RuntimeError that names a member which has ended, or has not come within `timeout` seconds."""
+    """Returns {name: object} of all members, or of the given members, once each of them has called all_gather(). Raises
+    RuntimeError that names a member which has ended or did not call within `timeout` seconds."""
     agent = registry.current()
     names = set(worker_names or (i.name for i in agent.get_worker_infos()))
     leader = min(names)
@@ -153,7 +153,7 @@ def all_gather(
 
 
 def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
-    """Waits for all members, and tells all of them the gathered objects, or why there are none."""
+    """Waits for all members, and sends the gathered objects, or the reason why there are none, to all of them."""
     gather_to_leader(key, agent.info.name, obj, names)
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
@@ -178,7 +178,7 @@ def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None
 
 def _follow(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
     state, leader = _gathering(key), min(names)
-    if not state.proceed_signal.is_set():  # else the leader has given up already, and may have left
+    if not state.proceed_signal.is_set():  # otherwise the leader has given up and may have left
         try:
             args = (key, agent.info.name, obj, sorted(names))
             agent.call_verb(agent.member(leader).info.id, ".gather", args, of_calls)
@@ -194,7 +194,7 @@ def _follow(agent: Any, key: str, obj: Any, names: set[str], seconds: float | No
 
 
 def _wait_for(agent: Any, key: str, names: set[str], seconds: float | None) -> str | None:
-    """Waits until the gathering is complete. Returns why it will not be: a member that has ended does not come."""
+    """Waits until the gathering is complete, and returns None or the reason why the gathering cannot complete."""
     state, step = _gathering(key), 0.1
     end = None if seconds is None else time.monotonic() + seconds
     while not state.proceed_signal.wait(step):
@@ -218,15 +218,15 @@ def shutdown(
     wait_for_all: Callable[[float], Any] = lambda seconds: all_gather(None, timeout=seconds),
     delete_references: Callable[[], None] | None = None,
 ) -> dict[Any, Any]:
-    """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still
-    hold, as {reference: {holder: number}}.
+    """Leaves the group and ends all threads of rpc. Returns the references that others still hold to values of this
+    process, as {reference: {holder: number}}.
 
-    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that
-    has ended is not waited for, and neither is any member after `timeout` seconds (0: no limit)."""
+    A graceful shutdown waits until no call is pending and, in a group of fixed size, until all members have called it.
+    Raises RuntimeError if a member has ended or `timeout` seconds have passed (0 for no limit)."""
     leaks: dict[Any, Any] = {}
     agent = registry.current()
     try:
-        if graceful and not agent.is_static_group:  # the others stay, and their references to values here become errors
+        if graceful and not agent.is_static_group:  # others stay, and their references to values here raise
             _wait_for_answers(agent)
             agent.references.delete_all(0.0)
             elastic.leave(agent)
@@ -244,7 +244,7 @@ def shutdown(
 
 
 def _wait_for_answers(agent: Any) -> None:
-    """Waits for the answers to all calls of this process: each comes, or has a deadline, or its member ends."""
+    """Waits until all calls of this process have ended."""
     settled = threading.Event()
     while agent.endpoint.calls_under_way and not settled.wait(0.001):
         agent.endpoint.look()  # answers that no thread waits for stay in the lanes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members of a group, and how the members of a group of fixed size meet.
 
-The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of its
-user only, so a store that others can read gives nothing away that they could use.
+The rendezvous is a torch.distributed store, which carries names and addresses. Only processes of the same user can open
+an address, so other users cannot use what they read in the store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .. import _core
 from . import device_maps
 
 DeviceMaps = dict[str, dict[Any, Any]]  # {member: {device here: device there}}
-Entry = dict[str, Any]  # a member, as it stands in the store
+Entry = dict[str, Any]  # a member in the store
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -29,16 +29,17 @@ class Options:
     """The options of a group.
 
     Attributes:
-        rpc_timeout: seconds that a call may take; 0: no limit.
+        rpc_timeout: the maximum duration of a call in seconds; 0 for no limit.
         init_method: where the members meet: env://, tcp://host:port or file:///path.
-        join_timeout: seconds that joining waits for other members.
+        join_timeout: the maximum time in seconds to wait for other members.
         device_maps: {member: {device here: device there}}.
-        devices: the devices that calls may use; empty: the devices in the maps.
-        maps_itself: whether a card without a map means itself, in members that number the cards alike.
+        devices: the devices that calls may use; empty for the devices in the maps.
+        maps_itself: whether a card without a map goes to the same card in members that number the cards alike.
         max_calls, refuses_calls: how many native calls to one member may be pending, and whether further ones raise
         Busy.
         num_worker_threads: the number that debug information shows.
-        transport: how messages go to members on other hosts: "tls" or "ucx"; empty: as ONECOPY_RPC_FABRIC says."""
+        transport: how messages go to members on other hosts: "tls" or "ucx"; empty for the value of
+            ONECOPY_RPC_FABRIC."""
 
     rpc_timeout: float = 60.0
     init_method: str = "env://"
@@ -53,7 +54,7 @@ class Options:
 
 
 class WorkerInfo:
-    """A member's name and number. Equal members are equal, also after they crossed to another process."""
+    """A member's name and number. Infos of one member compare equal in all processes."""
 
     __slots__ = ("id", "name")
 
@@ -86,11 +87,11 @@ class Member:
     """A process of the group.
 
     Attributes:
-        endpoint: the endpoint that has joined it.
-        ended_session: the number of the last session with it that has ended; 0: none has.
-        is_far: it is on another host, or reached as if it were.
-        cards, has_our_cards: visible_cards() there, and whether cards are numbered there as here.
-        is_program: it is a program in C++."""
+        endpoint: the endpoint of this process, once it has joined the member.
+        ended_session: the number of the last session with the member that has ended; 0 for none.
+        is_far: whether the member is reached by a transport between hosts.
+        cards, has_our_cards: visible_cards() of the member, and whether it numbers the cards as this process does.
+        is_program: whether the member is a program in C++."""
 
     def __init__(self, info: WorkerInfo, address: bytes, device_maps: DeviceMaps, cards: Any = None) -> None:
         self.info, self.address, self.device_maps, self.cards = info, address, device_maps, cards
@@ -101,13 +102,13 @@ class Member:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the member has ended. One on another host that was cut off has ended until there is a new
-        connection to its process."""
+        """Returns whether the member has ended. A member on another host counts as ended after its connection is lost,
+        until a new connection reaches its process."""
         return self.ended_session != 0 and bool(self.endpoint.is_gone(self.info.id))
 
     def has_ended_for_good(self) -> bool:
-        """Returns whether the member has ended, and nobody can wait for it. Connects to a member that was cut off, and
-        gives one that does not answer as long as a call takes by default, at most a minute."""
+        """Returns whether the member has ended and will not return. Tries to reconnect to a member whose connection was
+        lost, for as long as the default timeout of a call, and at most a minute."""
         if not self.has_ended:
             self._away_since = None
             return False
@@ -122,17 +123,16 @@ class Member:
             raise TypeError(f"{self.info} is a program in C++: it can be called with call() and call_async() alone")
 
     def why_ended(self) -> str:
-        """Returns the text of errors about the end of the member."""
+        """Returns the error text about the end of the member."""
         if self.endpoint.has_left(self.info.id):
             return f"{self.info} has left the group"
         return f"{self.info} has ended, or was cut off for too long" if self.is_far else f"{self.info} has ended"
 
 
 def visible_cards() -> list[str | None]:
-    """Returns how this process numbers the cards of its host: equal in processes that number them alike. Does not start
-    CUDA."""
+    """Returns values that are equal in processes which number the cards of the host alike. Does not start CUDA."""
     nodes = [os.path.join("/dev", name) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]
-    caps = "/dev/nvidia-caps"  # of parts of cards
+    caps = "/dev/nvidia-caps"  # the nodes of parts of cards
     nodes += [os.path.join(caps, name) for name in (os.listdir(caps) if os.path.isdir(caps) else ())]
     allowed = [f"{node}={os.stat(node).st_rdev}" for node in sorted(nodes) if os.access(node, os.R_OK | os.W_OK)]
     return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *allowed]
@@ -142,7 +142,7 @@ def visible_cards() -> list[str | None]:
 
 
 def process_of(pid: int) -> list[Any]:
-    """Returns [pid, when it started, its host], which is unique to one process. Raises OSError when it has ended."""
+    """Returns [pid, start time, host], which identifies one process. Raises OSError if the process has ended."""
     with open(f"/proc/{pid}/stat") as file:
         return [pid, file.read().rpartition(")")[2].split()[19], _core._rpc_host()]
 
@@ -171,8 +171,8 @@ _A_MOMENT = datetime.timedelta(milliseconds=200)
 
 
 def join(agent: Any, world_size: int) -> None:
-    """Joins a group of that size, and returns when all members have. Raises RuntimeError with the name of one that has
-    not, and when names or sizes contradict each other. Raises ValueError for a rank outside of the group."""
+    """Joins a group of that size, and returns when all members have joined. Raises RuntimeError if a member is missing,
+    or names or sizes contradict each other, and ValueError for a rank outside of the group."""
     store, info = agent.store, agent.info
     if not 0 <= info.id < world_size:
         raise ValueError(
@@ -199,8 +199,8 @@ def join(agent: Any, world_size: int) -> None:
 
 
 def _agree(store: Any, key: str, value: str, why_not: Callable[[str], str]) -> None:
-    """Enters a value that nobody has entered otherwise. Else raises RuntimeError, here and where others wait for this
-    process."""
+    """Stores a value under a key. If the key has another value, raises RuntimeError in this process and in members that
+    wait for it."""
     said = store.compare_set(key, "", value).decode()
     if said != value:
         store.set("given_up", why_not(said))
@@ -223,6 +223,6 @@ def _find(store: Any, rank: int, seconds: float) -> Member:
                 f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
                 "with this world size and init method?"
             )
-        with contextlib.suppress(Exception):  # each kind of store has its own for this: look again
+        with contextlib.suppress(Exception):  # each kind of store has its own timeout error: look again
             store.wait([key], _A_MOMENT)
     return member_of(json.loads(store.get(key)))

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """References to values of other members (RRef).
 
-The owner keeps a value while its table names a holder. A count is always there before the message that makes it needed:
-- The owner that gives a reference away counts the receiver, and then sends.
-- A holder that passes one on announces the receiver to the owner, and then sends. The receiver accepts when it arrives.
-- A holder that lets go sends a drop. It comes behind the holder's announcements, and a receiver's behind its
-acceptance.
-Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and no member
-waits. A member that ends loses its counts.
+The owner keeps a value while its table names a holder. Each reference is counted before the message that carries it is
+sent:
+- An owner that sends a reference counts the receiver first.
+- A holder that passes a reference on announces the receiver to the owner first. The receiver accepts on arrival.
+- A holder that releases a reference sends a drop, after its announcements and its acceptance.
+
+Lanes are first in, first out, and an item in a lane outlives its sender, so no message needs an acknowledgement. The
+counts of a member end with the member.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ import torch
 from .errors import RemoteFailure
 from .registry import verb
 
-_GATHERING = 0.001  # seconds for which drops of references are gathered
-_MAX_DROPS = 1000  # of one message
+_GATHERING = 0.001  # seconds during which drops of references are gathered
+_MAX_DROPS = 1000  # the maximum in one message
 
 
 Reference = tuple[int, int]  # (id of the member that made it, number there)
 
 
 class Cell:
-    """A value on its owner, or the failure to make it; there, or still to come."""
+    """A slot of the owner for a value, or for the failure to make the value."""
 
     def __init__(self) -> None:
         self.future: torch.futures.Future[Any] = torch.futures.Future()
         self._lock, self._is_set = threading.Lock(), False
 
     def set(self, value: Any) -> None:
-        """Sets the value; the first one counts. Callbacks of the future run in this thread, without the lock."""
+        """Sets the value, unless it is set. Callbacks of the future run in this thread, without the lock."""
         with self._lock:
             if self._is_set:
                 return
@@ -50,12 +51,12 @@ class Cell:
         self.future.set_result(value)
 
     def value(self) -> Any:
-        """Waits for the value and returns the value. Throws what making the value threw."""
+        """Waits for the value and returns it. Raises the failure to make the value."""
         return self.unwrap(self.future.wait())
 
     @staticmethod
     def unwrap(value: Any) -> Any:
-        """Returns a result of the future, and raises one that is a failure."""
+        """Returns a result of the future, or raises the result if it is a failure."""
         if isinstance(value, RemoteFailure):
             raise value.exception()
         return value
@@ -72,49 +73,50 @@ class _Entry:
 
 
 class OwnedValues:
-    """The owner's table. Thread safety: all members may be called concurrently."""
+    """The owner's table of values and their holders. Thread safety: all members may be called concurrently."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: collections.defaultdict[Reference, _Entry] = collections.defaultdict(_Entry)
-        self._early: dict[Reference, int] = {}  # forks that were accepted, and not announced yet -> receiver
+        self._early: dict[Reference, int] = {}  # accepted forks that are not announced yet -> receiver
 
     def cell(self, reference: Reference) -> Cell:
-        """Makes the entry where there is none: a reference may be used before its value is made."""
+        """Returns the cell of a reference, and makes a missing one: a reference may be used before its value is
+        made."""
         with self._lock:
             return self._entries[reference].cell
 
     def enter(self, reference: Reference, cell: Cell) -> None:
-        """Enters a value of this process."""
+        """Adds the cell of a value of this process."""
         with self._lock:
             self._entries[reference].cell = cell
 
     def count(self, reference: Reference, holder: int, number: int = 1) -> None:
-        """Adds to a holder's references; `number` may be negative. The entry goes with its last holder."""
+        """Adds `number`, which may be negative, to a holder's references. Removes an entry without holders."""
         with self._lock:
             holders = self._entries[reference].holders
             holders[holder] += number
             if holders[holder] <= 0:
                 del holders[holder]
             gone = self._remove_free(reference)
-        del gone  # without the lock: a value of any class ends here
+        del gone  # destroys the value, whose destructor may run any code, without the lock
 
     def made_by(self, reference: Reference, holder: int, own: int) -> Cell:
-        """Returns the cell of a reference that its maker counts on: it outlives the entry, which a quick drop may
-        end."""
+        """Counts the maker of a reference and returns the cell, which outlives the entry if a drop removes the entry
+        early."""
         if holder != own:
             self.count(reference, holder)
         return self.cell(reference)
 
     def announce(self, reference: Reference, fork: Reference, receiver: int) -> None:
-        """Counts a fork that another member gives to `receiver`."""
+        """Counts a fork that another member sends to `receiver`."""
         with self._lock:
             if self._early.pop(fork, None) is None:
                 self._entries[reference].announced[fork] = receiver
 
     def accept(self, reference: Reference, fork: Reference, receiver: int) -> None:
-        """Counts a receiver that has its fork. An acceptance may come before the announcement, which another member
-        sent: the count of the other member keeps the value until then."""
+        """Counts a receiver that has its fork. An acceptance may arrive before the announcement of the sending member,
+        whose own count keeps the value until then."""
         with self._lock:
             entry = self._entries[reference]
             if entry.announced.pop(fork, None) is None:
@@ -122,8 +124,7 @@ class OwnedValues:
             entry.holders[receiver] += 1
 
     def forget_member(self, member: int) -> None:
-        """Drops what a member holds. No message of a member that has ended comes after this: neither its acceptances
-        nor its announcements."""
+        """Drops all counts of a member that has ended. REQUIRES: all its messages were handled."""
         with self._lock:
             self._early = {fork: to for fork, to in self._early.items() if member not in (fork[0], to)}
             for entry in self._entries.values():
@@ -132,18 +133,18 @@ class OwnedValues:
         self.forget_unheld()
 
     def forget_unheld(self) -> None:
-        """Drops the values that nobody holds."""
+        """Drops the values without holders."""
         with self._lock:
             gone = [self._remove_free(reference) for reference in list(self._entries)]
         del gone
 
     def counts(self) -> tuple[int, int]:
-        """Returns (values, references to them)."""
+        """Returns (number of values, number of references to values)."""
         with self._lock:
             return len(self._entries), sum(e.holders.total() + len(e.announced) for e in self._entries.values())
 
     def held(self) -> dict[Reference, dict[int, int]]:
-        """Returns the references that others hold, for a report of leaks."""
+        """Returns {reference: {holder: number}} of the held values, for a report of leaks."""
         with self._lock:
             return {r: dict(e.holders) for r, e in self._entries.items() if not e.is_free()}
 
@@ -160,8 +161,8 @@ class References:
     def __init__(self, agent: Any) -> None:
         self._agent, self._numbers = agent, itertools.count()
         self.owned = OwnedValues()
-        # A reference to drop, as (owner, id); a function to run; or None at the end. A destructor may call put() at any
-        # moment.
+        # An item is a reference to drop, as (owner, id), a function to run, or None to end the thread. A destructor may
+        # call put() at any moment.
         self._drops: queue.SimpleQueue[tuple[int, Reference] | Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_drops, name="onecopy-rpc-drops", daemon=True)
         self._thread.start()
@@ -173,7 +174,7 @@ class References:
         return (self._agent.info.id, next(self._numbers))
 
     def add(self, rref: Any) -> None:
-        """Adds a reference of this process to a value of another."""
+        """Adds a reference of this process to a value of another member."""
         with self._lock:
             self._all.add(rref)
 
@@ -194,18 +195,18 @@ class References:
     # --- crossing
 
     def give(self, owner: int, reference: Reference, cell: Cell | None, receiver: int) -> Reference:
-        """Counts `receiver`, and returns the fork by which it makes its own of this reference. REQUIRES: the reference
-        is put into that member's lane next."""
+        """Counts `receiver`, and returns the fork from which the receiver makes its own reference. REQUIRES: the caller
+        puts the fork into the receiver's lane next."""
         fork = self.new_id()
         if cell is not None:
             self.owned.enter(reference, cell)
-            self.owned.count(reference, receiver)  # also for this process, until the message is here
+            self.owned.count(reference, receiver)  # counts this process, too, until the message has arrived
         elif receiver != owner:
             self._agent.note(owner, "announce", (reference, fork, receiver))
         return fork
 
     def take_back(self, given: Iterable[tuple[Any, Reference]], receiver: int) -> None:
-        """Undoes give() for (RRef, fork) of a message that was not sent."""
+        """Undoes give() for each (RRef, fork) of a message that was not sent."""
         for rref, fork in given:
             if rref.is_owner():
                 self.owned.count(rref._reference, receiver, -1)
@@ -219,14 +220,14 @@ class References:
     # --- the end
 
     def lose(self, owner: int, session: int) -> None:
-        """Makes the references that were counted in a session with their owner raise."""
+        """Makes the references raise that were counted in an ended session with `owner`."""
         for rref in self._held():
             if rref._owner == owner and 0 < rref._session <= session:
                 rref._lose()
 
     def delete_all(self, seconds: float) -> None:
-        """Drops all references of this process to others' values, and waits until no other holds ours, `seconds` at
-        most."""
+        """Drops all references of this process, and waits until no member holds a value of this process, or for
+        `seconds`."""
         for rref in self._held():
             rref._delete()
         sent, never = threading.Event(), threading.Event()
@@ -238,22 +239,22 @@ class References:
         self.owned.forget_unheld()
 
     def drop(self, owner: int, reference: Reference) -> None:
-        """Drops a count at an owner, soon. A destructor may call this at any moment."""
+        """Drops a count at an owner in the drop thread. A destructor may call drop() at any moment."""
         self._drops.put((owner, reference))
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Runs a function in the thread that sends drops, after the drops. A destructor may call this at any moment."""
+        """Runs a function in the drop thread, after the queued drops. A destructor may call later() at any moment."""
         self._drops.put(function)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the drop thread."""
         self._drops.put(None)
         self._thread.join()
 
     def _send_drops(self) -> None:
         while True:
             taken = [self._drops.get()]
-            if type(taken[0]) is tuple:  # more may be on their way, and nothing waits for them
+            if type(taken[0]) is tuple:  # more drops may follow, and no thread waits for drops
                 time.sleep(_GATHERING)
             while not self._drops.empty():
                 taken.append(self._drops.get())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of this process, the verbs that members ask of each other, and the hooks of distributed autograd.
+"""The agent of this process, the verbs that members call in each other, and the hooks of distributed autograd.
 
-The modules that serve a verb enter their functions here, so that the agent imports none of them.
+Modules register the verbs they serve, so that the agent imports none of the modules.
 
 Thread safety: the tables are filled while modules are imported, and only read afterwards.
 """
@@ -25,24 +25,25 @@ FORKED = (
 _NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
 ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that return a Future of their result
 
-this_agent: Any = None  # or the agent of this process; calls read it without the frame of current()
+this_agent: Any = None  # the agent of this process or None; calls read it directly, to save the frame of current()
 _is_forked = False
 
-# Names of verbs -> (function(agent, caller's id, *args), what prepares args in the order of the lane, or None). Notes,
-# whose names have no dot, have one argument, and are handled in the order of their lane.
+# Verb -> (function(agent, caller's id, *args), a function that prepares args in the order of the lane, or None). Names
+# of notes have no dot; a note has one argument and is handled in the order of its lane.
 handlers: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 
 
 class Deferred:
-    """A handler's result that is not there yet: `then(value of the future)` makes it."""
+    """A handler's result that will be `then(value of the future)`."""
 
     def __init__(self, future: Any, then: Callable[[Any], Any]) -> None:
         self.future, self.then = future, then
 
 
 def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
-    """Returns a decorator: members call the function by that name, which begins with a dot, or send notes to it by a
-    name without one. prepare(agent, caller's id, args, reference to the result or None) returns the arguments."""
+    """Returns a decorator that registers a function as a verb. A name with a leading dot is called and has an answer;
+    other names are of notes. prepare(agent, caller's id, args, reference to the result or None) returns the
+    arguments."""
 
     def register(function: F) -> F:
         handlers[name] = function, prepare
@@ -55,8 +56,8 @@ def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], 
 
 
 def current(why_not: str = _NOT_SET) -> Any:
-    """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked
-    since."""
+    """Returns the agent of this process. Raises RuntimeError before init(), after shutdown(), and in a forked child of
+    a member."""
     if this_agent is None:
         raise RuntimeError(FORKED if _is_forked else why_not)
     return this_agent
@@ -82,25 +83,25 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class AutogradHooks(Protocol):
-    """The part of distributed autograd in calls. A context is the part of one forward and backward pass in one process;
-    python/src/rpc/body.cpp calls its functions record_sent(), forget_sent() and attach_received()."""
+    """The interface of distributed autograd for calls. A context holds what one process does in one forward and
+    backward pass; python/src/rpc/body.cpp calls its methods record_sent(), forget_sent() and attach_received()."""
 
     def started(self, agent: Any) -> None:
-        """Takes an agent, which can send."""
+        """Takes an agent that can send."""
 
     def context(self, context_id: int, sender: int, make: bool) -> Any:
-        """Returns the context of that id, or None; with `make`, makes a missing one, which `sender` has as well."""
+        """Returns the context of that id, or None. With `make`, makes a missing context, which `sender` has, too."""
 
     def backward(self, context_id: int, roots: list[Any], retain_graph: bool) -> None:
         """Runs a backward pass through all processes."""
 
 
-hooks: AutogradHooks | None = None  # None before distributed autograd was imported
-_AUTOGRAD = "onecopy.distributed.autograd"  # enters its hooks when it is imported
+hooks: AutogradHooks | None = None  # None until distributed autograd is imported
+_AUTOGRAD = "onecopy.distributed.autograd"  # its import registers the hooks
 
 
 def set_autograd(given: AutogradHooks) -> None:
-    """Enters the hooks. Called by distributed autograd when it is imported."""
+    """Registers the hooks. Called when distributed autograd is imported."""
     global hooks
     hooks = given
     if this_agent is not None and this_agent.endpoint is not None:
@@ -108,7 +109,7 @@ def set_autograd(given: AutogradHooks) -> None:
 
 
 def autograd() -> AutogradHooks:
-    """Returns the hooks of distributed autograd, which the first message within a context imports."""
+    """Returns the hooks of distributed autograd, which is imported at the first message within a context."""
     if hooks is None:
         importlib.import_module(_AUTOGRAD)
     assert hooks is not None
@@ -116,7 +117,7 @@ def autograd() -> AutogradHooks:
 
 
 context: Callable[[], Any] = _core._rpc_context  # this thread's context of distributed autograd, or None
-swap_context: Callable[[Any], Any] = _core._swap_rpc_context  # makes a context this thread's; returns the one before
+swap_context: Callable[[Any], Any] = _core._swap_rpc_context  # sets this thread's context, and returns the former one
 
 
 @contextlib.contextmanager

@@ -13,14 +13,14 @@ from .devices import BORROW, COPY
 from .peers import WorkerInfo
 from .registry import verb
 
-# Of a tensor that crosses as bytes of the message: shared memory of its own would cost more. The bytes are read by
-# numpy.
+# The maximum size of a tensor that is sent as bytes of the message, where shared memory of its own would cost more.
+# Reading the bytes needs numpy.
 INLINE_BYTES = 4096 if importlib.util.find_spec("numpy") is not None else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The name of a route, and the reason for it."""
+    """The name of a route, and the reason for the choice."""
 
     name: str
     reason: str
@@ -30,11 +30,10 @@ class Route:
 
 
 def explain(to: str | int | WorkerInfo, tensor: torch.Tensor | devices.MarkedTensor) -> Route:
-    """Returns the Route that `tensor`, or borrow(tensor) or move(tensor), takes as an argument of a call to the member
-    `to`:
-    its name, and the reason. Nothing is sent but, for a tensor on a card, a question about the other's cards.
+    """Returns the Route that `tensor`, borrow(tensor) or move(tensor) takes as an argument of a call to the member
+    `to`. Sends no tensor; for a tensor on a card, asks the member about its cards.
 
-    Throws RuntimeError for a tensor on a card that no device map sends anywhere."""
+    Raises RuntimeError for a tensor on a card without a target in the device maps."""
     agent = registry.current()
     member = agent.member(to)
     mode = tensor.mode if isinstance(tensor, devices.MarkedTensor) else COPY
@@ -72,8 +71,8 @@ _LENT = {
 
 
 def between(here: str, there: str, mode: str = COPY, can_reach: bool = True) -> Route:
-    """Returns the route of a dense tensor between two devices, which are "cpu" or UUIDs of cards. `can_reach`: whether
-    the receiver's card reads the memory of the sender's card."""
+    """Returns the route of a dense tensor between two devices, which are "cpu" or UUIDs of cards. `can_reach` is
+    whether the receiver's card can read the memory of the sender's card."""
     if here == there and mode != COPY:
         return _LENT[mode]
     if here == there == "cpu":
@@ -88,13 +87,14 @@ def between(here: str, there: str, mode: str = COPY, can_reach: bool = True) -> 
 
 
 def _uuid(device: torch.device) -> str:
-    """Returns the UUID of a card, by which all processes know it."""
+    """Returns the UUID of a card, which is the same in all processes, or "cpu"."""
     return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 @verb(".card")
 def _about_card(agent: object, caller: int, target: str, card: str) -> tuple[str, bool]:
-    """Returns (UUID of a card of this process, whether it reads the memory of the card with that UUID)."""
+    """Returns (UUID of the card `target` of this process, whether it can read the memory of the card with the UUID
+    `card`)."""
     here = torch.device(target)
     there = [i for i in range(torch.cuda.device_count()) if _uuid(torch.device("cuda", i)) == card]
     can_reach = bool(there) and (there[0] == here.index or torch.cuda.can_device_access_peer(here.index, there[0]))

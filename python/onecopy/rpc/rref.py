@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References as programs have them, and calls of methods of the values."""
+"""The reference objects of programs, and calls of methods of the values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .futures import CallFuture, Future, done, error_of, failed
 from .peers import WorkerInfo
 from .references import Cell, Reference
 
-LOST = -1  # in place of the session of a reference
+LOST = -1  # stands for the session of a lost reference
 
 
 class PyRRef:
     """A reference to a value of any type that a member of the group owns."""
 
-    # The owner has a cell. Elsewhere the reference counts at the owner until it is deleted.
+    # The owner has a cell. Any other process is counted at the owner until the reference is deleted.
     _cell: Cell | None = None
     _fork: Reference = (0, 0)
-    _session = 0  # with the owner, in which the reference counts; 0: not known yet
-    _creation: CallFuture | None = None  # the call that makes the value, until its answer was looked at
-    _error: Exception | None = None  # why there is no value
+    _session = 0  # the session with the owner in which the reference is counted; 0 if unknown
+    _creation: CallFuture | None = None  # the call that makes the value, until its answer is handled
+    _error: Exception | None = None  # why the value does not exist
     _is_deleted = True
     _created: Future | None = None
     _type: Future | None = None
@@ -49,7 +49,7 @@ class PyRRef:
         return self
 
     def _delete(self) -> None:
-        """Drops the count at the owner. A destructor may call this at any moment."""
+        """Drops the count at the owner. A destructor may call _delete() at any moment."""
         if not self._is_deleted:
             self._is_deleted = True
             if self._session != LOST:
@@ -58,7 +58,7 @@ class PyRRef:
     __del__ = _delete
 
     def _lose(self) -> None:
-        """Makes the reference raise: the session with its owner has ended."""
+        """Makes the reference raise, since the session with its owner has ended."""
         self._error = PeerDied(f"{self.owner()} forgot this reference when the session with it ended")
         self._session = LOST
 
@@ -71,7 +71,7 @@ class PyRRef:
         creation = self._creation
         if creation is not None and creation.done():
             self._creation = None
-            if self._session != LOST:  # else the reference raises why it was lost
+            if self._session != LOST:  # a lost reference keeps its error
                 self._error = _why_not_made(error_of(creation))
         return self._creation is None
 
@@ -84,16 +84,17 @@ class PyRRef:
         return self.owner().name
 
     def to_here(self, timeout: float = -1.0) -> Any:
-        """Returns the value, copied from its owner; waits until it is made.
+        """Waits until the value is made, and returns a copy.
 
-        Throws what making it threw, RuntimeError after `timeout` seconds, and when the owner has ended."""
+        Raises the failure to make the value, and RuntimeError after `timeout` seconds or if the owner has ended."""
         if self._cell is not None:
             return self._cell.value()
         self._wait_until_made(timeout)
         return self._agent.call_verb(self._owner, ".fetch", (self._reference,), timeout)
 
     def local_value(self) -> Any:
-        """Returns the value itself, on its owner; waits until it is made. Throws RuntimeError elsewhere."""
+        """Waits until the value is made, and returns the value itself. Raises RuntimeError if another process owns the
+        value."""
         if self._cell is None:
             raise RuntimeError(
                 f"For UserRRef(rref_id={_text(self._reference)}, fork_id={_text(self._fork)}), can't call "
@@ -102,21 +103,22 @@ class PyRRef:
         return self._cell.value()
 
     def rpc_sync(self, timeout: float = -1.0) -> RRefProxy:
-        """Returns a proxy: proxy.method(...) runs the value's method on its owner and returns the result."""
+        """Returns a proxy whose proxy.method(...) runs the value's method on its owner and returns the result."""
         return RRefProxy(self, "sync", timeout)
 
     def rpc_async(self, timeout: float = -1.0) -> RRefProxy:
-        """Returns a proxy: proxy.method(...) runs the value's method on its owner and returns a Future of the
+        """Returns a proxy whose proxy.method(...) runs the value's method on its owner and returns a Future of the
         result."""
         return RRefProxy(self, "async", timeout)
 
     def remote(self, timeout: float = -1.0) -> RRefProxy:
-        """Returns a proxy: proxy.method(...) runs the value's method on its owner and returns a reference to the
+        """Returns a proxy whose proxy.method(...) runs the value's method on its owner and returns a reference to the
         result."""
         return RRefProxy(self, "remote", timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Runs backward from the value, a scalar tensor, in that context; without one, on the owner alone."""
+        """Runs backward from the value, a scalar tensor, in a context of distributed autograd, or without a context on
+        the owner alone."""
         if self._cell is not None:
             return backward(self._cell.value(), dist_autograd_ctx_id, retain_graph)
         if dist_autograd_ctx_id == -1:
@@ -126,7 +128,7 @@ class PyRRef:
         return self._agent.call_verb(self._owner, ".backward", args)
 
     def _get_type(self, timeout: float = -1.0, blocking: bool = True) -> Any:
-        """Returns the value's type, or a Future of the type; the owner is asked once."""
+        """Returns the type of the value, or a Future of the type. Asks the owner once."""
         if self._type is None or (self._type.done() and error_of(self._type) is not None):
             if self._cell is not None:
                 self._type = done(type(self._cell.value()))
@@ -136,7 +138,8 @@ class PyRRef:
         return self._type.wait() if blocking else self._type
 
     def _get_future(self) -> Future:
-        """Returns a Future that is done when the value is made (its owner), or when the owner has said so."""
+        """Returns a Future that is done when the value is made or, in another process, when the owner's answer has
+        arrived."""
         if self._created is None:
             creation = self._creation
             if self._cell is not None:
@@ -148,14 +151,14 @@ class PyRRef:
         return self._created
 
     def _wait_until_made(self, timeout: float) -> None:
-        """Waits for the value before a call whose function waits for it, so that the owner need not block a second
-        worker; not where a way there and back takes long, or where the value may take longer than the call. Throws
-        why there is no value."""
+        """Waits until the value is made, so that a method call does not block a second worker of the owner. Does not
+        wait if the owner is on another host or the value may take longer than the call. Raises the failure to make the
+        value."""
         creation = self._creation
         if creation is not None and not self._agent.member(self._owner).is_far:
             seconds = self._agent.seconds_for(timeout)
             if not seconds or 0 < creation.seconds <= seconds:
-                with contextlib.suppress(Exception):  # _check() has it
+                with contextlib.suppress(Exception):  # _check() raises the error
                     creation.wait()
         self._check()
 
@@ -196,7 +199,7 @@ class RRefProxy:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def invoke(*args: Any, **kwargs: Any) -> Any:
             self._rref._check()
-            if self._how == "remote":  # else the mistake would be seen when the result is fetched
+            if self._how == "remote":  # otherwise a misspelt name would raise only when the result is fetched
                 getattr(self._rref._get_type(self._timeout), name)
             try:
                 return _invoke(self._rref, self._how, name, args, kwargs, self._timeout)
@@ -210,7 +213,7 @@ class RRefProxy:
 def _invoke(rref: PyRRef, how: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float) -> Any:
     agent = rref._agent
     running: Any = _core._current_call()
-    if running is not None:  # a call for another member: it ends before the outer one
+    if running is not None:  # a nested call must end before the outer call
         running.check()
         left = running.remaining()
         seconds = agent.seconds_for(timeout)
@@ -226,7 +229,7 @@ def _invoke(rref: PyRRef, how: str, name: str, args: tuple[Any, ...], kwargs: di
 
 
 def backward(value: Any, context_id: int, retain_graph: bool) -> None:
-    """Runs backward from a value in a context of distributed autograd; -1: in none."""
+    """Runs backward from a value in a context of distributed autograd, or without a context if the id is -1."""
     if not isinstance(value, torch.Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
     if context_id == -1:
@@ -241,18 +244,18 @@ _kind: type[PyRRef] = PyRRef
 
 
 def use(kind: type[PyRRef]) -> None:
-    """Makes references that come, and the references of calls, instances of a subclass."""
+    """Makes received references and the references of calls instances of a subclass."""
     global _kind
     _kind = kind
 
 
 def new() -> PyRRef:
-    """Returns a reference that its caller fills."""
+    """Returns an uninitialised reference, which the caller fills."""
     return _kind.__new__(_kind)
 
 
 def begin(agent: Any, owner: int, verb: str, args: tuple[Any, ...], timeout: float) -> PyRRef:
-    """Calls a verb that makes a value, and returns a reference to it."""
+    """Calls a verb that makes a value, and returns a reference to the value."""
     reference, rref = agent.references.new_id(), new()
     if owner == agent.info.id:
         _begin_here(agent, verb, rref, rref._own(agent, reference, Cell()), args, timeout)
@@ -261,14 +264,14 @@ def begin(agent: Any, owner: int, verb: str, args: tuple[Any, ...], timeout: flo
     try:
         rref._creation = agent.begin_verb(owner, verb, args, timeout, reference=reference)
     except BaseException:
-        rref._is_deleted = True  # nothing was sent, and nothing is to be dropped
+        rref._is_deleted = True  # no message was sent, so no count must be dropped
         raise
     rref._session = agent.endpoint.session_with(owner)
     return rref
 
 
 def _begin_here(agent: Any, verb: str, rref: PyRRef, cell: Cell, args: tuple[Any, ...], timeout: float) -> None:
-    """Calls a verb of this process: the table keeps the cell while the function runs."""
+    """Calls a verb of this process. The table of values keeps the cell while the function runs."""
     reference, me, owned = rref._reference, agent.info.id, agent.references.owned
     owned.enter(reference, cell)
     owned.count(reference, me)

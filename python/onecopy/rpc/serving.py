@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How functions are found, and how calls of other members are answered."""
+"""Finds functions, and answers calls of other members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED = (types.FunctionType, types.BuiltinFunctionType)
 
 
 class _NotServed(Exception):
-    """A function that others may not call, or that is not here."""
+    """The function does not exist, or others may not call it."""
 
     def __init__(self, failure: RemoteFailure) -> None:
         super().__init__(failure.text)
@@ -35,8 +35,7 @@ class _NotServed(Exception):
 
 
 class Serving:
-    """The answers to what _core._RpcEndpoint asks where a call is rare: a function's first call, verbs, results that
-    come later.
+    """Serves the rare cases of _core._RpcEndpoint: a function's first call, verbs, and deferred results.
 
     Thread safety: all members may be called concurrently."""
 
@@ -46,12 +45,13 @@ class Serving:
     _members: dict[int, Member]
 
     def __init__(self) -> None:
-        self._served: dict[str, Any] = {}  # functions that are found by a name of ours
+        self._served: dict[str, Any] = {}  # functions registered under their wire names
 
     def resolve(self, function: Any, how: str) -> tuple[Any, str | None, str, Any] | None:
-        """Returns how both sides find a function: (the names of its module, its name there, its wire name, a check of
-        its arguments or None). None for a function that crosses as a value. The callee finds the function of a "native"
-        call and of a "stream"; a "program" in C++ gives its functions names of any kind."""
+        """Returns how both sides find a function, as (the names of its module, its name in the module, its wire name, a
+        check of its arguments or None), or None for a function that is sent as a value. `how` is "torch", "native",
+        "stream" or "program". Only the callee looks up a "native" or "stream" function; a "program" in C++ may name its
+        functions freely."""
         if how != "torch":
             is_named = how == "program" and isinstance(function, str)
             name = function if is_named else native_name(function)
@@ -73,7 +73,7 @@ class Serving:
 
     @staticmethod
     def name_at(member: Member, function: Any) -> str:
-        """Returns how a member finds a function."""
+        """Returns the name by which a member finds a function."""
         return function if member.is_program and isinstance(function, str) else native_name(function)
 
     @staticmethod
@@ -83,8 +83,8 @@ class Serving:
             raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: args=({args!r:.60},)")
 
     def find_target(self, wire_name: str) -> tuple[Any, Any, str, bool, Any]:
-        """Returns (function, the names that it is found in, its name there, whether it returns a Future of its result,
-        what prepares its arguments). Raises AttributeError, PermissionError."""
+        """Returns (function, a dict that holds the function, its key in the dict, whether it returns a Future of its
+        result, the function that prepares its arguments or None). Raises AttributeError or PermissionError."""
         if wire_name.startswith("."):
             function, prepare = registry.handlers[wire_name]
             return function, {wire_name: function}, wire_name, False, prepare and functools.partial(prepare, self)
@@ -104,15 +104,15 @@ class Serving:
         return function, names, sys.intern(name), getattr(function, ASYNC_MARK, False), None
 
     def serve(self, function: Any, sender: int, call: int, args: tuple[Any, ...]) -> tuple[Any] | None:
-        """Runs a verb. Returns (its answer,), or None if it answers later."""
+        """Runs a verb. Returns (answer,), or None for a deferred answer."""
         return self.answer_of(sender, call, function(self, sender, *args))
 
     def finish(self, function: Any, sender: int, call: int, result: Any) -> tuple[Any] | None:
-        """As answer_of(), for a function's result that may be a coroutine, a generator or a Future."""
+        """Returns answer_of() of a function's result, which may be a coroutine, a generator or a Future."""
         return self.answer_of(sender, call, self.finished(function, result))
 
     def finished(self, function: Any, result: Any) -> Any:
-        """Returns the answer that a coroutine, a generator, a Future or another result of a function makes."""
+        """Returns the answer for a function's result: runs a coroutine, and refuses a generator."""
         if inspect.iscoroutine(result):
             return asyncio.run(result)
         if inspect.isgenerator(result):
@@ -123,7 +123,7 @@ class Serving:
         return answer(self, function, checked_future(function, result))
 
     def answer_of(self, sender: int, call: int, result: Any) -> tuple[Any] | None:
-        """Returns (the answer,); or None if it is a failure, which is sent, or comes later."""
+        """Returns (answer,), or None for a failure, which is sent here, and for a deferred answer."""
         if isinstance(result, RemoteFailure):
             self.fail(sender, call, result)
             return None
@@ -153,7 +153,7 @@ class Serving:
         self.endpoint.fail(to, call, failure.kind, failure.text, getattr(failure.kind, "code", ""))
 
     def refuse(self, sender: int, call: int, error: Any) -> None:
-        """Answers a call that was not run, or whose answer could not be written."""
+        """Answers a call that was not run or whose answer could not be written."""
         self.fail(sender, call, self.refusal(error))
 
     def refusal(self, error: Any) -> RemoteFailure:
@@ -161,17 +161,17 @@ class Serving:
         if isinstance(error, _NotServed):
             return error.failure
         kind = type(error) if isinstance(error, Exception) else RuntimeError
-        if issubclass(kind, (AttributeError, onecopy.Error)):  # a name that is not here, or a message of no sense
+        if issubclass(kind, (AttributeError, onecopy.Error)):  # an unknown name, or a malformed message
             kind = RuntimeError
         return RemoteFailure(kind, f"On {self.info}:\n{error}")
 
     def fail_made(self, sender: int, reference: Any, error: Exception) -> None:
-        """Fails the value that a call was to make, so that nobody waits for the value."""
+        """Fails the value that a refused call should have made, so that no caller waits for the value."""
         self.references.owned.made_by(tuple(reference), sender, self.info.id).set(self.refusal(error))
 
     def answer_error(self, sender: int, call: int, error: Exception, kind: int, has_run: bool) -> None:
-        """Answers with the exception of a function, or with the reason why its result could not be written. `kind` is
-        Endpoint::Target::Kind."""
+        """Answers a call with the exception of a function, or with the reason why its result could not be written.
+        `kind` is an Endpoint::Target::Kind."""
         if has_run or kind == _VERB:
             failure = _failure(error)
         else:
@@ -184,7 +184,7 @@ class Serving:
 
 
 def native_name(function: Any) -> str:
-    """Returns how the callee finds a function. Raises TypeError for a function that no process can call by name."""
+    """Returns the name by which the callee finds a function. Raises TypeError for a function without a name."""
     if isinstance(function, str):
         module, colon, qualname = function.partition(":")
         if not (module and colon and qualname):
@@ -196,18 +196,19 @@ def native_name(function: Any) -> str:
         name = functions.text_name_of(function)
         if ("<" not in name and getattr(function, "__self__", None) is None) or name.startswith("torch:"):
             return name
-    raise TypeError(f"{function!r} cannot be called in another process: it is no function at the top level of a module")
+    raise TypeError(f"{function!r} cannot be called in another process: it is not at the top level of a module")
 
 
 def failure_of(agent: Any, error: Exception) -> RemoteFailure:
-    """Makes the failure of a function of torch's interface, which stands in the log of its process as well."""
+    """Makes the failure of a function of torch's interface, and prints the failure."""
     failure = RemoteFailure.of(error, agent.info, unescaped=True)
     print(failure.text, file=sys.stderr)
     return failure
 
 
 def checked_future(function: Any, result: Any) -> Any:
-    """Returns the result of a function. Raises RuntimeError where a Future was promised."""
+    """Returns the result of a function. Raises RuntimeError if the function is marked to return a Future and does
+    not."""
     if getattr(function, ASYNC_MARK, False) and not isinstance(result, torch._C.Future):
         raise RuntimeError(
             "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but "
@@ -217,8 +218,8 @@ def checked_future(function: Any, result: Any) -> Any:
 
 
 def run(agent: Any, function: Any, args: Any, kwargs: Any, is_checked: bool = False) -> Any:
-    """Returns the result, a Future of it for functions marked so, or the failure. `is_checked`: functions.find() has
-    checked the function."""
+    """Runs a function and returns the result, the Future of a function with ASYNC_MARK, or the failure. `is_checked` is
+    whether functions.find() has checked the function."""
     try:
         if not is_checked:
             functions.check(function)
@@ -228,17 +229,17 @@ def run(agent: Any, function: Any, args: Any, kwargs: Any, is_checked: bool = Fa
 
 
 def answer(agent: Any, function: Any, result: Any, then: Callable[[Any], Any] = lambda outcome: outcome) -> Any:
-    """Returns then(result), or a Deferred for the Future of a function that is marked so."""
+    """Returns then(result), or a Deferred if the result is the Future of a function with ASYNC_MARK."""
     if not getattr(function, ASYNC_MARK, False) or not isinstance(result, torch._C.Future):
         return then(result)
-    settled: Future = torch.futures.Future()  # it never fails
+    settled: Future = torch.futures.Future()  # never fails
     result.add_done_callback(lambda _: settled.set_result(None))
     return Deferred(settled, lambda _: then(_outcome(agent, result)))
 
 
 def _outcome(agent: Any, future: Future) -> Any:
     try:
-        return future.wait()  # it is done; wait() orders this thread's streams behind the result's
+        return future.wait()  # is done; wait() orders this thread's streams after the streams of the result
     except Exception as error:
         return RemoteFailure.of(error, agent.info, unescaped=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that come one by one: a generator function of the callee is an iterator of the caller.
+"""Streams of results: the caller iterates over the items of a generator function that runs in the callee.
 
-The callee sends each item as a call, which the caller answers when it has taken the item: that answer is the credit for
-another one. So at most `credit` items are made and not taken, and a caller that is slow slows the callee.
+The callee sends each item as a call, which the caller answers when it takes the item. The callee waits while `credit`
+items have no answer, so a slow caller slows the callee down.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from .futures import done, future_in_loop
 from .registry import Deferred, verb
 
 _lock = threading.Lock()
-_open: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # a dropped stream wants no more items
+_open: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # a dropped stream gets no items
 _numbers = itertools.count(1)
 
 
 class Stream:
-    """The items of a call to a generator function, in their order; an iterator, and an asynchronous one.
+    """An iterator and asynchronous iterator over the items of a call to a generator function, in order.
 
     Attributes:
-        call: the Call behind it.
-    Thread safety: all members may be called concurrently; each item goes to one taker."""
+        call: the Call that runs the generator function.
+    Thread safety: all members may be called concurrently; each item goes to one thread."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.number = call, next(_numbers)
         self._changed = threading.Condition()
-        self._items: deque[tuple[Any, torch.futures.Future[bool]]] = deque()  # and what their calls answer
-        self._taken, self._total = 0, -1  # how many items there are; -1: not known yet
+        self._items: deque[tuple[Any, torch.futures.Future[bool]]] = deque()  # items, and the answers to their calls
+        self._taken, self._total = 0, -1  # _total is the number of items, or -1 if unknown
         self._error: Exception | None = None
         self._is_closed = False
         self._waiting: list[Callable[[], None]] = []  # callbacks of tasks
@@ -51,7 +51,7 @@ class Stream:
             _open[self.number] = self
 
     def close(self) -> None:
-        """Ends the generator at its next yield: no more items are wanted. Nothing happens when it has ended."""
+        """Ends the generator at its next yield. Has no effect if the generator has ended."""
         with self._changed:
             self._is_closed = True
             items, self._items = self._items, deque()
@@ -78,8 +78,8 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
-        """Returns the next item. Throws StopIteration behind the last, and the generator's exception behind the items
-        it made."""
+        """Returns the next item. Raises StopIteration after the last item, or the exception of the generator after the
+        items before the exception."""
         with self._changed:
             self._changed.wait_for(self._is_ready)
             return self._take()
@@ -98,14 +98,14 @@ class Stream:
             await future_in_loop(self._subscribe, lambda: None)
 
     def __del__(self) -> None:
-        """Answers the items that are not taken, in another thread: a destructor may run under any lock."""
+        """Answers the items that are not taken, in another thread, since a destructor may run under any lock."""
         rest = [taken for _, taken in self._items]
         if rest:
             self.call.agent.references.later(lambda: [taken.set_result(False) for taken in rest])
 
     def _is_ready(self) -> bool:
-        """Returns whether there is an item, or no further one comes: all were taken, or their number is unknown and the
-        call has failed."""
+        """Returns whether an item has arrived or no more items come, since all were taken, the call has failed or the
+        stream is closed."""
         is_over = self._taken >= self._total if self._total >= 0 else self._error is not None
         return self._is_closed or bool(self._items) or is_over
 
@@ -121,7 +121,8 @@ class Stream:
         raise StopIteration
 
     def add(self, value: Any) -> torch.futures.Future[bool]:
-        """Adds an item. Returns a Future that is done when the item was taken: whether more are wanted."""
+        """Adds an item. Returns a Future that completes when the item is taken, with whether the stream wants more
+        items."""
         with self._changed:
             if self._is_closed:
                 return done(False)
@@ -131,7 +132,7 @@ class Stream:
         return taken
 
     def end(self, call: Call) -> None:
-        """Takes the end of the call."""
+        """Handles the end of the call."""
         total, error = -1, None
         try:
             total, kind, text = call.wait()
@@ -160,11 +161,11 @@ class Stream:
 def stream(
     to: Any, function: Any, args: Any = (), kwargs: Any = None, *, timeout: float | None = None, credit: int = 8
 ) -> Stream:
-    """Returns the items that a generator function yields in the member `to`, as a Stream: an iterator and a context
+    """Calls a generator function in the member `to`. Returns a Stream of the items, which is an iterator and a context
     manager.
 
-    The generator is at most `credit` items ahead of the loop over them. `timeout` is for the whole stream. call()
-    describes the other arguments."""
+    The generator is at most `credit` items ahead of the caller. `timeout` limits the whole stream. call() describes the
+    other arguments."""
     if credit < 1:
         raise ValueError(f"credit is how many items may be made and not taken: 1 or more, not {credit}")
     agent = registry.current()
@@ -186,7 +187,7 @@ def stream(
 
 
 def _add_item(agent: Any, caller: int, args: tuple[int, Any], reference: Any) -> tuple[torch.futures.Future[bool]]:
-    """Adds an item that came, in the order of the lane."""
+    """Adds a received item, in the order of the lane."""
     number, item = args
     with _lock:
         found = _open.get(number)
@@ -198,19 +199,19 @@ def _item(agent: Any, caller: int, taken: torch.futures.Future[bool]) -> Deferre
     return Deferred(taken, lambda is_wanted: is_wanted)
 
 
-# --- in the member that makes them
+# --- in the member that makes the items
 
 Outcome = tuple[int, "type | None", "str | None"]  # number of items, class and text of the generator's exception
 
 
 def run(agent: Any, name: str, number: int, credit: int, *args: Any, **kwargs: Any) -> Outcome:
-    """Runs a generator function for another member. Throws Cancelled if the caller wants no more."""
+    """Runs a generator function for another member. Raises Cancelled if the caller wants no more items."""
     running: Any = _core._current_call()
     items = functions.find(name)(*args, **kwargs)
     if inspect.isasyncgen(items):
         items = _driven(items)
     if not inspect.isgenerator(items):
-        raise TypeError(f"{name} is no generator function: call it with onecopy.rpc.call()")
+        raise TypeError(f"{name} is not a generator function: call it with onecopy.rpc.call()")
     try:
         return _send_all(agent, items, running, number, _Window(credit, running))
     finally:
@@ -244,7 +245,7 @@ def _send(agent: Any, running: Any, number: int, index: int, item: Any) -> torch
 
 
 class _Window:
-    """A bound on the items that were made and not taken. Thread safety: all members may be called concurrently."""
+    """A bound on the items that were sent and not taken. Thread safety: all members may be called concurrently."""
 
     def __init__(self, credit: int, running: Any) -> None:
         self._changed, self._credit, self._running = threading.Condition(), credit, running
@@ -258,8 +259,8 @@ class _Window:
             self._changed.notify()
 
     def enter(self) -> bool:
-        """Waits until an item may be made; False if none is wanted. Throws Timeout behind the call's deadline, and
-        the exception of sending an item."""
+        """Waits until an item may be made. Returns False if the caller wants no more items. Raises Timeout at the
+        call's deadline, and the exception of a failed send."""
         with self._changed:
             while not self._is_closed and self._credit == 0:
                 left = self._running.remaining()
@@ -274,7 +275,7 @@ class _Window:
             return not self._is_closed
 
     def answered(self, future: torch.futures.Future[bool]) -> None:
-        """Adds the credit of an item that was taken, whose Future this is."""
+        """Adds a credit for an item whose Future is done."""
         try:
             is_wanted, failure = future.value(), None
         except Exception as error:
@@ -287,7 +288,7 @@ class _Window:
 
 
 def _driven(items: AsyncGenerator[Any, Any]) -> Iterator[Any]:
-    """Returns an asynchronous generator as one of the plain kind, in a loop of its own."""
+    """Yields the items of an asynchronous generator, which runs in an event loop of its own."""
     loop = asyncio.new_event_loop()
     try:
         with contextlib.suppress(StopAsyncIteration):

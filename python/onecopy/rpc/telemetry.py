@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process, or another member, has under way and has done: reports, lines of the log, and ranges of
-torch.profiler.
+"""Reports of pending and finished calls of this process or another member, log lines, and ranges of torch.profiler.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -20,13 +19,13 @@ from . import devices, registry
 from .registry import verb
 
 log = logging.getLogger("onecopy.rpc")
-is_logged: Callable[[], bool] = functools.partial(log.isEnabledFor, logging.DEBUG)  # whether calls are lines of the log
-is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # whether this thread has a profiler
+is_logged: Callable[[], bool] = functools.partial(log.isEnabledFor, logging.DEBUG)  # whether calls are logged
+is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # whether this thread is profiled
 
 
 def range_of_call(how: str, function: Any, agent: Any, to: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a range in the profiler of this thread, if it has one, under the name that torch gives it. For a call
-    that is not waited for the range covers its sending."""
+    """Returns a range for the profiler of this thread, with torch's name for the range. The range of an asynchronous
+    call covers only the sending."""
     if not is_profiled():
         return contextlib.nullcontext()
     name = torch.jit._builtins._find_builtin(function) or getattr(function, "__qualname__", function)
@@ -39,8 +38,8 @@ def range_of_call(how: str, function: Any, agent: Any, to: Any) -> contextlib.Ab
 
 
 def calls(of: Any = None) -> list[dict[str, Any]]:
-    """Returns the calls under way: a dict for each that this process, or the member `of`, has made or runs, with its
-    trace, function, member, direction and the seconds since it came to each stage."""
+    """Returns a dict for each pending call that this process, or the member `of`, has made or runs, with the trace,
+    function, member and direction of the call, and the seconds since it reached each stage."""
     agent = registry.current()
     if of is not None:
         return agent.call_verb(agent.member(of).info.id, ".calls", ())
@@ -53,13 +52,13 @@ def _tell_calls(agent: Any, caller: int) -> list[dict[str, Any]]:
 
 
 def stats(of: Any = None) -> dict[str, Any]:
-    """Returns the work of this process, or the member `of`, since it joined its group: tensors by route, sent and
-    received, and a histogram of latency for each function, called and served."""
+    """Returns the statistics of this process, or of the member `of`, since it joined its group: the numbers of sent and
+    received tensors by route, and a latency histogram of each called and each served function."""
     agent = registry.current()
     if of is not None:
         return agent.call_verb(agent.member(of).info.id, ".stats", ())
     sent: collections.Counter[str] = collections.Counter()
-    for number in agent.member_ids():  # members that have ended, too
+    for number in agent.member_ids():  # includes members that have ended
         if number != agent.info.id:
             sent.update(agent.endpoint.routes(number))
     limits = agent.endpoint.limits().items()

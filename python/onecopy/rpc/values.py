@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that C++ does not know, as parts that it does, which cross without pickle.
+"""Turns values that C++ does not know into parts that C++ knows, so that values are sent without pickle.
 
-reduce() returns (kind, part, ...) for a value, and rebuild() makes the value of them. C++ walks over the whole value
-and the parts (see python/src/value/values.h). Unknown kinds and wrong parts are refused, and no code runs but the
-constructors of the classes named.
+reduce() returns (kind, part, ...) for a value, and rebuild() makes the value of its parts. C++ walks over the whole
+value and the parts (see python/src/value/values.h). rebuild() raises for unknown kinds and wrong parts, and runs no
+code but the constructors of the named classes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ Parts = tuple[Any, ...]
 
 
 def allow_pickle(allowed: bool = True) -> None:
-    """Lets values that have no form of their own cross as pickles, to and from this process. Only for groups whose
-    members trust each other with their processes; ONECOPY_RPC_PICKLE=1 does so from the start. Both sides must do."""
+    """Allows pickles for values that have no other form, both to and from this process. Both sides must allow pickles.
+    Call allow_pickle() only if all members trust each other to run any code. ONECOPY_RPC_PICKLE=1 allows pickles from
+    the start."""
     global _pickle_allowed
     _pickle_allowed = bool(allowed)
 
@@ -73,7 +74,7 @@ def _name(thing: Any) -> tuple[str, str]:
 def _type(name: Any, base: type) -> Any:
     found = functions.look_up(*name)
     if not isinstance(found, type) or not issubclass(found, base):
-        raise TypeError(f"{'.'.join(name)} is no {base.__name__} in this process")
+        raise TypeError(f"{'.'.join(name)} is not a {base.__name__} in this process")
     return found
 
 
@@ -105,7 +106,7 @@ def _make_operator(name: str) -> Any:
 
 
 def _planned(value: Any) -> Parts:
-    """Raises the reason why C++ has no plan for the class of a dataclass, a named tuple or an enum."""
+    """Raises the reason why C++ has no plan for the class, which is a dataclass, a named tuple or an enum."""
     _plan(type(value))
     raise RefusedValue(f"{type(value)!r} was defined anew while the value was written", value)
 
@@ -175,14 +176,14 @@ def _make_torch(name: str) -> Any:
 
 # --- the tables
 
-# (classes, the form of their instances), in the order in which they are tried.
+# (classes, function that reduces their instances), in the order in which they are tried.
 _KNOWN: list[tuple[Any, Callable[[Any], Parts]]] = [
     (torch.Tensor, _tensor),
     (devices.MarkedTensor, devices.reduce_marked),
     (torch._C.Future, _refuse_future),
     (enum.Enum, _planned),
 ]
-_FORMS: dict[type, Callable[[Any], Parts]] = {}  # of the classes of values that were sent
+_FORMS: dict[type, Callable[[Any], Parts]] = {}  # filled with the classes of values that were sent
 _MAKERS: dict[str, Callable[..., Any]] = {
     **devices.MAKERS,
     "array": _make_array,
@@ -199,14 +200,14 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 
 
 def register(name: str, kind: Any, parts: Callable[[Any], Iterable[Any]], make: Callable[..., Any]) -> None:
-    """Lets values of the class `kind`, or of several, and of subclasses cross: make(*parts(value)) is the value
-    again."""
+    """Registers the class or classes `kind`, with subclasses: make(*parts(value)) makes a value again."""
     _KNOWN.append((kind, lambda value: (name, *parts(value))))
     _MAKERS[name] = make
 
 
 def _form_for(kind: type) -> Callable[[Any], Parts]:
-    """Returns the form of values of this class. Raises nothing: _pickled() does."""
+    """Returns the function that reduces values of a class. Does not raise; _pickled() raises for values without a
+    form."""
     if issubclass(kind, type):
         return lambda value: ("name", *_name(value))
     for known, form in _KNOWN:
@@ -226,7 +227,7 @@ def _form_for(kind: type) -> Callable[[Any], Parts]:
     return lambda value: _function(value) if callable(value) and hasattr(value, "__qualname__") else _pickled(value)
 
 
-# --- classes whose objects C++ writes and makes by itself: see python/src/value/class_plan.h
+# --- classes whose objects C++ writes and reads by itself: see python/src/value/class_plan.h
 
 Plan = tuple[str, type, tuple[str, str], dict[str, Any], str, Any, Any]
 
@@ -238,25 +239,25 @@ def _plan(kind: type) -> Plan | None:
         return None
     module, qualname = _name(kind)
     names, outer = vars(functions.module_named(module)), sys.intern(qualname.split(".")[0])
-    if outer not in names:  # the module makes its names when they are asked for
+    if outer not in names:  # the module makes the name at each access
         names = {outer: getattr(functions.module_named(module), outer)}
     how, members = "namedtuple", None  # type: str, Any
     if issubclass(kind, enum.Enum):
         how, members = "enum", kind._member_map_
     elif not issubclass(kind, tuple):
-        object.__new__(kind)  # raises TypeError for a class that is not made so
+        object.__new__(kind)  # raises TypeError for a class that needs another constructor
         how, members = "record", tuple(sys.intern(field.name) for field in dataclasses.fields(kind))  # type: ignore[arg-type]
     return how, kind, (module, qualname), names, outer, members, names[outer]
 
 
 def plan_of(kind: type) -> None:
-    """Enters the plan of a class into CLASSES. Enters nothing for a class without a name: reduce() says why."""
+    """Adds the plan of a class to CLASSES. Skips a class without a name, for which reduce() raises the reason."""
     with contextlib.suppress(TypeError):
         CLASSES[1][kind] = _plan(kind)
 
 
 def plan_named(how: str, name: Any) -> None:
-    """Enters the plan for reading objects of the class of that name. Raises TypeError for a class of another kind."""
+    """Adds the plan for reading objects of the class of that name. Raises TypeError for a class of another kind."""
     kind = functions.look_up(*name)
     plan = _plan(kind) if isinstance(kind, type) else None
     if plan is None or plan[0] != how:

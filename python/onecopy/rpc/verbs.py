@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of calls: of functions without a name, and of references to values; and how references cross.
+"""The verbs that call functions without a name and that serve references, and the sending of references.
 
 Thread safety: all functions may be called concurrently.
 """
@@ -23,11 +23,11 @@ def _apply(agent: Any, caller: int, function: Any, args: Any, kwargs: Any) -> An
     return answer(agent, function, run(agent, function, args, kwargs))
 
 
-# Arguments of verbs are prepared in the order of the lane: the count of a reference that comes later may end a value.
+# Arguments of verbs are prepared in the order of the lane, since a later drop may remove the value of a reference.
 
 
 def _with_cell(agent: Any, caller: int, args: tuple[Any, ...], reference: Any) -> tuple[Any, ...]:
-    """The first argument is a reference, or an RRef to a value of this process."""
+    """Replaces the first argument, a reference or an RRef to a value of this process, by its cell."""
     given = args[0]
     return (given._cell if isinstance(given, PyRRef) else agent.references.owned.cell(tuple(given)), *args[1:])
 
@@ -41,7 +41,7 @@ def _with_both_cells(agent: Any, caller: int, args: tuple[Any, ...], reference: 
 
 
 def _run_method_of(agent: Any, cell: Cell, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Waits until the value is made. Returns (its method or None, the result)."""
+    """Waits until the value is made, and runs a method of it. Returns (method or None, result)."""
     try:
         functions.check_method(name)
         method = getattr(cell.value(), name)
@@ -57,7 +57,7 @@ def _run_method(agent: Any, caller: int, *args: Any) -> Any:
 
 @verb(".make_method", _with_both_cells)
 def _make_by_method(agent: Any, caller: int, cell: Cell, *args: Any) -> Any:
-    return answer(agent, *_run_method_of(agent, *args), cell.set)  # the answer says that the value is there
+    return answer(agent, *_run_method_of(agent, *args), cell.set)  # the answer tells the caller that the value is made
 
 
 @verb(".make", _with_new_cell)
@@ -72,7 +72,7 @@ def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs:
 
 
 def _of_value(cell: Cell, then: Callable[[Any], Any]) -> Any:
-    """Returns then(the value of the cell), or a Deferred for one that is not made yet."""
+    """Returns then(the value of the cell), or a Deferred if the value is not made yet."""
     return then(cell.future.value()) if cell.future.done() else Deferred(cell.future, then)
 
 
@@ -91,7 +91,7 @@ def _backward(agent: Any, caller: int, cell: Cell, context_id: int, retain_graph
     return Deferred(cell.future, lambda made: rref.backward(Cell.unwrap(made), context_id, retain_graph))
 
 
-# --- crossing: see references.py
+# --- sending references: see references.py
 
 
 def _parts(given: PyRRef) -> tuple[int, Reference, Reference]:
@@ -107,7 +107,7 @@ def _parts(given: PyRRef) -> tuple[int, Reference, Reference]:
 
 
 def _rebuild(owner: int, reference: Reference, fork: Reference) -> PyRRef:
-    """Makes a reference that came. Called in the order of the lane."""
+    """Makes a received reference. Called in the order of the lane."""
     taking: Any = _core._rpc_taking()
     agent, sender = taking
     made, me = rref.new(), agent.info.id
