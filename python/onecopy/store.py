@@ -7,9 +7,9 @@
 >>> weights = store.open("llama")  # in any process of this user: the same memory
 >>> weights.load_into(model)
 
-A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
-version at fixed addresses, and ``draft()`` returns the memory of the next version. The publisher,
-the readers and each half of the keeper may be killed at any time: published versions stay.
+A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest version at fixed
+addresses, and ``draft()`` returns the memory of the next version. Published versions stay if the publisher, a reader or
+one half of the keeper is killed.
 
 Another process opens an object by its name. If a tensor of the store is shared in another way, by
 a queue or ``onecopy.share()``, the other process gets a copy.
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "Follower", "Store", "Version", "connect"]
 
 _Framework = Literal["onecopy", "torch", "numpy"]
-_BYTES = "bytes"  # the one tensor of an object that put_bytes() made
+_BYTES = "bytes"  # the name of the only tensor of an object of put_bytes()
 
 
 class _Tensors(Mapping[str, Any]):
-    """A set of named tensors in the memory of one version. All are made at the first use of one."""
+    """A set of named tensors in the memory of one version. The first use of one makes all of them."""
 
     def __init__(self, core: Any, framework: _Framework | None) -> None:
         self._core = core
@@ -59,10 +59,10 @@ class _Tensors(Mapping[str, Any]):
 
 
 class Version(_Tensors):
-    """A version of an object: a mapping of names to tensors, read-only.
+    """A version of an object, as a read-only mapping of names to tensors.
 
-    Writing to a tensor is a segmentation fault, for torch has no read-only tensors. As long as the mapping or a tensor
-    of it lives, the version stays in the store.
+    A write to a tensor of torch ends the process by a segmentation fault, since torch has no read-only tensors. The
+    version stays in the store as long as the mapping or one of its tensors lives.
     """
 
     @property
@@ -72,25 +72,26 @@ class Version(_Tensors):
 
     @property
     def key(self) -> dict[str, str]:
-        """The identity of the version, as the publisher said."""
+        """The identity of the version, given by the publisher."""
         return self._core.key
 
     @property
     def attributes(self) -> dict[str, str]:
-        """The publisher's own texts."""
+        """Further texts of the publisher."""
         return self._core.attributes
 
     def verify(self) -> None:
         """Computes the checksum of each tensor.
 
         Raises:
-            BadHandle: a tensor is not as it was published; the message names it.
+            BadHandle: a tensor has changed since it was published; the message names the tensor.
             InvalidArgument: the version was published without ``checksums=True``.
         """
         self._core.verify()
 
     def load_into(self, module: Any, *, prefix: str = "", strict: bool = True) -> LoadedInto:
-        """Makes the parameters and buffers of a ``torch.nn.Module`` this memory, as ``Bundle.load_into()`` does."""
+        """Makes a ``torch.nn.Module`` use the memory of the version for its parameters and buffers, as
+        ``Bundle.load_into()`` does."""
         from ._load_into import load_into
 
         return load_into(self, module, prefix, strict)  # type: ignore[arg-type]
@@ -105,35 +106,38 @@ class Version(_Tensors):
 
 
 class Follower(Version):
-    """The current version of an object at addresses that stay: tensors and captured graphs stay valid."""
+    """The current version of an object at fixed addresses, so that tensors and captured graphs stay valid after an
+    update."""
 
     def update(self, timeout: float | None = 10) -> int:
-        """Shows the object's current version, and returns its number.
+        """Maps the object's current version, and returns its number.
 
-        Waits for the work that this process has given to the device, and then changes all tensors together. No thread
-        may use the tensors during the call.
+        Waits for the queued work of this process on the device, and then changes all tensors together. No thread may
+        use the tensors during the call.
 
         Args:
-            timeout: seconds that the keeper may take to answer; None for no limit.
+            timeout: the maximum time in seconds to wait for the keeper's answer; None for no limit.
 
         Raises:
             InvalidArgument: the version has another layout; the message names the first difference.
-            StaleHandle: there is no such object any more.
+            StaleHandle: the object was deleted.
             Timeout: the keeper did not answer.
         """
         return self._core.update(timeout)
 
 
 class Draft(_Tensors):
-    """The memory for the next version of an object, writable and zero, as a context manager.
+    """The memory for the next version of an object, writable and filled with zeros, as a context manager.
 
-    The end of the block publishes it; an exception, or a kill, leaves nothing of it.
+    The end of the block publishes the version. If an exception ends the block or the process is killed, the memory is
+    freed.
     """
 
     version: int | None = None  #: the number, once it is published
 
     def publish(self) -> int:
-        """Makes the content the object's current version, and returns its number. The tensors are read-only then."""
+        """Publishes the content as the object's current version, and returns its number. The tensors are read-only
+        afterwards."""
         self.version = self._core.publish()
         return self.version
 
@@ -208,8 +212,8 @@ class Arena:
 class Store:
     """The store of this user; see ``connect()``. Calls wait for a keeper that is being replaced.
 
-    Every call raises PeerDied if there is no keeper and none may be started, and Timeout if it does not answer within
-    ten seconds. Times are seconds since 1970, sizes are bytes.
+    Every call raises PeerDied if there is no keeper and none may be started, and Timeout if the keeper does not answer
+    within ten seconds. Points in time are in seconds since 1970, sizes in bytes.
     """
 
     def __init__(self, core: _core._Store, framework: _Framework | None) -> None:
@@ -234,19 +238,19 @@ class Store:
         Args:
             name: 1 to 1,024 bytes of text without control characters.
             tensors: by name, such as a ``state_dict()``; of torch, numpy or any library with DLPack.
-            keep: so many versions stay, the new one included: those that were current last. A version that is read
-                stays until it is read no more.
-            key: what the version is, such as ``{"checkpoint": digest, "rank": "0"}``, for ``open(key=...)``.
-            attributes: texts of your own.
+            keep: the number of versions to keep, including the new one; the versions that were current last are kept. A
+                version that a process has open stays until no process has it open.
+            key: the identity of the version, e.g. ``{"checkpoint": digest, "rank": "0"}``, for ``open(key=...)``.
+            attributes: further texts, which ``Version.attributes`` returns.
             checksums: stores a checksum of each tensor, for ``verify()``.
-            device: where the version lies; None for where the tensors are.
-            place: "slot" copies the tensors into memory of the version's own. "as_is" publishes them where they lie,
-                without a copy: write to them no more. This process then keeps the memory until the version is gone and
-                no process reads it. If both halves of the keeper are killed at once, only versions that a process has
-                open come back, and ``open()`` raises StaleHandle for others. A tensor of torch in memory of torch
-                first moves into memory of onecopy, which is one copy; one that ``open()`` returned is shared by both
-                versions.
-            copy: False refuses tensors that would be copied for "as_is".
+            device: the device of the version; None for the device of the tensors.
+            place: "slot" copies the tensors into new memory of the version. "as_is" publishes the tensors in place,
+                without a copy; the caller must not write to them afterwards. This process then keeps the memory until
+                the version is dropped and no process has it open. If both halves of the keeper are killed at once, only
+                versions that a process has open are recovered, and ``open()`` raises StaleHandle for others. A tensor
+                of torch in memory of torch first moves into memory of onecopy, which is one copy; a tensor that
+                ``open()`` returned is shared by both versions.
+            copy: False raises Unsupported if a tensor would be copied for "as_is".
 
         Raises:
             InvalidArgument: the name, the tensors or the devices do not fit.
@@ -268,11 +272,11 @@ class Store:
         return self._core.publish(name, names, values, device, *options)
 
     def draft(self, name: str, *, keep: int = 2) -> Draft:
-        """Makes memory for the next version, with the layout, key and attributes of the current one.
+        """Allocates memory for the next version, with the layout, key and attributes of the current version.
 
         Raises:
-            StaleHandle: there is no such object: ``publish()`` the first version.
-            OutOfMemory: there is no memory for another version.
+            StaleHandle: the object does not exist; ``publish()`` makes its first version.
+            OutOfMemory: the memory does not suffice for another version.
         """
         return Draft(self._core.draft(name, keep), self._framework)
 
@@ -283,13 +287,13 @@ class Store:
             key: fields that the version's key must have.
 
         Raises:
-            StaleHandle: there is no such version; the message says which there are.
+            StaleHandle: the version does not exist; the message lists the existing ones.
             InvalidArgument: a field of the key differs; the message names it.
         """
         return Version(self._core.open(name, version, dict(key or {})), self._framework)
 
     def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
-        """Opens the current version at addresses at which ``update()`` shows later ones. Raises as ``open()``."""
+        """Opens the current version at addresses where ``update()`` maps later versions. Raises as ``open()``."""
         return Follower(self._core.follow(name, dict(key or {})), self._framework)
 
     def arena(self, name: str, *, blocks: int, block_bytes: int) -> Arena:
@@ -306,9 +310,10 @@ class Store:
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
     ) -> Version:
-        """Opens the current version. If there is none with this key, publishes what ``make()`` returns and opens that.
+        """Opens the current version. If there is none with this key, publishes and opens the tensors that ``make()``
+        returns.
 
-        One process of this user at a time does so for a name: the others wait, and then open what it has published.
+        If several processes call at once, one of them publishes; the others wait, and then open the published version.
 
         Args:
             make: returns the tensors by name, as for ``publish()``.
@@ -327,10 +332,10 @@ class Store:
             return self.open(name, key=key)
 
     def watch(self, name: str, timeout: float | None = None) -> Iterator[int]:
-        """Yields the number of the current version, and of each that becomes the current one.
+        """Yields the number of the current version, and then of each new current version.
 
         Args:
-            timeout: the iterator ends after so many seconds without another version; None for never.
+            timeout: the number of seconds without a new version after which the iterator ends; None for never.
         """
         watch = self._core.watch(name)
         while (number := watch.next(timeout)) is not None:
@@ -348,7 +353,8 @@ class Store:
         return bytes(found.tensors("onecopy")[0])
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns the objects by name: each with ``current`` and its ``versions``, with bytes, device and readers."""
+        """Returns a dict for each object: its name, its ``current`` version, and its ``versions`` with their bytes,
+        device and readers."""
         return self._core.list()
 
     def rollback(self, name: str, *, to: int) -> None:
@@ -356,7 +362,8 @@ class Store:
         self._core.rollback(name, to)
 
     def delete(self, name: str, *, keep: int = 0) -> None:
-        """Drops all versions but the ``keep`` that were current last. Readers keep what they have open."""
+        """Drops all versions except the ``keep`` that were current last. Versions stay open for readers that have
+        opened them."""
         self._core.remove(name, keep)
 
     def keeper(self) -> dict[str, int]:
@@ -364,7 +371,7 @@ class Store:
         return self._core.keeper()
 
     def stop(self) -> None:
-        """Ends the keeper, and returns when its processes have ended. What no process has open is gone."""
+        """Ends the keeper, and returns when its processes have ended. Versions that no process has open are lost."""
         self._core.stop()
 
 
@@ -382,11 +389,11 @@ def connect(*, framework: _Framework | None = None, autostart: bool = True) -> S
     """Connects to the store of this user.
 
     Args:
-        framework: of the tensors; None for torch if the program has imported it, else onecopy.
-        autostart: starts the keeper if there is none. The environment's ``ONECOPY_STORE_AUTOSTART=0`` turns that off.
+        framework: the library of the tensors; None for torch if the program has imported torch, or else onecopy.
+        autostart: starts the keeper if none runs. ``ONECOPY_STORE_AUTOSTART=0`` in the environment disables the start.
 
     Raises:
-        PeerDied: there is no keeper, and none may be started.
+        PeerDied: no keeper runs, and none may be started.
         Unsupported: the keeper cannot be started; the message says why.
     """
     return Store(_core._store_connect(_command(), autostart), framework)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drop-ins for torch.distributed's rpc, autograd and optim: change the import line.
+"""Drop-in replacements for rpc, autograd and optim of torch.distributed; a program changes the import line only.
 
 ``import onecopy.distributed.rpc as rpc``, ``import onecopy.distributed.autograd as dist_autograd``.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes through several processes: the names of ``torch.distributed.autograd``.
 
-Gradients are kept in the context, never in ``.grad``. A pass through tensors that onecopy.distributed.rpc has carried
-gives what one process would give, also where a branch is not used.
+Gradients are stored in the context, never in ``.grad``. A pass through tensors that onecopy.distributed.rpc has carried
+computes the same gradients as a single process, also if a branch is unused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from ._engine import Context as _Context, engine_of_this_process as _engine_of_t
 
 
 def is_available() -> bool:
-    """Returns True: it needs no support of torch's own."""
+    """Returns True, since no support of torch's own is needed."""
     return True
 
 
 class context:
-    """A context for one forward and backward pass; ``with context() as context_id``. Ends it in all workers."""
+    """A context for one forward and backward pass: ``with context() as context_id``. The end of the block ends the
+    context in all workers."""
 
     def __enter__(self) -> int:
         self.autograd_context = _new_context()
@@ -32,10 +33,10 @@ class context:
 
 
 def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
-    """Computes the gradients of all leaves that the roots, scalar tensors, depend on, in every worker.
+    """Computes, in every worker, the gradients of all leaves on which the roots depend, which are scalar tensors.
 
-    Returns when all are there. Throws RuntimeError for an unknown context, a root that is not a scalar or does not
-    require gradients, and "Error on Node N: ..." for a failure in a worker."""
+    Returns when all gradients are computed. Raises RuntimeError for an unknown context, for a root that is not a scalar
+    or does not require gradients, and with the text "Error on Node N: ..." for a failure in a worker."""
     _engine_of_this_process.backward(context_id, roots, retain_graph)
 
 

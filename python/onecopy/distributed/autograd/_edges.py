@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gradients of tensors go, and the node that stands for tensors of another worker.
+"""Finds the edges along which gradients of tensors go, and makes the node that stands for tensors of another worker.
 
-Uses public names of torch, but for its engine."""
+The module uses only public names of torch, except for torch's engine."""
 
 from __future__ import annotations
 
@@ -28,31 +28,30 @@ class _Receive(torch.autograd.Function):
         )
 
 
-# Programs look at the node's name, which is torch's.
+# The node has torch's name, which programs look for.
 RecvRpcBackward: Any = type("torch::distributed::autograd::RecvRpc", (_Receive,), {})
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
 _log = logging.getLogger("torch.autograd.graph")
 _run = torch.autograd.Variable._execution_engine.run_backward
-# What torch.autograd.grad() runs behind its own look at shapes, which imports sympy: two seconds in each worker at the
-# first pass. The engine checks them, too.
+# torch.autograd.grad() checks shapes before it calls this function, and imports sympy for the check, which takes two
+# seconds. The engine checks the shapes, too.
 _run_for_torch = getattr(torch.autograd.graph, "_engine_run_backward", _run)
 _accelerator = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: "unknown")()
 
 
 def torch_engine() -> Callable[..., Any]:
-    """Returns torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for
-    devices:
-    it is left out where neither is needed."""
+    """Returns torch's engine, without its wrapper in Python if the wrapper has nothing to do: the wrapper logs, and
+    passes this thread's context to the engine's threads for devices."""
     return _run if _accelerator is None and not _log.isEnabledFor(logging.DEBUG) else _run_for_torch
 
 
-_ANCHOR = torch.zeros((), requires_grad=True)  # outputs of a node require gradients because one of its arguments does
+_ANCHOR = torch.zeros((), requires_grad=True)  # an argument of each node, whose outputs then require gradients
 
 
 class _Probe(torch.autograd.Function):
-    """Has the edges of its arguments: for sparse leaves, of which there is no view."""
+    """A node that has the edges of its arguments, for sparse leaves, which have no views."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
@@ -64,8 +63,8 @@ class _Probe(torch.autograd.Function):
 
 
 def _lose_nodes() -> bool:
-    """Returns whether a node of Python ends with the tensors of it, although it is referred to: so before torch
-    2.12."""
+    """Returns whether torch destroys a node of Python together with its tensors, even if the node is referenced, as
+    torch before 2.12 does."""
     node = _Probe.apply(torch.zeros((), requires_grad=True)).grad_fn
     try:
         len(node.next_functions)
@@ -78,7 +77,7 @@ _NODES_ARE_LOST = _lose_nodes()
 
 
 def _owner_of(tensor: torch.Tensor) -> Any:
-    """Returns a node of C++ that keeps the tensor's node; None where that is not needed. REQUIRES: grad mode."""
+    """Returns a node of C++ that keeps the tensor's node alive, or None if none is needed. REQUIRES: grad mode."""
     if not _NODES_ARE_LOST or not isinstance(tensor.grad_fn, torch._C._FunctionBase):
         return None
     return (tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()).grad_fn
@@ -96,10 +95,11 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 
 
 class ReceivedTensors:
-    """Tensors of one message, as outputs of one node of this worker's graph, which keeps this object."""
+    """The tensors of a received message, as outputs of a node of this worker's graph. The node keeps this object
+    alive."""
 
     def __init__(self, context_id: int, message_id: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Makes the tensors outputs of the node, in place. REQUIRES: they are neither views nor part of a graph."""
+        """Makes the tensors outputs of the node, in place. REQUIRES: no tensor is a view or part of a graph."""
         self.context_id, self.message_id, self.peer = context_id, message_id, peer
         self.count = len(tensors)
         with torch.enable_grad():
@@ -108,30 +108,31 @@ class ReceivedTensors:
 
 
 class SentTensors:
-    """Tensors that left this worker in one message, as edges of its graph. Has a node's names for them."""
+    """The tensors of a sent message, as edges of this worker's graph, with the attributes of a node of torch."""
 
     def __init__(self, message_id: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """REQUIRES: grad mode."""
+        """Takes the edges of the tensors. REQUIRES: grad mode."""
         self.message_id, self.peer = message_id, peer
         self.edges, self._owners = list(map(edge_of, tensors)), list(map(_owner_of, tensors))
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
-        """The nodes that gradients go to, with the numbers of their inputs."""
+        """The nodes that the gradients go to, each with the number of its input."""
         return tuple((edge.node, edge.output_nr) for edge in self.edges)
 
     def name(self) -> str:
-        """Returns the name of torch's node."""
+        """Returns the name of torch's node for sent tensors."""
         return "torch::distributed::autograd::SendRpcBackward"
 
 
 def wrong_arguments() -> TypeError:
-    """Returns the error of backward() for what is neither an id nor a list of tensors."""
+    """Returns the error of backward() for arguments of wrong types."""
     return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 
 def edge_of_root(root: torch.Tensor) -> GradientEdge:
-    """Returns the edge at which a pass begins. Raises TypeError, and RuntimeError for a tensor that is not a root."""
+    """Returns the edge at which a pass begins. Raises TypeError for another type, and RuntimeError for a tensor that
+    cannot be a root."""
     if not isinstance(root, torch.Tensor):
         raise wrong_arguments()
     if not root.requires_grad:

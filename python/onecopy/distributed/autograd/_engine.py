@@ -17,7 +17,7 @@ from ._pass import Answer, Arrived, LocalPass, PassKey, Transport
 
 _IDS_OF_A_WORKER = 48
 
-Record = tuple[int, list[int]]  # (message id, which of the tensors require gradients)
+Record = tuple[int, list[int]]  # (message id, indices of the tensors that require gradients)
 
 
 class Context:
@@ -30,11 +30,11 @@ class Context:
         self._sent: dict[int, SentTensors] = {}
         self._received: dict[int, ReceivedTensors] = {}
         self._known: set[int] = set()
-        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the leaf
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # leaf and gradient, by the leaf's id
         self.run_engine = torch_engine()
         self._passes: dict[int, LocalPass] = {}
 
-    # The names that programs use.
+    # torch's names, which programs use
     def _context_id(self) -> int:
         return self.id
 
@@ -48,12 +48,12 @@ class Context:
         return set(self._known)
 
     def know(self, worker: int) -> None:
-        """Notes that a worker has a part of this context."""
+        """Records that a worker has a part of this context."""
         if worker != self.engine.worker_id:
             self._known.add(worker)
 
     def record_sent(self, tensors: Sequence[torch.Tensor], peer: int) -> Record | None:
-        """Records tensors that go to `peer`; None if none requires gradients."""
+        """Records tensors that are sent to `peer`. Returns None if no tensor requires gradients."""
         self.know(peer)
         which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
         if not which:
@@ -64,7 +64,7 @@ class Context:
         return sent.message_id, which
 
     def attach_received(self, recorded: Record, tensors: Sequence[torch.Tensor], peer: int) -> None:
-        """Makes tensors that came from `peer` part of this worker's graph, in place."""
+        """Makes tensors received from `peer` part of this worker's graph, in place."""
         message_id, which = recorded
         received = ReceivedTensors(self.id, message_id, peer, [tensors[i] for i in which])
         with self._lock:
@@ -72,18 +72,18 @@ class Context:
         self.know(peer)
 
     def forget_sent(self, recorded: Record) -> None:
-        """Takes record_sent() back: nothing was sent."""
+        """Undoes record_sent() for a message that was not sent."""
         with self._lock:
             self._sent.pop(recorded[0])
 
     def sent(self) -> list[SentTensors]:
-        """Returns what was sent, in its order."""
+        """Returns the SentTensors in the order of sending."""
         with self._lock:
             return list(self._sent.values())
 
     def clear(self) -> None:
-        """Breaks the cycles of a context that has ended: its passes and nodes refer to it, and would stay until the
-        next collection."""
+        """Breaks the reference cycles between an ended context and its passes and nodes, which would stay until the
+        next garbage collection."""
         with self._lock:
             self._passes.clear()
             for received in self._received.values():
@@ -109,11 +109,11 @@ class Context:
         with self._lock:
             for other in list(self._passes):
                 if other < key.first_open and other >> _IDS_OF_A_WORKER == key.id >> _IDS_OF_A_WORKER:
-                    del self._passes[other]  # it has ended
+                    del self._passes[other]  # the pass has ended
             return self._passes.setdefault(key.id, made)
 
     def end_pass(self, pass_id: int) -> None:
-        """Forgets a pass. Called by its root when it has ended in all workers."""
+        """Removes a pass. Called by the root after the pass has ended in all workers."""
         with self._lock:
             self._passes.pop(pass_id, None)
 
@@ -121,17 +121,18 @@ class Context:
 class Engine:
     """The contexts of this worker.
 
-    Thread safety: all members may be called concurrently, but for start()."""
+    Thread safety: all members except start() may be called concurrently."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._contexts: dict[int, Context] = {}
-        self._under_way: set[int] = set()  # passes that began here
+        self._under_way: set[int] = set()  # passes that began in this worker
         self._transport: Transport | None = None
         self.start(0)
 
     def start(self, worker_id: int, transport: Transport | None = None) -> None:
-        """Makes this the engine of that worker. `transport` carries gradients and marks to others; None: as before."""
+        """Makes this object the engine of that worker. `transport` carries gradients and marks to other workers; None
+        keeps the former transport."""
         self.worker_id, self._transport = worker_id, transport or self._transport
         self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
@@ -140,14 +141,14 @@ class Engine:
 
     @property
     def transport(self) -> Transport:
-        """The transport of start(). REQUIRES: a message came, or goes."""
+        """The transport of start(). REQUIRES: a message was received or is being sent."""
         assert self._transport is not None
         return self._transport
 
     # --- contexts
 
     def new_context(self) -> Context:
-        """Makes a context, and makes it this thread's. Raises RuntimeError if the thread has one."""
+        """Makes a context and sets it for this thread. Raises RuntimeError if the thread has a context."""
         if self.current() is not None:
             raise RuntimeError("Already have an autograd context id for this thread")
         context = Context(self, next(self._context_ids))
@@ -161,7 +162,7 @@ class Engine:
         return registry.context()
 
     def retrieve(self, context_id: int) -> Context:
-        """Returns a context. Raises RuntimeError for an unknown one."""
+        """Returns a context. Raises RuntimeError for an unknown id."""
         context = self._contexts.get(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -172,14 +173,14 @@ class Engine:
         return self._contexts.get(context_id)
 
     def get_or_create(self, context_id: int) -> Context:
-        """Returns a context, and makes it where there is none."""
+        """Returns a context, which is made if missing."""
         with self._lock:
             if context_id not in self._contexts:
                 self._contexts[context_id] = Context(self, context_id)
             return self._contexts[context_id]
 
     def release(self, context_id: int) -> None:
-        """Ends a context, here and on all workers that have a part of the context."""
+        """Ends a context, in this worker and all workers that have a part of the context."""
         context = self._pop(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -188,8 +189,8 @@ class Engine:
         self._tell_released(context, context._known_worker_ids())
 
     def on_release(self, sender: int, context_id: int, later: Callable[..., None]) -> None:
-        """Ends a context for another worker. `later` runs a function in another thread: the calling thread takes
-        messages, and does not wait."""
+        """Ends a context for another worker. `later` runs a function in another thread, since the calling thread takes
+        messages and must not wait."""
         context = self._pop(context_id)
         others = context._known_worker_ids() - {sender} if context is not None else ()
         if others:
@@ -207,7 +208,7 @@ class Engine:
             self.transport.release_context(worker, context.id)
 
     def count(self) -> int:
-        """Returns how many contexts there are."""
+        """Returns the number of contexts."""
         with self._lock:
             return len(self._contexts)
 
@@ -215,7 +216,7 @@ class Engine:
 
     @property
     def passes(self) -> int:
-        """The number of passes that began here and have not ended."""
+        """The number of pending passes that began in this worker."""
         return len(self._under_way)
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
@@ -248,7 +249,7 @@ class Engine:
             return PassKey(pass_id, retain_graph, min(self._under_way))
 
     def _resolve(self, context_id: int, key: PassKey, blocked: dict[int, int]) -> None:
-        """Lets the blocked workers mark what still comes, and then go on without the rest."""
+        """Lets the blocked workers mark the gradients that will still arrive, and then continue without the others."""
         workers = [worker for worker, number in blocked.items() if number]
         for future in [self.transport.ask(w, "mark_blocked", context_id, key) for w in workers]:
             future.wait()
@@ -266,7 +267,7 @@ class Engine:
         message_id: int,
         gradients: list[torch.Tensor | None],
     ) -> Answer:
-        """Takes gradients, and waits for all that they cause: see LocalPass.arrive()."""
+        """Takes gradients, and waits for all their consequences: see LocalPass.arrive()."""
         context = self.retrieve(context_id)
         before = registry.swap_context(context)
         try:

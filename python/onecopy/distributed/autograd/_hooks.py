@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joins distributed autograd and rpc: its hooks in calls, and its own messages, which are calls of verbs."""
+"""Connects distributed autograd to rpc: the hooks in calls, and the messages, which are calls of verbs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._pass import Answer
 
 
 class _Hooks:
-    """The hooks of registry.AutogradHooks."""
+    """Implements registry.AutogradHooks."""
 
     def started(self, agent: Any) -> None:
         engine.start(agent.info.id, _Transport(agent))
@@ -30,7 +30,7 @@ class _Hooks:
 
 
 class _Transport:
-    """A _pass.Transport by calls of verbs. Does not keep the agent, whose lanes end with it."""
+    """A _pass.Transport that calls verbs. Keeps no reference to the agent, so that the lanes can end."""
 
     def __init__(self, agent: Any) -> None:
         self._find = weakref.ref(agent)

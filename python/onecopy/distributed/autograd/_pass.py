@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker's part of one backward pass, and its messages.
 
-_core._Evaluation has the gradients that have come, and evaluates the outputs that have all of theirs. A gradient
-message is answered when everything that it caused is done, so the root's backward() returns at the end of all. The
-thread that took it waits: no other has to run. Gradients for the sender of a message alone go with its answer.
-Answers add up how many components are blocked: begun, and waiting for a source. While some are, the root has them
-mark the sources that still get something; the others are dead, and the blocked components go on.
+_core._Evaluation holds the received gradients, and evaluates each output whose gradients are complete. A gradient
+message is answered when all its consequences are done, so the root's backward() returns after the whole pass. The
+thread that took the message waits, so that no other thread must run. If all resulting gradients go to the sender of the
+message, the answer carries them. Answers also carry changes of the number of blocked components, which have begun and
+wait for a source. While components are blocked, the root lets them mark the sources that will still get gradients; all
+other sources are dead, and the blocked components continue without them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Answer: TypeAlias = tuple[list[tuple[int, int]], Arrived]  # changes as pairs, a
 
 
 class PassKey(NamedTuple):
-    """A pass, as messages name it.
+    """The identity of a pass in messages.
 
     Attributes:
-        id: unique in the group. The ids of passes with the same root grow.
+        id: an id that is unique in the group and grows from one pass of a root to the next.
         retain: whether the graph is kept.
-        first_open: all passes with the same root and a smaller id have ended, in all workers."""
+        first_open: the smallest id of a pass with the same root that has not ended in all workers."""
 
     id: int
     retain: bool
@@ -44,17 +45,17 @@ class Transport(Protocol):
     """Sends gradients and marks to other workers."""
 
     def send_gradients(self, to: int, *arguments: Any) -> Any:
-        """Begins a call of Engine.on_gradients(this worker, *arguments) in another worker: a Future of the Answer, for
-        one call of wait()."""
+        """Calls Engine.on_gradients(this worker, *arguments) in another worker. Returns a Future of the Answer, whose
+        wait() may be called once."""
 
     def call_gradients(self, to: int, *arguments: Any) -> Answer:
         """Returns send_gradients(...).wait()."""
 
     def ask(self, to: int, *arguments: Any) -> Future:
-        """Calls Engine.on_ask(*arguments)."""
+        """Calls Engine.on_ask(*arguments) in another worker. Returns a Future."""
 
     def release_context(self, to: int, context_id: int) -> None:
-        """Calls Engine.on_release(this worker, context_id), and does not wait."""
+        """Sends a call of Engine.on_release(this worker, context_id), without waiting."""
 
 
 class LocalPass:
@@ -71,14 +72,14 @@ class LocalPass:
     # --- gradients arrive
 
     def arrive(self, arrived: Arrived, sender: int | None = None) -> tuple[Changes, Arrived]:
-        """Takes gradients. Returns when all that they cause is done, in all workers: the changes, and the gradients for
+        """Takes gradients. Returns, after all their consequences in all workers, the changes and the gradients for
         `sender`."""
         fired, blocked = self._evaluation.take(arrived)
         return self._finish(fired, blocked, sender)
 
     def resolve(self) -> list[tuple[int, int]]:
-        """Goes on without the gradients that have not come and are not marked: they never come. Returns the changes,
-        as pairs, when all that this causes is done."""
+        """Continues without the gradients that have neither arrived nor a mark. Returns the changes, as pairs, after
+        all consequences."""
         return list(self._finish(*self._evaluation.resolve())[0].items())
 
     def _finish(
@@ -100,7 +101,7 @@ class LocalPass:
         return change, self._send_all(fired, sender, change) if fired else []
 
     def _send_all(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, change: Changes) -> Arrived:
-        """Returns the gradients for `sender`."""
+        """Sends the gradients of outputs that have fired. Returns the gradients for `sender`."""
         back: Arrived = []
         failure: Exception | None = None
         call: Any = None
@@ -119,12 +120,12 @@ class LocalPass:
             if failure is not None:
                 raise failure
         finally:
-            failure = call = None  # its traceback has this frame
+            failure = call = None  # the traceback of `failure` holds this frame
         return back
 
     def _send(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, back: Arrived) -> list[Any]:
-        """Returns the calls under way. While other workers have something to do, the sender's part does not wait for
-        them."""
+        """Sends gradients, and returns the pending calls. If all gradients are for `sender`, adds them to `back`
+        instead; otherwise the sender gets its gradients at once, so that it need not wait for the other workers."""
         if all(r.peer == sender for r, _ in fired):
             back += [(r.message_id, g) for r, g in fired]
             return []
@@ -133,7 +134,7 @@ class LocalPass:
         ]
 
     def _count(self, change: Changes, counts: Iterable[tuple[int, int]], blocked: int) -> None:
-        """Adds the changes of an answer, and of this worker."""
+        """Adds the changes of an answer and of this worker to `change`."""
         for worker, number in [*counts, (self._worker.worker_id, blocked)]:
             change[worker] = change.get(worker, 0) + number
 
@@ -144,7 +145,8 @@ class LocalPass:
         return self._mark(self._evaluation.owed())
 
     def mark(self, message_id: int) -> Future:
-        """Marks a source that will get something, and all that it reaches. Marks are never taken back."""
+        """Marks a source that will get gradients, and all sources that it reaches in other workers. Marks are
+        permanent."""
         return self._mark(self._evaluation.mark(message_id))
 
     def _mark(self, received: Iterable[ReceivedTensors]) -> Future:
@@ -153,7 +155,7 @@ class LocalPass:
 
 
 def _all(futures: Sequence[Future]) -> Future:
-    """Returns a Future of None, which is done when all are, and fails with the first of `futures` that failed."""
+    """Returns a Future of None, which completes after all futures and raises the first error in their order."""
     if not futures:
         return done(None)
     out: Future = torch.futures.Future()

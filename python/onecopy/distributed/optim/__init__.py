@@ -50,10 +50,10 @@ class DistributedOptimizer:
     """Runs an ordinary torch.optim class on each owner of the parameters, with the gradients of one context.
 
     Args:
-        optimizer_class: a class of torch.optim, or one with its constructor and step().
+        optimizer_class: a class of torch.optim, or a class with the same constructor and step().
         params_rref: references to the parameters.
-        args, kwargs: for the class.
-    Throws what its constructor throws on an owner."""
+        args, kwargs: further arguments of the class.
+    Raises the exceptions of its constructor on an owner."""
 
     def __init__(
         self, optimizer_class: type, params_rref: Iterable[RRef[torch.Tensor]], *args: Any, **kwargs: Any
@@ -70,14 +70,14 @@ class DistributedOptimizer:
         self.remote_optimizers: list[RRef[_LocalOptimizer]] = _results(futures)
 
     def step(self, context_id: int) -> None:
-        """Makes one step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an
-        unknown context, and a step's exceptions."""
+        """Makes one step of all owners' optimizers, concurrently, and waits for all. Raises RuntimeError for an unknown
+        context, and the exceptions of a step."""
         _autograd._is_valid_context(context_id)
         _results([optimizer.rpc_async().step(context_id) for optimizer in self.remote_optimizers])
 
 
 def _results(futures: Iterable[torch.futures.Future[Any]]) -> list[Any]:
-    """Returns all results; throws the first failure when all are done."""
+    """Waits for all futures and returns their results. Raises the first failure."""
     results, failure = list[Any](), None
     for future in futures:
         try:

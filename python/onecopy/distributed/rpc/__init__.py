@@ -95,7 +95,7 @@ _torch_futures.install()
 
 
 def is_available() -> bool:
-    """Returns True: it needs no support of torch's own."""
+    """Returns True, since no support of torch's own is needed."""
     return True
 
 
@@ -106,14 +106,14 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Joins a group of processes of this host and user, and returns when all members have. Without a world size the
-    group has no fixed members: returns when the present members know this one.
+    """Joins a group of processes of this user, and returns when all members have joined. Without a world size, members
+    join and leave at any time, and the call returns when the present members know this process.
 
     Args:
-        name: this member's, unique in the group: letters, digits, ``-_:``.
-        rank, world_size: this member's number and how many there are; from the environment if not given.
+        name: the name of this member, unique in the group; letters, digits and ``-_:``.
+        rank, world_size: the number of this member and the number of members; by default from the environment.
         rpc_backend_options: a TensorPipeRpcBackendOptions.
-    Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
+    Raises RuntimeError if the name is taken, this process is a member already, or a member does not join in time."""
     if (
         backend is not None
         and not isinstance(backend, type(BackendType.TENSORPIPE))

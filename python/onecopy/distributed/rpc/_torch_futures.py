@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.futures.wait_all() and collect_all() end with the first call that fails.
+"""Makes torch.futures.wait_all() and collect_all() fail as soon as the first call fails.
 
-torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others
-to torch. Futures that torch itself collects are told: a Future of a call completes by itself only for a thread that
-asks.
-uninstall() undoes it."""
+torch's functions do so only for errors that were set in C++, so lists that contain Futures of calls are handled here,
+and all others by torch. Futures of calls that torch itself collects are marked with want(), since they complete by
+themselves only then. uninstall() restores torch's functions."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _TORCHS = {
 
 
 def install() -> None:
-    """Replaces the functions. Nothing happens the second time."""
+    """Replaces the functions. A second call has no effect."""
     torch.futures.wait_all, torch.futures.collect_all, torch._C._collect_all = wait_all, collect_all, _collect_all
 
 
@@ -37,13 +36,13 @@ def uninstall() -> None:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Returns the values of all futures, in their order. Throws the error of the first that fails, as soon as it
-    has."""
+    """Returns the values of all futures, in their order. Raises the error of the first future that fails, as soon as it
+    fails."""
     return [future.wait() for future in collect_all(futures).wait()]
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Returns a Future of the list of futures: done when all are, or failed with the first that fails."""
+    """Returns a Future of the list of futures, which is done when all are done, or fails with the first that fails."""
     if not any(isinstance(future, CallFuture) for future in futures):
         return _TORCHS["collect_all"](futures)
     out: Future = torch.futures.Future()

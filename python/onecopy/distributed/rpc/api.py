@@ -42,7 +42,7 @@ class RpcAgent:
 
 
 class TensorPipeAgent(group.Agent, RpcAgent):
-    """The agent of this process, under the name that programs ask for."""
+    """The agent of this process, under torch's name."""
 
     has_gil_profiling = False
 
@@ -53,7 +53,7 @@ class TensorPipeAgent(group.Agent, RpcAgent):
         return self.options.device_maps.get(worker.name, {})
 
     def get_debug_info(self) -> dict[str, str]:
-        """Returns {name: number, as text}."""
+        """Returns {name: number as text}."""
         pending, answering = str(self.endpoint.calls_under_way), str(self.endpoint.serving)
         info = {
             "agent.num_pending_requests": pending,
@@ -91,7 +91,7 @@ def _start_agent(
 
 
 def get_rpc_timeout() -> float:
-    """Returns the seconds that a call may take when it says nothing else."""
+    """Returns the default timeout of calls in seconds."""
     return registry.current().endpoint.timeout if _is_current_rpc_agent_set() else _timeout
 
 
@@ -103,7 +103,7 @@ def _set_rpc_timeout(seconds: float) -> None:
 
 
 def enable_gil_profiling(flag: bool) -> None:
-    """Adds the time that waiting for the interpreter takes to the debug info, always as 0."""
+    """Sets whether the debug info contains the time spent waiting for the GIL, which is always 0."""
     registry.current().has_gil_profiling = bool(flag)
 
 
@@ -115,12 +115,12 @@ def rpc_sync(
 ) -> Any:
     """Returns the result of func(*args, **kwargs), run in the member `to` (a name, rank or WorkerInfo).
 
-    Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or
-    when the member has ended; TypeError before anything is sent when a value cannot cross."""
+    Raises the exception of func, as its own type and with its traceback in the text; RuntimeError after `timeout`
+    seconds or if the member has ended; TypeError, before anything is sent, if a value cannot be sent."""
     agent = registry.this_agent or _agent()
     if telemetry.is_profiled():
         return calling.call(to, func, args, kwargs, timeout)
-    try:  # as calling.call(), without its frame
+    try:  # does what calling.call() does, without its frame
         return agent.endpoint.call(to, func, args, kwargs, timeout)
     except RefusedValue as refused:
         raise refused.located(func=func, args=args, kwargs=kwargs) from None
@@ -129,7 +129,7 @@ def rpc_sync(
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> CallFuture:
-    """Returns a torch.futures.Future of what rpc_sync() returns or throws."""
+    """Returns a torch.futures.Future of the result or error of rpc_sync()."""
     _agent()
     future = calling.begin(to, func, args, kwargs, timeout)
     if telemetry.is_profiled():
@@ -142,19 +142,19 @@ def rpc_async(
 def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> PyRRef:
-    """Returns a reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
+    """Returns at once a reference to the result of func(*args, **kwargs), which stays in the member `to`."""
     _agent()
     return calling.remote(to, func, args, kwargs, timeout)
 
 
 def get_worker_info(worker_name: To | None = None) -> WorkerInfo:
-    """Returns the WorkerInfo of that member, or of this process."""
+    """Returns the WorkerInfo of a member, or of this process without a name."""
     return _agent().get_worker_info(worker_name)
 
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: object) -> Iterator[None]:
-    """Raises NotImplementedError: values cross without pickle, so there is no pickler to exchange."""
+    """Raises NotImplementedError, since values are sent without pickle and no pickler can be exchanged."""
     raise NotImplementedError(
         "onecopy's rpc has no pickler: make the value a dataclass, or call onecopy.rpc.allow_pickle()"
     )
@@ -163,7 +163,7 @@ def _use_rpc_pickler(rpc_pickler: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
-    """Waits, at its end, for all Futures that rpc_async() has given this thread within it."""
+    """Waits at the end of the block for all Futures that rpc_async() has returned to this thread in the block."""
     _thread_local_var.future_list = []
     try:
         yield
@@ -181,7 +181,7 @@ _gather_to_leader = meeting.gather_to_leader
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
-    """Takes what the leader of a gathering tells each follower."""
+    """Takes the message of the leader of a gathering to a follower."""
     meeting.broadcast_to_followers(sequence_id, objects_map, error)
 
 
@@ -191,13 +191,13 @@ meeting.take_broadcast = lambda *args: _broadcast_to_followers(*args)  # noqa: P
 def _all_gather(
     obj: Any, worker_names: Collection[str] | None = None, timeout: float = constants.UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Returns {name: object} of all the members named, or of all, once each of them has called it."""
+    """Returns {name: object} of the named members, or of all members, once each of them has called _all_gather()."""
     _agent()
     return meeting.all_gather(obj, worker_names, timeout)
 
 
 def _barrier(worker_names: Collection[str]) -> None:
-    """Returns when all the members named have called it."""
+    """Returns when all named members have called _barrier()."""
     _agent()
     try:
         _all_gather(None, set(worker_names))
@@ -206,7 +206,7 @@ def _barrier(worker_names: Collection[str]) -> None:
 
 
 def _wait_all_workers(timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Returns when all members have called it. Throws RuntimeError when one cannot."""
+    """Returns when all members have called it. Raises RuntimeError if a member has ended."""
     _agent()
     try:
         _all_gather(None, timeout=timeout)
@@ -230,8 +230,8 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: datetime.timedelta | None
 def shutdown(graceful: bool = True, timeout: float = constants.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Leaves the group and ends all threads of RPC.
 
-    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that
-    has ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
+    A graceful shutdown waits until no call is pending and, in a group of fixed size, until all members have called it.
+    Raises RuntimeError if a member has ended or `timeout` seconds have passed (0 for no limit)."""
     _agent()
     leaks = meeting.shutdown(
         graceful,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends that init_rpc() may use. There is one, under torch's name for its own."""
+"""The backends of init_rpc(). The only backend has the name of torch's own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def register_backend(
     construct_rpc_backend_options_handler: Callable[..., Any],
     init_backend_handler: Callable[..., Any],
 ) -> Any:
-    """Adds a backend; returns the new BackendType. Throws RuntimeError when the name is taken."""
+    """Adds a backend, and returns the new BackendType. Raises RuntimeError if the name is taken."""
     global BackendType
     if backend_registered(backend_name):
         raise RuntimeError(f"RPC backend {backend_name}: already registered")
@@ -75,10 +75,10 @@ def construct_rpc_backend_options(
     init_method: str = constants.DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> Any:
-    """Returns options of that backend."""
+    """Returns the options of a backend."""
     return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Starts that backend in this process."""
+    """Starts a backend in this process."""
     return backend.value.init_backend_handler(*args, **kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks on functions that are called by RPC."""
+"""Decorators for functions that are called by RPC."""
 
 from __future__ import annotations
 

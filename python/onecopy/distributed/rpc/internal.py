@@ -42,7 +42,7 @@ def _build_rpc_profiling_key(
 
 
 class _Codec:
-    """The form in which a value crosses, without pickle: bytes, and the tensors beside them."""
+    """Encodes values, without pickle, as bytes and the tensors beside the bytes."""
 
     def serialize(self, value: Any) -> tuple[bytes, list[Any]]:
         """Returns the bytes and the tensors of a value."""
@@ -52,7 +52,7 @@ class _Codec:
         return encoded[0], encoded[1]
 
     def deserialize(self, data: bytes, tensors: list[Any]) -> Any:
-        """Returns the value of serialize()."""
+        """Returns the value of the results of serialize()."""
         decoded: Any = _core._decode_values(data, tensors, values.rebuild, values.CLASSES)
         return decoded[0]
 

@@ -17,8 +17,8 @@ class RpcBackendOptions(Options):
     """The options of all backends.
 
     Args:
-    rpc_timeout: seconds that a call may take; 0 is for ever.
-    init_method: where the members meet, as torch.distributed has it: env://, tcp://host:port, file:///path."""
+    rpc_timeout: the maximum duration of a call in seconds; 0 for no limit.
+    init_method: where the members meet, as in torch.distributed: env://, tcp://host:port or file:///path."""
 
     def __init__(
         self, rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC, init_method: str = constants.DEFAULT_INIT_METHOD
@@ -32,13 +32,13 @@ class RpcBackendOptions(Options):
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """The options of the one backend.
+    """The options of the only backend.
 
     Args:
-    num_worker_threads: threads that run calls; more are started while these wait.
+    num_worker_threads: a number for the debug information; threads that run calls are started as needed.
     device_maps: {member: {device here: device there}}.
-    devices: the devices that calls may use; found from the maps if not given.
-    join_timeout: seconds that joining waits for other members; not a part of torch's interface.
+    devices: the devices that calls may use; by default the devices in the maps.
+    join_timeout: the maximum time in seconds to wait for other members; not a part of torch's interface.
     transport: how messages go to members on other hosts, "tls" or "ucx", as in onecopy.rpc.init(); not a part of
         torch's interface."""
 
@@ -63,8 +63,9 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.devices = _checked(devices or ())
 
     def set_device_map(self, to: str, device_map: dict[Device, Device]) -> None:
-        """Sends tensors on a key's device to the value's device of member `to`, and results the other way. Throws
-        ValueError for a device that goes elsewhere already; two that go to one are an error of init_rpc()."""
+        """Maps tensors on the device of a key to the device of its value in the member `to`, and results in the other
+        direction. Raises ValueError for a device that is mapped otherwise already. init_rpc() raises if two devices are
+        mapped to one."""
         known = dict(self.device_maps.get(to, {}))
         for here, there in parse_map(device_map).items():
             if here in known and known[here] != there:

@@ -53,14 +53,14 @@ def _train(module_rref: RRef[nn.Module], mode: bool) -> None:
 
 
 class RemoteModule(nn.Module):
-    """A module that is made and run in another member of the group; backward() goes through it in a context of
-    onecopy.distributed.autograd.
+    """A module that is made and run in another member of the group. A backward pass in a context of
+    onecopy.distributed.autograd goes through the module.
 
     Args:
         remote_device: "<worker name or rank>/<device>", such as "trainer0/cpu", "ps0/cuda:1" or "rank:0/cpu".
-        module_cls: the module's class.
-        args, kwargs: for its constructor.
-    Throws ValueError for a device that cannot be read, and the constructor's exceptions."""
+        module_cls: the class of the module.
+        args, kwargs: the arguments of its constructor.
+    Raises ValueError for a malformed device, and the exceptions of the constructor."""
 
     def __init__(
         self, remote_device: str, module_cls: Callable[..., nn.Module], args: Any = None, kwargs: Any = None
@@ -77,11 +77,11 @@ class RemoteModule(nn.Module):
         return _rpc.rpc_async(self.on, _forward, (self.module_rref, self.device, self.is_device_map_set, args, kwargs))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of the module's forward(), run where the module is."""
+        """Runs the module's forward() in the member that owns the module, and returns the result."""
         return self.forward_async(*args, **kwargs).wait()
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[nn.Parameter]]:
-        """Returns references to the module's parameters, as DistributedOptimizer takes them."""
+        """Returns references to the module's parameters, for DistributedOptimizer."""
         return _rpc.rpc_sync(self.on, _parameters, args=(self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef[nn.Module]:
@@ -89,7 +89,7 @@ class RemoteModule(nn.Module):
         return self.module_rref
 
     def train(self, mode: bool = True) -> RemoteModule:
-        """Sets the module's mode where it is."""
+        """Sets the mode of the module in the member that owns it."""
         if hasattr(self, "module_rref"):
             _rpc.rpc_sync(self.on, _train, args=(self.module_rref, mode))
         self.training = mode
