@@ -22,8 +22,8 @@ constexpr int kHandOverRounds = 101;
 constexpr double kFastRaw = 120;  // ns
 double most_of_fresh(double raw) { return raw < kFastRaw ? 5.5 : 5; }
 
-/// Returns the exchanges in another order for each round: the time in which two sleeping processes wake each other
-/// varies by a quarter with the exchange before.
+/// Runs the exchanges in another order in each round, since the time in which two sleeping processes wake each other
+/// varies by a quarter with the preceding exchange.
 void measure_in_turns(int rounds, std::vector<std::function<void()>> contenders) {
   std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): the same orders in every run
   for (int i = 0; i < rounds; ++i) {

@@ -42,20 +42,21 @@ never import onecopy. [How each row is measured](../bench/README.md) says what i
 
 
 def newest() -> list[tuple[str, dict[str, Any]]]:
-    """Returns (date, content) of the newest file of each kind; the kind is the name behind the date."""
+    """Returns (date, content) of the newest file of each kind. The kind is the file name after the date."""
     files = {path.name[11:]: path for path in sorted(RESULTS.glob("*.json"))}
     return [(path.name[:10], json.loads(path.read_text())) for path in sorted(files.values(), key=_order)]
 
 
 def _order(path: Path) -> tuple[bool, bool, bool, str]:
-    """Machines without a card first, what `./dev bench` measures before the rest, Python before C++."""
+    """Returns the sort key of a file: machines without a card first, then results of `./dev bench`, then Python before
+    C++."""
     has_card = "nvidia" in path.name or "cuda" in path.name
     is_special = re.search(r"-(rpc|plugs|graphs|pinned|store)\.json$", path.name) is not None
     return has_card, is_special, "-python" not in path.name, path.name
 
 
 def machine_of(facts: dict[str, str]) -> str:
-    """Returns the machine in words, the same for all files of it."""
+    """Returns a description of the machine, which is the same for all its files."""
     card = re.search(r"NVIDIA[^,]*", facts.get("cuda:0", "") or facts.get("device", ""))
     count = facts.get("processors usable")
     processor = facts["processor"].replace("(R)", "").replace(" Processor", "")
@@ -102,7 +103,7 @@ def _section(title: str, results: list[tuple[str, dict[str, Any]]], letters: dic
 
 
 def _by_name(figures: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns the figures by their name and its number of occurrences before: parts of a row repeat names."""
+    """Returns the figures by name and number of earlier occurrences of the name, since parts of a row repeat names."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for figure in figures:
         count = sum(name == figure["what"] for name, _ in found)

@@ -95,7 +95,8 @@ double time_words(Stream stream) {
 
 }  // namespace
 
-/// Hears the names of the queues; "get", "put" (what it got last, again and again), "echo".
+/// Receives the names of the queues, and then commands: "get", "put" (puts the last received tensor repeatedly) and
+/// "echo".
 void follow_on_a_card(Parent& parent) {
   const std::string names = parent.talk.hear();
   Queue there = Queue::connect(Handle::from_text(names.substr(0, names.find(' '))));
@@ -129,7 +130,7 @@ Row hand_over_on_a_card(int rounds) {
     fresh.measure(link, [] { return card_bytes(kSmall); });
     trips.add(time_round_trips(link, small));
     words.add(time_words(link.stream));
-    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // late releases are free again
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // deferred releases are complete by then
   }
   row.add("write one word and wait for it, in a stream", words.median(), "ns");
   row.judge("put and get, the same tensor", same.there(), "ns", at_most(same.there(), 5000));

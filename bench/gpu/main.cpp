@@ -44,7 +44,7 @@ int be_a_peer(const std::string& role) {
   } catch (const std::exception& e) {
     try {
       parent.talk.say(std::string("error: ") + e.what());
-    } catch (const std::exception&) {  // the parent is gone, and with it the reason for all this
+    } catch (const std::exception&) {  // the parent has ended, so there is nothing to measure
     }
     return 1;
   }
@@ -75,7 +75,7 @@ std::vector<Row> measure_all(bool quick) {
   for (const auto& measure : std::vector<std::function<Row()>>{
            [&] { return hand_over_on_a_card(rounds); },
            [&] { return open_first_on_a_card(quick ? 2 : 10); }, [] { return open_a_state_dict(); },
-           // Before the second card is used, which gives the process 18 descriptors more.
+           // Runs before the second card is used, which adds 18 descriptors to the process.
            [] { return rest_on_a_card(); }, [&] { return copy_between_cards(quick ? 3 : 20); }}) {
     rows.push_back(measure());
     fmt::print("{}\n", to_text(rows.back()));

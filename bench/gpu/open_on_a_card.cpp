@@ -59,8 +59,8 @@ std::vector<NamedTensor> state_dict(std::int64_t bytes) {
 
 }  // namespace
 
-/// Hears what the process is, "new", "used" when it has a tensor of its own, or "acquainted" when it has opened one
-/// of the same owner's, with the handle of that; then a handle. Answers the time of opening it.
+/// Receives the state of the process: "new", "used" for a process with its own tensor, or "acquainted" and a handle for
+/// a process that opens a tensor of the same owner first. Then receives a handle, and answers with the time to open it.
 void open_on_a_card(Parent& parent) {
   make_context();
   parent.talk.say("ready");

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// `onecopy_bench_iceoryx peer leader|follower`: one of two processes that hand each other chunks. Its
-// parent, onecopy_bench, says how ("spin 1000", "sleep 1000", "one way 1000") and when.
+// SPDX-License-Identifier: Apache-2.0 `onecopy_bench_iceoryx peer leader|follower` is one of two processes that send
+// each other chunks. Its parent, onecopy_bench, requests each measurement: "spin 1000", "sleep 1000" or "one way 1000".
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -106,7 +106,7 @@ def _put_all(values: Iterator[Any], there: Any, back: Any) -> tuple[int, str]:
 
 
 def keep(there: Any, back: Any, strategy: str | None) -> None:
-    """Keeps the received values until None comes. Answers 0 with their number and the error, if any."""
+    """Keeps the received values until None arrives. Answers 0 with their number and the error, if any."""
     if strategy:
         import torch.multiprocessing
 

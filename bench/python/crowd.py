@@ -58,8 +58,8 @@ def lead(talk: Talk, contender: dict[str, Any]) -> None:
 class Rounds:
     """Starts the producers and waits until the consumers have taken all items.
 
-    Each consumer may keep some items to itself until its next report, so a round ends that much early;
-    what it leaves belongs to the next one.
+    Each consumer may have taken items that it has not reported yet, so a round ends early by these items, which belong
+    to the next round.
     """
 
     def __init__(self, starts: Any, ends: Any) -> None:
@@ -85,7 +85,7 @@ def _busiest(pids: list[int]) -> float:
 
 
 def produce(items: Any, starts: Any, ends: Any) -> None:
-    """Puts as many ints as it hears of, until that is none."""
+    """Puts as many ints as each received number says, until the number is 0."""
     ends.put("ready")
     while count := starts.get():
         for i in range(count):
@@ -93,7 +93,7 @@ def produce(items: Any, starts: Any, ends: Any) -> None:
 
 
 def consume(items: Any, ends: Any) -> None:
-    """Takes items and reports their number now and then, until None comes."""
+    """Takes items and reports their number from time to time, until None arrives."""
     ends.put("ready")
     taken = 0
     while items.get() is not None:

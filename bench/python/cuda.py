@@ -82,7 +82,8 @@ def open_first(talk: Talk, device: str) -> None:
 
 
 def lend(talk: Talk, device: str) -> None:
-    """Shares something small, 1 GiB of onecopy's and as much of torch's; answers with the handles as text."""
+    """Shares a small tensor, 1 GiB of onecopy's memory and 1 GiB of torch's memory; answers with the handles as
+    text."""
     import torch
 
     import onecopy
@@ -96,8 +97,8 @@ def lend(talk: Talk, device: str) -> None:
 
 
 def lead_model(talk: Talk, contender: dict[str, Any], device: str) -> None:
-    """Has 20,000 tensors shaped as a mixture of experts with 30 billion parameters, 8 GiB in all; answers "send"
-    with the nanoseconds until another process has opened them."""
+    """Makes 20,000 tensors in the shapes of a mixture of experts with 30 billion parameters, 8 GiB in all. Answers
+    "send" with the nanoseconds until another process has opened all of them."""
     import torch
 
     chosen = Contender(**contender)
@@ -276,7 +277,7 @@ def first_model(effort: Effort) -> Row:
 
 
 def _add_floor(row: Row, effort: Effort) -> None:
-    """Adds the driver's own time for as many allocations as the model lies in."""
+    """Adds the driver's own time for the number of allocations that hold the model."""
     ordinal = int(effort.device.partition(":")[2] or 0)
     floors = {"cudaMalloc": cuda_floor.allocations, "descriptors": cuda_floor.chunks}
     for name, floor in floors.items():

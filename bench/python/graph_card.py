@@ -31,7 +31,8 @@ def _layers(device: str, width: int = _WIDTH, layers: int = _LAYERS) -> Any:
     import torch
 
     parts = [(torch.nn.Linear(width, width, bias=False), torch.nn.GELU()) for _ in range(layers)]
-    # Halved on the device they leave a hole of 32 MiB in torch's cache, where a workspace of cuBLAS fits, or not.
+    # Halving on the device would leave a hole of 32 MiB in torch's cache, which a workspace of cuBLAS may or may not
+    # use.
     return torch.nn.Sequential(*(part for layer in parts for part in layer)).half().to(device)
 
 
@@ -523,7 +524,7 @@ def llama(effort: Effort) -> Row:
 
 
 def _requests(model: Any, steps: int, requests: int, **compiled: Any) -> tuple[list[list[int]], float]:
-    """The tokens of each request, and the median time of a step in nanoseconds, of requests after the second."""
+    """Returns the tokens of each request, and the median time of a step in nanoseconds after the second request."""
     import torch
 
     torch._dynamo.reset()

@@ -61,7 +61,7 @@ def settle(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]], f
 
 
 def follow(there: Any, back: Any, strategy: str | None, usable: set[int]) -> None:
-    """Answers each object with an int, until None comes."""
+    """Answers each object with an int, until None arrives."""
     os.sched_setaffinity(0, usable)
     if strategy:
         import torch.multiprocessing

@@ -33,8 +33,8 @@ class Sender:
     def __init__(self, contender: Contender, keeps: bool) -> None:
         import torch
 
-        # The other threads of torch spin for a while after each operation: they would take the
-        # processor that the other process is to run on.
+        # torch's other threads spin for a while after each operation, and would occupy the processor of the other
+        # process.
         torch.set_num_threads(1)
         self._torch = torch
         self._there, self._back = contender.queues(2)
@@ -71,8 +71,8 @@ class Sender:
         return self._send_allocated(_SMALL_BYTES)
 
     def _send_allocated(self, nbytes: int) -> float:
-        """The median of several that were written before the time runs, both processes awake. The caches are
-        as after writing 16 MiB for each."""
+        """Returns the median of several sends of tensors that were written before, with both processes awake. The
+        caches are in the state after a write of 16 MiB for each."""
         import onecopy
 
         tensors = []
@@ -109,7 +109,7 @@ def lead(talk: Talk, contender: dict[str, Any], keeps: bool) -> None:
 
 
 def keep_all(there: Any, back: Any, strategy: str | None, usable: set[int]) -> None:
-    """Answers each object with an int and keeps it, until None comes."""
+    """Answers each object with an int and keeps the object, until None arrives."""
     kept = []
     while (tensor := there.get()) is not None:
         kept.append(tensor)

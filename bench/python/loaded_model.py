@@ -62,7 +62,7 @@ def hold_model(talk: Talk, path: str) -> None:
     import onecopy.hf
 
     torch.set_num_threads(1)
-    cls = transformers.LlamaForCausalLM  # imports what it needs before the time begins
+    cls = transformers.LlamaForCausalLM  # imports transformers' modules before the measurement
     held = []
     for _ in talk.questions():
         before = own_memory()

@@ -55,8 +55,8 @@ class Link:
 
 
 def open_all(there: Any, back: Any, strategy: str | None) -> None:
-    """A dict of tensors is open already, bytes are a bundle's handle. Keeps the objects until told to
-    forget them."""
+    """Opens the handle of a bundle, which is sent as bytes; a dict of tensors is open already. Keeps the objects until
+    told to release them."""
     import torch
 
     if strategy:

@@ -43,8 +43,8 @@ class Talk:
 class Peer:
     """A second process, which runs `role`, a function of a module in this directory.
 
-    Thread safety: none. Use it as a context: it is told that there are no more questions, and
-    waited for, at the end.
+    Thread safety: none. As a context manager, a Peer tells the process at the end of the block that there are no more
+    questions, and waits for the process.
     """
 
     def __init__(self, role: Callable[..., None], **arguments: Any) -> None:
@@ -109,7 +109,7 @@ def _main(module: str, function: str, arguments: str) -> int:
         return 0
     except Exception as error:
         talk.say({"error": first_line(error), "traceback": traceback.format_exc()})
-        os._exit(1)  # not the usual way: it would wait for processes that wait for this one
+        os._exit(1)  # sys.exit() would wait for processes that wait for this one
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
-SAYING = {**os.environ, "ONECOPY_LOG": "info"}  # logs where the time goes
+SAYING = {**os.environ, "ONECOPY_LOG": "info"}  # makes the library log its times
 rows: list[dict[str, Any]] = []
 
 

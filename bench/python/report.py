@@ -84,7 +84,7 @@ class Row:
         self.figures.append(Figure(what, value, unit, bound=bound))
 
     def judge_ratio(self, what: str, value: float, unit: str, to: str, bound: Bound) -> None:
-        """Adds a figure that is judged by its ratio to `to`, the value of the bound."""
+        """Adds a figure that is judged by its ratio to the row `to`, which the bound limits."""
         self.figures.append(Figure(what, value, unit, bound.value, to, bound))
 
     def note(self, text: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures calls between two processes on separate processors, against torch.distributed.rpc.
 
-The members are pinned after their threads were started: two members that spin on one processor would measure its
+The members are pinned after their threads were started, since two members that spin on one processor would measure its
 scheduler. Pinning makes torch faster, too."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKAGES = {"onecopy": "onecopy.distributed.rpc", "torch": "torch.distributed.r
 
 
 def nothing() -> None:
-    """Does nothing: the empty call."""
+    """Does nothing, for the empty call."""
 
 
 def echo(value: Any) -> Any:
@@ -65,7 +65,7 @@ def member(talk: Talk, package: str, rank: int, rendezvous: str, spin: str) -> N
     rpc = importlib.import_module(_PACKAGES[package])
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}", rpc_timeout=0)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-    # Named by the module that both processes import, and not by the program that runs it.
+    # Functions need the name of the module that both processes import, and not the name of the running program.
     here = importlib.import_module("rpc_calls")
     ways = _ways(rpc, here)
     if package == "onecopy":
@@ -190,14 +190,14 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
 
 
 def _measure(what: str, effort: Effort, count: int = _CALLS, beside: str = "", spin: str = "") -> dict[str, Samples]:
-    """Samples by package, and of `beside` in onecopy's caller or among sleepers."""
+    """Returns the samples by package, and the samples of `beside` in onecopy's caller or among the sleepers."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         callers = {}
         for package in _PACKAGES:
             path = str(pathlib.Path(directory) / package)
             pair = [Peer(member, package=package, rank=rank, rendezvous=path, spin=spin) for rank in (0, 1)]
-            for peer in reversed(pair):  # the caller is told of the end first; the other waits for it in shutdown()
+            for peer in reversed(pair):  # ends the caller first, for which the other member waits
                 stack.enter_context(peer)
             for peer in pair:
                 peer.hear()
@@ -220,7 +220,7 @@ def _sleepers(stack: contextlib.ExitStack, path: pathlib.Path) -> Peer:
     for peer in pair:
         stack.enter_context(peer)
         peer.hear()
-    stack.callback(pair[1].kill)  # it follows for ever
+    stack.callback(pair[1].kill)  # rank 1 follows until it is killed
     return pair[0]
 
 

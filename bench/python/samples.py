@@ -21,8 +21,8 @@ class Samples(list[float]):
         return min(self)
 
     def ratio_to(self, other: Samples) -> float:
-        """The median over rounds of this divided by `other` in the same round: a disturbance of a round disturbs
-        both."""
+        """Returns the median over rounds of this value divided by `other` in the same round, since a disturbance of a
+        round affects both."""
         return statistics.median(mine / theirs for mine, theirs in zip(self, other, strict=True))
 
 

@@ -23,7 +23,7 @@ _ROUNDS = 20
 
 
 def _resident(pid: int) -> dict[str, int]:
-    """Returns the resident bytes of a process: what it shares with others in proportion ("Pss"), and all ("Rss")."""
+    """Returns the resident bytes of a process, with shared memory counted in proportion ("Pss") and in full ("Rss")."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
         return {
             kind: int(kib) << 10 for kind, kib in re.findall(r"^(Rss|Pss|Anonymous):\s+(\d+) kB", file.read(), re.M)

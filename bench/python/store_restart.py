@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures weights in a new process, after the processes that had them were killed, beside files and torch."""
+"""Measures loading weights in a new process, after the processes that held the weights were killed, beside files and
+torch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _ROUNDS = 5
 
 
 def publish_weights(talk: Talk, gib: float, device: str) -> None:
-    """Publishes the weights, and goes on living."""
+    """Publishes the weights, and stays alive."""
     import onecopy
 
     onecopy.store.connect().publish(NAME, weights(1, gib, device))
@@ -111,7 +112,7 @@ def _from_socket(path: str, device: str) -> Callable[[], list[Any]]:
 
 
 def hold_weights(talk: Talk, gib: float, path: str, device: str) -> None:
-    """Sends its tensors, reduced and pickled, to each process that connects. Dies with them."""
+    """Sends its tensors, reduced and pickled, to each process that connects. The tensors are lost when it is killed."""
     from multiprocessing.reduction import ForkingPickler
 
     import torch.multiprocessing
@@ -131,7 +132,7 @@ def hold_weights(talk: Talk, gib: float, path: str, device: str) -> None:
 
 
 def _kill_halves(store: Any, *halves: str) -> None:
-    """Kills halves of the keeper one after the other, as soon as the one before is back."""
+    """Kills halves of the keeper one after the other, each as soon as the former half runs again."""
     for half in halves:
         before = store.keeper()
         os.kill(before[half], signal.SIGKILL)
@@ -140,7 +141,7 @@ def _kill_halves(store: Any, *halves: str) -> None:
 
 
 def _restart(store: Any, gib: float, rounds: int, device: str) -> tuple[Samples, int]:
-    """Kills everybody, and starts a new process. Returns its times, and the bytes that it read."""
+    """Kills all processes, and starts a new one. Returns its times, and the number of bytes that it read."""
     with Peer(publish_weights, gib=gib, device=device) as publisher:
         publisher.ask("publish", timeout=600)
         publisher.kill()

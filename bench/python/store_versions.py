@@ -27,7 +27,7 @@ _SMALL = 1024  # elements of each of 20,000 tensors that are opened
 
 @contextlib.contextmanager
 def own_store() -> Iterator[Any]:
-    """Starts a store of this benchmark's own, which ends with the block. Peers use it, too."""
+    """Starts a private store for the block, which peers use, too."""
     import onecopy
 
     with tempfile.TemporaryDirectory() as directory:
@@ -54,7 +54,7 @@ def _filled(count: int, elements: int, value: float, device: str) -> dict[str, A
 
 
 def start_device(device: str) -> None:
-    """Makes the context of the device, which takes a process tenths of a second."""
+    """Makes the context of the device, which takes tenths of a second in each process."""
     import torch
 
     torch.zeros(1, device=device)
@@ -72,7 +72,7 @@ def finish(device: str) -> None:
 
 
 def follow_weights(talk: Talk, device: str) -> None:
-    """Captures a graph that reads the weights; updates, replays, and answers with the nanoseconds of update()."""
+    """Captures a graph that reads the weights. Updates, replays, and answers with the nanoseconds of update()."""
     import torch
 
     import onecopy
@@ -120,7 +120,7 @@ def update(effort: Effort) -> Row:
 
 
 def publish(effort: Effort) -> Row:
-    """Measures publish() beside a copy into new memory, which is what the memory of a version is."""
+    """Measures publish() beside a copy into new memory, since a version is in new memory."""
     import torch
 
     gib = wanted_gib()
@@ -140,7 +140,7 @@ def publish(effort: Effort) -> Row:
         for _ in range(effort.rounds(_ROUNDS)):
             for way, run in ways.items():
                 torch.cuda.empty_cache()
-                kept: list[Any] = []  # to free memory is not in the time
+                kept: list[Any] = []  # keeps memory, so that freeing is not measured
                 found[way].append(time_ns(lambda run=run, kept=kept: (kept.append(run()), finish(effort.device))))
     copied = found.pop("new")
     row.add("a copy into new memory", copied.median(), "ns")
@@ -153,7 +153,7 @@ def publish(effort: Effort) -> Row:
 
 
 def _copy_to_new_memory(tensors: dict[str, Any], device: str) -> list[Any]:
-    """Copies into memory that was never used: of the device, or of one new memfd, which processes can share."""
+    """Copies into unused memory of the device, or of a new memfd, which processes can share."""
     import torch
 
     if device != "cpu":

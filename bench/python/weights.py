@@ -35,7 +35,7 @@ def _touch(tensors: Any) -> int:
 
 
 def _receive(kind: str, given: Any, ends: Any) -> None:
-    """Answers each word with the bytes that it has read, and at the end with the memory that it took."""
+    """Answers each command with the number of bytes read, and at the end with the memory taken."""
     import torch
 
     torch.set_num_threads(1)

@@ -9,7 +9,8 @@ namespace onecopy::bench {
 /// Returns the processors that this thread may run on.
 std::vector<int> allowed_cpus();
 
-/// Keeps the calling thread on one processor while it lives. `index` counts the allowed ones and wraps.
+/// Pins the calling thread to one processor for the lifetime of the object. `index` counts the allowed processors and
+/// wraps.
 class Pin {
  public:
   explicit Pin(int index);
@@ -27,7 +28,7 @@ double cpu_time_ms();
 /// Yields the processor to other threads.
 void give_way() noexcept;
 
-/// Tells the processor that this is a waiting loop.
+/// Tells the processor that the caller spins.
 inline void relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

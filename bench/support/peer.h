@@ -26,7 +26,7 @@ class Talk {
   Fd socket_;
 };
 
-/// The four objects, shared by both processes, that raw limits are measured with.
+/// The four objects, shared by both processes, for measuring raw limits.
 struct RawLink {
   Mapping arena;  ///< shared memory for words to spin and sleep on
   Fd from;        ///< pipe, reading end

@@ -17,8 +17,7 @@ namespace onecopy::bench {
 /// Thread safety: none.
 class QueueLink {
  public:
-  /// The side that leads makes the queues. Make it before any thread is pinned: a queue asks how many
-  /// processors there are.
+  /// Makes the queues, on the leading side. REQUIRES: no thread is pinned yet, since a queue counts the processors.
   QueueLink();
   /// Opens the other side by the leader's names().
   explicit QueueLink(const std::string& names);

@@ -231,7 +231,7 @@ class RingOneWay final : public Exchange {
   std::uint64_t sum_ = 0;
 };
 
-/// As many bytes as a handle has.
+/// Sends as many bytes as a handle has through a pipe, in one direction.
 class PipeOneWay final : public Exchange {
  public:
   explicit PipeOneWay(const RawLink& link) : link_(link) {}

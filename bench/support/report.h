@@ -27,7 +27,7 @@ struct Figure {
   std::string what;
   double value = 0;
   std::string unit;             ///< ns, ms, /s, bytes, ...
-  std::optional<double> ratio;  ///< to `to`
+  std::optional<double> ratio;  ///< the ratio to the row `to`
   std::string to;
   std::optional<Bound> bound;
 };

@@ -34,7 +34,8 @@ class Samples {
     return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
   }
 
-  /// The median over rounds of this divided by `limit` in the same round: a disturbance of a round disturbs both.
+  /// Returns the median over rounds of this value divided by `limit` in the same round, since a disturbance of a round
+  /// affects both.
   double ratio_to(const Samples& limit) const {
     Samples ratios;
     for (std::size_t i = 0; i < std::min(size(), limit.size()); ++i)

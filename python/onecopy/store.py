@@ -77,7 +77,7 @@ class Version(_Tensors):
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Further texts of the publisher."""
+        """The further texts of the publisher."""
         return self._core.attributes
 
     def verify(self) -> None:

@@ -66,7 +66,7 @@ void CarriedCable::carry() {
 }
 
 int CarriedCable::ms_until_next() const {
-  int ms = 20;  // then the thread looks whether it is over
+  int ms = 20;  // how often the thread checks for the end
   for (const auto& packets : to_) {
     if (packets.empty()) continue;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(packets.front().due - Clock::now());
@@ -87,7 +87,7 @@ void CarriedCable::take_from(int end) {
   }
 }
 
-/// An interface that is down refuses packets, which are lost then.
+/// Delivers the packets that are due. An interface that is down refuses a packet, which is lost.
 void CarriedCable::deliver_to(int end) {
   auto& packets = to_[static_cast<std::size_t>(end)];
   for (; !packets.empty() && packets.front().due <= Clock::now(); packets.pop_front()) {

@@ -44,7 +44,7 @@ class CarriedCable {
   int ms_until_next() const;
 
   std::array<Fd, 2> ends_;
-  std::array<std::deque<Packet>, 2> to_;  ///< the thread's own
+  std::array<std::deque<Packet>, 2> to_;  ///< used by the thread only
   std::mt19937 random_{std::random_device{}()};
   std::atomic<std::chrono::milliseconds> delay_{std::chrono::milliseconds{0}};
   std::atomic<double> loss_{0};

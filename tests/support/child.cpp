@@ -71,7 +71,7 @@ bool Child::has_ended() {
 int Child::join(std::chrono::milliseconds deadline) {
   if (!eventually([this] { return has_ended(); }, deadline)) {
     ADD_FAILURE() << "child " << pid_ << " did not end within " << deadline.count() << " ms";
-    Watchdog::dump_stacks();  // where it hangs, if there was a Watchdog before it
+    Watchdog::dump_stacks();  // shows where the child hangs, if a Watchdog was made before
     kill();
   }
   return status_;

@@ -14,7 +14,7 @@ class CopyByte {
     EXPECT_EQ(cu_.cuModuleLoadData(&module, kImage), CUDA_SUCCESS);
     EXPECT_EQ(cu_.cuModuleGetFunction(&kernel_, module, "copy_byte"), CUDA_SUCCESS);
     const CUdeviceptr at = cu_.memory(1);
-    launch(at, at, nullptr);  // the first one may wait for all that the device has to do
+    launch(at, at, nullptr);  // the first launch may wait for all work of the device
     EXPECT_EQ(cu_.cuCtxSynchronize(), CUDA_SUCCESS);
   }
 

@@ -25,7 +25,7 @@ std::uint64_t count_lines(const char* part) {
   return lines;
 }
 
-/// The turns of this process's watch thread, which it makes one after the other while a test counts them.
+/// Counts the turns of this process's watch thread.
 class Turns {
  public:
   Turns() {

@@ -25,7 +25,7 @@ std::map<std::string, const Body*>& bodies() {
   return all;
 }
 
-/// A socket between every two roles.
+/// Connects every two roles by a socket.
 std::map<std::string, Lines> connect_all(const std::map<std::string, const Body*>& roles) {
   std::map<std::string, Lines> lines;
   for (const auto& [a, body_a] : roles)
@@ -66,10 +66,11 @@ std::string argument_for(const Body& body, const std::string& role, const Lines&
   ::_exit(Child::kThrew);
 }
 
-/// A process that has a role, and no other role's sockets, so that each end is noticed.
+/// Starts the process of a role. The process closes the sockets of other roles, so that the end of each role is
+/// noticed.
 Child start(Form form, const Body& body, const std::string& role, std::map<std::string, Lines>& all) {
   return Child([&] {
-    Lines mine = std::move(all[role]);  // none when it is alone
+    Lines mine = std::move(all[role]);  // empty for a single role
     all.clear();
     if (form == Form::spawned) become(argument_for(body, role, mine));
     Role me(role, std::move(mine));
@@ -127,7 +128,8 @@ void run_if_spawned(int argc, char** argv) {
   Role me(role, std::move(lines));
   run_in_thread(*bodies().at(body), std::move(me));
   const auto& result = ::testing::UnitTest::GetInstance()->ad_hoc_test_result();
-  // A status of its own, and not the number of failures: exit() runs what a user's program would run.
+  // exit() runs the exit handlers of a user's program. The status is not the number of failures, as it is in forked
+  // children.
   std::exit(result.Failed() ? 1 : 0);
 }
 

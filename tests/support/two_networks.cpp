@@ -63,7 +63,7 @@ void TwoNetworks::mend() {
 void enter_network() {
   if (::unshare(CLONE_NEWNET | CLONE_NEWNS) != 0)
     throw std::runtime_error("this process got no network namespace");
-  // UCX looks for the cards of the network there.
+  // UCX finds network cards in /sys.
   if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       ::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0)
     throw std::runtime_error("this process got no /sys of its network namespace");

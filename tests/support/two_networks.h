@@ -15,13 +15,13 @@ namespace onecopy::testing {
 /// Thread safety: used by one thread.
 class TwoNetworks {
  public:
-  /// Returns why this machine cannot make them, or an empty text if it can.
+  /// Returns why this machine cannot make network namespaces, or an empty text if it can.
   static std::string obstacle();
   static constexpr const char* kAddresses[2] = {"10.213.57.1", "10.213.57.2"};
 
   enum class Cable : std::uint8_t {
-    fast,    ///< the kernel's own, for measurements
-    carried  ///< may be disturbed
+    fast,    ///< a cable of the kernel, for measurements
+    carried  ///< a CarriedCable, which may be disturbed
   };
 
   /// Connects the namespaces of two children. REQUIRES: both have called enter_network().
@@ -30,7 +30,7 @@ class TwoNetworks {
   void cut();
   /// Restores the connection after a cut.
   void mend();
-  /// Disturbs the packets of both, as CarriedCable does. REQUIRES: the cable is a carried one.
+  /// Disturbs the packets in both directions, as CarriedCable does. REQUIRES: the cable is a CarriedCable.
   void disturb(std::chrono::milliseconds delay, double loss) { carried_->disturb(delay, loss); }
   /// Ends what disturb() did.
   void undisturb() { disturb({}, 0); }

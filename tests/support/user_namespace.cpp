@@ -22,7 +22,7 @@ bool write_line(const std::string& file, const std::string& text) {
   return static_cast<bool>(std::ofstream(file) << text << std::flush);
 }
 
-/// A user may not map itself to another number, so a child that is still root does it, when it is told to.
+/// Maps the user ids of a process by a child that is still root, since a user may not map itself to another number.
 class IdMapper {
  public:
   explicit IdMapper(uid_t user) {

@@ -11,7 +11,7 @@ namespace onecopy::testing {
 inline constexpr uid_t kNobody = 65534;
 
 /// Makes this process another user of the host, in a new user namespace that maps the user to kNobody. Returns an empty
-/// text, or the reason of the failure. REQUIRES: it runs as root and has one thread.
+/// text, or the reason of the failure. REQUIRES: the process runs as root and has one thread.
 std::string try_become_nobody(uid_t user);
 
 }  // namespace onecopy::testing

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 int dump_signal() { return SIGRTMAX - 3; }
 
-/// Runs in the thread whose stack it is.
+/// Writes the stack of the thread that runs this signal handler.
 void write_own_stack(int) {
   char line[64];
   const int length =
@@ -56,14 +56,14 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-/// The kernel's state of a thread that cannot or should not be interrupted.
+/// Writes the kernel's view of a thread that cannot or should not be interrupted.
 void dump_kernel_view(const fs::path& task) {
   std::fprintf(stderr, "%s: %s, sleeps in %s, system call %s\n", task.c_str(),
                first_line(task / "comm").c_str(), first_line(task / "wchan").c_str(),
                first_line(task / "syscall").c_str());
 }
 
-/// Waits for a while until it is written, so that the lines of two threads do not mix.
+/// Makes a thread write its stack, and waits up to a limit, so that the lines of two threads do not mix.
 void dump_stack(int pid, const fs::path& task) {
   ::syscall(SYS_tgkill, pid, std::atoi(task.filename().c_str()), dump_signal());
   for (int wait = 0; wait < 200 && has_dump_signal(task, "SigPnd:"); ++wait) ::usleep(10'000);
@@ -80,7 +80,7 @@ void dump_process(int pid) {
   }
 }
 
-/// `pid` and all processes below it.
+/// Returns `pid` and all its descendants.
 std::vector<int> family(int pid) {
   std::vector<int> all{pid};
   std::error_code error;
@@ -97,7 +97,7 @@ std::vector<int> family(int pid) {
 Watchdog::Watchdog(std::chrono::seconds limit) {
   install_handler();
   thread_ = std::thread([this, limit] { watch(limit); });
-  // A test that forks now must not catch the thread in malloc: AddressSanitizer's does not survive it.
+  // A test must not fork while the thread is in malloc, since AddressSanitizer's malloc does not survive the fork.
   std::unique_lock lock(mutex_);
   done_changed_.wait(lock, [this] { return watching_; });
 }

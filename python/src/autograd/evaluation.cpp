@@ -11,7 +11,7 @@
 
 namespace onecopy::python::autograd {
 
-/// Holds a component's lock. Waits for it without the GIL: its holder may want that.
+/// Holds a component's lock. Waits for the lock without the GIL, which the holder may need.
 class Evaluation::Holding {
  public:
   explicit Holding(Component& component) NO_THREAD_SAFETY_ANALYSIS : lock_(component.lock) {
@@ -112,8 +112,8 @@ bool Evaluation::is_blocked(const Component& component, const Bits& here) const 
   return !waiting.is_empty() && !owed_by(component, waiting).empty();
 }
 
-/// Outputs that have begun and wait for more: leaves that a gradient reaches, and everything received, since its sender may have
-/// been told that something comes.
+/// Returns the outputs that wait for more gradients: leaves that a gradient reaches, and all received tensors, since a
+/// mark may have told their sender that gradients will come.
 std::vector<const Output*> Evaluation::owed_by(const Component& component, const Bits& waiting) const {
   const Bits reached = leads_from(component.items);
   std::vector<const Output*> owed;
@@ -124,7 +124,7 @@ std::vector<const Output*> Evaluation::owed_by(const Component& component, const
   return owed;
 }
 
-/// Fires received tensors that no gradient reaches although all are there that could: their sender must not wait.
+/// Fires received tensors that no gradient can reach any longer, so that their sender does not wait.
 void Evaluation::fire_without_gradients(Component& component, const Bits& here, nb::list& fired) const {
   const Bits reached = leads_from(component.items);
   for (Output& output : component.outputs) {
@@ -152,7 +152,7 @@ void Evaluation::evaluate(Component& component, const Bits& here, nb::list& fire
     for (const Item& root : roots) starts.push_back(root.node);
     cut = structure_->find_cut(starts, stage.wanted, stage.remaining);
   }
-  // Without a cut the nodes run again later.
+  // Without a cut, the nodes run again in the later stage.
   const bool keeps = retains_ || !cut || !cut->empty();
   Caught caught = run(roots, stage.outputs, cut.value_or(std::vector<std::size_t>{}), keeps);
   if (cut) keep_rest(component, stage, std::move(caught.at_cut));
@@ -165,7 +165,7 @@ void Evaluation::evaluate(Component& component, const Bits& here, nb::list& fire
   }
 }
 
-/// Marks the outputs of the stage as fired.
+/// Returns the next stage, whose outputs are marked as fired.
 Evaluation::Stage Evaluation::next_stage(Component& component, const Bits& here) const {
   const Bits reached = leads_from(component.items);
   Stage stage;
@@ -185,7 +185,7 @@ std::vector<Evaluation::Item> Evaluation::leading_to(const Component& component,
   return found;
 }
 
-/// Keeps what the outputs of later stages lack.
+/// Stores the items from which the outputs of later stages are evaluated.
 void Evaluation::keep_rest(Component& component, const Stage& stage, std::vector<Item> at_cut) const {
   std::vector<Item> rest;
   for (const Item& item : component.items) {

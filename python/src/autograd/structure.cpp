@@ -26,7 +26,7 @@ class DisjointSets {
   std::vector<std::size_t> parents_;
 };
 
-/// Its gradient may come in parts: no hook sees it.
+/// Returns whether the node is a leaf without hooks, whose gradient may arrive in parts.
 bool is_plain_leaf(const Structure::Node& node) {
   return node.kind == Structure::Kind::leaf && !is_true(get(node.end, Names::get().backward_hooks));
 }
@@ -41,7 +41,7 @@ Structure::Structure(const std::vector<nb::object>& sources) {
   numbers_ = {};
 }
 
-/// Enters a node that has no number yet.
+/// Returns the number of a node, which is added if new.
 std::size_t Structure::number_of(nb::handle node) {
   const auto [at, is_new] = numbers_.emplace(node.ptr(), nodes_.size());
   if (is_new) {
@@ -125,7 +125,7 @@ void Structure::find_components() {
     });
   }
   constexpr std::size_t kNone = ~std::size_t{0};
-  std::vector<std::size_t> part_of(sources_.size(), kNone);  // by the first source of a set
+  std::vector<std::size_t> part_of(sources_.size(), kNone);  // indexed by the first source of a set
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     std::size_t& part = part_of[sets.find(i)];
     if (part == kNone) {
@@ -173,7 +173,7 @@ std::optional<std::vector<std::size_t>> Structure::find_cut(const std::vector<st
   return cut;
 }
 
-/// Nodes with edges that gradients pass on their way.
+/// Returns, for each node, whether gradients pass through it on the way from `starts` to `wanted`.
 std::vector<bool> Structure::running(const std::vector<std::size_t>& starts, const Bits& wanted) const {
   std::vector<bool> found(nodes_.size());
   std::vector<std::size_t> stack = starts;

@@ -29,7 +29,7 @@ std::uintptr_t memory_of(const nb::object& gradient) {
   return reinterpret_cast<std::uintptr_t>(gradient.ptr());
 }
 
-/// Returns whether the tensor has all of its memory, in the usual order.
+/// Returns whether the tensor covers all of its memory, in row-major order.
 bool owns_its_memory(const nb::object& gradient) {
   const Names& names = Names::get();
   const auto is_in_order = [&](const nb::object& tensor) {

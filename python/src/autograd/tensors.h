@@ -7,19 +7,21 @@
 
 #include "binding/module.h"
 
-/// Gradients, tensors of torch's. All functions take None for a gradient that there is not.
+/// Functions for gradients, which are tensors of torch. All functions take None for a missing gradient.
 /// Thread safety: used with the GIL held.
 namespace onecopy::python::autograd {
 
-/// As it crosses by the shortest way: gradients of sums are expanded, without memory of their own.
+/// Returns the gradient in row-major memory, which is sent fastest. Gradients of sums are expanded tensors without
+/// memory of their own.
 nb::object row_major(const nb::object& gradient);
 
-/// The number of gradients in each memory.
+/// Counts the gradients that lie in each memory.
 class MemoryUsers {
  public:
   void add(const nb::object& gradient);
-  /// A leaf's gradient: the tensor itself, and a copy where another one has its memory, or where it has not all of it.
-  /// REQUIRES: it was added.
+  /// Returns the gradient for a leaf: the tensor itself, or a copy if another gradient shares its memory or the tensor
+  /// covers only a part of its memory.
+  /// REQUIRES: the gradient was added.
   nb::object own(const nb::object& gradient) const;
 
  private:

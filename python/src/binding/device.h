@@ -51,11 +51,12 @@ struct Departure {
   /// The streams that have work, if no tensor lies on a device: the message comes after their work. Empty if a tensor
   /// lies on a device.
   const std::vector<DeviceStream> at_work;
-  const Stream stream;        ///< the order in which tensors on devices leave: stream_of() them
-  const bool needs_a_device;  ///< then the host may have to wait for a device, which may need Python
+  const Stream stream;  ///< stream_of() the tensors, in whose order tensors on devices are sent
+  const bool
+      needs_a_device;  ///< whether the host may have to wait for a device, whose work may need Python
   const CurrentStreams in_order{at_work};
 };
-/// Tensors that came in the order of `from`, for the current streams.
+/// Makes the current streams wait for tensors that were received in the order of `from`.
 void receive(std::span<Tensor> tensors, Stream from = {});
 /// Waits for the work in the current stream of the tensor's device.
 void finish_work_on(const Tensor& tensor);

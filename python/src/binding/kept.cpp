@@ -67,9 +67,9 @@ class DropQueue {
 
   Mutex mutex_;
   DropNode* first_ GUARDED_BY(mutex_) = nullptr;
-  std::atomic<bool> is_due_ = false;          ///< are there objects? read without the lock
-  bool is_asked_ GUARDED_BY(mutex_) = false;  ///< the interpreter will call drop()
-  bool is_over_ GUARDED_BY(mutex_) = false;   ///< it is about to go
+  std::atomic<bool> is_due_ = false;          ///< whether objects are queued; read without the lock
+  bool is_asked_ GUARDED_BY(mutex_) = false;  ///< whether the interpreter will call drop()
+  bool is_over_ GUARDED_BY(mutex_) = false;   ///< whether the interpreter is ending
 };
 
 const ForkHook kDropsAtFork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unlock, &DropQueue::unlock}};

@@ -10,7 +10,7 @@
 namespace onecopy::python {
 namespace {
 
-constexpr std::size_t kUsual = 160;  ///< bytes of most calls, with the tail behind them
+constexpr std::size_t kUsual = 160;  ///< the size of most calls in bytes, with their tail
 
 nb::list to_list(const std::vector<nb::object>& objects) {
   nb::list list;
@@ -37,7 +37,7 @@ void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Givin
   message.data.insert(message.data.end(), marks.begin(), marks.end());
 }
 
-/// Makes the tensors that the sender has recorded a part of the graph here.
+/// Makes the tensors that the sender recorded a part of this process's graph.
 void attach_received(const nb::object& autograd, const rpc::CallContext& context, const Bytes& marks,
                      const std::vector<nb::object>& received, std::uint32_t sender) {
   nb::list recorded;
@@ -48,7 +48,7 @@ void attach_received(const nb::object& autograd, const rpc::CallContext& context
   });
 }
 
-/// A tensor of a card may be meant for another card, or for the card that has this number here.
+/// Opens a tensor of a card, and copies it if the sender meant another card.
 nb::object open_on_card(const Tensor& tensor, std::uint32_t flags) {
   nb::object opened = open_tensor(tensor, flags & 0xff);
   const int card = card_of(flags);
@@ -139,7 +139,7 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
         [&] { return nb::object(agent.attr("context")(context.autograd, sender, makes_context)); });
   if (has_stayed_here) return;
   const Taking taking(agent, sender);
-  if (context.parts == 0 && message.tensors.empty()) {  // as most messages
+  if (context.parts == 0 && message.tensors.empty()) {  // the usual case
     const DecodeOptions plain{
         .tensors = Tensors::are_copied, .classes = hooks.classes, .rebuild = hooks.rebuild};
     body.value = call_python([&] { return decode_value(message.data, {}, open_on_card, plain); });

@@ -18,11 +18,11 @@
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python {
 
-/// The form in which the body of a message is written, in its tag. Programs in C++ read and write the first form alone.
+/// The form of the body of a message, which its tag names. Programs in C++ read and write `value` only.
 enum class BodyForm : std::uint32_t {
   value = rpc::kPlainBody,           ///< a value
   failure = rpc::kFailureWithClass,  ///< the text of an exception, and its class
-  here = 7,  ///< nothing: the arguments lie with the call, which this process makes to itself
+  here = 7,  ///< an empty body of a call to this process itself, whose arguments lie with the call
 };
 
 /// The Python functions that make the parts of a message that C++ does not know.
@@ -30,11 +30,11 @@ struct Hooks {
   nb::object reduce, rebuild, classes;  ///< see EncodeOptions and DecodeOptions
 };
 
-/// Writes `value`. Within `autograd`, a context of distributed autograd or None, records the tensors as sent there, and adds
-/// the context and the record to `context`. Throws TypeError for a value that cannot cross.
+/// Writes `value`. Records the tensors as sent in `autograd`, which is a context of distributed autograd or None, and
+/// adds that context and the record to `context`. Throws TypeError for a value that cannot be sent.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
                     nb::handle autograd, rpc::CallContext& context);
-/// Names the context of distributed autograd that a message travels in.
+/// Adds the id of the distributed autograd context `autograd` to `context`.
 void add_context(nb::handle autograd, rpc::CallContext& context);
 /// Returns the tag of a body.
 constexpr std::uint32_t tag_of(BodyForm form) noexcept {
@@ -51,13 +51,13 @@ struct Body {
   nb::object value;
   nb::object autograd = nb::none();  ///< the context of distributed autograd
   nb::object result = nb::
-      none();  ///< the reference that the call makes: (member, number). There if reading the value throws
+      none();  ///< the reference that the call makes, as (member, number); set even if reading the value throws
   bool is_failure = false;
-  std::vector<nb::object> on_cards{};  ///< its tensors that are not on the host
+  std::vector<nb::object> on_cards{};  ///< the tensors of the value that are not on the host
 };
-/// Reads a body, in the order of the current streams. Its tensors become part of the graph of the context that they came
-/// in. `makes_context`: makes a context that is not there. A body whose value is there already has stayed in this process.
-/// Throws bad_handle for a body that no member writes.
+/// Reads a body into `body`, in the order of the current streams, and attaches its tensors to the graph of the context
+/// that the message names. `makes_context` makes a missing context. If `body.value` is set, the message came from this
+/// process itself, and only the context is read. Throws bad_handle for a malformed body.
 void decode_body(Message&& message, const rpc::CallContext& context, const Hooks& hooks, nb::handle agent,
                  std::uint32_t sender, bool makes_context, Body& body);
 
@@ -66,11 +66,11 @@ struct CallValues {
   nb::object args;    ///< a tuple
   nb::object kwargs;  ///< a dict, or None
 };
-/// Throws bad_handle for another value, since the interpreter relies on these types.
+/// Returns the arguments in `value`. Throws bad_handle for other types, on which the interpreter relies.
 CallValues arguments_of(nb::handle value);
 
-/// Puts `message` into a lane to `to` by `put(Stream)`, in the order of the program's current streams. Without the GIL
-/// where putting may have to ask another process, or to wait for room.
+/// Calls `put(Stream)`, which puts `message` into a lane to `to`, in the order of the program's current streams.
+/// Releases the GIL if `put` may have to ask another process or wait for room.
 template <class Put>
 void put_in_order(const rpc::Member& to, const Message& message, Put&& put) {
   if (message.tensors.empty() && !to.may_hold_up() && current_streams().empty()) return put(Stream());

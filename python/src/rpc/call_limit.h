@@ -12,20 +12,20 @@
 
 namespace onecopy::python {
 
-/// A bound on the native calls that are under way to one member: a caller beyond it waits, or gets an error.
+/// A bound on the pending native calls to one member, beyond which a caller waits or gets an error.
 /// Thread safety: the GIL; acquire() releases it while it waits.
 /// Invariant: each acquire() that returned is followed by one release().
 class CallLimit {
  public:
-  /// `refuses`: a call beyond `max` throws Busy instead of waiting.
+  /// Sets the bound. With `refuses`, a call beyond `max` throws Busy instead of waiting.
   void set(std::size_t max, bool refuses) noexcept {
     max_ = max;
     refuses_ = refuses;
   }
-  /// Waits for room. Throws timeout at the deadline, peer_died for a member that has ended, and Busy, which `agent` makes.
+  /// Waits for room. Throws timeout at the deadline, peer_died if the member has ended, and Busy, which `agent` makes.
   void acquire(nb::handle agent, const rpc::Member& to, Deadline deadline);
   void release(std::uint32_t to) noexcept;
-  /// Returns {member's number: (calls under way, callers that had to wait)}.
+  /// Returns {member's number: (pending calls, callers that had to wait)}.
   nb::dict report() const;
 
  private:

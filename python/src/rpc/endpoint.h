@@ -26,13 +26,13 @@ namespace onecopy::python {
 /// the callee's function and back. The Python class Agent owns the endpoint and decides the rare cases: names, members,
 /// errors.
 ///
-/// A call names its function: "module:name" for a function of torch's interface, "native module:name" or "stream module:name" for
-/// one of the native interface, and ".verb" for what members ask of each other. Its body is (arguments, keyword arguments).
+/// A call names its function: "module:name" in torch's interface, "native module:name" or "stream module:name" in the
+/// native interface, and ".verb" for calls between the agents. Its body is (arguments, keyword arguments).
 ///
 /// Thread safety: the GIL, which is released while a thread waits.
 class Endpoint {
  public:
-  /// `transport`: to other hosts; see rpc::NodeOptions.
+  /// `transport` is the transport to other hosts; see rpc::NodeOptions.
   Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
            const std::string& transport);
   ~Endpoint();
@@ -43,71 +43,77 @@ class Endpoint {
 
   // members.cpp
   nb::bytes address();
-  /// Enters another member, or this process. Returns (name, number, pid).
+  /// Adds another member, or this process. Returns (name, number, pid).
   nb::object join(const nb::bytes& address, bool is_program);
   bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
   bool has_left(std::uint32_t number);
-  /// Returns whether the member has ended, or was cut off and has not been connected to again.
+  /// Returns whether the member has ended, or has lost its connection and has no new one.
   bool is_gone(std::uint32_t number);
-  /// Returns the number of the last session with the member: 1, and one more after each cut.
+  /// Returns the number of the last session with the member. Sessions are numbered from 1; each lost connection ends
+  /// one.
   std::uint32_t session_with(std::uint32_t number);
-  /// As Node::connect(), within so many seconds.
+  /// Calls Node::connect() with a limit in seconds.
   void connect(std::uint32_t number, double seconds);
   nb::dict routes(std::uint32_t to);
-  /// Returns the number of the member that joined as `name` last, or None.
+  /// Returns the number of the member that most recently joined as `name`, or None.
   nb::object number_of(nb::handle name) const;
-  using Cards = std::vector<std::pair<int, int>>;  ///< (number of a card here, number there)
-  /// Says where tensors of calls go in a member, and where tensors of answers to it go.
+  using Cards =
+      std::vector<std::pair<int, int>>;  ///< (number of a card in this process, number in the member)
+  /// Sets the cards to which tensors of calls to a member and of answers to it go.
   void set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers, bool numbers_agree,
                    bool is_automatic);
 
   // sending.cpp
   /// Calls a function and returns its result. `to` is a name, a number or a WorkerInfo.
   ///
-  /// A call of torch's interface runs any function, also one without a name. A `is_native` call runs a function by its name, ends
-  /// before the call that this thread runs, is limited, listed and timed, and may go to a program in C++; a native call of a
-  /// function of this process itself gets the arguments themselves.
+  /// A call of torch's interface runs any function, even without a name. A native call (`is_native`) runs a function by
+  /// its name, ends before the call that this thread runs, is limited, listed and timed, and may go to a program in
+  /// C++. A native call to this process itself passes the arguments without a copy.
   nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                   nb::handle timeout, bool is_native);
-  /// As a call of torch's interface, and gives the outcome to `future`, a CallFuture.
+  /// Starts a call of torch's interface, whose outcome completes `future`, a CallFuture.
   void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
              nb::handle future);
-  /// Calls what `verb` names with (args). `is_result`: its tensors answer a message of the member.
+  /// Calls a verb with `args` and returns its result. `is_result` is whether the tensors of `args` answer a message of
+  /// the member.
   nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                        bool is_result);
-  /// `reference`: the one that the verb makes, or None.
+  /// Starts a call of a verb, whose outcome completes `future`. `reference` is the reference that the verb makes, or
+  /// None.
   void begin_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,
                   bool is_result, nb::handle reference, nb::handle future);
-  /// Sends gradients of distributed autograd, to the devices of results: a call in no context, in no order and without a limit.
+  /// Sends gradients of distributed autograd to the devices of results, and returns the answer. The call has no
+  /// context, order or limit.
   nb::object call_gradients(std::uint32_t to, nb::handle args) {
     return wait_and_take(send_gradients(to, args), 0);
   }
   RpcCall begin_gradients(std::uint32_t to, nb::handle args) { return {node_, send_gradients(to, args)}; }
-  /// Sends (verb, value), which is handled in its order and has no answer. Does nothing if the member has ended.
+  /// Sends a note, which is handled in order and has no answer. Has no effect if the member has ended.
   void note(std::uint32_t to, nb::handle verb, nb::handle value);
   /// Lets a worker call task().
   void run_soon(nb::handle task);
-  /// Returns (value, error, points in streams behind which the value's tensors are there) of a call that has ended.
+  /// Returns the outcome of an ended call, as (value, error, points in streams after which the value's tensors are
+  /// complete).
   nb::object outcome(const rpc::CallRef& call, double seconds);
 
   // native_calls.cpp
-  /// Returns (seconds, deadline) of a native call that is made now: it ends before the call that this thread runs.
+  /// Returns (seconds, deadline) of a new native call, which must end before the call that this thread runs.
   std::pair<double, Deadline> native_deadline(nb::handle timeout) const;
-  /// As a native call, and gives the outcome to `future`. Returns the UnderWay of the call, which the future ends.
+  /// Starts a native call, whose outcome completes `future`. Returns the UnderWay of the call, which the future ends.
   nb::object begin_native(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                           nb::handle timeout, nb::handle future, bool is_stream);
   /// Describes the native calls that this process makes and runs.
   nb::list calls() const;
-  /// Returns the name of a call, and of the calls that it leads to, in logs.
+  /// Returns the name in logs of a call and of the calls that its function makes.
   std::string trace_of(std::uint32_t caller, std::uint64_t number);
 
   // serving.cpp
-  /// Does the work of a thread of Python, until the node has no use for it. Called without the GIL.
+  /// Runs a worker in the calling thread of Python until the node needs the worker no longer. Called without the GIL.
   void run() noexcept { workers_.work(); }
   void answer_member(std::uint32_t to, std::uint64_t call, nb::handle result) {
     answer(member(to), call, result, kForever);
   }
-  /// Answers with an exception. `code` is its word, for a program in C++.
+  /// Answers a call with an exception. `code` names the error for a program in C++.
   void fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const std::string& text,
             const std::string& code);
   void stop();
@@ -115,7 +121,7 @@ class Endpoint {
   int traverse(visitproc visit, void* arg);
   void clear();
 
-  double usual_timeout = 60;  ///< of calls that say none; 0: none
+  double usual_timeout = 60;  ///< the timeout of calls without one, in seconds; 0 for no limit
   ServedCalls served;
   RunningCalls running;
   CallLimit limit;
@@ -124,22 +130,23 @@ class Endpoint {
  private:
   friend class UnderWay;
 
-  /// A way in which the callee finds a function.
+  /// The way in which the callee finds a function.
   enum class Naming : std::uint8_t { torch, native, program, stream };
   /// A function that this process calls.
   struct Callee {
-    nb::object names, name, check;  ///< `name` stands for it in `names`; check(args, kwargs) may refuse
-    rpc::FunctionEntry* function = nullptr;  ///< null: it has no name, and crosses as a value
+    nb::object names, name, check;  ///< `names[name]` is the function; check(args, kwargs) may raise
+    rpc::FunctionEntry* function = nullptr;  ///< null if the function has no name and is sent as a value
     Histogram* times = nullptr;
   };
   /// A function of this process that others call: the callable of an rpc::FunctionEntry.
   struct Target {
-    /// The kind says how it runs. function: its result is the answer. native: as well, and it has a RunningCall. verb:
-    /// agent.serve(function, caller, call, args) returns a tuple of the answer, or None if it answers later.
+    /// The way to run the function. function: the result is the answer. native: the result is the answer, and the call
+    /// has a RunningCall. verb: agent.serve(function, caller, call, args) returns a tuple of the answer, or None for a
+    /// deferred answer.
     enum class Kind : std::uint8_t { function, native, verb };
     nb::object function, names, name;
     Kind kind = Kind::function;
-    bool is_asynchronous = false;  ///< returns a Future of its result
+    bool is_asynchronous = false;  ///< whether the function returns a Future of its result
     nb::object prepare;  ///< prepare(caller, args) returns the arguments, in the order of the lane; or None
     Histogram* times = nullptr;
   };
@@ -151,12 +158,12 @@ class Endpoint {
     bool is_result = false;
     bool is_in_order = false;
     bool stays_here =
-        false;  ///< a native call of this process itself: its function gets the values themselves
+        false;  ///< whether a native call to this process itself passes its values without a copy
     nb::object reference =
-        nb::none();  ///< (member, number) of the one to the result, which stays in the member
+        nb::none();  ///< the reference to a result that stays in the member, as (member, number)
     nb::handle future{};
   };
-  /// A member, as Python's part of rpc knows it.
+  /// The Python side of a member.
   struct Peer {
     Receiver of_calls, of_answers;
     bool is_program = false;
@@ -165,7 +172,7 @@ class Endpoint {
 
   // members.cpp
   rpc::Member& member(std::uint32_t number);
-  rpc::Member& member_to_call(std::uint32_t number);  ///< in a new session, if it was cut off
+  rpc::Member& member_to_call(std::uint32_t number);  ///< starts a new session if the connection was lost
   rpc::Member& member_for(nb::handle to);
   const Peer& peer(const rpc::Member& member) { return peers_[member.number()]; }
 
@@ -207,16 +214,16 @@ class Endpoint {
 
   nb::object agent_;
   Hooks hooks_;
-  std::shared_ptr<rpc::Node> node_;  ///< calls that are under way have it as well
+  std::shared_ptr<rpc::Node> node_;  ///< pending calls own the node, too
   rpc::Workers workers_;             ///< threads that Python starts
-  nb::dict numbers_;                 ///< of members, by name
+  nb::dict numbers_;                 ///< the numbers of members by name
   std::unordered_map<std::uint32_t, Peer> peers_;
-  std::array<Callees, 4> callees_;  ///< by how they are named; their keys are kept
+  std::array<Callees, 4> callees_;  ///< the callees by Naming; owns references to their keys
   nb::object is_logged_;
   class UnderWay* under_way_ = nullptr;  ///< the native calls of this process
 };
 
-/// The name of a function without what tells native calls and streams apart on the wire.
+/// Returns the wire name of a function without the prefix of native calls and streams.
 inline std::string_view public_name(std::string_view wire_name) noexcept {
   for (const std::string_view how : {"native ", "stream "})
     if (wire_name.starts_with(how)) return wire_name.substr(how.size());
@@ -228,14 +235,14 @@ inline std::string_view public_name(std::string_view wire_name) noexcept {
   throw nb::python_error();
 }
 
-/// REQUIRES: a tuple that is long enough.
+/// Returns tuple[at]. REQUIRES: the tuple has more than `at` items.
 inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
   return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
 }
 
 void init_native_calls(nb::module_& m);
 
-/// Returns (arguments, keyword arguments). None stands for the empty tuple. Throws TypeError for anything but a tuple, list or dict.
+/// Returns (arguments, keyword arguments), with an empty tuple in place of None. Throws TypeError for other types.
 nb::object values_of_call(nb::handle args, nb::handle kwargs);
 
 }  // namespace onecopy::python

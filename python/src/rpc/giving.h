@@ -20,7 +20,8 @@ struct ThreadState {
   Giving* giving = nullptr;        ///< the innermost message that is being written
   Taking* taking = nullptr;        ///< the innermost message that is being read
   RunningCall* running = nullptr;  ///< the native call that the thread runs
-  PyObject* context = nullptr;     ///< of distributed autograd; the thread leaves it before it ends
+  PyObject* context =
+      nullptr;  ///< the context of distributed autograd, which the thread leaves before it ends
 
   /// Returns the context, or None.
   nb::object autograd() const { return context ? nb::borrow(context) : nb::none(); }
@@ -31,7 +32,7 @@ ThreadState& this_thread() noexcept;
 
 /// The references, the moved tensors and the record of autograd of one message, gathered while Python functions reduce its
 /// values. Either sent() or take_back() ends it.
-/// Thread safety: used by one thread, with the GIL held. The innermost one is the thread's current one.
+/// Thread safety: used by one thread, with the GIL held. The innermost Giving of a thread is the current one.
 class Giving {
  public:
   Giving(nb::handle agent, rpc::Member& receiver, bool is_result) noexcept
@@ -51,7 +52,7 @@ class Giving {
 
   nb::object agent() const { return nb::borrow(agent_); }
   std::uint32_t receiver() const noexcept { return receiver_.number(); }
-  /// Returns whether the message answers a call of the receiver: its tensors go to the devices of results.
+  /// Returns whether the message answers a call of the receiver, so that its tensors go to the devices of results.
   bool is_result() const noexcept { return is_result_; }
 
   void give(nb::object reference, nb::object fork) {
@@ -61,7 +62,7 @@ class Giving {
   void record(nb::object context, nb::object record) {
     recorded_ = {std::move(context), std::move(record)};
   }
-  /// Counts tensors that go by a route.
+  /// Counts tensors that take a route.
   void count(rpc::Route route, std::size_t tensors) noexcept {
     has_tensors_ = has_tensors_ || tensors != 0;
     routes_[static_cast<std::size_t>(route)] += tensors;
@@ -69,9 +70,9 @@ class Giving {
 
   /// Returns whether the message has to be read in the order of its lane.
   bool has_references() const noexcept { return !references_.empty(); }
-  /// The message is in the lane.
+  /// Completes the message after it was put into the lane.
   void sent();
-  /// The message was not sent.
+  /// Undoes the gathering for a message that was not sent.
   void take_back() noexcept;
 
  private:
@@ -87,7 +88,7 @@ class Giving {
 };
 
 /// The sender of the message that is being read, for the Python functions that rebuild its values.
-/// Thread safety: as Giving.
+/// Thread safety: used by one thread, with the GIL held.
 class Taking {
  public:
   Taking(nb::handle agent, std::uint32_t sender) noexcept

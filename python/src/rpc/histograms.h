@@ -11,13 +11,13 @@
 
 namespace onecopy::python {
 
-/// Times of the calls of one function, in buckets of powers of two: bucket n holds the times below 2^n µs that bucket n - 1
-/// does not hold.
+/// The times of the calls of one function, in buckets of powers of two: bucket n counts the times from 2^(n - 1) µs to
+/// below 2^n µs.
 struct Histogram {
   static constexpr std::size_t kBuckets = 32;  ///< the last one begins at 36 minutes
 
   void add(std::int64_t ns, bool failed) noexcept;
-  /// A bound in µs below which at least that part of the calls stayed.
+  /// Returns an upper bound in µs for the times of that part of the calls.
   std::uint64_t quantile(double part) const noexcept;
   nb::dict report() const;
 
@@ -26,11 +26,11 @@ struct Histogram {
   std::int64_t total_ns = 0, longest_ns = 0;
 };
 
-/// Histograms by function, which stay where they are. Thread safety: the GIL.
+/// The histograms of functions, at fixed addresses. Thread safety: the GIL.
 class Histograms {
  public:
   Histogram& of(std::string_view function);
-  /// Returns {function: report}, without functions that were not called.
+  /// Returns {function: report} of the functions that were called.
   nb::dict reports() const;
 
  private:

@@ -39,14 +39,14 @@ nb::object share_tensor(nb::handle tensor) {
   return nb::make_tuple(nb::cast(std::move(shared->tensor)), shared->flags);
 }
 
-/// The arguments of a call, as its callee reads them.
+/// Returns the arguments of a call as the callee would read them.
 nb::object decode_call(const nb::bytes& data) {
   const nb::object value = decode_value(span_of(data), {}, open_tensor, {Tensors::are_copied});
   const CallValues values = arguments_of(value);
   return nb::make_tuple(values.args, values.kwargs);
 }
 
-/// Returns the bytes for decode_call(), or None for arguments that do not go as bytes alone.
+/// Returns the bytes for decode_call(), or None for arguments that need more than bytes.
 nb::object encode_call(nb::tuple args) {
   Message message;
   TensorCounts counts;
@@ -124,7 +124,7 @@ void def_members(nb::class_<Endpoint>& endpoint) {
       .def_rw("timeout", &Endpoint::usual_timeout);
 }
 
-/// Limits, times, and the calls that run.
+/// Defines the reports on limits, times and running calls.
 void def_reports(nb::class_<Endpoint>& endpoint) {
   endpoint
       .def(

@@ -7,7 +7,7 @@
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
 
-/// The members of the group, as an Endpoint knows them.
+/// The part of Endpoint that keeps the members of the group.
 namespace onecopy::python {
 
 Endpoint::Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
@@ -107,7 +107,7 @@ rpc::Member& Endpoint::member(std::uint32_t number) {
 
 rpc::Member& Endpoint::member_to_call(std::uint32_t number) { return node_->session_with(member(number)); }
 
-/// The agent knows the members that have ended, and what to say of a name that nobody has.
+/// Returns the member of a name, number or WorkerInfo. Asks the agent about ended members and unknown names.
 rpc::Member& Endpoint::member_for(nb::handle to) {
   nb::object number;
   if (PyUnicode_CheckExact(to.ptr())) {

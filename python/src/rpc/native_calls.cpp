@@ -14,7 +14,7 @@
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
 
-/// The additions of the native interface to a call: deadlines that travel along, cancelling, limits, times and a log.
+/// The part of Endpoint for native calls: inherited deadlines, cancellation, limits, times and a log.
 namespace onecopy::python {
 
 /// A native call of this process that has room, and is listed, timed and logged until it ends. The calls form a linked
@@ -55,7 +55,7 @@ class UnderWay {
   UnderWay* next() const noexcept { return next_; }
   double seconds() const noexcept { return seconds_; }
   std::uint64_t number() const noexcept { return number_; }
-  /// The name of the call in logs, and of the calls that its function makes.
+  /// Returns the name in logs of the call and of the calls that its function makes.
   std::string trace() const {
     const rpc::GroupId root = root_.value_or(rpc::GroupId{number_, endpoint_.node_->number()});
     return endpoint_.trace_of(root.member, root.number);
@@ -83,11 +83,11 @@ class UnderWay {
   rpc::Member& to_;
   const std::string_view function_;
   Histogram& times_;
-  const double seconds_;  ///< that the call may take
+  const double seconds_;  ///< the timeout of the call
   const Deadline deadline_;
   UnderWay* next_;
   UnderWay* before_ = nullptr;
-  std::optional<rpc::GroupId> root_;  ///< of the calls that led to this one
+  std::optional<rpc::GroupId> root_;  ///< the first of the calls that led to this one
   std::uint64_t number_ = 0;
   bool has_room_ = false, is_listed_ = true;
   const std::int64_t made_ns_ = now_ns();
@@ -111,7 +111,7 @@ std::string Endpoint::trace_of(std::uint32_t caller, std::uint64_t number) {
   return fmt::format("{}.c{}", member(caller).name(), number);
 }
 
-/// The agent throws the error.
+/// Lets the agent throw the error for arguments of another type.
 void Endpoint::check_arguments(nb::handle args) const {
   if (!args.is_none() && !PyTuple_Check(args.ptr()) && !PyList_Check(args.ptr()))
     agent_.attr("check_arguments")(args);
@@ -132,7 +132,7 @@ nb::object Endpoint::call_native(rpc::Member& to, nb::handle function, nb::handl
     nb::object result = wait_and_take(call, seconds);
     entry.end(true);
     return result;
-  } catch (...) {  // the result is not wanted: the callee may stop
+  } catch (...) {  // the callee may stop, since no one waits for the result
     if (call && call->end != rpc::End::answered)
       note(to.number(), nb::str("cancel"), nb::int_(call->number));
     throw;
@@ -171,7 +171,7 @@ void init_native_calls(nb::module_& m) {
       .def("end", &UnderWay::end, nb::arg("is_answered"));
 }
 
-/// Throws the function's exception.
+/// Runs a native function. Throws the function's exception.
 nb::object Endpoint::run_native(const Target& target, const rpc::Work& work, const CallValues& values) {
   const std::uint32_t from = work.from->number();
   const rpc::GroupId own{work.call, from};

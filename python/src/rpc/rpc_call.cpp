@@ -22,7 +22,7 @@ bool RpcCall::is_done() {
   return call_->is_done() || without_gil([&] { return node_->has_ended(call_); });
 }
 
-/// The owner may be there already: the Future, or an outcome.
+// The call may have an owner already: the Future, or an outcome.
 bool RpcCall::want(nb::handle future) {
   if (call_->is_done()) return false;
   void* none = nullptr;

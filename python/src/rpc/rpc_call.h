@@ -9,7 +9,7 @@
 
 namespace onecopy::python {
 
-/// A call as Python has it.
+/// A call of this process, for Python.
 /// Thread safety: the GIL; wait() releases it.
 class RpcCall {
  public:
@@ -19,7 +19,7 @@ class RpcCall {
   const rpc::CallRef& call() const noexcept { return call_; }
   std::uint64_t number() const noexcept { return call_->number; }
   std::uint32_t member() const noexcept { return call_->member(); }
-  /// Looks at the messages that have come.
+  /// Takes the received messages, and returns whether the call has ended.
   bool is_done();
   /// Lets a worker call future._settle() when the call ends, unless a thread is waiting then. Returns false if the call
   /// has ended.
@@ -37,7 +37,7 @@ class RpcCall {
   rpc::CallRef call_;
 };
 
-/// Waits until the call has ended, as RpcCall::wait().
+/// Waits until the call has ended, as RpcCall::wait() does.
 void wait_for(rpc::Node& node, const rpc::CallRef& call);
 
 void init_rpc_call(nb::module_& m);

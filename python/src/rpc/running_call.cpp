@@ -110,7 +110,7 @@ void RunningCalls::cancel(std::uint32_t caller, std::uint64_t number) {
   for (const nb::object& one : calls_) {
     RunningCall& call = *nb::inst_ptr<RunningCall>(one);
     if (call.caller_ != caller || call.number_ != number) continue;
-    const nb::object kept = one;  // its hooks may end it
+    const nb::object kept = one;  // its hooks may remove the call
     return call.cancel();
   }
   early_.emplace_back(caller, number);

@@ -19,19 +19,20 @@ namespace onecopy::python {
 
 class RunningCalls;
 
-/// Describes a call for onecopy.rpc.calls(). `stages`: when the call came to each stage, in ns; 0 for a stage to come.
+/// Describes a call for onecopy.rpc.calls(). `stages` holds the time in ns at which the call reached each stage; 0 for
+/// a stage not reached yet.
 nb::dict describe_call(const char* direction, const std::string& trace, const std::string& function,
                        const std::string& member, Deadline deadline,
                        std::initializer_list<std::pair<const char*, std::int64_t>> stages);
 
-/// A native call that this process runs, as its function sees it.
+/// A native call that this process runs, for its function.
 /// Thread safety: the GIL.
 class RunningCall {
  public:
   RunningCall(nb::object agent, std::uint32_t caller, std::uint32_t session, std::uint64_t number,
               std::string function, Deadline deadline, rpc::GroupId root);
 
-  /// The call that this thread runs; null outside of a call.
+  /// Returns the call that this thread runs, or null outside of a call.
   static RunningCall* current() noexcept { return this_thread().running; }
 
   std::uint32_t caller_id() const noexcept { return caller_; }
@@ -41,16 +42,16 @@ class RunningCall {
   bool is_cancelled() const noexcept { return is_cancelled_; }
   std::int64_t taken_ns() const noexcept { return taken_ns_; }
   nb::object caller() const;
-  /// The first of the calls that led to this one: its trace is theirs.
+  /// Returns the first of the calls that led to this one, whose trace all of them have.
   rpc::GroupId root() const noexcept { return root_; }
-  /// The name of the call in the logs of both sides, and of calls that it makes.
+  /// Returns the name in the logs of both sides of the call and of the calls that its function makes.
   nb::object trace() const;
   /// Returns the seconds until the deadline, or None without a deadline.
   nb::object remaining() const { return seconds_until(deadline_); }
-  /// Throws Cancelled when the caller does not want the result, Timeout behind the deadline.
+  /// Throws Cancelled if the caller has cancelled the call, Timeout after the deadline.
   void check() const;
   void cancel();
-  /// Calls the hook when the call is cancelled; at once if it is.
+  /// Calls the hook when the call is cancelled, or at once if the call is cancelled already.
   void on_cancel(nb::object hook);
   nb::dict describe() const;
 
@@ -68,7 +69,7 @@ class RunningCall {
   const Deadline deadline_;
   const rpc::GroupId root_;
   const std::int64_t taken_ns_;
-  std::int64_t running_ns_ = 0;  ///< 0 before it runs
+  std::int64_t running_ns_ = 0;  ///< 0 before the function runs
   bool is_cancelled_ = false;
   std::vector<nb::object> hooks_;
 };
@@ -79,9 +80,9 @@ class RunningCalls {
  public:
   void add(nb::object call);
   void remove(const RunningCall& call);
-  /// Cancels a call that runs, or remembers it for a call that has not begun.
+  /// Cancels a running call, or records the cancellation of a call that has not begun.
   void cancel(std::uint32_t caller, std::uint64_t number);
-  /// Cancels all that a member wanted.
+  /// Cancels all calls of a session with a member.
   void cancel_of(std::uint32_t caller, std::uint32_t session);
   nb::list describe() const;
   int traverse(visitproc visit, void* arg) const;
@@ -93,7 +94,7 @@ class RunningCalls {
   std::deque<std::pair<std::uint32_t, std::uint64_t>> early_;
 };
 
-/// Makes a call the current one of this thread.
+/// Makes a call the current call of this thread for a block.
 class CallScope {
  public:
   CallScope(RunningCalls& calls, nb::object call);
@@ -110,7 +111,8 @@ class CallScope {
 
 // --- the context of distributed autograd that this thread runs in
 
-/// Makes `context`, or None, the context of a thread, which records the tensors that cross. Returns the one before.
+/// Sets the context of a thread, or None. The context records the tensors that are sent and received. Returns the
+/// former context.
 nb::object swap_context(ThreadState& thread, nb::object context);
 
 /// Makes a context, or None, the context of this thread for a block.

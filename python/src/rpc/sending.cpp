@@ -10,14 +10,14 @@
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
 
-/// The caller's side of a call: from the arguments to the lane, and from the answer to the result.
+/// The part of Endpoint for callers, which sends arguments and reads answers.
 namespace onecopy::python {
 namespace {
 
 constexpr const char* kGradients = ".gradients";
 constexpr std::array<std::string_view, 4> kNamings{"torch", "native", "program",
-                                                   "stream"};  ///< by Endpoint::Naming
-constexpr const char* kApply = ".apply";  ///< calls a function that has no name: the first argument
+                                                   "stream"};  ///< the names of Endpoint::Naming
+constexpr const char* kApply = ".apply";  ///< calls its first argument, a function without a name
 
 void drop_python(void* object) noexcept { decref_later(static_cast<PyObject*>(object)); }
 
@@ -48,8 +48,8 @@ nb::object values_of_call(nb::handle args, nb::handle kwargs) {
   return nb::make_tuple(std::move(given), kwargs);
 }
 
-/// Looks a function up. The agent finds (module's names, name there, wire name, check) the first time, or None for a function
-/// that crosses as a value. Equal strings are one key.
+/// Looks a function up. At the first call, the agent returns (the module's names, the name in the module, the wire
+/// name, a check), or None for a function that is sent as a value. Equal strings are one key.
 const Endpoint::Callee& Endpoint::callee(nb::handle function, Naming naming) {
   static const Callee nameless;
   Callees& known = callees_.at(static_cast<std::size_t>(naming));
@@ -88,7 +88,8 @@ Endpoint::Request Endpoint::request(rpc::Member& to, const Callee& callee, nb::h
   return made;
 }
 
-/// Returns the context of a call but for autograd: the trace of the call that this thread runs, and the reference to the result.
+/// Returns the context of a call without the autograd part: the trace of the call that this thread runs, and the
+/// reference to the result.
 rpc::CallContext Endpoint::surroundings_of(const Request& request, const RunningCall* parent) {
   rpc::CallContext context;
   if (parent) {
@@ -102,7 +103,7 @@ rpc::CallContext Endpoint::surroundings_of(const Request& request, const Running
   return context;
 }
 
-/// Throws Error when the call was not sent, and the exceptions of writing its values.
+/// Sends a call. Throws Error if the call could not be sent, and the exceptions of writing its values.
 rpc::CallRef Endpoint::send(const Request& request) {
   rpc::Member& to = request.to;
   if (!to.out.load()) without_gil([&] { node_->connect(to, request.deadline); });
@@ -127,14 +128,14 @@ rpc::CallRef Endpoint::send(const Request& request) {
       message = encode_body(request.values, hooks_, request.is_result ? peer.of_answers : peer.of_calls,
                             giving, autograd, context);
     }
-    // The order keeps notes behind the calls before, where a note may end what a call needs.
+    // The order lets a note follow the calls before it: the note may release a value that a call needs.
     const bool is_in_order = request.is_in_order || giving.has_references() || !autograd.is_none();
     put_in_order(to, message, [&](Stream stream) {
       rpc::Node::CallRequest outgoing{std::move(message), request.function, is_in_order,    stream, nullptr,
                                       &drop_python,       context,          arguments.ptr()};
       call = node_->call(to, std::move(outgoing), request.deadline);
     });
-    arguments.release();  // the call has them
+    arguments.release();  // the call owns the arguments
   } catch (...) {
     giving.take_back();
     throw;
@@ -151,7 +152,8 @@ rpc::CallRef Endpoint::send_or_raise(const Request& request, double seconds) {
   }
 }
 
-/// Gives the call, or the reason why it was not sent, to the request's future. Returns the number of the call, or 0.
+/// Sends a call, and gives the call, or the error of sending, to the request's future. Returns the number of the call,
+/// or 0.
 std::uint64_t Endpoint::send_for(const Request& request, double seconds) {
   try {
     static PyObject* const name = PyUnicode_InternFromString("_call");
@@ -177,7 +179,7 @@ nb::object Endpoint::wait_and_take(const rpc::CallRef& call, double seconds) {
   return result(call, seconds);
 }
 
-/// Returns (value, error, points), or what a worker has made of the answer in its order.
+/// Returns (value, error, points). A worker may have read the answer in its order already.
 nb::object Endpoint::read_answer(rpc::Call& call) {
   nb::object owner = nb::steal(static_cast<PyObject*>(call.owner.exchange(nullptr)));
   if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return owner;
@@ -185,7 +187,7 @@ nb::object Endpoint::read_answer(rpc::Call& call) {
   Body body;
   try {
     if (call.status == rpc::Status::failure && rpc::body_form(answer.tag) == 0)
-      rpc::throw_failure(std::move(answer));  // of a program in C++
+      rpc::throw_failure(std::move(answer));  // the failure of a program in C++
     const rpc::CallContext context = rpc::take_context(answer);
     decode_body(std::move(answer), context, hooks_, agent_, call.member(), false, body);
   } catch (const Error& error) {
@@ -204,7 +206,7 @@ nb::object Endpoint::outcome(const rpc::CallRef& call, double seconds) {
   return nb::make_tuple(nb::none(), error, nb::tuple());
 }
 
-/// Reads most answers, which are values of the host, without a word to Python code.
+/// Returns the result of an ended call. Reads most answers, which are values on the host, without calling Python code.
 nb::object Endpoint::result(const rpc::CallRef& call, double seconds) {
   const bool is_value = call->end == rpc::End::answered && !call->owner.load() &&
                         call->status == rpc::Status::value &&
@@ -283,7 +285,7 @@ void Endpoint::note(std::uint32_t to, nb::handle verb, nb::handle value) {
     Message message = encode_body(nb::make_tuple(verb, value), hooks_, peer(receiver).of_calls, giving);
     put_in_order(receiver, message,
                  [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
-  } catch (const Error&) {  // it has ended, or this process has left
+  } catch (const Error&) {  // the member has ended, or this process has left
   }
 }
 

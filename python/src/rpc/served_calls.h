@@ -13,7 +13,7 @@ namespace onecopy::python {
 class ServedCalls {
  public:
   void begin() noexcept { count_.fetch_add(1); }
-  /// Changes the count before it looks for waiters: a waiter that has looked at the count before is seen here.
+  /// Ends a call. Changes the count before it reads the number of waiters, so that no waiter misses the change.
   void end() noexcept {
     count_.fetch_sub(1);
     if (waiters_.load() == 0) return;
@@ -36,7 +36,7 @@ class ServedCalls {
   Condition has_ended_;
 };
 
-/// A call counts as long as this lives.
+/// Counts a call for its own lifetime.
 class ServedCall {
  public:
   explicit ServedCall(ServedCalls& calls) noexcept : calls_(calls) { calls_.begin(); }

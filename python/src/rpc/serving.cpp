@@ -10,11 +10,11 @@
 #include "rpc/endpoint.h"
 #include "torch/torch.h"
 
-/// The callee's side of a call: workers take messages, run functions and answer.
+/// The part of Endpoint for callees, whose workers take messages, run functions and answer.
 namespace onecopy::python {
 namespace {
 
-/// Lets the next message that is handled in order begin.
+/// Holds the place of a message in the order of its lane. The end lets the next message begin.
 class Turn {
  public:
   Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
@@ -32,14 +32,14 @@ class Turn {
   bool has_turn_;
 };
 
-/// The code of that word; remote_error for all others.
+/// Returns the error code of a word, or remote_error for other words.
 ErrorCode code_named(const std::string& word) {
   for (int i = 0; i <= static_cast<int>(ErrorCode::system); ++i)
     if (word == name(static_cast<ErrorCode>(i))) return static_cast<ErrorCode>(i);
   return ErrorCode::remote_error;
 }
 
-/// A caller may call as soon as it has taken this process's greeting: its own may still wait for a worker.
+/// Connects to a caller, which may call before a worker has taken its greeting.
 void open_lane_to(rpc::Node& node, rpc::Member& to, Deadline deadline) {
   if (!to.out.load() && !to.has_ended) without_gil([&] { node.connect(to, deadline); });
 }
@@ -49,7 +49,7 @@ nb::object owner_of(const rpc::Call& call) {
   return owner ? nb::borrow(static_cast<PyObject*>(owner)) : nb::none();
 }
 
-/// Returns whether the result is known to be no coroutine, generator or Future.
+/// Returns whether the type of the result excludes a coroutine, a generator and a Future.
 bool is_ordinary(PyObject* result) {
   PyTypeObject* const type = Py_TYPE(result);
   return result == Py_None || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
@@ -80,7 +80,7 @@ void Endpoint::handle(rpc::Work& work) noexcept {
   }
 }
 
-/// A caller that has had its answer drops this one.
+/// Answers a call with an error, which a caller that has an answer already ignores.
 void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
   if (work.kind != rpc::Work::Kind::call || work.call == 0) return;
   try {
@@ -122,7 +122,7 @@ void Endpoint::take_answer(rpc::Work& work) {
   complete_with(work.done, read_answer(answered));
 }
 
-/// A Future that is known gets its outcome here; others find it with the call.
+/// Completes the Future of a call with an outcome, or stores the outcome in a call whose Future is not known yet.
 void Endpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
   if (const nb::object future = owner_of(*call); !future.is_none()) {
     call_python([&] { future.attr("complete_in_order")(RpcCall(node_, call), outcome); });
@@ -132,14 +132,14 @@ void Endpoint::complete_with(const rpc::CallRef& call, nb::object outcome) {
   node_->complete(call, rpc::End::answered);
 }
 
-/// Returns the arguments of a call of this process to itself; an invalid object if the call is over.
+/// Returns the arguments of a call of this process to itself, or an invalid object if the call has ended.
 nb::object Endpoint::own_arguments(const rpc::Work& work) {
   if (work.from->number() != node_->number()) rpc::refuse_message("has arguments that lie in its sender");
   const rpc::CallRef call = node_->find_call(work.call);
   return nb::steal(call ? static_cast<PyObject*>(call->arguments.exchange(nullptr)) : nullptr);
 }
 
-/// Looks the function up again if its name stands for something else by now.
+/// Returns the function of an entry, which is looked up again if its name has been rebound.
 const Endpoint::Target& Endpoint::target(rpc::FunctionEntry& function) {
   const auto* known = static_cast<const Target*>(function.callable());
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
@@ -160,7 +160,7 @@ const Endpoint::Target& Endpoint::target(rpc::FunctionEntry& function) {
   return *made;
 }
 
-/// A caller whose call is late has given up: only the references that the call gives count.
+/// Serves a call. If the call is late, its caller has given up, and only the references in the call are counted.
 void Endpoint::serve(rpc::Work& work) {
   Turn turn(*node_, work.is_in_order);
   const bool is_late = work.deadline.has_passed();
@@ -200,7 +200,7 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
                                                             : run_function(target, work, values);
     has_run = true;
     if (result.is_valid()) answer(*work.from, work.call, result, work.deadline);
-  } catch (nb::python_error& error) {  // else its result could not be sent
+  } catch (nb::python_error& error) {  // of the function, or of sending its result
     const nb::object value = nb::borrow(error.value());
     call_python([&] {
       agent_.attr("answer_error")(work.from->number(), work.call, value, static_cast<int>(target.kind),
@@ -209,8 +209,9 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
   }
 }
 
-/// Throws the function's exception. An invalid object stands for an answer that comes later. Results of torch's interface are
-/// what they are, unless the function is marked as asynchronous.
+/// Runs a function and returns its result, or an invalid object for a deferred answer. A native function may return a
+/// coroutine or a Future; a function of torch's interface may only if marked as asynchronous. Throws the function's
+/// exception.
 nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, const CallValues& values) {
   const std::uint32_t from = work.from->number();
   nb::object told;
@@ -230,7 +231,7 @@ nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, c
   return told.is_none() ? nb::object() : tuple_item(told, 0);
 }
 
-/// Throws the exceptions of writing the result.
+/// Sends an answer. Throws the exceptions of writing the result.
 void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline) {
   if (to.number() == node_->number()) {
     const rpc::CallRef own = node_->find_call(call);
@@ -279,7 +280,7 @@ void Endpoint::fail(std::uint32_t to, std::uint64_t call, nb::handle kind, const
   Message message = rpc::encode_failure(code_named(code), text);
   try {
     rpc::append_class(message, encode_body(kind, hooks_, peer(caller).of_answers, giving).data);
-  } catch (nb::python_error& error) {  // a class without a name
+  } catch (nb::python_error& error) {  // the class has no name
     if (kind.is(PyExc_RuntimeError)) throw;
     return fail(to, call, PyExc_RuntimeError, text, code);
   }

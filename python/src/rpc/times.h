@@ -7,7 +7,7 @@
 #include "binding/gil.h"
 #include "binding/module.h"
 
-/// Times as time.monotonic() has them.
+/// Times of the clock of time.monotonic().
 namespace onecopy::python {
 
 inline std::int64_t now_ns() noexcept {
@@ -27,7 +27,8 @@ inline nb::object seconds_until(Deadline deadline) {
   return nb::float_(static_cast<double>(ns_of(deadline) - now_ns()) / 1e9);
 }
 
-/// Returns how long a call may take: `usual` if the timeout is None or negative. 0: no limit. Raises TypeError, and ValueError for NaN.
+/// Returns the limit of a call in seconds, 0 for no limit: the timeout, or `usual` if the timeout is None or negative.
+/// Raises TypeError for another type, and ValueError for NaN.
 inline double seconds_of(nb::handle timeout, double usual) {
   if (timeout.is_none()) return usual;
   const double seconds = PyFloat_AsDouble(timeout.ptr());
@@ -36,7 +37,7 @@ inline double seconds_of(nb::handle timeout, double usual) {
   return seconds < 0 ? usual : seconds;
 }
 
-/// The deadline of a call that may take so long; 0: none.
+/// Returns the deadline after that many seconds, or no deadline for 0.
 inline Deadline deadline_after(double seconds) noexcept {
   if (seconds == 0 || seconds > 1e9) return kForever;
   return Deadline::after(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));

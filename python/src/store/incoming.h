@@ -20,20 +20,22 @@ class Incoming {
   Device device() const { return plain_ ? plain_->device : source_->device(); }
   /// Returns the elements if they lie one behind the other in memory of the host, else null.
   const std::byte* host_bytes() const { return plain_ && plain_->device == kCpu ? plain_->data : nullptr; }
-  /// Copies the elements; of a card after the work in its current stream, and perhaps without waiting for that.
+  /// Copies the elements. Elements on a card are copied after the work in its current stream, and the call may return
+  /// before the copy is complete.
   void copy_to(const Tensor& target) const;
 
  private:
   nb::object object_;                     ///< keeps the memory
-  std::optional<torch::Copyable> plain_;  ///< of torch, row-major
-  std::optional<Source> source_;          ///< everything else
+  std::optional<torch::Copyable> plain_;  ///< set for a row-major tensor of torch
+  std::optional<Source> source_;          ///< set for all other tensors
 };
 
-/// Returns a tensor of any library as a tensor of onecopy, for publishing it where it lies. With `copies`, memory of other
-/// libraries moves into memory of onecopy, or is copied. Throws unsupported without, and what Incoming throws.
+/// Returns a tensor of any library as a tensor of onecopy, to be published in place. With `copies`, memory of other
+/// libraries moves into memory of onecopy or is copied; without `copies`, the function throws unsupported. Throws the
+/// errors of Incoming.
 Tensor as_it_is(nb::handle object, const std::string& what, bool copies);
 
-/// Copies each into the tensor with its number; large ones without the GIL.
+/// Copies each tensor of `from` into the tensor of `to` with the same index. Releases the GIL during large copies.
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to);
 
 }  // namespace onecopy::python

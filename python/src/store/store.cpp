@@ -216,7 +216,7 @@ void add_arena(nb::module_& m) {
 
 }  // namespace
 
-/// Adds the classes of which onecopy.store is the public form.
+/// Adds the classes behind onecopy.store.
 void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);

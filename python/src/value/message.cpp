@@ -34,11 +34,11 @@ constexpr std::uint32_t kFormMask = 0x7f;
 constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
 constexpr int kFlagsShift = 8;
 
-/// The size from which data is written into shared memory once, and read where it lies.
+/// The size from which data is written into shared memory, and read in place.
 constexpr std::size_t kLargeData = std::size_t{32} << 10;
 constexpr std::size_t kCopyWithoutGil = std::size_t{256} << 10;
 
-/// The number of objects that would set off the garbage collector again and again, although none of them is garbage.
+/// The number of objects that would start the garbage collector several times, although none of them is garbage.
 constexpr std::size_t kManyTensors = 1000;
 
 /// A row of a pickled message that is a whole torch.UntypedStorage.
@@ -73,7 +73,7 @@ class Rows {
     return nb::make_tuple(opener_, nb::make_tuple(tensors_.size() - 1, flags));
   }
 
-  nb::object opener_;  ///< the function that the pickle calls for a row
+  nb::object opener_;  ///< the function that the pickle calls to open a row
   std::vector<Tensor> tensors_;
 };
 
@@ -92,7 +92,7 @@ nb::object Rows::reduce(nb::handle object) {
   } else if (const auto array = SharedArray::of(object.ptr())) {
     return add(array->tensor(), kNumpyFlag);
   } else if (is_read_only_array(object.ptr())) {
-    // Protocol 5 keeps the flag of the sender's view; the copy is the receiver's own, as a larger array's is.
+    // Protocol 5 keeps the read-only flag of the sender's view, but the receiver owns its copy.
     return object.attr("__reduce_ex__")(4);
   } else if (!PyType_Check(object.ptr()) && is_storage(object)) {
     return add(torch::share_storage(object.ptr()), kStorage);
@@ -103,7 +103,7 @@ nb::object Rows::reduce(nb::handle object) {
 /// The rows of the message that this thread is unpickling.
 thread_local std::span<const Tensor> unpickled_rows;
 
-/// The rows of a message while it is unpickled, which may get another message.
+/// Makes the rows of a message current while it is unpickled. Unpickling may read another message.
 class Unpickling {
  public:
   explicit Unpickling(std::span<const Tensor> rows) : outer_(std::exchange(unpickled_rows, rows)) {}
@@ -121,8 +121,8 @@ nb::object open_row(std::size_t index, std::uint32_t flags) {
   return flags == kStorage ? torch::open_storage(tensor) : open_tensor(tensor, flags);
 }
 
-/// The functions of onecopy._pickling, imported when something has to be pickled and kept for ever. No
-/// static of a function: another thread would wait for its making with the GIL.
+/// The functions of onecopy._pickling, imported at the first pickle and never released. Not a static variable of a
+/// function, since another thread would wait for its initialiser with the GIL held.
 struct Pickling {
   PyObject* dumps = nullptr;
   PyObject* loads = nullptr;

@@ -66,7 +66,7 @@ class ObjectSink {
       NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), next().release().ptr());
     return tuple;
   }
-  /// The list grows value by value: it can be in itself, and other threads must always see a whole list.
+  /// Makes a list value by value, since a list can contain itself and other threads must always see a whole list.
   template <class Next, class Begun>
   nb::object list(std::size_t count, Next&& next, Begun&& begun) {
     nb::object list = made(PyList_New(0));
@@ -117,7 +117,7 @@ class ObjectSink {
   const DecodeOptions& options_;
 };
 
-/// The short strings that came last: names of fields, keys and classes come with every message.
+/// A cache of the short strings read most recently, since every message contains names of fields, keys and classes.
 /// Thread safety: used with the GIL held.
 class RecentText {
  public:
@@ -134,7 +134,7 @@ class RecentText {
   static bool is(PyObject* str, ByteSpan utf8) noexcept {
     if (!str) return false;
     Py_ssize_t size = 0;
-    const char* const text = PyUnicode_AsUTF8AndSize(str, &size);  // which it has kept
+    const char* const text = PyUnicode_AsUTF8AndSize(str, &size);  // cached in the str
     return static_cast<std::size_t>(size) == utf8.size() &&
            std::memcmp(text, utf8.data(), utf8.size()) == 0;
   }

@@ -28,10 +28,10 @@ using value::SmallVector;
 
 constexpr const char* kTooDeep = "it is nested more than 32 deep; send it flat";
 constexpr int kHost = -1;
-constexpr std::size_t kUsualObjects = 8;  ///< of a call that have a number
-constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
+constexpr std::size_t kUsualObjects = 8;  ///< the usual number of numbered objects in a call
+constexpr std::size_t kMaxInline = 4096;  ///< the maximum size in bytes of a tensor within the message
 
-/// Returns the number of the card that tensors of a card go to; kHost also for a card that has no target.
+/// Returns the number of the card that tensors of a card go to, or kHost if the card has no target.
 int target_of(const DeviceMap& devices, int here) {
   for (const auto& [from, to] : devices.cards)
     if (from == here) return to;
@@ -91,9 +91,10 @@ class ObjectWriter {
   }
   std::size_t size() const noexcept { return message_.data.size() - begin_; }
 
-  /// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
+  /// Numbers the object. If the object was written before, writes a reference to it and returns true.
   bool is_again(PyObject* object);
-  /// Marks a container while its items are written. Nothing in a call is within itself; elsewhere a list or dict may be.
+  /// Marks a container while its items are written. In a call, no container may contain itself; elsewhere a list or
+  /// dict may.
   void open(std::size_t number) { numbered_[number].is_open = true; }
   void close(std::size_t number) { numbered_[number].is_open = false; }
   bool may_contain_itself() const noexcept { return options_.tensors == Tensors::are_shared; }
@@ -107,24 +108,24 @@ class ObjectWriter {
 
   /// An object that has a number.
   struct Numbered {
-    HashCost cost;         ///< of a complete tuple, or of an object made of parts
-    bool is_open = false;  ///< its items are being written, and must not refer to it
+    HashCost cost;         ///< the cost of hashing a complete tuple, or an object made of parts
+    bool is_open = false;  ///< whether its items are being written, which must not refer to it
   };
 
   Message& message_;
   const std::size_t begin_;
   value::Writer out_;
   const EncodeOptions& options_;
-  std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< by their rows; copied at the end
+  std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< the arrays by row, copied at the end
   std::vector<LateCopy> copies_;
   SeenObjects seen_;
-  SmallVector<Numbered, kUsualObjects> numbered_;  ///< by their numbers
+  SmallVector<Numbered, kUsualObjects> numbered_;  ///< the objects by number
   TensorCounts counts_;
-  SmallVector<PyObject*, kUsualObjects> open_objects_;  ///< whose parts are being written
+  SmallVector<PyObject*, kUsualObjects> open_objects_;  ///< the objects whose parts are being written
   bool is_cyclic_ = false;
-  HashCost cost_;                ///< of the value that was written last
-  std::uint64_t key_parts_ = 0;  ///< of all keys
-  bool is_deep_ = false;         ///< tuples are nested above kMaxDepth, through references
+  HashCost cost_;                ///< the cost of the last written value
+  std::uint64_t key_parts_ = 0;  ///< the parts of all keys
+  bool is_deep_ = false;         ///< whether references nest tuples deeper than kMaxDepth
 };
 
 /// Keeps an object that a container may lose while another thread runs.
@@ -139,7 +140,7 @@ class Hold {
   PyObject* object_;
 };
 
-/// Returns false, or throws TypeError where there is a reducer.
+/// Returns false, or throws TypeError with the reason if a reducer is set.
 bool ObjectWriter::cannot(const char* why) const {
   if (!options_.reduce.is_valid()) return false;
   throw nb::type_error(fmt::format("a value cannot cross: {}", why).c_str());
@@ -192,7 +193,7 @@ bool ObjectWriter::write_long_int(PyObject* value) {
 bool ObjectWriter::write_str(PyObject* value, int depth) {
   Py_ssize_t size = 0;
   const char* text = PyUnicode_AsUTF8AndSize(value, &size);
-  if (!text) {  // lone surrogates
+  if (!text) {  // contains lone surrogates
     PyErr_Clear();
     return write_other(value, depth);
   }
@@ -209,7 +210,7 @@ bool ObjectWriter::write_bytes(PyObject* value) {
   return true;
 }
 
-/// The empty tuple is one object in every process: a reference to it would be longer than itself.
+/// Writes a tuple. The empty tuple is never written as a reference, which would be longer.
 bool ObjectWriter::write_tuple(PyObject* value, int depth) {
   const std::size_t number = numbered_.size();
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
@@ -261,7 +262,7 @@ bool ObjectWriter::write_dict(PyObject* value, int depth) {
   return (written == count && NB_DICT_GET_SIZE(value) == count) || cannot("a dict has changed meanwhile");
 }
 
-/// Throws for a key that no process could hash which gets it, also out of a pickle.
+/// Writes a key. Throws for a key that the receiver could not hash, even after unpickling.
 bool ObjectWriter::write_key(PyObject* key, int depth) {
   if (!write(key, depth)) return false;
   if (cost_.height > HashCost::kMaxHeight || cost_.parts > max_key_parts(size()))
@@ -327,7 +328,8 @@ bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
   return true;
 }
 
-/// The copy is made on the card that it is for, if the number of that card here is known: its receiver has nothing to copy then.
+/// Writes a copy of a tensor on a card. The copy is made on the target card if this process knows its number, so that
+/// the receiver need not copy.
 bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth) {
   const int target = options_.receiver ? target_of(options_.receiver->devices, from.device.index) : kHost;
   if (from.device.type != DeviceType::cuda || from.layout.numel() == 0 || target < 0 || target > UINT8_MAX)
@@ -433,7 +435,7 @@ bool ObjectWriter::write_parts(PyObject* object, nb::handle reduced, int depth) 
 
 bool ObjectWriter::is_again(PyObject* object) {
   const std::size_t number = add_numbered();
-  if (Py_REFCNT(object) == 1) return false;  // no other place has it
+  if (Py_REFCNT(object) == 1) return false;  // no other reference exists
   const std::uint32_t before = seen_.find_or_add(object, static_cast<std::uint32_t>(number));
   if (before == SeenObjects::kNew) return false;
   numbered_.pop_back();
@@ -453,7 +455,7 @@ void ObjectWriter::make_copies() {
   for (const LateCopy& copy : copies_) message_.tensors[copy.row] = made_copy(copy);
 }
 
-/// Looks at the tensor again: Python code may have resized it since.
+/// Makes the copy. Reads the tensor's layout again, since Python code may have resized the tensor.
 Tensor ObjectWriter::made_copy(const LateCopy& late) {
   const auto from = torch::copyable(late.tensor.ptr());
   if (!from || from->layout != late.layout)

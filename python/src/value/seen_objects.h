@@ -13,8 +13,8 @@
 
 namespace onecopy::python {
 
-/// The numbers of the objects that may occur again. Holds them, so that no address means two of them. Thread safety:
-/// used with the GIL held.
+/// The numbers of the objects that may occur again. The table holds references to the objects, so that no address is
+/// reused. Thread safety: used with the GIL held.
 class SeenObjects {
  public:
   SeenObjects() = default;
@@ -24,7 +24,7 @@ class SeenObjects {
     for (const Entry& entry : entries_) Py_XDECREF(entry.object);
   }
 
-  /// Makes room for this many more at once.
+  /// Reserves room for `more` objects.
   void reserve(std::size_t more) {
     if (2 * (used_ + more) > entries_.size()) grow(std::bit_ceil(2 * (used_ + more)));
   }
@@ -35,7 +35,7 @@ class SeenObjects {
     const Entry& entry = place(object);
     return entry.object ? entry.number : kNew;
   }
-  /// Returns the object's number, or kNew after it was given `number`.
+  /// Returns the object's number. Gives a new object `number`, and returns kNew.
   std::uint32_t find_or_add(PyObject* object, std::uint32_t number) {
     if (2 * (used_ + 1) > entries_.size()) grow(2 * entries_.size());
     Entry& entry = place(object);
@@ -60,7 +60,7 @@ class SeenObjects {
     return entries_[at & mask];
   }
 
-  /// The first few entries lie in this object.
+  /// Enlarges the table, whose first entries lie in this object.
   void grow(std::size_t size) {
     if (size <= few_.size()) {
       few_.fill({});
@@ -74,9 +74,9 @@ class SeenObjects {
     many_.swap(grown);
   }
 
-  std::array<Entry, 16> few_;  ///< empty entries once there is an object
+  std::array<Entry, 16> few_;  ///< uninitialised until the first object
   std::vector<Entry> many_;
-  std::span<Entry> entries_;  ///< a power of two of them, open addressing
+  std::span<Entry> entries_;  ///< a hash table with open addressing, whose size is a power of two
   std::size_t used_ = 0;
 };
 

@@ -20,7 +20,7 @@
 namespace onecopy::python {
 namespace {
 
-/// A class of torch, for objects that can only exist when it is imported.
+/// Returns whether an object is an instance of a class of torch. Does not import the class's module.
 bool is_instance_of_torch(nb::handle x, const char* module, const char* name) {
   if (!torch::is_loaded()) return false;
   const int is = PyObject_IsInstance(x.ptr(), nb::module_::import_(module).attr(name).ptr());
@@ -47,7 +47,7 @@ std::string attribute_text(nb::handle x, const char* attribute) {
 
 bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")); }
 
-/// The values only, row-major, with the original's properties. REQUIRES: torch::is_tensor(x).
+/// Returns a row-major copy of the elements, with the original's properties. REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   const auto device = torch::device_of(x);
   const bool is_dense = attribute_text(x, "layout") == "torch.strided";
@@ -70,8 +70,8 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
                   argument, nb::type_name(x.type()).c_str()));
 }
 
-/// A tensor of a subclass as a torch.Tensor. Tensors that are made of other tensors stay as they are, or raise that
-/// they cannot be converted.
+/// Returns a tensor of a subclass as a torch.Tensor. A tensor made of other tensors is returned unchanged, or raises
+/// that it cannot be converted.
 nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& argument) {
   nb::object plain;
   try {
@@ -84,15 +84,15 @@ nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& a
   return plain;
 }
 
-/// A torch.Tensor or Parameter on the memory of a subclass's tensor. Autograd must not see the conversion: its result
-/// would not be a leaf.
+/// Returns a torch.Tensor or Parameter on the memory of a tensor of a subclass. Autograd must not record the
+/// conversion, since its result would not be a leaf.
 nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   if (is_instance_of_torch(x, "torch.nn.parameter", "UninitializedTensorMixin"))
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} has no shape and no memory yet; run the lazy module once first", argument));
   const bool is_leaf = nb::cast<bool>(x.attr("is_leaf"));
   nb::object plain =
-      elements_of_torch(x, !is_leaf && !copy, argument);  // torch says why it refuses a graph
+      elements_of_torch(x, !is_leaf && !copy, argument);  // torch raises the reason for refusing a graph
   if (!is_leaf) return plain;
   if (is_instance_of_torch(x, "torch.nn", "Parameter"))
     return nb::module_::import_("torch").attr("nn").attr("Parameter")(plain, requires_grad(x));
@@ -125,7 +125,7 @@ bool is_plain_key(nb::handle key) {
   return true;
 }
 
-/// Returns all parameters and buffers by name. A tensor under two names comes twice.
+/// Returns all parameters and buffers by name. A tensor with two names occurs twice.
 nb::object tensors_of_module(nb::handle module) {
   nb::dict all;
   for (const char* kind : {"named_parameters", "named_buffers"}) {
@@ -181,7 +181,7 @@ nb::object Tree::walk(nb::handle x, int depth) {
   return array(x);
 }
 
-/// Walks a copy, which no other thread changes. The original is used if no part of it had to be replaced.
+/// Walks a copy, which no other thread changes. Returns the original if no part had to be replaced.
 nb::object Tree::walk_dict(nb::handle x, int depth) {
   nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
@@ -222,7 +222,7 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
 }
 
 void Tree::make_room_for_many() {
-  constexpr std::size_t kMax = 1 << 16;  // the many may be plain values
+  constexpr std::size_t kMax = 1 << 16;  // most items may be plain values
   const std::size_t expected = std::min(max_together_, kMax);
   seen_.reserve(expected);
   leaves_.reserve(leaves_.size() + expected);
@@ -238,7 +238,7 @@ nb::object Tree::array(nb::handle x) {
     other_names_.push_back({path_, known});
     return leaves_[known].array;
   }
-  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // as most do: formats no texts for errors
+  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // the usual case, which needs no text for errors
   nb::object fit = fits ? nb::borrow(x) : shareable_array(x, copy_, place());
   if (!fit.is_valid())
     refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",

@@ -12,20 +12,20 @@
 
 namespace onecopy::python {
 
-/// The object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
-/// `copy` not on the memory of the original. Returns an invalid object if x is not an array. Throws unsupported, naming
-/// `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
+/// Returns the object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
+/// `copy` in new memory. Returns an invalid object if x is not an array. Throws unsupported, naming `argument`, for
+/// arrays that cannot be shared. REQUIRES: the GIL.
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
-/// Is it a dict, list, tuple or torch.nn.Module: something with arrays in it?
+/// Returns whether the object is a dict, list, tuple or torch.nn.Module, which may contain arrays.
 bool is_nested(nb::handle x);
 
-/// A nested value made fit for sharing: only types that encode_value() takes, each array an object of
-/// its own and named by its place, e.g. "layers.3.weight".
+/// A nested value converted for sharing. The value contains only types that encode_value() takes; each array is a
+/// separate object, named by its place, e.g. "layers.3.weight".
 /// Thread safety: used with the GIL held.
 class Tree {
  public:
-  /// Throws invalid_argument with the place of an object that cannot be shared.
+  /// Converts a value. Throws invalid_argument with the place of an object that cannot be shared.
   Tree(nb::handle x, bool copy);
 
   struct Leaf {
@@ -37,12 +37,12 @@ class Tree {
     std::uint32_t leaf;
   };
   nb::handle value() const { return value_; }
-  /// Returns the leaves in the order in which encode_value() comes across them.
+  /// Returns the leaves in the order in which encode_value() meets them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
   std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
-  /// Lets Python's garbage collector run again. Called when all objects of a large tree have been made.
+  /// Enables Python's garbage collector again. Called when all objects of a large tree have been made.
   void let_collect() noexcept { no_collection_.end(); }
-  /// Arrays at a second place and more.
+  /// Returns the further places of arrays that occur more than once.
   const std::vector<OtherName>& other_names() const { return other_names_; }
 
  private:
@@ -50,20 +50,20 @@ class Tree {
   nb::object walk_dict(nb::handle x, int depth);
   nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
   nb::object array(nb::handle x);
-  /// Reserves memory: growing it by doubling would cost a fifth of the walk.
+  /// Reserves memory, since growing it by doubling would cost a fifth of the walk.
   void make_room_for_many();
   std::string place() const;
   [[noreturn]] void refuse(const std::string& problem) const;
-  /// Adds a part to the path while it lives.
+  /// Adds a part to the path for its own lifetime.
   class Step;
 
   const bool copy_;
-  std::string path_;              ///< name of where we are
-  std::size_t max_together_ = 0;  ///< size of the largest dict, list or tuple
+  std::string path_;              ///< the name of the current place
+  std::size_t max_together_ = 0;  ///< the size of the largest dict, list or tuple
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
-  NoCollection no_collection_;  ///< once there are many leaves
-  SeenObjects seen_;            ///< leaves by the caller's object
+  NoCollection no_collection_;  ///< active once there are many leaves
+  SeenObjects seen_;            ///< the leaves by the caller's object
   nb::object value_;
 };
 

@@ -64,7 +64,7 @@ nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, n
   return nb::make_tuple(value, to_list(received));
 }
 
-/// Returns a value as a program in C++ reads it, written again.
+/// Reads a value as a program in C++ does, and returns the bytes of the value written again.
 nb::object rewrite_value(nb::bytes data, nb::list tensors) {
   Message message;
   rpc::encode_value(rpc::decode_value(span_of(data), rows_of(tensors)), message);
