@@ -132,7 +132,7 @@ def hold_weights(talk: Talk, gib: float, path: str, device: str) -> None:
 
 
 def _kill_halves(store: Any, *halves: str) -> None:
-    """Kills halves of the keeper one after the other, each as soon as the former half runs again."""
+    """Kills halves of the keeper one after the other, each as soon as the half killed before runs again."""
     for half in halves:
         before = store.keeper()
         os.kill(before[half], signal.SIGKILL)

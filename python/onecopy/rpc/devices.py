@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the tensors that C++ does not copy by itself.
 
-C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). This module
-handles all other tensors.
+C++ copies row-major tensors of the CPU and of cards with a target (see python/src/value/object_writer.cpp). The
+functions below handle all other tensors.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 The store holds the list of members, and a lock on the list. A joining member tells all living members, and starts
 serving when each of them knows it. A process takes the lock over from a process that has ended, and from a process that
 has held the lock for longer than join_timeout, since nobody knows whether a process on another host lives. An id is
-assigned once: a process that rejoins under the same name gets another id, so references to values of the former process
-raise and never reach its successor.
+assigned once: a process that rejoins under the same name gets another id, so references to values of the previous
+process raise and never reach its successor.
 """
 
 from __future__ import annotations

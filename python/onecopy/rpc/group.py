@@ -133,7 +133,7 @@ class Agent(Serving):
     def add_member(self, member: Member) -> None:
         """Adds a member."""
         rank = member.info.id
-        self._members = {**self._members, rank: member}  # other threads iterate over the former dict
+        self._members = {**self._members, rank: member}  # other threads may iterate over the previous dict
         self.endpoint.join(member.address)
         member.endpoint = self.endpoint
         member.is_far = self.endpoint.is_far(rank)

@@ -117,7 +117,7 @@ def autograd() -> AutogradHooks:
 
 
 context: Callable[[], Any] = _core._rpc_context  # this thread's context of distributed autograd, or None
-swap_context: Callable[[Any], Any] = _core._swap_rpc_context  # sets this thread's context, and returns the former one
+swap_context: Callable[[Any], Any] = _core._swap_rpc_context  # sets this thread's context, and returns the previous one
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ class CallScope {
 // --- the context of distributed autograd that this thread runs in
 
 /// Sets the context of a thread, or None. The context records the tensors that are sent and received. Returns the
-/// former context.
+/// previous context.
 nb::object swap_context(ThreadState& thread, nb::object context);
 
 /// Makes a context, or None, the context of this thread for a block.

@@ -57,8 +57,8 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
 }
 
 /// Keeps memory that is copied without the GIL from being freed during the copy. If several threads move a storage at
-/// once, the fastest thread leaves the former memory here, and the last thread releases the memory. Thread safety: used
-/// with the GIL held. A forked child does not wait for its parent's threads.
+/// once, the fastest thread leaves the previous memory here, and the last thread releases the memory. Thread safety:
+/// used with the GIL held. A forked child does not wait for its parent's threads.
 class StorageMove {
  public:
   explicit StorageMove(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {

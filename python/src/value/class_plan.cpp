@@ -6,7 +6,7 @@
 namespace onecopy::python {
 namespace {
 
-/// Returns the value of a key, or null. Faster than PyDict_GetItem().
+/// Returns the value of a key, or null, faster than PyDict_GetItem().
 PyObject* look_up(PyObject* dict, PyObject* key) {
   PyObject* const found = PyDict_GetItemWithError(dict, key);
   if (!found && PyErr_Occurred()) PyErr_Clear();

@@ -132,7 +132,7 @@ class Engine:
 
     def start(self, worker_id: int, transport: Transport | None = None) -> None:
         """Makes this object the engine of that worker. `transport` carries gradients and marks to other workers; None
-        keeps the former transport."""
+        keeps the previous transport."""
         self.worker_id, self._transport = worker_id, transport or self._transport
         self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
