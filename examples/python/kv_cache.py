@@ -5,7 +5,7 @@ import torch
 import onecopy
 import onecopy.multiprocessing as mp
 
-BLOCKS, LAYERS, TOKENS, WIDTH = 8, 2, 16, 32  # TOKENS of them a block
+BLOCKS, LAYERS, TOKENS, WIDTH = 8, 2, 16, 32  # a block holds TOKENS tokens
 
 
 def decode(arena, requests, finished):

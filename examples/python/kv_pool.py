@@ -8,7 +8,7 @@ import torch
 import onecopy
 import onecopy.multiprocessing as mp
 
-LAYERS, TOKENS, WIDTH = 2, 16, 32  # TOKENS of them a block
+LAYERS, TOKENS, WIDTH = 2, 16, 32  # a block holds TOKENS tokens
 
 
 class Pool:
