@@ -22,7 +22,7 @@ const std::map<std::string, void (*)(Parent&)> kRoles = {
     {"open_handles", open_handles},         {"open_one_handle", open_one_handle},
     {"own_a_million", own_a_million},       {"open_a_million", open_a_million},
     {"answer_calls", answer_calls},         {"answer_calls_of_a_host", answer_calls_of_a_host},
-    {"call_a_host", call_a_host},
+    {"call_a_host", call_a_host},           {"attack_a_host", attack_a_host},
 };
 
 int be_a_peer(const std::string& role) {
@@ -59,6 +59,8 @@ std::vector<NamedRow> all_rows(const Effort& effort, Iceoryx& iceoryx) {
       {"rpc", [&] { return call_spinning(effort); }},
       {"rpc-asleep", [&] { return call_asleep(effort); }},
       {"rpc-hosts", [&] { return call_hosts(effort); }},
+      {"rpc-hosts", [&] { return call_hosts_over_ucx(effort); }},
+      {"rpc-hosts", [&] { return cut_off_hosts(effort); }},
   };
 }
 
@@ -106,7 +108,7 @@ int main(int argc, char** argv) {
   app.add_option(
       "rows", only,
       "Only these, and write no results: spinning, blocking, idle, one-way, large, share-open, fill, "
-      "first-open, million, load, rpc, rpc-asleep");
+      "first-open, million, load, rpc, rpc-asleep, rpc-hosts");
   app.add_flag("--quick", effort.quick, "A fifth of the rounds");
   app.add_option("--out", directory, "Where the results go")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -29,6 +29,8 @@ Row load_file(const Effort& effort);
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
 Row call_hosts(const Effort& effort);
+Row call_hosts_over_ucx(const Effort& effort);
+Row cut_off_hosts(const Effort& effort);
 
 // The functions below run in the other processes.
 void follow_exchanges(Parent& parent);
@@ -40,5 +42,6 @@ void open_a_million(Parent& parent);
 void answer_calls(Parent& parent);
 void answer_calls_of_a_host(Parent& parent);
 void call_a_host(Parent& parent);
+void attack_a_host(Parent& parent);
 
 }  // namespace onecopy::bench
