@@ -10,7 +10,8 @@
 namespace onecopy::fuzz {
 namespace {
 
-/// Exactly as large as the table, so that the address sanitizer sees a step outside.
+/// A copy of the bytes in memory of exactly their size, so that the address sanitizer reports an access behind their
+/// end.
 class SharedTable {
  public:
   explicit SharedTable(ByteSpan bytes) : memory_(new std::byte[bytes.size()]), size_(bytes.size()) {
@@ -18,7 +19,7 @@ class SharedTable {
   }
   ByteSpan bytes() const noexcept { return {memory_.get(), size_}; }
 
-  /// Pairs of place and value, as a process that went wild would leave them.
+  /// Overwrites bytes as a process that has gone wrong might. An instruction has 4 bytes: a place (2) and a value.
   void scribble(ByteSpan instructions) {
     for (std::size_t i = 0; i + 4 <= instructions.size() && size_ != 0; i += 4)
       memory_[load<std::uint16_t>(instructions.data() + i) % size_] = instructions[i + 2];
@@ -76,8 +77,8 @@ void check_table(ByteSpan bytes, ByteSpan instructions) {
   (void)read_all(**reader, ignored);
 }
 
-/// The bytes with a right beginning, length and checksums. The structure fills the space that the other sections
-/// leave, so that the checks behind are reached.
+/// Returns the input with a valid beginning, length and checksums, so that later checks are reached. The structure
+/// section fills the space that the other sections leave.
 Bytes sealed(ByteSpan input) {
   static constexpr std::uint8_t kStart[] = {'1', 'C', 'B', 'N', 'D', 0, 1, 0};
   Bytes bytes(input.begin(), input.end());

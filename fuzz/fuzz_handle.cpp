@@ -24,7 +24,7 @@ void check_handle(ByteSpan bytes) {
           "one handle has one encoding");
 }
 
-/// The bytes with a right beginning and checksum, so that the checks behind are reached.
+/// Returns the input with a valid beginning and checksum, so that later checks are reached.
 Bytes sealed(ByteSpan input) {
   static constexpr std::uint8_t kStart[] = {'1', 'C', 'O', 'P', 'Y', 0, 1, 0};
   Bytes bytes(input.begin(), input.end());

@@ -9,7 +9,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 
-/// Code of all fuzzers: properties that must hold, and errors that may come.
+/// The code that all fuzzers share: it checks properties, and lets through the errors that are allowed.
 namespace onecopy::fuzz {
 
 inline ByteSpan span_of(const std::uint8_t* data, std::size_t size) noexcept {
@@ -23,7 +23,8 @@ inline void require(bool holds, const char* property) {
   std::abort();
 }
 
-/// The action's result; nothing when it refused its input with one of the codes allowed.
+/// Returns the action's result; empty if the action throws an Error with one of the `allowed` codes. Aborts on other
+/// codes.
 template <class Action>
 auto accepted(std::initializer_list<ErrorCode> allowed, Action&& action)
     -> std::optional<decltype(action())> {

@@ -20,7 +20,7 @@ namespace {
 using namespace rpc;
 using std::chrono::steady_clock;
 
-/// The process that sends what the input says, as member 0 of the group.
+/// A process that joins the group as member 0 and sends what the input says.
 class Stranger {
  public:
   explicit Stranger(Node& victim) : victim_(victim), door_to_(connect(victim.address().door)) {
@@ -74,7 +74,7 @@ std::optional<std::pair<bool, Message>> next_message(ByteSpan& rest) {
   return std::pair(through_door, std::move(message));
 }
 
-/// The last message: the victim has read all before it.
+/// Returns the last message of a run: once the victim has read it, the victim has read all messages.
 Message end_mark() {
   Message message{tag_of(Form::note, 0, true), Bytes(9, std::byte{0xee}), {}};
   append_tail(message.data, NoteTail{});

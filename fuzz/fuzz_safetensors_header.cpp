@@ -24,8 +24,8 @@ void check_entry(const SafetensorsEntry& entry, std::uint64_t expected_begin) {
   require(is_utf8(entry.name), "names are UTF-8");
 }
 
-/// The names of element types as the fuzzed parser read them cannot be asked for here, so sizes and
-/// names are written again: one byte per element.
+/// Returns a header with the same names and sizes. All tensors are U8, because the entries do not contain the names of
+/// their element types.
 std::string written_again(const SafetensorsHeader& header) {
   auto json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;

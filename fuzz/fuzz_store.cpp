@@ -11,7 +11,7 @@ namespace {
 
 using namespace store;
 
-/// Reading and writing what was read once leads to the same bytes for ever.
+/// Checks that a message that was read and written has the same bytes after another round.
 template <class Message>
 void check_message(Type type, ByteSpan packet) {
   if (type != Message::kType) return;

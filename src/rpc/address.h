@@ -14,11 +14,12 @@ struct Address {
   std::string name;
   std::uint32_t number = 0;
   std::int32_t pid = 0;
-  std::uint64_t start_time = 0;  ///< of the process: with the pid it names one process of this boot
-  Handle door;                   ///< a queue for greetings
+  /// The start of the process, which together with the pid names one process of this boot.
+  std::uint64_t start_time = 0;
+  Handle door;  ///< the queue that takes greetings
   Handle bell;
-  std::uint64_t host = 0;  ///< where this pid and these handles mean something: this_host() there
-  std::string endpoint{};  ///< where members on other hosts connect, as "10.0.0.1:4711"; empty: nowhere
+  std::uint64_t host = 0;  ///< this_host() of the member: the pid and the handles are valid there alone
+  std::string endpoint{};  ///< the address for members on other hosts, e.g. "10.0.0.1:4711"; empty: none
 
   Bytes to_bytes() const;
   /// Throws bad_handle, version_mismatch.
@@ -29,7 +30,7 @@ struct Address {
 /// each other's memory.
 std::uint64_t this_host();
 
-/// The two parts of a greeting: the greeter, and the queue into which the greeted member puts messages for it.
+/// Encodes a greeting: the greeter's address, and the queue into which the greeted member puts its messages.
 Bytes encode_greeting(const Address& from, const Handle& lane);
 std::pair<Address, Handle> decode_greeting(ByteSpan bytes);
 

@@ -126,7 +126,7 @@ void Agent::State::run(Work& work) noexcept {
   }
 }
 
-/// A caller whose call is late has given up.
+/// Runs the call's function and sends the answer. Does nothing after the deadline, when the caller no longer waits.
 void Agent::State::serve(Work& work) {
   if (work.from->has_ended || work.deadline.has_passed()) return;
   point("rpc.serve.running");

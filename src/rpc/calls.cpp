@@ -49,7 +49,7 @@ CallRef Calls::take(std::uint64_t number) {
   return take_out(index);
 }
 
-/// The next deadline is put right on the way.
+/// Removes and returns the calls that are wanted. Sets the next deadline on the way.
 template <class Wants>
 std::vector<CallRef> Calls::take_if(Wants&& wants) {
   std::vector<CallRef> taken;

@@ -13,17 +13,17 @@ namespace onecopy::rpc {
 
 /// The calls of this process that have no answer yet, by the number that their answers name.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariant: a number is given once; a late answer finds nothing.
+/// Thread safety: all members may be called concurrently. Invariant: no number is used twice, so an answer that comes
+/// too late finds no call.
 class Calls {
  public:
-  /// The call's number, never 0.
+  /// Adds the call and returns its number, which is never 0.
   std::uint64_t add(const CallRef& call);
-  /// Returns the call of that number; null when it is over.
+  /// Returns the call of that number, or null if the call is over.
   CallRef find(std::uint64_t number);
-  /// The call of that number, which is under way no more; none when it is over.
+  /// Removes the call of that number and returns it, or null if the call is over.
   CallRef take(std::uint64_t number);
-  /// Takes the calls whose deadline has passed. Costs a load while there can be none.
+  /// Removes and returns the calls whose deadline has passed. Costs one load if no deadline has passed.
   std::vector<CallRef> take_late(TimePoint now);
   std::vector<CallRef> take_of(std::uint32_t member, std::uint32_t session);
   std::vector<CallRef> take_all();

@@ -12,12 +12,12 @@ namespace onecopy::rpc {
 
 using std::chrono::nanoseconds;
 
-constexpr int kLooks = 64;  ///< at the lanes, before a look at the clock
+constexpr int kLooks = 64;  ///< the number of looks at the lanes between two looks at the clock
 
 CompletionWaiter::CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited)
     : bell_(own), lanes_(std::move(lanes)), on_unwaited_(std::move(on_unwaited)) {}
 
-/// A place in the list of followers.
+/// An entry of a call in the list of followers, as long as a thread sleeps on the call.
 class CompletionWaiter::Follower {
  public:
   Follower(CompletionWaiter& waiter, Call& call) : waiter_(waiter) {
@@ -38,7 +38,8 @@ class CompletionWaiter::Follower {
   std::list<Call*>::iterator place_;
 };
 
-/// Counts before it looks for a leader: a leader that leaves the bell awake looks at the count afterwards.
+/// Increments wanted_ before it looks for a leader, because a leader that leaves the bell awake reads wanted_
+/// afterwards: one of the two sees the other.
 bool CompletionWaiter::want(Call& call) noexcept {
   wanted_.fetch_add(1);
   const std::uint32_t before = call.word_.fetch_or(Call::kIsWork);
@@ -65,10 +66,10 @@ bool CompletionWaiter::wait(const CallRef& call, Deadline until) {
 
 void CompletionWaiter::wait_in_turn(Call& call, Deadline until) {
   if (try_lead() || follow(call, until)) lead(call, until);
-  else if (!is_led_.load()) choose_leader();  // it may have been this thread's turn
+  else if (!is_led_.load()) choose_leader();  // this thread may have been the next leader
 }
 
-/// The next wait(), or a worker, sees to the call.
+/// Leaves the call to the next wait() or to a worker.
 void CompletionWaiter::stop_waiting(const CallRef& call) {
   const std::uint32_t before = call->word_.fetch_and(~Call::kWaited);
   if ((before & Call::kDone) != 0 && (before & Call::kIsWork) != 0) on_unwaited_(call);
@@ -80,7 +81,7 @@ void CompletionWaiter::lead(Call& call, Deadline until) {
   try {
     while (!watch(call, until)) sleep(call, until);
     look_after_leading(call);
-  } catch (...) {  // out of memory: another thread leads, or a worker looks
+  } catch (...) {  // out of memory: another thread or a worker looks at the lanes
     stop_leading();
     bell_.calls.ring();
     throw;
@@ -88,7 +89,7 @@ void CompletionWaiter::lead(Call& call, Deadline until) {
   stop_leading();
 }
 
-/// Returns false when it is time to sleep.
+/// Looks at the lanes until the call is done or `until` has passed. Returns false when the time to spin is over.
 bool CompletionWaiter::watch(Call& call, Deadline until) {
   const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
   TimePoint end{};
@@ -115,8 +116,8 @@ void CompletionWaiter::sleep(const Call& call, Deadline until) {
   bell_.answers.watch();
 }
 
-/// Leaves the bell awake while no call is wanted: answers stay in the lanes until a thread waits for one of them. Else the
-/// leader looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
+/// Leaves the bell awake if no call is wanted: answers then stay in the lanes until a thread waits. Otherwise makes the
+/// bell say that no thread listens, so that later answers wake a worker, and handles the answers that came before.
 void CompletionWaiter::look_after_leading(const Call& call) {
   const bool is_any_wanted = wanted_.load() != 0;
   if (is_any_wanted) bell_.answers.desert();
@@ -133,7 +134,8 @@ void CompletionWaiter::stop_leading() noexcept {
   choose_leader();
 }
 
-/// Messages that are in the lanes by now have rung for no thread. A leader that has just begun is woken once too often.
+/// Makes the bell say that no thread listens, and wakes a worker if messages came before, which have woken no thread. A
+/// leader that has just begun is woken once too often.
 void CompletionWaiter::end_watch() noexcept {
   if (bell_.answers.desert_if_awake() && lanes_.watch(1, nullptr)) bell_.calls.ring();
 }
@@ -177,7 +179,7 @@ bool CompletionWaiter::complete(const CallRef& call, End end, Status status, Mes
   if ((before & Call::kAsleep) != 0) futex_wake(call->word_, INT_MAX);
   if (call.get() == mine) return true;
   if ((before & Call::kWaited) != 0) {
-    if (bell_.answers.state() == Bell::asleep) bell_.answers.ring_all();  // the leader's call, perhaps
+    if (bell_.answers.state() == Bell::asleep) bell_.answers.ring_all();  // it may be the leader's call
   } else if ((before & Call::kIsWork) != 0) {
     on_unwaited_(call);
   }

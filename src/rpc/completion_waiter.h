@@ -12,32 +12,34 @@
 
 namespace onecopy::rpc {
 
-/// The lanes of this process, at which a waiting thread looks.
+/// The two functions by which a waiting thread reads the lanes of this process.
 struct Lanes {
-  /// Looks at the lanes so many times, or until the call, if there is one, is done. Returns whether there is something in a lane. Any thread
-  /// may ask.
+  /// Looks at the lanes `looks` times, or until the call `mine` is done. Returns whether a lane contains a message. May
+  /// be called by any thread.
   std::function<bool(int looks, const Call* mine)> watch;
-  /// Handles the messages there, unless another thread does. `mine` is the call that the thread waits for.
+  /// Handles the messages in the lanes, unless another thread does. `mine` is the call that the thread waits for.
   std::function<void(const Call* mine)> look;
 };
 
 /// Threads that wait for calls. One of them, the leader, looks at the lanes and completes any call; the others sleep on
 /// their call's word. A leader whose call is done makes a follower the leader, or leaves the lanes to the workers. So a
-/// thread that waits alone takes its answer itself, and no other thread runs for it.
+/// thread that waits alone takes its answer itself, without the help of another thread.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariants: while a thread waits, a leader listens to the answers' bell, or is about to. Where none does, the bell
-/// says awake only while no call under way is wanted. No lock is held while waiting. A sleep lasts a slice at most.
+/// Thread safety: all members may be called concurrently. Invariants: while a thread waits, a leader listens to the
+/// answers' bell, or is about to. Without a leader, the bell may stay awake only if no call under way is wanted. No
+/// lock is held while waiting. A sleep lasts at most a slice.
 class CompletionWaiter {
  public:
-  /// `on_unwaited` is called for a call that no thread waits for and a worker has to settle.
+  /// Makes a waiter. `on_unwaited` gets each call that ends while no thread waits for it, if want() was called.
   CompletionWaiter(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
 
-  /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when it has ended.
+  /// Makes `on_unwaited` get the call when it ends, unless a thread waits for it then. Returns false if the call has
+  /// already ended.
   bool want(Call& call) noexcept;
-  /// Returns true when the call is done; false at `until`, and after a slice: look at what else there is then.
+  /// Waits for the call. Returns true when it is done, and false at `until` or after a slice, so that the caller can
+  /// check for other events.
   bool wait(const CallRef& call, Deadline until);
-  /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.
+  /// Completes the call. Returns false if the call had already ended. `mine`: the call that this thread waits for.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {},
                 const Call* mine = nullptr);
 
@@ -66,7 +68,7 @@ class CompletionWaiter {
   const std::function<void(CallRef)> on_unwaited_;
   std::atomic<std::int64_t> spin_ns_{100'000};
   std::atomic<bool> is_led_{false};
-  std::atomic<int> wanted_{0};  ///< calls under way that a worker may have to settle
+  std::atomic<int> wanted_{0};  ///< calls under way for which want() was called
   Mutex followers_mutex_;
   std::list<Call*> followers_ GUARDED_BY(followers_mutex_);
   std::atomic<std::size_t> follower_count_{0};

@@ -30,7 +30,7 @@ class FunctionEntry {
 
   const std::string name_;
   std::atomic<std::int64_t> number_{
-      -1};  ///< that this process gives it in its calls; -1: it has called none
+      -1};  ///< the function's number in calls of this process; -1 before the first call
   std::atomic<void*> callable_{nullptr};
 };
 
@@ -41,7 +41,7 @@ class FunctionEntry {
 /// callable that has been replaced.
 class Functions {
  public:
-  /// Returns the function of that name, which is entered if it is new.
+  /// Returns the function of that name. Adds the name if it is new.
   FunctionEntry& of(std::string_view name);
   /// Returns the number of a function in calls of this process. Throws out_of_memory when there are too many, invalid_argument for
   /// a name that cannot be sent.

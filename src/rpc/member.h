@@ -37,7 +37,8 @@ enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, part
 inline constexpr std::array<const char*, 10> kRouteNames{"inline", "copy",  "lease", "move", "pull",
                                                          "staged", "parts", "here",  "tls",  "ucx"};
 
-/// Numbers of calls and tensors that went to a member or came from it. Relaxed, for listings alone.
+/// The numbers of calls and tensors that were sent to a member or received from it. Only listings read them, so all
+/// accesses are relaxed.
 struct Counters {
   std::atomic<std::uint64_t> calls{0}, answers{0}, served{0};
   std::array<std::atomic<std::uint64_t>, kRouteNames.size()> routes{};
@@ -52,20 +53,20 @@ struct Counters {
   void count(Route route, std::uint64_t tensors) noexcept {
     if (tensors != 0) routes[static_cast<std::size_t>(route)].fetch_add(tensors, std::memory_order_relaxed);
   }
-  /// Counts in a counter that is written by one thread at a time.
+  /// Increments a counter that only one thread writes at a time.
   static void count_alone(std::atomic<std::uint64_t>& counter) noexcept {
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 };
 
-/// A session with one process of the group: its lanes, the numbers of functions, whether it lives.
+/// A session with one process of the group: its connection and lane, its numbers of functions, and its state.
 ///
 /// The end of a session is final. When the network to another host is cut for too long, the session ends although the process
 /// lives: the next call begins the next session, which is another Member with the same address. Calls, references and
 /// messages belong to one session.
 ///
-/// Thread safety: as said at each part. The node outlives its members. Invariants: has_ended is set behind all that the
-/// member had put into its lane. Messages of a session are read once the session before is over.
+/// Thread safety: see the comment above each part. The node outlives its members. Invariants: has_ended is set after
+/// all messages in the member's lane were read. Messages of a session are read only after the session before is over.
 struct Member {
   explicit Member(Address where, Member* ended = nullptr)
       : address(std::move(where)), before(ended), session(ended ? ended->session + 1 : 1) {
@@ -86,19 +87,20 @@ struct Member {
     while (Member* const behind = last->next) last = behind;
     return *last;
   }
-  /// Returns whether there is no connection, and there was one.
+  /// Returns whether the connection to the member has been lost.
   bool is_gone() const noexcept { return has_ended || (before && !out); }
 
   const Address address;
   Member* const before;                ///< the session before; null: this is the first one
   const std::uint32_t session;         ///< 1, 2, and so on
-  std::atomic<Member*> next{nullptr};  ///< the session behind this one
-  /// The number that the other process has given this session; 0: it has not said so.
+  std::atomic<Member*> next{nullptr};  ///< the session after this one
+  /// The number of this session in the other process; 0 until that process has told it.
   std::atomic<std::uint32_t> their_session{0};
   Transport* transport = nullptr;  ///< null: the member is this process
-  bool shares_memory = true;       ///< as the transport says
-  Route far_route = Route::tls;    ///< of all tensors, where the transport shares no memory
-  /// A flag that is set once the member sends no further message; some may still be in its lane. The transport's thread shares it.
+  bool shares_memory = true;       ///< Transport::shares_memory()
+  Route far_route = Route::tls;    ///< the route of all tensors if the transport shares no memory
+  /// A flag that is set once the member sends no further message; its lane may still contain some. Shared with the
+  /// transport's thread.
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
@@ -109,31 +111,31 @@ struct Member {
            !out.load(std::memory_order_relaxed);
   }
 
-  // For all threads.
+  // Any thread may use the fields up to `counters`.
   std::atomic<Connection*> out{nullptr};  ///< null until the member has greeted back
-  std::atomic<Inbound*> in{nullptr};      ///< null until it was greeted
+  std::atomic<Inbound*> in{nullptr};      ///< null until this process has greeted the member
   std::atomic<bool> has_ended{false};
-  std::atomic<bool> is_over{false};  ///< it has ended, and its calls have failed
+  std::atomic<bool> is_over{false};  ///< the member has ended, and its calls have failed
   std::atomic<bool> is_full{
       false};                   ///< the last call found so many unread messages that the next one waits
   std::atomic<int> senders{0};  ///< threads that may use `out` now; see LaneGuard
-  std::atomic<bool> has_left{false};  ///< it said so; else it died
+  std::atomic<bool> has_left{false};  ///< the member said farewell; otherwise it died
   ToldNames told;
   Counters counters;
 
-  // Of the thread that opens the member; `opening`.
+  // The mutex `opening` guards the fields up to `state`: the thread that opens the member holds it.
   Mutex opening;
-  CallRef opened;  ///< done when `out` is there, or the member has ended
+  CallRef opened;  ///< done when `out` is set, or the member has ended
   std::unique_ptr<Connection> outbound;
   std::unique_ptr<Inbound> inbound;
   std::unique_ptr<TransportState> state;
 
-  // Of the thread that looks at the lanes.
+  // Only the thread that looks at the lanes uses `functions`.
   std::vector<FunctionEntry*> functions;  ///< by the numbers that the member gives them
 };
 
-/// A use of the lane to a member, which stays as long, unless the member has ended. The guard counts before it looks at
-/// has_ended; and a lane goes only after has_ended, when the count is 0.
+/// Keeps the connection to a member while the guard exists. The guard increments `senders` before it reads has_ended,
+/// and a connection is released only after has_ended is set and when `senders` is 0.
 class LaneGuard {
  public:
   explicit LaneGuard(Member& to) : to_(to) { to_.senders.fetch_add(1); }
@@ -141,14 +143,14 @@ class LaneGuard {
   LaneGuard& operator=(const LaneGuard&) = delete;
   ~LaneGuard() { to_.senders.fetch_sub(1); }
 
-  /// Returns null before the lane is opened and after it is closed.
+  /// Returns the connection; null before it is opened and after the member has ended.
   Connection* lane() const noexcept { return to_.has_ended ? nullptr : to_.out.load(); }
 
  private:
   Member& to_;
 };
 
-/// Returns "left the group", for the texts of errors, or how else a session has ended.
+/// Returns how the session ended, for texts of errors, e.g. "left the group".
 const char* why_ended(const Member& member) noexcept;
 /// Throws peer_died.
 [[noreturn]] void throw_ended_early(const Member& member);

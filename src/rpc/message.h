@@ -19,11 +19,11 @@ enum class Form : std::uint8_t { call = 4, answer = 5, note = 6 };
 inline constexpr std::uint32_t kFormBits = 0x7f;
 inline constexpr int kBodyShift = 8;  ///< eight bits: how the body is written; 0 in C++
 inline constexpr std::uint32_t kBodyBits = 0xff00;
-inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< handled before the next such message of its lane
+inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< the next message with this bit waits for this one
 inline constexpr std::uint32_t kHasContext = 0x2'0000;  ///< a CallContext lies behind the body
 inline constexpr std::uint32_t kKnownTagBits = kFormBits | kBodyBits | kInOrder | kHasContext;
 
-/// A number that a member has given, unique in the group with the number of the member.
+/// A number that is unique in the group: the number of a member, and a number that this member has chosen.
 struct GroupId {
   std::uint64_t number = 0;
   std::uint32_t member = 0;
@@ -32,26 +32,26 @@ struct GroupId {
   bool operator==(const GroupId&) const = default;
 };
 
-/// The surroundings of a call, which travel along with the call and with its answer. Other messages carry none.
+/// The context of a call, which the call and its answer carry. Other messages carry none.
 struct CallContext {
   enum Part : std::uint32_t { kAutograd = 1, kRecord = 2, kTrace = 4, kResult = 8 };
 
-  std::uint32_t parts = 0;  ///< which of the following are there
+  std::uint32_t parts = 0;  ///< bits of Part: the fields that are used
   std::uint32_t mark_bytes =
-      0;  ///< bytes in front of the context: a bit for each tensor says if it is in the record
+      /// Bytes of marks in front of the context: a bit for each tensor says whether the record contains the tensor.
+      0;
   std::uint64_t autograd = 0;  ///< the id of a context of distributed autograd
-  std::uint64_t record =
-      0;  ///< the number under which the sender has recorded tensors of the message there
-  GroupId
-      trace{};  ///< the first of the calls that led to this one: (the caller's number of it, the caller)
-  GroupId result{};  ///< the reference that the call makes to its result
+  std::uint64_t record = 0;  ///< the number of the sender's record of the message's tensors in that context
+  GroupId trace{};           ///< the first of the nested calls that led to this one
+  GroupId result{};          ///< the reference that the call makes to its result
 
   bool has(Part part) const noexcept { return (parts & part) != 0; }
   bool operator==(const CallContext&) const = default;
 };
 static_assert(sizeof(CallContext) == 56);
 
-/// The tail of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
+/// The tail of a call. `function` is the sender's number for a name; the tail includes the name if the receiver may not
+/// know the number.
 struct CallTail {
   std::uint64_t call = 0;     ///< 0: no answer is wanted
   std::int64_t deadline = 0;  ///< nanoseconds of CLOCK_MONOTONIC; 0: none
@@ -76,19 +76,20 @@ struct NoteTail {
 };
 static_assert(sizeof(NoteTail) == 8);
 
-/// A number for a function costs memory at the receiver, which another process decides about.
+/// The max number of functions that a member may name. Each costs the receiver memory, and the sender is another
+/// process.
 inline constexpr std::uint32_t kMaxFunctions = 1 << 16;
 inline constexpr std::size_t kMaxNameBytes = 1024;
 
 inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBodyBits) >> kBodyShift; }
 
-/// The tag of a message whose body is written as `body` says; its other bits do not matter.
+/// Returns the tag of a message whose body has the form `body`. Ignores the other bits of `body`.
 inline std::uint32_t tag_of(Form form, std::uint32_t body, bool is_in_order) noexcept {
   return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kHasContext)) |
          (is_in_order ? kInOrder : 0);
 }
 
-/// Appends a tail.
+/// Appends a tail to the data.
 template <class Tail>
 void append_tail(Bytes& data, const Tail& tail) {
   const std::size_t size = data.size();
@@ -97,29 +98,29 @@ void append_tail(Bytes& data, const Tail& tail) {
 }
 void append_name(Bytes& data, std::string_view name);
 
-/// The message's form. Throws bad_handle for a tag that no member writes.
+/// Returns the form of the message with this tag. Throws bad_handle for a tag that no member writes.
 Form form_of(std::uint32_t tag);
-/// Takes the tail off. Throws bad_handle if there is none.
+/// Removes the tail from the data and returns it. Throws bad_handle if there is none.
 template <class Tail>
 Tail take_tail(Bytes& data);
 /// Appends the context behind the body and its marks, and sets its bit in the tag, unless the context has no parts.
 void append_context(Message& message, const CallContext& context);
-/// Takes the context off, where the tag says that there is one. Throws bad_handle.
+/// Removes the context and returns it; an empty one if the tag says that there is none. Throws bad_handle.
 CallContext take_context(Message& message);
-/// Takes the marks off that a context says are there. Throws bad_handle.
+/// Removes the marks of that context from the data and returns them. Throws bad_handle.
 Bytes take_marks(Bytes& data, const CallContext& context);
-/// Takes the name off that a call's tail says is there. Throws bad_handle.
+/// Removes the name of that tail's call from the data and returns it. Throws bad_handle.
 std::string take_name(Bytes& data, const CallTail& tail);
 
 [[noreturn]] void refuse_message(const char* problem);
 
-/// The form of the body of a failure that has a class of Python.
+/// The body's form of a failure that includes a class of Python.
 inline constexpr std::uint32_t kFailureWithClass = 6;
-/// Makes the body of an answer of a failure: the code of an error, and the text.
+/// Returns an answer that reports a failure: its body is the code of an error and a text.
 Message encode_failure(ErrorCode code, const std::string& text);
-/// Appends the bytes of a class, which programs in C++ pass over.
+/// Appends the bytes of a class, which programs in C++ ignore.
 void append_class(Message& failure, ByteSpan bytes);
-/// Takes the bytes of the class off. Throws bad_handle.
+/// Removes the bytes of the class and returns them. Throws bad_handle.
 Bytes take_class(Message& failure);
 /// Throws the failure again, as an Error.
 [[noreturn]] void throw_failure(Message answer);

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
-constexpr nanoseconds kUsualSpin{100'000};  // twice what it takes here to wake a process
+constexpr nanoseconds kUsualSpin{100'000};  // about twice the time that it takes to wake a process
 constexpr int kMaxSpins = 4;
 
 /// The patience for telling all members that this process leaves. Stopped members learn it when this process ends.
@@ -83,9 +83,10 @@ void Node::make_transports() {
   transports_.push_back(std::move(ring));
 }
 
-/// A forked child is in another session, and its listings have nothing of the parent's node.
+/// Leaves the listings alone in a forked child, whose session is another one and lists nothing of the parent's node.
 Node::~Node() {
-  for (const auto& transport : transports_) transport->stop();  // their threads enter members
+  // First, because their threads enter members.
+  for (const auto& transport : transports_) transport->stop();
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
     if (member->transport) member->transport->close(*member);
@@ -101,14 +102,15 @@ void Node::check_can_send(const Member& to) const {
   if (to.has_ended) throw Error(ErrorCode::peer_died, fmt::format("{} has {}", to.name(), why_ended(to)));
 }
 
-/// Throws peer_died when the member has just ended.
+/// Returns the connection. Throws peer_died if the member has just ended.
 Connection& Node::lane_of(const LaneGuard& guard, const Member& to) const {
   Connection* const out = guard.lane();
   if (!out) check_can_send(to);
   return *out;
 }
 
-/// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
+/// Sends a call. The function's name is included until the first call with it was sent, because messages of one lane
+/// arrive in order.
 void Node::put(Member& to, Connection& out, CallRequest& call, CallTail tail, Deadline deadline) {
   const bool is_told = to.told.has(tail.function);
   append_context(call.message, call.context);
@@ -120,7 +122,7 @@ void Node::put(Member& to, Connection& out, CallRequest& call, CallTail tail, De
   call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
   out.send(call.message, call.stream, deadline);
   point("rpc.call.committed");
-  // Between hosts, small messages overtake large ones, and each has the name.
+  // Between hosts, small messages overtake large ones, so each includes the name.
   if (!is_told && to.shares_memory) to.told.add(tail.function);
   if (out.is_full()) [[unlikely]]
     to.is_full = true;
@@ -172,11 +174,11 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
-    call->owner = nullptr;  // the caller keeps both
+    call->owner = nullptr;  // the caller keeps its objects
     call->arguments = nullptr;
     throw;
   }
-  // The thread that ended the other calls may not have seen this one.
+  // The thread that failed the calls of an ended member may not have seen this one.
   if (to.has_ended || is_stopped())
     if (const CallRef left = calls_.take(number))
       complete(left, is_stopped() ? End::stopped : End::member_ended);
@@ -194,7 +196,8 @@ void Node::note(Member& to, Message&& message, Stream stream) {
   out.ring_for_call();
 }
 
-/// A member that has answered this process's greeting may call before a worker has taken its answer.
+/// Returns whether an answer can be sent to the member. Connects if needed: a member may call before a worker has read
+/// its answer to this process's greeting.
 bool Node::can_answer(Member& to, Deadline deadline) {
   if (to.has_ended || to.out.load(std::memory_order_acquire)) return !to.has_ended;
   try {
@@ -237,7 +240,7 @@ CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void
   return call;
 }
 
-/// The lanes are the parent's in a forked child.
+/// Does nothing in a forked child, since the lanes belong to the parent.
 void Node::look_once() {
   if (Session::existing() == &session_ && are_lanes_ready()) look(nullptr);
 }

@@ -30,9 +30,11 @@ class RingTransport;
 struct NodeOptions {
   std::string name;
   std::uint32_t number = 0;
-  /// The time for which a thread looks at the lanes before it sleeps; negative: as ONECOPY_RPC_SPIN_US says, or the usual.
+  /// The time that a thread looks at the lanes before it sleeps; negative for the value of ONECOPY_RPC_SPIN_US, or the
+  /// default.
   std::chrono::nanoseconds spin{-1};
-  std::string transport{};  ///< to other hosts: "tls" or "ucx"; empty: as ONECOPY_RPC_FABRIC says
+  /// The transport to other hosts, "tls" or "ucx"; empty for the value of ONECOPY_RPC_FABRIC.
+  std::string transport{};
 };
 
 /// A process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.
@@ -41,7 +43,7 @@ struct NodeOptions {
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariants: a call completes once. A lane is read in order, and a member that ends has its lane read to the end before
-/// its calls fail. No lock is held while waiting, but the turn, by one thread at a time, while it looks at the lanes.
+/// its calls fail. No lock is held while waiting, except turn_, which the thread that looks at the lanes holds.
 class Node final : private TransportHost {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
@@ -54,23 +56,24 @@ class Node final : private TransportHost {
   std::uint32_t number() const noexcept { return options_.number; }
   /// Returns what others join(). Valid until the node's end.
   Address address() override;
-  /// Enters another member, or this process. Connects to it at the first call. Throws peer_died when it has ended already,
-  /// invalid_argument when the number is another member's.
+  /// Adds another member, or this process, which is connected to at its first call. Throws peer_died if the member has
+  /// already ended, and invalid_argument if another member has its number.
   Member& join(const Address& address);
-  /// Returns the last session with the member of that number, or with the living one that joined first under that name; null
-  /// when there is none.
+  /// Returns the last session with the member of that number, or with the first living member of that name; null if
+  /// there is none.
   Member* find(std::uint32_t number);
   Member* find(std::string_view name);
-  /// Returns the session in which a member is called: the last one, or a new one where that was cut.
+  /// Returns the session in which a member is called: the last one, or a new one if the connection of the last one was
+  /// cut.
   Member& session_with(Member& known);
-  /// Returns whether the member lives as far as can be known: it is connected to, connects again now, or does not answer. False:
-  /// it has left, or no process listens there.
+  /// Returns whether the member may still live: it is connected, connects again now, or does not answer. Returns false
+  /// if the member has left or no process listens at its address.
   bool may_return(Member& member, Deadline deadline);
 
-  /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
+  /// Connects to a member, unless it is connected. Throws peer_died, timeout.
   void connect(Member& to, Deadline deadline);
 
-  /// The functions that this process calls, and that others call here.
+  /// Returns the functions that this process calls in other members, and that they call here.
   Functions& functions() noexcept { return functions_; }
 
   // Calls. `message` is the body, with its form in the tag; a tail is appended.
@@ -79,55 +82,54 @@ class Node final : private TransportHost {
     FunctionEntry& function;
     bool is_in_order = false;
     Stream stream{};
-    void* owner = nullptr;  ///< of the call, unless it throws
+    void* owner = nullptr;  ///< becomes Call::owner, unless call() throws
     void (*drop_owner)(void*) noexcept = nullptr;
     CallContext context{};
-    void* arguments = nullptr;  ///< of a call to this process that stays here: as the owner
+    void* arguments = nullptr;  ///< becomes Call::arguments of a call that this process makes to itself
   };
-  /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
-  /// it by its deadline, and what putting throws: the call was not sent then.
+  /// Sends a call. Throws closed after stop(), peer_died if the member has ended, timeout if another host has not
+  /// received the call by its deadline, and what Connection::send() throws. After an error the call was not sent.
   CallRef call(Member& to, CallRequest&& call, Deadline deadline);
-  /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when the call has ended.
-  /// Before want() an answer stays in its lane, and costs no other thread anything.
+  /// Queues the call's completion for a worker unless a thread is waiting when the call ends. Returns false if the call
+  /// has already ended. Without want() an answer stays in its lane until a thread waits, and wakes no worker.
   bool want(const CallRef& call) noexcept { return waiter_.want(*call); }
   /// Returns whether the call has ended, after a look at the lanes.
   bool has_ended(const CallRef& call);
   /// Handles the messages that are in the lanes.
   void look_once();
   void note(Member& to, Message&& message, Stream stream = {});
-  /// Answers a call. Without effect when the caller has ended, no thread waits, or another host has not taken the answer
-  /// by the call's deadline.
+  /// Answers a call. Has no effect if the caller has ended, expects no answer, or has not received the answer by the
+  /// call's deadline.
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
               Stream stream = {}, Deadline deadline = kForever, const CallContext& context = {});
-  /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
+  /// Returns a wanted call that is sent to no member: end_call() or its deadline ends it.
   CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Returns a call of this process that is under way, or null.
   CallRef find_call(std::uint64_t number) { return calls_.find(number); }
-  /// Takes a call that the caller of this completes.
+  /// Removes a call from the table and returns it, or null. The caller has to complete the call.
   CallRef take_call(std::uint64_t number) { return calls_.take(number); }
-  /// Ends a call from here. False when it has ended already.
+  /// Ends a call. Returns false if the call had already ended.
   bool end_call(const CallRef& call, End end);
-  /// Does what CompletionWaiter::wait() does: returns false after a slice.
+  /// Waits for the call as CompletionWaiter::wait() does.
   bool wait(const CallRef& call, Deadline until);
-  /// Ends a call that has not ended.
+  /// Completes a call. Returns false if the call had already ended.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {});
   std::size_t calls_under_way() const noexcept { return calls_.count(); }
 
   // Workers. Each asks for work, does it, and asks again.
-  /// Waits for work. Returns false when the worker has to end: after stop(), and when more workers than a few have had nothing
-  /// to do for a while.
+  /// Waits for work. Returns false when the worker must end: after stop(), or because enough other workers are idle.
   bool next(Work& work);
-  /// Does the work `greeting`: answers the greetings of other members, which can be called then. Waits for these members.
+  /// Does the work `greeting`: answers the greetings of other members, and waits until they can be called.
   void take_greetings() noexcept;
   /// Takes work for a worker that waits within its own work. Returns false while a worker is idle, or there is no work.
   bool try_help(Work& work);
-  /// Lets the next work that is in order begin. `asks_next`: the worker asks for work right after this call.
+  /// Lets the next work in order begin. `asks_next`: the worker calls next() right after this call.
   void end_order(bool asks_next = false) noexcept;
   /// Returns whether another worker must be started, since all are at work.
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
   int idle_workers() const noexcept { return idle_.load(); }
 
-  /// Leaves the group: tells the others, and fails the calls under way. Workers end.
+  /// Leaves the group: tells the other members, fails the calls under way and ends the workers.
   void stop();
   bool is_stopped() const noexcept override { return is_stopped_.load(); }
 
@@ -191,35 +193,38 @@ class Node final : private TransportHost {
   bool try_retire() noexcept;
 
   const NodeOptions options_;
-  Session& session_;  ///< a forked child has another
+  Session& session_;  ///< a forked child has its own
   const std::shared_ptr<const DoorbellMemory> bell_;
   Functions functions_;
   Calls calls_;
   CompletionWaiter waiter_;
   WorkQueue work_;
   const SpinTimes spin_;
-  std::atomic<std::chrono::nanoseconds> work_spin_;  ///< of the worker that spins
+  std::atomic<std::chrono::nanoseconds> work_spin_;  ///< how long the spinning worker spins
 
   mutable Mutex members_mutex_;
   std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);
   std::vector<std::unique_ptr<const MemberList>>
-      lists_;  ///< all that ever were: a reader may have an old one
+      lists_;  ///< all lists ever made, because a reader may still use an old one
   std::atomic<const MemberList*> list_;
 
-  Mutex turn_;                               ///< of the thread that looks at the lanes
-  std::size_t first_ GUARDED_BY(turn_) = 0;  ///< which member is looked at first
-  Work* own_ GUARDED_BY(turn_) = nullptr;    ///< for the first work, of the worker that looks
+  Mutex turn_;                               ///< held by the thread that looks at the lanes
+  std::size_t first_ GUARDED_BY(turn_) = 0;  ///< the index of the member whose lane is read first
+  Work* own_ GUARDED_BY(turn_) = nullptr;    ///< gets the first work, if a worker looks at the lanes
 
-  mutable std::atomic<int> lookers_{0};  ///< threads in watch_lanes(), which use lanes of members that live
+  /// Threads in watch_lanes(), which use the lanes of living members.
+  mutable std::atomic<int> lookers_{0};
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};
-  std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve
-  std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
-  std::atomic<bool> shares_processor_{false};   ///< with the last caller that was answered
+  /// The first sleeper sleeps on the bell; further ones sleep in reserve and are woken after it.
+  std::atomic<bool> has_first_sleeper_{false};
+  std::atomic<bool> is_spinning_{false};  ///< at most one worker spins
+  /// The last caller that was answered runs on the same processor.
+  std::atomic<bool> shares_processor_{false};
   std::atomic<bool> is_stopped_{false};
-  std::vector<std::unique_ptr<Transport>> transports_;  ///< the first one that reaches a member is used
-  RingTransport* ring_ = nullptr;                       ///< one of them
-  std::uint64_t report_ = 0;                            ///< its place in this process's listings
+  std::vector<std::unique_ptr<Transport>> transports_;  ///< a member gets the first one that reaches it
+  RingTransport* ring_ = nullptr;                       ///< owned by transports_
+  std::uint64_t report_ = 0;                            ///< the node's number in this process's listings
 };
 
 /// Looks at the lanes up to `looks` times, until stop() returns true. Returns whether there is a message.
@@ -229,7 +234,7 @@ bool Node::watch_lanes(int looks, Stop&& stop) const {
     explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
     ~Looker() { count.fetch_sub(1); }
     std::atomic<int>& count;
-  } const looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
+  } const looker(lookers_);  // before has_ended is read: a lane is released when this count is 0
   while (!has_message()) {
     if (--looks == 0 || stop()) return false;
     relax();

@@ -10,14 +10,14 @@
 #include "rpc/node.h"
 #include "rpc/transport/ring/ring_transport.h"
 
-/// The lanes of a node: how a thread looks at them, and what it makes of the messages there.
+/// The part of a node that reads the lanes and handles their messages.
 namespace onecopy::rpc {
 namespace {
 
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
-/// Messages of one member before the next one's turn.
+/// The max messages of one member that are handled before the next member's.
 constexpr int kMessagesAtOnce = 64;
 
 }  // namespace
@@ -26,7 +26,7 @@ constexpr int kMessagesAtOnce = 64;
 bool Node::has_message() const {
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))
-      continue;  // what it put after its farewell stays
+      continue;  // messages that it put after its farewell are not read
     const Inbound* const in = member->in.load(std::memory_order_acquire);
     if ((in && in->is_ready()) || member->has_exited()) return true;
   }
@@ -35,7 +35,7 @@ bool Node::has_message() const {
 
 bool Node::look(const Call* mine, Work* own) {
   if (!turn_.try_lock()) {
-    std::this_thread::yield();  // the one that looks may wait for this processor
+    std::this_thread::yield();  // the thread that looks may wait for this processor
     return false;
   }
   const LockGuard turn(turn_, std::adopt_lock);
@@ -56,7 +56,8 @@ bool Node::look(const Call* mine, Work* own) {
   return found;
 }
 
-/// A worker answers them: a newcomer may be stopped, and must not hold up the messages of others.
+/// Gives the greetings of newcomers to a worker, because a newcomer may be stopped and must not delay the messages of
+/// others.
 void Node::hand_out_newcomers() {
   Work work;
   work.kind = Work::Kind::greeting;
@@ -66,7 +67,7 @@ void Node::hand_out_newcomers() {
 bool Node::read(Member& from, const Call* mine) {
   if (from.before && !from.before->is_over) return false;
   Inbound* const in = from.in.load(std::memory_order_acquire);
-  // Before the lane: what it had put when it exited is there from now on.
+  // Read before the lane: all that the member put before its exit is in the lane then.
   const bool has_exited = from.has_exited() && !from.has_ended;
   bool found = false, is_empty = !in || from.has_ended;
   try {
@@ -87,7 +88,8 @@ bool Node::read(Member& from, const Call* mine) {
   return true;
 }
 
-/// A message whose slot was overwritten rings no bell: a thread that has slept for a whole slice looks for one.
+/// Looks for messages whose slot was overwritten, which ring no bell. Called after a thread has slept for a whole
+/// slice.
 void Node::look_for_damage() {
   if (!turn_.try_lock()) return;
   const LockGuard turn(turn_, std::adopt_lock);
@@ -103,7 +105,7 @@ void Node::look_for_damage() {
   }
 }
 
-/// Ends a member whose messages cannot be read, and tells it that this process takes none.
+/// Ends a member whose messages cannot be read, and tells it that this process reads no more of them.
 void Node::end_damaged(Member& member) {
   constexpr std::chrono::milliseconds kPatience{100};
   say_farewell(member, Deadline::after(kPatience));
@@ -118,7 +120,8 @@ void Node::handle(Member& from, Message&& message, const Call* mine) {
   handle_note(from, std::move(message));
 }
 
-/// A name costs memory here, which another process decides about.
+/// Returns the function that a call names. Limits the number of names, because each costs memory and comes from another
+/// process.
 FunctionEntry& Node::function_of(Member& from, const CallTail& tail, Bytes& data) {
   if (tail.function >= kMaxFunctions) refuse_message("has a function's number that is too large");
   if (tail.name_bytes != 0) {
@@ -152,7 +155,7 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
 void Node::handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine) {
   const AnswerTail tail = take_tail<AnswerTail>(message.data);
   CallRef call = calls_.take(tail.call);
-  if (!call || call->member() != from.number()) return;  // late: it has timed out, or was cancelled
+  if (!call || call->member() != from.number()) return;  // the call has timed out or was cancelled
   Counters::count_alone(from.counters.answers);
   point("rpc.answer.taken");
   if (!is_in_order) {
@@ -184,7 +187,8 @@ void Node::handle_note(Member& from, Message&& message) {
   hand_out(std::move(work));
 }
 
-/// Ends a member behind all that it had put. Sets has_ended first: a thread that adds a call from here on sees it.
+/// Ends a member whose lane has been read to the end. Sets has_ended before it fails the calls, so that a thread that
+/// adds a call later sees has_ended.
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
   if (member.transport) member.transport->close(member);

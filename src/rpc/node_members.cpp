@@ -17,8 +17,8 @@
 namespace onecopy::rpc {
 namespace {
 
-/// The interval at which a thread that waits for a member to answer its greeting looks for greetings of others, which that
-/// member may wait for: usually a worker does.
+/// The interval at which a thread that waits for the answer to its greeting reads the greetings of other members
+/// itself. Usually a worker reads them, but if none is free, two members would wait for each other.
 constexpr std::chrono::milliseconds kConnectSlice{5};
 
 }  // namespace
@@ -31,7 +31,7 @@ Address Node::address() {
   return own;
 }
 
-/// Greetings come through the ring transport alone: others have threads of their own for newcomers.
+/// Calls the ring transport alone, because the others accept newcomers in threads of their own.
 void Node::take_greetings() noexcept { ring_->serve_newcomers(); }
 
 void Node::note_opened(Member& member) noexcept { complete(member.opened, End::answered); }
@@ -115,7 +115,7 @@ void Node::watch_over(Member& member) {
 
 /// Releases the lanes of a member that has ended, once no thread uses them. REQUIRES: turn_.
 void Node::release_lanes(Member& member) {
-  if (!member.opening.try_lock()) return;  // by a thread that opens the member; the next look releases them
+  if (!member.opening.try_lock()) return;  // a thread opens the member; the next look releases the lanes
   const LockGuard lock(member.opening, std::adopt_lock);
   if (!member.outbound && !member.inbound) return;
   if (member.senders.load() != 0 || lookers_.load() != 0) return;
@@ -133,8 +133,8 @@ Member* Node::find(std::uint32_t number) {
   return nullptr;
 }
 
-/// Finds the first member of that name that is there, or else the latest one: a program that has died may have come back under
-/// its name with another number.
+/// Returns the first living member of that name, or else the latest one: a program that died may have joined again
+/// under its name with another number.
 Member* Node::find(std::string_view name) {
   Member* latest = nullptr;
   for (Member* member : *list_.load()) {
@@ -149,7 +149,7 @@ void Node::connect(Member& to, Deadline deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
   while (!to.opened->is_done()) {
     check_can_send(to);
-    to.transport->open(to, deadline);  // again, if another thread has tried in vain
+    to.transport->open(to, deadline);  // repeated, because another thread may have failed to open it
     point("rpc.lane.greeted");
     if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
     if (!waiter_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&

@@ -14,11 +14,12 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// The idle workers that stay; others end once they have slept for so many slices. A burst leaves no threads behind.
+/// The number of idle workers that stay. Further ones, which a burst of calls has started, end after
+/// kSlicesBeforeRetiring slices without work.
 constexpr int kIdleWorkers = 4;
 constexpr int kSlicesBeforeRetiring = 10;
 
-/// Counts one thread as long as it lives.
+/// Increments a counter while the object exists.
 class ScopedCount {
  public:
   explicit ScopedCount(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
@@ -32,7 +33,7 @@ class ScopedCount {
 
 }  // namespace
 
-/// REQUIRES: turn_. The worker that looks takes the first work itself.
+/// REQUIRES: turn_. If a worker looks at the lanes, it takes the first work itself.
 void Node::hand_out(Work&& work) {
   turn_.assert_held();
   const bool is_own =
@@ -41,7 +42,7 @@ void Node::hand_out(Work&& work) {
   else give_out(std::move(work));
 }
 
-/// Rings when there is more work than there are workers that look for some.
+/// Queues the work, and wakes a worker if there is more work than there are workers that look for some.
 void Node::give_out(Work&& work) {
   work_.push(std::move(work));
   const int looking = idle_.load() - sleepers_.load();
@@ -86,7 +87,8 @@ bool Node::look_for_work(Work& work) {
   }
 }
 
-/// The count goes down before a worker that takes work looks at it: so one of the two sees that none is left.
+/// Decrements idle_ if enough idle workers remain, and returns whether it did. A worker that takes work reads idle_
+/// later, so one of the two sees that no idle worker is left.
 bool Node::try_retire() noexcept {
   int idle = idle_.load();
   while (idle > kIdleWorkers)
@@ -94,7 +96,8 @@ bool Node::try_retire() noexcept {
   return false;
 }
 
-/// A note takes no time: its worker takes the next message, too. Another one would be in its way.
+/// Returns whether the work takes so little time that the same worker can take the next message. Another worker would
+/// only compete with it.
 bool Node::is_back_soon(const Work& work) const {
   return work.kind == Work::Kind::note && work_.ready() <= 1;
 }
@@ -104,8 +107,9 @@ bool Node::try_help(Work& work) {
   return idle_.load() == 0 && !is_stopped() && work_.try_pop(work);
 }
 
-/// Does not spin while another thread waits for a call and looks at the lanes. A caller on this processor gets to run only when this
-/// thread sleeps.
+/// Looks for work for a while; returns whether there is some. Does not spin while another thread waits for a call and
+/// looks at the lanes, nor if the last caller shares this processor, since that caller runs only while this thread
+/// sleeps.
 bool Node::spin_for_work() {
   if (!spin_.is_any() || waiter_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
     return false;
@@ -128,8 +132,8 @@ bool Node::spin_for_work() {
   return found || has_work();
 }
 
-/// Returns false when a thread beside the first sleeper has slept for a whole slice. While a worker spins the word is not armed:
-/// the spinning worker arms it when it stops.
+/// Sleeps until there may be work. Returns false if this thread is not the first sleeper and has slept for a whole
+/// slice. Does not arm the bell while a worker spins: that worker arms it when it stops.
 bool Node::sleep_for_work() {
   Bell& bell = (*bell_)->calls;
   const bool is_first = !has_first_sleeper_.exchange(true);

@@ -6,7 +6,8 @@
 
 namespace onecopy::rpc {
 
-/// The time for which a thread looks at the lanes before it sleeps: as long as usual, and longer while messages come a little later.
+/// The times that threads look at the lanes before they sleep: the default, and longer ones while messages come a
+/// little later.
 struct SpinTimes {
   std::chrono::nanoseconds usual{0}, most{0};
 
@@ -16,7 +17,8 @@ struct SpinTimes {
     if (mean > most) return std::chrono::nanoseconds{0};
     return std::clamp(2 * mean, usual, most);
   }
-  /// Returns the time of a worker that has just slept so long. A caller that computes between its calls had to wake it for each of them.
+  /// Returns the time for a worker that has just slept for `slept`. A caller that computes between its calls would
+  /// otherwise have to wake the worker for each call.
   std::chrono::nanoseconds after_sleep(std::chrono::nanoseconds slept) const noexcept {
     return slept < most ? most : usual;
   }
