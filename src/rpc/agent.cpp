@@ -51,7 +51,7 @@ Value::List arguments_of(const Message& message) {
     throw Error(ErrorCode::invalid_argument, "this function takes plain values: call it with call_plain()");
   const Value call = decode_value(message.data, message.tensors);
   const Value::List& parts = call.as_list();
-  if (parts.size() != 2) refuse_message("is no plain call");
+  if (parts.size() != 2) refuse_message("is not a plain call");
   if (parts[1].kind() != Value::Kind::none && !parts[1].as_dict().empty())
     throw Error(ErrorCode::invalid_argument, "a function in C++ takes no keyword arguments");
   return parts[0].as_list();
@@ -59,7 +59,7 @@ Value::List arguments_of(const Message& message) {
 
 Value value_of(const Message& answer) {
   if (body_form(answer.tag) != kPlainBody)
-    throw Error(ErrorCode::unsupported, "the function was called, and its result is no plain value");
+    throw Error(ErrorCode::unsupported, "the function was called, and its result is not a plain value");
   return decode_value(answer.data, answer.tensors);
 }
 
@@ -79,7 +79,7 @@ struct Agent::State {
   Member& member(std::string_view name) {
     if (Member* const found = node.find(name)) return node.session_with(*found);
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("\"{}\" is no member of the group of {}: join() its address first", name,
+                fmt::format("\"{}\" is not a member of the group of {}: join() its address first", name,
                             options.name));
   }
   Deadline deadline(nanoseconds timeout) const {

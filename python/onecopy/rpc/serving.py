@@ -191,7 +191,7 @@ def native_name(function: Any) -> str:
             raise TypeError(f"a function is named as 'module:name', not {function!r}")
         return function
     if not callable(function):
-        raise TypeError(f"a function is wanted, not a {type(function).__name__}")
+        raise TypeError(f"expected a function, not a {type(function).__name__}")
     if isinstance(function, type) or getattr(function, "__qualname__", None):
         name = functions.text_name_of(function)
         if ("<" not in name and getattr(function, "__self__", None) is None) or name.startswith("torch:"):

@@ -45,7 +45,7 @@ constexpr std::size_t kManyTensors = 1000;
 constexpr std::uint32_t kStorage = 0x100;
 
 [[noreturn]] void refuse_message(const char* problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("this is no message for Python: {}", problem));
+  throw Error(ErrorCode::bad_handle, fmt::format("the message for Python is malformed: {}", problem));
 }
 
 void move_data_to_tensor(Message& message) {

@@ -189,12 +189,14 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
   bool changed = !PyDict_CheckExact(x.ptr());
   PyObject *key, *value;
   for (Py_ssize_t position = 0; PyDict_Next(copy.ptr(), &position, &key, &value) != 0;) {
-    if (!is_plain_key(key)) refuse(fmt::format("has the key {}, which is no plain value", short_repr(key)));
+    if (!is_plain_key(key))
+      refuse(fmt::format("has the key {}, which is not a plain value", short_repr(key)));
     const nb::object text =
         PyUnicode_CheckExact(key) ? nb::borrow(key) : nb::object(nb::str(nb::handle(key)));
     const auto name = utf8_of(text);
     if (!name)
-      refuse(fmt::format("has the key {}, which is no text: it has lone surrogates", short_repr(key)));
+      refuse(
+          fmt::format("has the key {}, which is not valid text: it has lone surrogates", short_repr(key)));
     const Step step(*this, *name);
     const nb::object fit = walk(value, depth + 1);
     if (fit.is(nb::handle(value))) continue;

@@ -42,7 +42,7 @@ Integer integer(const json& object, const char* name) {
 double age(const json& object) {
   constexpr double kLongest = 1e9;
   const double seconds = object.value("age_seconds", 0.0);
-  if (!(seconds >= 0 && seconds <= kLongest)) refuse_text("age_seconds is no time that can have passed");
+  if (!(seconds >= 0 && seconds <= kLongest)) refuse_text("age_seconds is not a valid duration");
   return seconds;
 }
 
