@@ -65,6 +65,7 @@ ROWS = {
     "store-open": store_versions.opened,
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
+    "store-arena": store_keeper.arena,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,

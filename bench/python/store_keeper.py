@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the keeper of the store: its memory, its processor time, and the restart of its worker."""
+"""Measures the keeper of the store: its memory, its processor time, the restart of its worker; and arenas."""
 
 from __future__ import annotations
 
@@ -97,4 +97,23 @@ def restart(effort: Effort) -> Row:
     row.add("the guard", found["guard"].median(), "ns")
     row.judge("reads that saw anything else", reader.wrong, "", at_most(reader.wrong, 0))
     row.add("reads meanwhile", reader.reads, "")
+    return row
+
+
+def arena(effort: Effort) -> Row:
+    """Measures the leases and the keys of an arena of 65,536 blocks."""
+    row = Row("An arena", "allocate() and release() of 64 blocks take ≤ 10 µs together")
+    keys = [f"{number:064}"[-32:].encode() for number in range(64)]
+    leases, lookups = Samples(), Samples()
+    with own_store() as store:
+        made = store.arena("kv", blocks=1 << 16, block_bytes=4096)
+        for key in keys:
+            block = made.allocate(1)
+            made.put(key, block)
+            made.release(block)
+        for _ in range(effort.rounds(10_000)):
+            leases.append(time_ns(lambda: made.release(made.allocate(64))))
+            lookups.append(time_ns(lambda: made.release([block for [block] in made.find(keys)])))
+    row.judge("allocate and release 64 blocks", leases.median(), "ns", at_most(leases.median(), 10e3))
+    row.add("find and release the blocks of 64 keys", lookups.median(), "ns")
     return row

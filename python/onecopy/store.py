@@ -156,7 +156,8 @@ class Arena:
 
     A process holds leases on blocks. When the process ends, in whatever way, its leases end, and the next process that
     needs blocks gets the blocks. A block that has a key stays in the arena without a lease until its place is needed;
-    the block that was used least recently goes first. Thread safety: all methods may be called concurrently.
+    the block that was used least recently goes first. Thread safety: all methods may be called concurrently. Every
+    method raises Timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
     """
 
     def __init__(self, core: _core._StoreArena, framework: _Framework | None) -> None:
@@ -199,6 +200,14 @@ class Arena:
             InvalidArgument: the key or the blocks do not fit; nothing has changed.
         """
         return self._core.put(key, numbers)
+
+    def remove(self, key: bytes) -> bool:
+        """Removes a key. Its blocks are free when their leases end. Returns False if the key has no blocks."""
+        return self._core.remove(key)
+
+    def clear(self) -> int:
+        """Removes all keys, as when the weights of a model have changed, and returns how many there were."""
+        return self._core.clear()
 
     def find(self, keys: Sequence[bytes]) -> list[list[int]]:
         """Returns the blocks of each key, with a lease on each, up to the first key that has none."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of LMCache that onecopy plugs into: its own abstract_backend.py where lmcache is installed, or a stub of it.
 
-LMCache wants a card and CUDA's libraries, so that the rest is stubs: keys, memory objects, and the backend that
-allocates.
+LMCache wants a card and CUDA's libraries, so that the rest is stubs: keys and memory objects.
 """
 
 import abc
@@ -31,21 +30,27 @@ class Key:
         return f"model@1@0@{self.chunk:x}@half"
 
 
-class Memory:
-    def __init__(self, tensor, fmt=MemoryFormat.KV_2LTD):
-        self.tensor, self.fmt = tensor, fmt
+class TensorMemoryObj:
+    """A tensor in memory of a parent, which gets the memory back with the last reference."""
 
-    def get_memory_format(self):
-        return self.fmt
+    def __init__(self, raw_data, metadata, parent):
+        self.raw_data, self.meta, self._parent = raw_data, metadata, parent
 
+    @property
+    def tensor(self):
+        size = self.meta.shape.numel() * self.meta.dtype.itemsize
+        return self.raw_data[:size].view(self.meta.dtype).view(self.meta.shape)
 
-class LocalCPU:
-    """Allocates what a backend reads into."""
+    def parent(self):
+        return self._parent
 
-    def allocate(self, shape, dtype, fmt):
-        import torch
+    def ref_count_down(self):
+        self.meta.ref_count -= 1
+        if self.meta.ref_count == 0:
+            self._parent.free(self)
 
-        return Memory(torch.empty(shape, dtype=dtype), fmt)
+    def invalidate(self):
+        self.raw_data = None
 
 
 def install():
@@ -67,7 +72,11 @@ def install():
     sys.modules["lmcache.v1.config"].LMCacheEngineConfig = object
     sys.modules["lmcache.v1.metadata"].LMCacheMetadata = object
     management = sys.modules["lmcache.v1.memory_management"]
-    management.MemoryFormat, management.MemoryObj, management.MemoryAllocatorInterface = MemoryFormat, Memory, object
+    management.MemoryFormat, management.TensorMemoryObj = MemoryFormat, TensorMemoryObj
+    management.MemoryObj = management.MemoryAllocatorInterface = object
+    management.MemoryObjMetadata = lambda shape, dtype, **named: types.SimpleNamespace(
+        shape=shape, dtype=dtype, **named
+    )
     if real:
         spec = importlib.util.spec_from_file_location(INTERFACE, real)
         sys.modules[INTERFACE] = importlib.util.module_from_spec(spec)
@@ -94,12 +103,6 @@ def stub(interface):
             self.dst_device, self.config, self.metadata = dst_device, config, metadata
             self.local_cpu_backend, self.loop = local_cpu_backend, loop
 
-        def batched_contains(self, keys, pin=False):
-            hits = 0
-            while hits < len(keys) and self.contains(keys[hits], pin):
-                hits += 1
-            return hits
-
     for name in ABSTRACT:
         setattr(StoragePluginInterface, name, abc.abstractmethod(lambda self: None))
     StoragePluginInterface.__abstractmethods__ = frozenset(ABSTRACT)
@@ -113,7 +116,27 @@ def module(name):
     return sys.modules[name]
 
 
-def backend(max_gib=1.0):
+def backend(blocks=4, local_cpu=False):
+    """Returns a backend with room for so many chunks of 64 Ki elements of bfloat16."""
+    import torch
+
     cls, _ = install()
-    config = types.SimpleNamespace(extra_config={"onecopy.max_gib": max_gib})
-    return cls(config=config, dst_device="cpu", metadata=None, local_cpu_backend=LocalCPU(), loop=None)
+    gib = blocks * ((128 << 10) + 256) / (1 << 30)
+    config = types.SimpleNamespace(local_cpu=local_cpu, extra_config={"onecopy.max_gib": gib})
+    metadata = types.SimpleNamespace(
+        get_shapes=lambda: [torch.Size((2, 4, 16, 512))], get_dtypes=lambda: [torch.bfloat16], chunk_size=16
+    )
+    return cls(config=config, metadata=metadata, dst_device="cpu")
+
+
+def store(backend, number, shape=(2, 4, 16, 512)):
+    """Stores a chunk as LMCache's StorageManager does. Returns whether there was a block for the chunk."""
+    import torch
+
+    memory = backend.get_allocator_backend().allocate(torch.Size(shape), torch.bfloat16, fmt=MemoryFormat.KV_2LTD)
+    if memory is None:
+        return False
+    memory.tensor.fill_(number)
+    backend.batched_submit_put_task([Key(number)], [memory])
+    memory.ref_count_down()
+    return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onecopy.integrations.lmcache: an engine gets the chunks that another engine has put. LMCache itself needs a card."""
+"""onecopy.integrations.lmcache: engines read chunks in place. LMCache itself needs a card."""
 
 import asyncio
 import os
@@ -10,37 +10,34 @@ from pathlib import Path
 
 import pytest
 
-import onecopy
-
 torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import lmcache_interface as lmcache
-from lmcache_interface import Key, Memory, MemoryFormat
+from lmcache_interface import Key, MemoryFormat
 
 sys.path.remove(str(HERE))
 
-# Another engine: puts chunk 7, says so, and waits to be ended.
+# Another engine: stores chunks 0 to 3 and reads chunk 0, says so, and waits to be ended.
 OTHER = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
-import torch
 import lmcache_interface as lmcache
 
 backend = lmcache.backend()
-backend.batched_submit_put_task([lmcache.Key(7)], [lmcache.Memory(torch.full((2, 3, 4), 7.0).bfloat16())])
-print(backend.contains(lmcache.Key(1)), flush=True)
+for number in range(4):
+    assert lmcache.store(backend, number)
+chunk = backend.get_blocking(lmcache.Key(0))
+print(chunk.tensor.mean().item(), flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def backend(tmp_path, monkeypatch):
+def backend(store):
     before = set(sys.modules)
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("ONECOPY_RUNTIME_DIR", str(tmp_path / "run"))
-    made = lmcache.backend(max_gib=1 / 1024)  # 1 MiB
+    made = lmcache.backend()
     yield made
     made.close()
     for name in set(sys.modules) - before:
@@ -50,70 +47,83 @@ def backend(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other(backend):
-    backend.batched_submit_put_task([Key(1)], [Memory(torch.ones(4))])
     with subprocess.Popen([sys.executable, "-c", OTHER], stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdout.readline() == "True\n", "it finds what this process has put"
+        assert process.stdout.readline() == "0.0\n"
         yield process
         process.stdin.close()
 
 
-def test_a_chunk_of_another_process_is_got(backend, other):
-    assert backend.batched_contains([Key(7), Key(1), Key(2)]) == 2
-    memory = backend.get_blocking(Key(7))
-    assert memory.tensor.dtype == torch.bfloat16 and memory.tensor.tolist() == torch.full((2, 3, 4), 7.0).tolist()
-    assert memory.fmt == MemoryFormat.KV_2LTD
-    assert not backend.remove(Key(7)), "it is the other's"
+def test_a_chunk_of_another_engine_is_read_in_place(backend, other):
+    assert backend.batched_contains([Key(1), Key(2), Key(7), Key(3)]) == 2
+    chunk, again = backend.get_blocking(Key(3)), backend.get_blocking(Key(3))
+    assert chunk.tensor.shape == (2, 4, 16, 512) and chunk.tensor.dtype == torch.bfloat16
+    assert chunk.tensor.eq(3).all() and chunk.meta.fmt == MemoryFormat.KV_2LTD
+    assert chunk.tensor.data_ptr() == again.tensor.data_ptr()
 
 
-def test_chunks_of_a_killed_process_are_not_there(backend, other):
-    assert backend.contains(Key(7))
+def test_chunks_outlive_the_engine_that_stored_them(backend, other):
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
-    assert not backend.contains(Key(7)) and backend.get_blocking(Key(7)) is None
-    assert backend.contains(Key(1))
+    assert [chunk.tensor.mean().item() for chunk in backend.batched_get_blocking([Key(n) for n in range(4)])] == [
+        *(0.0, 1.0, 2.0, 3.0)
+    ]
 
 
-def test_the_least_recently_used_chunks_make_room_but_not_pinned_ones(backend):
-    for number in range(4):  # of 300 KiB each, so that three have room
-        backend.batched_submit_put_task([Key(number)], [Memory(torch.full((300 << 10,), number, dtype=torch.uint8))])
-        if number == 2:
-            assert backend.pin(Key(0)) and backend.get_blocking(Key(1)) is not None
-    assert [backend.contains(Key(number)) for number in range(4)] == [True, True, False, True]
-    assert not backend.remove(Key(0), force=False) and backend.unpin(Key(0)) and backend.remove(Key(0))
-    assert not backend.contains(Key(0)) and not backend.unpin(Key(0))
+def test_a_chunk_is_kept_while_any_engine_reads_or_pins_it(backend, other):
+    assert backend.pin(Key(1)) and backend.pin(Key(1)) and backend.unpin(Key(1))
+    read = backend.get_blocking(Key(2))
+    assert [lmcache.store(backend, number) for number in (10, 11)] == [
+        True,
+        True,
+    ]  # 3 goes, then 10: all else is leased
+    assert [backend.contains(Key(number)) for number in (0, 1, 2, 3, 10, 11)] == [True, True, True, False, False, True]
+    assert read.tensor.eq(2).all()
+    read.ref_count_down()
+    assert backend.unpin(Key(1)) and not backend.unpin(Key(1))
+    assert all(lmcache.store(backend, number) for number in (12, 13, 14))
+    assert [backend.contains(Key(number)) for number in (0, 1, 2)] == [True, False, False]
 
 
-def test_memory_goes_back_when_chunks_go(backend):
-    onecopy.collect()
-    before = onecopy.stats()["live_blocks"]
-    backend.batched_submit_put_task([Key(1), Key(2)], [Memory(torch.ones(10)), Memory(torch.ones(10))])
-    assert onecopy.stats()["live_blocks"] > before
-    assert backend.remove(Key(1))
-    backend.close()
-    onecopy.collect()
-    assert onecopy.stats()["live_blocks"] == before
+def test_there_is_no_memory_for_a_chunk_when_all_blocks_are_read(backend, other):
+    kept = backend.batched_get_blocking([Key(number) for number in range(4)])
+    assert not lmcache.store(backend, 10) and not lmcache.store(backend, 11, shape=(4, 4, 16, 512))
+    kept[0].ref_count_down()
+    assert not lmcache.store(backend, 10), "the other engine reads chunk 0"
+    kept[1].ref_count_down()
+    assert lmcache.store(backend, 10)
+
+
+def test_a_smaller_chunk_keeps_its_shape(backend):
+    assert lmcache.store(backend, 5, shape=(2, 4, 3, 512))
+    assert backend.get_blocking(Key(5)).tensor.shape == (2, 4, 3, 512)
+
+
+def test_a_removed_chunk_is_gone_for_all_engines(backend, other):
+    assert backend.pin(Key(1)) and not backend.remove(Key(1), force=False)
+    assert backend.remove(Key(1)) and not backend.remove(Key(1)) and not backend.contains(Key(1))
+    assert backend.clear() == 3 * 16 and not backend.contains(Key(0))
 
 
 def test_a_chunk_is_put_once_and_said_once(backend):
     said = []
     for _ in range(2):
-        backend.batched_submit_put_task([Key(1)], [Memory(torch.ones(1))], on_complete_callback=said.append)
+        memory = backend.allocate(torch.Size((1,)), torch.bfloat16, fmt=MemoryFormat.KV_2LTD)
+        backend.batched_submit_put_task([Key(1)], [memory], on_complete_callback=said.append)
+        memory.ref_count_down()
     assert said == [Key(1)] and not backend.exists_in_put_tasks(Key(1))
 
 
-def test_chunks_behind_a_missing_one_are_not_read(backend):
-    backend.batched_submit_put_task([Key(1), Key(3)], [Memory(torch.ones(1)), Memory(torch.ones(1))])
-    found = asyncio.run(backend.batched_get_non_blocking("lookup", [Key(1), Key(2), Key(3)]))
-    assert [memory.tensor.tolist() for memory in found] == [[1.0]]
-    assert asyncio.run(backend.batched_async_contains("lookup", [Key(1), Key(2)])) == 1
+def test_chunks_behind_a_missing_one_are_not_read(backend, other):
+    assert backend.remove(Key(1))
+    found = asyncio.run(backend.batched_get_non_blocking("lookup", [Key(0), Key(1), Key(2)]))
+    assert [memory.tensor.mean().item() for memory in found] == [0.0]
+    assert asyncio.run(backend.batched_async_contains("lookup", [Key(0), Key(1)])) == 1
 
 
-def test_a_long_life_leaves_a_short_file(backend):
-    handle = onecopy.share(onecopy.zeros(1))
-    catalogue = backend._catalogue
-    for _ in range(3000):
-        catalogue.put("x", handle)
-        catalogue.drop("x")
-    catalogue.put("y", handle)
-    assert catalogue._path.stat().st_size < 2000 * len(str(handle))
-    assert catalogue.find("x") == [] and catalogue.find("y") == [str(handle)]
+def test_memory_of_another_allocator_and_a_cache_of_lmcache_are_refused(backend):
+    memory = backend.allocate(torch.Size((1,)), torch.bfloat16, fmt=MemoryFormat.KV_2LTD)
+    foreign = lmcache.TensorMemoryObj(memory.raw_data, memory.meta, None)
+    with pytest.raises(TypeError, match="memory of another backend"):
+        backend.batched_submit_put_task([Key(1)], [foreign])
+    with pytest.raises(ValueError, match="local_cpu: false"):
+        lmcache.backend(local_cpu=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache's own StorageManager in two processes, with onecopy as its storage plugin. It runs on the CPU.
+"""LMCache's own StorageManager in processes with onecopy as its storage plugin, beside its own CPU backend.
 
 Run by ``./dev test vllm``, whose environment has most of what LMCache needs.
 """
@@ -31,14 +31,25 @@ from lmcache.v1.storage_backend.storage_manager import StorageManager
 plugin = {{
     "storage_plugin.onecopy.module_path": "onecopy.integrations.lmcache",
     "storage_plugin.onecopy.class_name": "OnecopyBackend",
-    "onecopy.max_gib": 1,
+    "onecopy.max_gib": 0.25,
 }}
+own = sys.argv[1] == "own"
 config = LMCacheEngineConfig.from_defaults(
-    chunk_size=256, local_cpu=True, max_local_cpu_size=0.25, storage_plugins=["onecopy"], extra_config=plugin
+    chunk_size=256, local_cpu=own, max_local_cpu_size=0.25,
+    storage_plugins=None if own else ["onecopy"], extra_config=None if own else plugin,
 )
 metadata = LMCacheMetadata("model", 1, 1, 0, 0, torch.bfloat16, (4, 2, 256, 8, 64), role="worker")
 manager = StorageManager(config, metadata, EventManager())
 keys = [CacheEngineKey("model", 1, 0, number, torch.bfloat16) for number in range({CHUNKS})]
+
+
+def memory():
+    # Private memory, and a process's part of the memory that it shares.
+    with open("/proc/self/smaps_rollup") as file:
+        rows = dict(row.split(":") for row in file if ":" in row)
+    return int(rows["Pss"].split()[0]) << 10
+
+
 for line in sys.stdin:
     answer = None
     if line == "put\\n":
@@ -50,22 +61,29 @@ for line in sys.stdin:
         answer = {{"seconds": time.perf_counter() - start}}
     elif line == "look\\n":
         answer = [manager.contains(key) for key in keys]
+    elif line == "clear\\n":
+        answer = manager.clear()
     else:
+        before = memory()
         start = time.perf_counter()
-        found = [manager.get(key) for key in keys]
+        found = manager.batched_get(keys, location="LocalCPUBackend" if own else "onecopy")  # as LMCache's engine does
         seconds = time.perf_counter() - start
-        means = [None if chunk is None else chunk.tensor.double().mean().item() for chunk in found]
-        answer = {{"seconds": seconds, "means": means}}
+        values = [None if chunk is None else chunk.tensor.max().item() for chunk in found]
+        answer = {{"seconds": seconds, "values": values, "bytes": memory() - before}}
+        for chunk in found:
+            if chunk is not None:
+                chunk.ref_count_down()
     print(json.dumps(answer), file=answers, flush=True)
 os._exit(0)  # the manager's threads would keep the process
 """
 
 
 class Engine:
-    def __init__(self, log):
+    def __init__(self, log, kind):
         self.log = log
+        command = [sys.executable, "-c", ENGINE, kind]
         with log.open("wb") as file:
-            self.process = subprocess.Popen([sys.executable, "-c", ENGINE], stdin=-1, stdout=-1, stderr=file, text=True)
+            self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=file, text=True)
 
     def ask(self, question):
         self.process.stdin.write(f"{question}\n")
@@ -80,26 +98,31 @@ class Engine:
 
 
 @pytest.fixture
-def engines(tmp_path, monkeypatch):
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("ONECOPY_RUNTIME_DIR", str(tmp_path / "run"))
-    started = [Engine(tmp_path / f"{number}.log") for number in range(2)]
-    yield started
+def start(tmp_path, store):
+    started = []
+
+    def one(kind="onecopy"):
+        started.append(Engine(tmp_path / f"{len(started)}.log", kind))
+        return started[-1]
+
+    yield one
     for engine in started:
         engine.kill()
 
 
-def test_an_engine_gets_the_chunks_that_another_has_put_until_that_one_is_killed(engines):
-    first, second = engines
+def test_engines_read_one_copy_of_a_chunk_also_when_the_engine_that_stored_it_was_killed(start):
+    first, second, own = start(), start(), start("own")
     assert second.ask("look") == CHUNKS * [None]
-    put = first.ask("put")
-    assert first.ask("look") == CHUNKS * ["LocalCPUBackend"]
-    assert second.ask("look") == CHUNKS * ["onecopy"]
-    own, other = first.ask("get"), second.ask("get")
-    assert own["means"] == other["means"] == [float(number) for number in range(CHUNKS)]
-    for what, answer in (("put", put), ("get of its own", own), ("get of the other's", other)):
-        print(f"\n{what}: {answer['seconds'] / CHUNKS * 1e6:.0f} us for a chunk of 2 MiB", end="")
+    put, own_put = first.ask("put"), own.ask("put")
+    assert first.ask("look") == second.ask("look") == CHUNKS * ["onecopy"]
     first.kill()
-    assert "onecopy" not in second.ask("look"), "the chunks of a dead engine are misses"
-    left = second.ask("get")["means"]
-    assert all(mean in (None, float(number)) for number, mean in enumerate(left)), "a miss, or the chunk as it was"
+    expected = [float(number) for number in range(CHUNKS)]
+    answers = {"put": put, "put, LMCache's own": own_put}
+    answers |= {"get of the dead engine's": second.ask("get"), "get again": second.ask("get")}
+    answers |= {"get by a new engine": start().ask("get"), "get, LMCache's own": own.ask("get")}
+    for what, answer in answers.items():
+        assert answer.get("values", expected) == expected, what
+        size = f", and {answer['bytes'] / 2**20:.1f} MiB more memory in proportion" if "bytes" in answer else ""
+        print(f"\n{what}: {answer['seconds'] / CHUNKS * 1e6:.1f} us for a chunk of 2 MiB{size}", end="")
+    assert second.ask("clear") == CHUNKS * 256
+    assert second.ask("look") == CHUNKS * [None]

@@ -50,6 +50,12 @@ def test_an_arena_outlives_its_users_and_half_of_the_keeper(store, half):
     assert run("[[n]] = arena.find([b'a']); print(arena.tensor[n].sum())").strip() == str(5 * 4096)
 
 
+def test_a_removed_key_is_gone_for_all_users(arena):
+    run("for key in (b'a', b'b', b'c'): arena.put(key, arena.allocate(1))")
+    assert arena.remove(b"a") and not arena.remove(b"a")
+    assert run("print(arena.find([b'a']), arena.clear())") == "[] 2\n" and arena.stats()["free"] == 8
+
+
 def test_other_sizes_and_objects_are_refused(store, arena):
     with pytest.raises(onecopy.InvalidArgument, match="8 blocks of 4096 bytes, and 9 of 4096"):
         store.arena("kv", blocks=9, block_bytes=4096)
@@ -58,6 +64,8 @@ def test_other_sizes_and_objects_are_refused(store, arena):
     store.put_bytes("object", b"x")
     with pytest.raises(onecopy.InvalidArgument, match="not an arena"):
         store.arena("object", **SIZES)
+    with pytest.raises(onecopy.InvalidArgument, match=r"\"kv\" is an arena: open it with arena\(\)"):
+        store.open("kv")
     with pytest.raises(onecopy.InvalidArgument, match="more often"):
         arena.release([0])
     with pytest.raises(TypeError):

@@ -27,6 +27,8 @@ struct ArenaStats {
 /// store. A process holds leases on blocks. When a process ends, its leases end: the next process that needs the
 /// blocks gets them. Blocks with a key stay after that, until their place is needed; the least recently used go first.
 ///
+/// Members throw timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
+///
 /// Thread safety: all members may be called concurrently. Copies are the same object. The content of a block is the
 /// users' to synchronise. A forked child holds no leases.
 class Arena {
@@ -41,6 +43,10 @@ class Arena {
   /// Makes the blocks, whose content is complete, the entry of a key of 1 to 32 bytes. Returns false if the key has an
   /// entry. Throws invalid_argument, with nothing changed, for blocks that this process has not leased or that have a key.
   bool put(std::string_view key, std::span<const std::uint32_t> numbers);
+  /// Removes the entry of a key. Blocks with a lease stay until their leases end. Returns false if the key has no entry.
+  bool remove(std::string_view key);
+  /// Removes all entries, and returns how many there were.
+  std::uint32_t clear();
   /// Returns the blocks of each key, up to the first key without an entry, with a lease on each block.
   std::vector<std::vector<std::uint32_t>> find(std::span<const std::string> keys);
   ArenaStats stats();

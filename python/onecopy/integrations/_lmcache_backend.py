@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache's storage plugin: a process shares a chunk as a bundle, and the catalogue maps its key to its handle."""
+"""LMCache's storage plugin: each chunk is a block of an arena, which all engines of the host read in place."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
+import hashlib
+import json
 import threading
-from collections import OrderedDict
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
-from .. import OutOfMemory, empty, open as _open, share as _share
-from .._notices import _OF_NO_USE
-from ._catalogue import Catalogue
+import torch
+
+from .. import OutOfMemory, store
 from ._packages import need
 
 _base = need("lmcache.v1.storage_backend.abstract_backend", "lmcache", "onecopy.integrations.lmcache")
+_memory = need("lmcache.v1.memory_management", "lmcache", "onecopy.integrations.lmcache")
 
 _DEFAULT_GIB = 8.0
+_FORM_BYTES = 256  # behind the data of a chunk: its shape, dtype and format as JSON
 
 
 class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined]
-    """Keeps the chunks that this process has put, and reads the chunks of other processes.
+    """Keeps chunks in an arena of the store, whose leases are LMCache's references and pins.
 
-    If the memory is full, the least recently used chunks are dropped. A chunk is copied once by a put, and once into
-    LMCache's own memory by a get. When its process ends, other processes no longer find the chunk; a read that has
-    begun succeeds.
+    LMCache copies a chunk into memory of ``allocate()`` and puts it. Each engine reads the chunk where it is. A chunk
+    without a lease stays until its place is needed, whatever happens to the engine that stored it; the chunk that was
+    used least recently goes first. Thread safety: all methods may be called concurrently.
     """
 
     def __init__(self, config: Any = None, metadata: Any = None, local_cpu_backend: Any = None, loop: Any = None,
@@ -32,55 +36,98 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         super().__init__(
             dst_device=dst_device, config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, loop=loop
         )
-        extra = getattr(config, "extra_config", None) or {}
-        self._room = int(float(extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30))
-        self._catalogue = Catalogue(f"lmcache {extra.get('onecopy.title', '')} {os.geteuid()}")
+        if config.local_cpu:
+            raise ValueError("set local_cpu: false: LMCache's own cache would hold chunks of the arena for ever")
+        self._extra = config.extra_config or {}
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[str, int] = OrderedDict()  # bytes by key, the most recently used last
-        self._pinned: dict[str, int] = {}
-        self._bytes = 0
+        self._pins: dict[str, list[int]] = defaultdict(list)  # a lease for each pin, by key
 
     def __str__(self) -> str:
         return "OnecopyBackend"
 
-    def contains(self, key: Any, pin: bool = False) -> bool:
-        with self._lock:
-            there = bool(self._catalogue.find(key.to_string()))
-            if there and pin:
-                self._add_pin(key.to_string())
-            return there
+    @functools.cached_property
+    def _arena(self) -> store.Arena:
+        """The arena of chunks of this size. LMCache knows the size when the engine has registered its layers."""
+        shapes, dtypes = self.metadata.get_shapes(), self.metadata.get_dtypes()
+        chunk = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        size = -(-chunk // 64) * 64 + _FORM_BYTES
+        blocks = int(float(self._extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30) / size)
+        name = f"lmcache/{self._extra.get('onecopy.title', '')}/{chunk}"
+        return store.connect(framework="torch").arena(name, blocks=blocks, block_bytes=size)
+
+    # --- memory: LMCache allocates here what it puts, and frees here what it has got
+
+    def get_allocator_backend(self) -> OnecopyBackend:
+        return self
+
+    def allocate(self, shape: torch.Size, dtype: torch.dtype, fmt: Any, **_: Any) -> Any:
+        """Returns a MemoryObj of one block; None if the chunk is larger or all blocks are leased."""
+        if shape.numel() * dtype.itemsize > self._arena.tensor.shape[1] - _FORM_BYTES:
+            return None
+        try:
+            [block] = self._arena.allocate(1)
+        except OutOfMemory:
+            return None
+        return self._object(block, shape, dtype, fmt)
+
+    def free(self, memory: Any, allocator_type: str | None = None) -> None:
+        memory.invalidate()
+        self._arena.release([memory.meta.address])
+
+    def batched_free(self, memories: Iterable[Any], allocator_type: str | None = None, *_: Any, **__: Any) -> None:
+        for memory in memories:
+            self.free(memory)
+
+    def _object(self, block: int, shape: torch.Size, dtype: torch.dtype, fmt: Any) -> Any:
+        data = self._arena.tensor[block, :-_FORM_BYTES]
+        meta = _memory.MemoryObjMetadata(
+            shape, dtype, address=block, phy_size=len(data), ref_count=1, fmt=fmt, shapes=[shape], dtypes=[dtype]
+        )
+        return _memory.TensorMemoryObj(data, meta, self)
+
+    # --- storing
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         return False  # a put is complete when it returns
 
     def batched_submit_put_task(self, keys: Any, objs: Any, transfer_spec: Any = None,
                                 on_complete_callback: Any = None) -> None:  # fmt: skip
+        """Stores objects of ``allocate()``."""
         for key, obj in zip(keys, objs, strict=True):
-            if self._put(key.to_string(), obj) and on_complete_callback is not None:
+            if obj.parent() is not self:
+                raise TypeError("a chunk is in memory of another backend: copy it into memory of allocate() here")
+            form = {"shape": list(obj.meta.shape), "dtype": str(obj.meta.dtype), "fmt": obj.meta.fmt.name}
+            text = bytearray(json.dumps(form).encode().ljust(_FORM_BYTES))
+            self._arena.tensor[obj.meta.address, -_FORM_BYTES:] = torch.frombuffer(text, dtype=torch.uint8)
+            if self._arena.put(_digest(key), [obj.meta.address]) and on_complete_callback is not None:
                 on_complete_callback(key)
 
-    def get_blocking(self, key: Any) -> Any:
-        chunk = self._open(key.to_string())
-        if chunk is None or self.local_cpu_backend is None:
-            return None
-        shape, dtype, fmt = chunk["shape"], chunk["data"].dtype, chunk["fmt"]
-        memory = self.local_cpu_backend.allocate(_shape(shape), dtype, _format(fmt))
-        if memory is None:
-            return None
-        memory.tensor.copy_(chunk["data"].view(shape))
-        return memory
+    def remove(self, key: Any, force: bool = True) -> bool:
+        """Removes a chunk for all engines. Returns False if there is none, and for a pinned one without ``force``."""
+        with self._lock:
+            return (force or key.to_string() not in self._pins) and self._arena.remove(_digest(key))
+
+    def clear(self) -> int:
+        """Removes all chunks for all engines. Returns the number of their tokens."""
+        return self._arena.clear() * int(self.metadata.chunk_size)
+
+    # --- looking up: pins are leases as well
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: Any, pin: bool = False) -> int:
+        blocks = [block for [block] in self._arena.find([_digest(key) for key in keys])]
+        if not pin:
+            self._arena.release(blocks)
+            return len(blocks)
+        with self._lock:
+            for key, block in zip(keys, blocks, strict=False):
+                self._pins[key.to_string()].append(block)
+        return len(blocks)
 
     async def batched_async_contains(self, lookup_id: str, keys: Any, pin: bool = False) -> int:
-        return int(self.batched_contains(keys, pin))
-
-    async def batched_get_non_blocking(self, lookup_id: str, keys: Any, transfer_spec: Any = None) -> list[Any]:
-        found = []
-        for key in keys:
-            memory = self.get_blocking(key)
-            if memory is None:  # chunks behind a missing one cannot be used
-                break
-            found.append(memory)
-        return found
+        return self.batched_contains(keys, pin)
 
     def pin(self, key: Any) -> bool:
         return self.contains(key, pin=True)
@@ -88,86 +135,41 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
     def unpin(self, key: Any) -> bool:
         with self._lock:
             name = key.to_string()
-            left = self._pinned.pop(name, 0) - 1
-            if left > 0:
-                self._pinned[name] = left
-            return left >= 0
-
-    def remove(self, key: Any, force: bool = True) -> bool:
-        """Removes a chunk. Returns False for a chunk of another process, and for a pinned one without ``force``."""
-        with self._lock:
-            name = key.to_string()
-            if name not in self._chunks or (name in self._pinned and not force):
+            pins = self._pins.pop(name, [])
+            if not pins:
                 return False
-            self._drop(name)
+            self._arena.release([pins.pop()])
+            if pins:
+                self._pins[name] = pins
             return True
 
     def touch_cache(self) -> None:
-        pass  # a get touches a chunk
+        pass  # a lookup touches a chunk
 
-    def get_allocator_backend(self) -> Any:
-        return self.local_cpu_backend
+    # --- reading in place
+
+    def get_blocking(self, key: Any) -> Any:
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: Any) -> list[Any]:
+        """Returns an object for each key up to the first that is missing, and None for the others."""
+        found = [self._found(block) for [block] in self._arena.find([_digest(key) for key in keys])]
+        return found + [None] * (len(keys) - len(found))
+
+    async def batched_get_non_blocking(self, lookup_id: str, keys: Any, transfer_spec: Any = None) -> list[Any]:
+        return [memory for memory in self.batched_get_blocking(keys) if memory is not None]
+
+    def _found(self, block: int) -> Any:
+        form = json.loads(self._arena.tensor[block, -_FORM_BYTES:].numpy().tobytes())
+        dtype = getattr(torch, form["dtype"].removeprefix("torch."))
+        return self._object(block, torch.Size(form["shape"]), dtype, _memory.MemoryFormat[form["fmt"]])
 
     def close(self) -> None:
         with self._lock:
-            self._catalogue.close()
-            self._chunks.clear()
-            self._bytes = 0
-
-    def _put(self, name: str, memory: Any) -> bool:
-        """Stores a chunk. Returns False if it is stored already, or if there is not enough memory."""
-        tensor = memory.tensor
-        with self._lock:
-            if self._catalogue.find(name) or not self._make_room(tensor.nbytes):
-                return False
-        chunk = {"shape": list(tensor.shape), "fmt": memory.get_memory_format().name, "data": _copy(tensor)}
-        if chunk["data"] is None:
-            return False
-        with self._lock:
-            self._catalogue.put(name, _share(chunk))
-            self._chunks[name] = tensor.nbytes
-            self._bytes += tensor.nbytes
-        return True
-
-    def _make_room(self, size: int) -> bool:
-        for name in [name for name in self._chunks if name not in self._pinned]:
-            if self._bytes + size <= self._room:
-                break
-            self._drop(name)
-        return self._bytes + size <= self._room
-
-    def _drop(self, name: str) -> None:
-        self._catalogue.drop(name)
-        self._bytes -= self._chunks.pop(name)
-
-    def _add_pin(self, name: str) -> None:
-        self._pinned[name] = self._pinned.get(name, 0) + 1
-
-    def _open(self, name: str) -> Any:
-        with self._lock:
-            handles = self._catalogue.find(name)
-            if name in self._chunks:
-                self._chunks.move_to_end(name)
-        for text in handles:
-            with contextlib.suppress(*_OF_NO_USE):
-                return _open(text, framework="torch").tree()
-        return None
+            for blocks in self._pins.values():
+                self._arena.release(blocks)
+            self._pins.clear()
 
 
-def _copy(tensor: Any) -> Any:
-    """Returns a copy in shared memory, or None if there is no memory left."""
-    with contextlib.suppress(OutOfMemory):
-        copy = empty(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")).torch()
-        copy.copy_(tensor)
-        return copy
-    return None
-
-
-def _shape(sizes: list[int]) -> Any:
-    import torch
-
-    return torch.Size(sizes)
-
-
-def _format(name: str) -> Any:
-    return need("lmcache.v1.memory_management", "lmcache", "onecopy.integrations.lmcache").MemoryFormat[name]
+def _digest(key: Any) -> bytes:
+    return hashlib.sha256(key.to_string().encode()).digest()

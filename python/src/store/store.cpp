@@ -196,6 +196,12 @@ void add_arena(nb::module_& m) {
              const std::string text = key_of(key);
              return without_gil([&] { return a.put(text, numbers); });
            })
+      .def("remove",
+           [](Arena& a, const nb::bytes& key) {
+             const std::string text = key_of(key);
+             return without_gil([&] { return a.remove(text); });
+           })
+      .def("clear", [](Arena& a) { return without_gil([&] { return a.clear(); }); })
       .def("find",
            [](Arena& a, const std::vector<nb::bytes>& keys) {
              std::vector<std::string> texts;

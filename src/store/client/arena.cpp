@@ -52,6 +52,7 @@ Fd lock_arenas(const Place& place) {
 void make_arena(Client& client, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
   Table table = table_for(kCpu, {});
   table.rows = rows_of(blocks, block_bytes);
+  table.attributes[kArenaAttribute] = fmt::format("{} blocks of {} bytes", blocks, block_bytes);
   const BlockRef block = MappedMemory::create(kCpu, place(table.rows));
   const auto& memory = *static_cast<MappedMemory*>(block.group());
   ArenaBlocks::init(memory.data() + table.rows.front().offset, blocks, block_bytes);
@@ -81,7 +82,7 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   std::vector<Fd> files = reading->files();
   const OpenTable opened(files.front());
   const Table& table = opened.table;
-  if (table.rows.size() != 2 || table.rows.back().name != "blocks" || !reading->version().is_as_is)
+  if (!table.attributes.contains(kArenaAttribute) || table.rows.size() != 2)
     throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not an arena", name));
   BlockRef block =
       MappedMemory::open(kCpu, memory_of(table, std::move(files)), std::move(*reading), Access::read_write);
@@ -100,6 +101,8 @@ void Arena::release(std::span<const std::uint32_t> numbers) { state_->control.re
 bool Arena::put(std::string_view key, std::span<const std::uint32_t> numbers) {
   return state_->control.put(key, numbers);
 }
+bool Arena::remove(std::string_view key) { return state_->control.remove(key); }
+std::uint32_t Arena::clear() { return state_->control.clear(); }
 std::vector<std::vector<std::uint32_t>> Arena::find(std::span<const std::string> keys) {
   return state_->control.find(keys);
 }

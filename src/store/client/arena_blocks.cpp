@@ -42,7 +42,7 @@ bool is_dead(int pid, std::uint64_t start) {
 /// Holds the mutex, as a user, and says so in the memory.
 class ArenaBlocks::Change {
  public:
-  explicit Change(ArenaBlocks& arena) : arena_(arena), lock_(arena.header_->mutex) {
+  explicit Change(ArenaBlocks& arena) : arena_(arena), lock_(locked(arena), std::adopt_lock) {
     if (arena.header_->is_changing.load(std::memory_order_relaxed) != 0) arena.derive();
     arena.header_->is_changing.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -59,6 +59,11 @@ class ArenaBlocks::Change {
   ~Change() { end(); }
 
  private:
+  static RobustMutex& locked(ArenaBlocks& arena) {
+    if (arena.header_->mutex.try_lock_for(arena.patience_)) return arena.header_->mutex;
+    throw Error(ErrorCode::timeout,
+                "a process of the arena is stopped in the middle of a call: let it go on, or end it");
+  }
   void end() noexcept {
     point("arena.ends");
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -83,8 +88,9 @@ void ArenaBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t bl
 }
 
 ArenaBlocks::ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks,
-                         std::uint64_t block_bytes)
-    : header_(reinterpret_cast<ArenaHeader*>(memory)),
+                         std::uint64_t block_bytes, std::chrono::nanoseconds patience)
+    : patience_(patience),
+      header_(reinterpret_cast<ArenaHeader*>(memory)),
       blocks_(reinterpret_cast<ArenaBlock*>(memory + blocks_at())),
       free_(reinterpret_cast<std::uint32_t*>(memory + free_at(blocks))),
       buckets_(free_ + blocks),
@@ -201,6 +207,24 @@ bool ArenaBlocks::put(std::string_view key, std::span<const std::uint32_t> numbe
   return true;
 }
 
+bool ArenaBlocks::remove(std::string_view key) {
+  const Change change(*this);
+  const std::uint32_t head = entry(key);
+  if (head != kNoBlock) remove_entry(head);
+  return head != kNoBlock;
+}
+
+std::uint32_t ArenaBlocks::clear() {
+  const Change change(*this);
+  std::uint32_t entries = 0;
+  for (std::uint32_t head = 0; head < header_->blocks; ++head) {
+    if (blocks_[head].count == 0) continue;
+    remove_entry(head);
+    ++entries;
+  }
+  return entries;
+}
+
 std::vector<std::vector<std::uint32_t>> ArenaBlocks::find(std::span<const std::string> keys) {
   std::vector<std::vector<std::uint32_t>> found;
   found.reserve(keys.size());
@@ -262,18 +286,18 @@ void ArenaBlocks::unlink_idle(std::uint32_t head) noexcept {
   header_->idle -= blocks_[head].count;
 }
 
-void ArenaBlocks::evict(std::uint32_t head) noexcept {
-  unlink_idle(head);
+/// Frees the blocks of the entry that have no lease. The others are free when their leases end.
+void ArenaBlocks::remove_entry(std::uint32_t head) noexcept {
+  if (blocks_[head].busy == 0) unlink_idle(head);
   blocks_[head].count = 0;
-  point("arena.evict.gone");
+  point("arena.remove.gone");
   std::uint32_t* at = &bucket({blocks_[head].key, blocks_[head].key_bytes});
   while (*at != head) at = &blocks_[*at].chain;
   *at = blocks_[head].chain;
   for (std::uint32_t block = head; block != kNoBlock; block = blocks_[block].next) {
     blocks_[block].head = kNoBlock;
-    free_[header_->free++] = block;
+    if (blocks_[block].leases == 0) free_[header_->free++] = block;
   }
-  ++header_->evictions;
 }
 
 std::uint32_t& ArenaBlocks::bucket(std::string_view key) noexcept {
@@ -301,7 +325,7 @@ void ArenaBlocks::make_room(std::uint32_t count) {
         fmt::format("{} blocks are wanted; of {} are {} free, {} can be evicted, and the others are "
                     "leased",
                     count, header_->blocks, header_->free, header_->idle));
-  while (count > header_->free) evict(blocks_[header_->blocks].after);
+  for (; count > header_->free; ++header_->evictions) remove_entry(blocks_[header_->blocks].after);
 }
 
 void ArenaBlocks::free_row(std::uint32_t user) noexcept {

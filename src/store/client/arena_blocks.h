@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -61,6 +62,7 @@ struct ArenaBlock {
 /// blocks, buckets, the ring of idle entries) follows from them. `is_changing` is set while a holder of the mutex
 /// changes anything: a process that gets the mutex and finds it set derives the rest anew, since the holder has died.
 /// A block is free if it has no lease and is in no entry. An entry is idle if none of its blocks has a lease.
+/// All members throw timeout, with nothing changed, if a process that is stopped holds the mutex for `patience`.
 /// A dead user's leases end when its row is freed, which any process does that needs blocks.
 class ArenaBlocks {
  public:
@@ -70,7 +72,8 @@ class ArenaBlocks {
 
   /// REQUIRES: the memory stays until the destructor, which ends this process's leases, has run. Throws bad_handle if it is
   /// not an arena's, invalid_argument for other sizes.
-  ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes);
+  ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes,
+              std::chrono::nanoseconds patience = std::chrono::seconds(10));
   ArenaBlocks(const ArenaBlocks&) = delete;
   ArenaBlocks& operator=(const ArenaBlocks&) = delete;
   ~ArenaBlocks();
@@ -79,6 +82,8 @@ class ArenaBlocks {
   void share(std::span<const std::uint32_t> numbers);
   void release(std::span<const std::uint32_t> numbers);
   bool put(std::string_view key, std::span<const std::uint32_t> numbers);
+  bool remove(std::string_view key);
+  std::uint32_t clear();
   std::vector<std::vector<std::uint32_t>> find(std::span<const std::string> keys);
   ArenaStats stats();
 
@@ -92,7 +97,7 @@ class ArenaBlocks {
   void make_idle(std::uint32_t head) noexcept;
   void link_idle(std::uint32_t head) noexcept;
   void unlink_idle(std::uint32_t head) noexcept;
-  void evict(std::uint32_t head) noexcept;
+  void remove_entry(std::uint32_t head) noexcept;
   std::uint32_t& bucket(std::string_view key) noexcept;
   std::uint32_t entry(std::string_view key) noexcept;
   void make_room(std::uint32_t count);
@@ -104,6 +109,7 @@ class ArenaBlocks {
     return leases_ + std::size_t{user} * header_->blocks;
   }
 
+  const std::chrono::nanoseconds patience_;
   ArenaHeader* header_;
   ArenaBlock* blocks_;      ///< one more than there are: the beginning of the ring of idle entries
   std::uint32_t* free_;     ///< a stack

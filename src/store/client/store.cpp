@@ -150,6 +150,8 @@ Version Store::open(const std::string& name, std::optional<std::uint64_t> number
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
   const VersionRecord version = reading->version();
+  if (opened.table.attributes.contains(kArenaAttribute))
+    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an arena: open it with arena()", name));
   check_key(opened.table.key, key, version);
   BlockRef memory = MappedMemory::open(device_of(opened.table), memory_of(opened.table, std::move(files)),
                                        std::move(*reading));

@@ -48,6 +48,9 @@ struct Table {
   std::vector<Part> parts;                ///< one behind the other they are the memory
 };
 
+/// The attribute that tells the table of an arena from that of an object.
+inline constexpr const char* kArenaAttribute = "onecopy.arena";
+
 /// Throws invalid_argument for a name that comes twice.
 void check_names(const std::vector<Row>& rows);
 /// Places the rows one behind the other, and returns the bytes that they take. Throws what check_names() throws, and

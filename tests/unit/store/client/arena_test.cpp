@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
 #include <map>
 #include <optional>
@@ -13,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
@@ -23,6 +27,7 @@ namespace onecopy::store {
 namespace {
 
 using onecopy::testing::Child;
+using onecopy::testing::Shared;
 using Numbers = std::vector<std::uint32_t>;
 
 constexpr std::uint32_t kBlocks = 16;
@@ -104,6 +109,23 @@ TEST_F(ArenaBlocksTest, FindsUpToTheFirstMissingKeyAndEvictsTheLeastRecentlyUsed
   EXPECT_EQ(arena_->stats().evictions, 2u);
 }
 
+TEST_F(ArenaBlocksTest, BlocksOfARemovedKeyAreFreeWhenTheirLeasesEnd) {
+  const Numbers leased = arena_->allocate(2), idle = arena_->allocate(3);
+  arena_->put("leased", leased);
+  arena_->put("idle", idle);
+  arena_->release(idle);
+  EXPECT_TRUE(arena_->remove("leased"));
+  EXPECT_FALSE(arena_->remove("leased"));
+  EXPECT_FALSE(find("leased"));
+  EXPECT_EQ(arena_->stats().free, kBlocks - 5);
+  EXPECT_TRUE(arena_->put("again", leased));
+  EXPECT_EQ(arena_->clear(), 2u);
+  EXPECT_EQ(arena_->clear(), 0u);
+  EXPECT_EQ(arena_->stats().free, kBlocks - 2);
+  arena_->release(leased);
+  EXPECT_EQ(arena_->stats().free, kBlocks);
+}
+
 TEST_F(ArenaBlocksTest, AForkedChildHasNoLeases) {
   const Numbers mine = arena_->allocate(kBlocks);
   Child child([&] {
@@ -114,6 +136,24 @@ TEST_F(ArenaBlocksTest, AForkedChildHasNoLeases) {
   EXPECT_EQ(child.join(), 0);
   arena_->release(mine);
   EXPECT_EQ(arena_->stats().free, kBlocks);
+}
+
+std::atomic<bool>* has_the_mutex = nullptr;
+
+TEST_F(ArenaBlocksTest, AUserThatIsStoppedWithTheMutexHoldsOthersUpForTheirPatienceAlone) {
+  ArenaBlocks impatient(memory_.data(), memory_.size(), kBlocks, 8, std::chrono::milliseconds(1));
+  const Shared<std::atomic<bool>> flag;
+  has_the_mutex = &*flag;
+  Child child([&] {
+    point_hook.store([](const char* name) noexcept {
+      if (std::string_view(name) == "arena.allocate.taken" && !has_the_mutex->exchange(true)) ::pause();
+    });
+    arena_->allocate(1);
+  });
+  ASSERT_TRUE(onecopy::testing::eventually([&] { return flag->load(); }));
+  expect_refused([&] { impatient.allocate(1); }, ErrorCode::timeout);
+  child.kill();
+  EXPECT_EQ(impatient.allocate(kBlocks).size(), kBlocks);
 }
 
 /// A user works until it passes the point for the `nth` time, and dies there. Others go on, and what it had put is whole.
@@ -130,6 +170,7 @@ TEST_P(AUserDies, AndAllItsBlocksAreFreeOrWhole) {
         arena_->put(fmt::format("x{}", mine[0]), two);
         for (const Numbers& found : arena_->find(std::vector{fmt::format("{}", mine[0])}))
           arena_->release(found);
+        arena_->remove(fmt::format("x{}", mine[0]));
         arena_->release(two);
         arena_->release(mine);
         arena_->release(mine);
@@ -153,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Points, AUserDies,
                          ::testing::Values("arena.begun", "arena.ends", "arena.attaches",
                                            "arena.allocate.taken", "arena.release.counted",
                                            "arena.put.written", "arena.put.done", "arena.find.leased",
-                                           "arena.evict.gone", "arena.dead.counted"));
+                                           "arena.remove.gone", "arena.dead.counted"));
 
 /// A random program of one process beside a model of sets; another process does the same at the same time.
 void run_program(ArenaBlocks& arena, unsigned seed) {
@@ -164,7 +205,7 @@ void run_program(ArenaBlocks& arena, unsigned seed) {
     for (const std::uint32_t block : held)
       if (random() % 3 == 0 && (some.empty() || some.back() != block)) some.push_back(block);
     const std::string key(1, static_cast<char>('a' + random() % 8));
-    switch (random() % 5) {
+    switch (random() % 6) {
       case 0: try { some = arena.allocate(random() % 4);
         } catch (const Error& error) {
           ASSERT_EQ(error.code(), ErrorCode::out_of_memory);
@@ -191,6 +232,7 @@ void run_program(ArenaBlocks& arena, unsigned seed) {
       case 3:
         for (const Numbers& found : arena.find(std::span(&key, 1))) held.insert(found.begin(), found.end());
         break;
+      case 4: random() % 8 == 0 ? arena.clear() : arena.remove(key); break;
       default:
         arena.release(some);
         for (const std::uint32_t block : some) held.erase(held.find(block));
