@@ -25,21 +25,21 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
   virtual ~Connection() = default;
 
-  /// Sends the head and the tensors of a message, in the order of `stream`, as queues do it. What the caller writes into the
-  /// tensors afterwards may or may not arrive. Wakes nobody: ring_for_call() or ring_for_answer() comes next. Throws closed,
-  /// out_of_memory, and timeout when the message was not taken until the deadline.
+  /// Sends the head and the tensors of a message, in the order of `stream`, as queues do. What the caller writes into
+  /// the tensors afterwards may or may not arrive. Wakes no thread: the caller must call ring_for_call() or
+  /// ring_for_answer(). Throws closed, out_of_memory, and timeout if the message was not accepted by the deadline.
   virtual void send(const Message& message, Stream stream, Deadline deadline) = 0;
-  /// Returns whether the member has so much unread that calls have to wait. Answers never wait.
+  /// Returns whether the member has so many unread messages that calls have to wait. Answers never wait.
   virtual bool is_full() noexcept { return false; }
   /// Wakes a worker of the member.
   virtual void ring_for_call() const noexcept {}
-  /// Wakes the thread of the member that waits for an answer, or else a worker.
+  /// Wakes a thread of the member that waits for an answer; if there is none, a worker.
   virtual void ring_for_answer() const noexcept {}
-  /// Returns whether the threads of the member that listen for calls, or for answers, share this thread's processor: then
-  /// they run only once this thread sleeps.
+  /// Returns whether the threads of the member that listen for calls, or for answers, run on this thread's processor,
+  /// and so only once this thread sleeps.
   virtual bool worker_shares_cpu() const noexcept { return false; }
   virtual bool waiter_shares_cpu() const noexcept { return false; }
-  /// Releases the tensors of messages that the member will not take, since it has ended.
+  /// Releases the tensors of messages that the member will not read because it has ended.
   virtual void drop_sent() noexcept {}
 };
 
@@ -49,7 +49,7 @@ struct TransportState {
 };
 
 /// A way to reach members: shared memory within a host (RingTransport), TLS between hosts (TlsTransport). A transport
-/// opens connections to members, puts the messages of a member into its `inbound` lane, and notes the member's end.
+/// opens connections to members, puts the messages of a member into its `inbound` lane, and reports the member's end.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariant: a member keeps its transport. `member.exit` is set, and the bells of this process are rung, once no further
@@ -61,33 +61,33 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  /// Returns "ring", "tls" or "ucx".
+  /// Returns the name: "ring", "tls" or "ucx".
   virtual std::string_view name() const noexcept = 0;
-  /// Returns whether members see each other's memory: tensors can be lent then.
+  /// Returns whether members can map each other's memory, so that tensors can be lent.
   virtual bool shares_memory() const noexcept = 0;
   /// Returns whether the transport reaches a member of that address.
   virtual bool reaches(const Address& address) const = 0;
-  /// Adds what others need to reach this process to its address.
+  /// Adds to this process's address what others need to reach it by this transport.
   virtual void complete(Address& own) = 0;
 
   /// Returns whether a member whose session has ended may be connected to again, since its process may live.
   virtual bool reconnects() const noexcept { return false; }
 
-  /// Begins to watch over a member that no other thread sees yet, and makes its state.
+  /// Starts watching a member that no other thread sees yet, and creates its TransportState.
   virtual void watch(Member& member) = 0;
-  /// Opens a connection to the member, or begins to: then another thread completes `member.opened`. Callers call this again until
-  /// then. Throws peer_died, timeout, bad_secret.
+  /// Opens a connection to the member, or begins to, in which case another thread completes `member.opened`. Callers
+  /// repeat the call until the member is opened. Throws peer_died, timeout, bad_secret.
   virtual void open(Member& member, Deadline deadline) = 0;
   /// Tells a member without a connection that this process leaves the group, if the transport can.
   virtual void say_farewell(Member&, Deadline) {}
-  /// Ends the connections to a member that has ended. Called by the thread that looks at the lanes.
+  /// Closes the connections to a member that has ended. The thread that looks at the lanes calls it.
   virtual void close(Member& member) noexcept = 0;
-  /// Returns for how long the member has been silent although it should have said something; 0: it has not been.
+  /// Returns for how long the member has been silent although it should have sent something; 0 if it is not silent.
   virtual std::chrono::seconds silence_of(Member&) const { return std::chrono::seconds{0}; }
 
-  /// Gives what was sent a second to arrive.
+  /// Waits up to a second until all messages that were sent have arrived.
   virtual void flush() noexcept {}
-  /// Ends all connections, and the transport's threads.
+  /// Closes all connections and ends the transport's threads.
   virtual void stop() noexcept {}
 };
 
@@ -96,12 +96,12 @@ class Transport {
 class TransportHost {
  public:
   virtual ~TransportHost() = default;
-  /// Returns where this process is found.
+  /// Returns the address of this process.
   virtual Address address() = 0;
   virtual const std::shared_ptr<const DoorbellMemory>& bell() const noexcept = 0;
-  /// Enters the member of that address. Throws invalid_argument.
+  /// Adds the member of that address, if it is new, and returns it. Throws invalid_argument.
   virtual Member& enter(const Address& address) = 0;
-  /// Begins the session behind one of which no further message comes, or returns the one that has begun.
+  /// Returns the session after one that receives no further message. Begins it if it has not begun.
   virtual Member& next_session(Member& ended) = 0;
   /// Notes that a connection to the member is open.
   virtual void note_opened(Member& member) noexcept = 0;

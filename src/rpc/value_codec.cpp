@@ -21,7 +21,7 @@ bool is_container(Value::Kind kind) noexcept {
   return kind == Value::Kind::list || kind == Value::Kind::tuple || kind == Value::Kind::dict;
 }
 
-/// Walks over one value. Objects are known by their addresses.
+/// A walk over one value, which recognises objects by their addresses.
 class ValueWalk {
  public:
   explicit ValueWalk(Message& message) : message_(message), out_(message.data) {}
@@ -87,14 +87,14 @@ void ValueWalk::write_dict(const Value::Dict& dict, int depth) {
   }
 }
 
-/// The callee sees the memory of the caller, as a torch tensor.
+/// Writes a tensor, which the callee gets as a torch tensor on the caller's memory.
 void ValueWalk::write_tensor(const Tensor& tensor) {
   message_.tensors.push_back(tensor);
   ++numbered_;
   out_.tensor(value::kTorchTensor);
 }
 
-/// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
+/// Gives the object a number. If the object has been written before, writes a reference to it and returns true.
 bool ValueWalk::is_again(const void* object) {
   const auto [at, is_new] = seen_.try_emplace(object, numbered_);
   if (is_new) return ++numbered_, false;
@@ -106,7 +106,7 @@ bool ValueWalk::is_again(const void* object) {
   throw Error(ErrorCode::unsupported, fmt::format("a program in C++ cannot take {}", what));
 }
 
-/// Makes the values that value::Reader reads.
+/// A sink that makes rpc values of what value::Reader reads.
 class ValueSink {
  public:
   using Object = Value;

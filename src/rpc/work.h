@@ -14,21 +14,21 @@ struct Work {
   enum class Kind : std::uint8_t {
     none,
     call,          ///< run a function
-    greeting,      ///< for Node::take_greetings()
-    note,          ///< a user's note
-    answer,        ///< to `done`, which this process's worker has to complete: it is handled in order
-    settle,        ///< `done` is done, and no thread waits for it
-    member_ended,  ///< behind all that it had put
+    greeting,      ///< call Node::take_greetings()
+    note,          ///< take a note of the user's
+    answer,        ///< complete `done`: an answer that is handled in order
+    settle,        ///< handle the outcome of `done`, for which no thread waits
+    member_ended,  ///< the member has ended, and all its messages were read
   };
   Kind kind = Kind::none;
-  bool is_in_order = false;  ///< end_order() lets the next such work begin
+  bool is_in_order = false;  ///< end_order() lets the next work in order begin
   Status status = Status::value;
   Member* from = nullptr;
   FunctionEntry* function = nullptr;
   std::uint64_t call = 0;
   Deadline deadline = kForever;
   CallContext context;
-  Message message;  ///< without its tail
+  Message message;  ///< the message without its tail
   CallRef done;
 };
 
@@ -38,9 +38,9 @@ class WorkQueue {
  public:
   void push(Work&& work);
   bool try_pop(Work& work);
-  /// Takes a greeting alone.
+  /// Takes work of kind greeting, if there is some.
   bool try_pop_greeting(Work& work);
-  /// Returns true if no work in order is before the caller's, which begins now.
+  /// Begins the caller's work in order and returns true, unless other work in order comes before it.
   bool try_begin_order();
   void end_order() noexcept;
   bool is_ready() const noexcept { return ready_.load() != 0; }
@@ -54,7 +54,7 @@ class WorkQueue {
   Mutex mutex_;
   std::deque<Work> works_ GUARDED_BY(mutex_);
   std::deque<Work> ordered_ GUARDED_BY(mutex_);
-  bool is_in_order_ GUARDED_BY(mutex_) = false;  ///< a worker has one of ordered_
+  bool is_in_order_ GUARDED_BY(mutex_) = false;  ///< a worker is doing work in order
   std::atomic<std::size_t> ready_{0};
 };
 

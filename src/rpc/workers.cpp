@@ -24,15 +24,15 @@ void Workers::add() {
       work();
       retire();
     });
-  } catch (const std::system_error& error) {  // busy workers take the call when they are done
+  } catch (const std::system_error& error) {  // a busy worker takes the call later
     log_warning(fmt::format("cannot start a worker of rpc; the call stays queued: {}", error.what()));
   }
 }
 
-/// The object whose worker this thread is, and how many functions it runs within each other.
+/// The object to which this thread belongs, and the number of nested functions that the thread runs.
 thread_local const Workers* t_workers = nullptr;
 thread_local int t_depth = 0;
-constexpr int kMaxWithin = 16;  // a stack has room for more
+constexpr int kMaxWithin = 16;  // chosen well below what a stack has room for
 
 void Workers::help(const Node& node) noexcept {
   Work work;
@@ -54,7 +54,7 @@ void Workers::work() noexcept {
   t_workers = nullptr;
 }
 
-/// The next add() joins this thread, unless join() does.
+/// Makes this thread end. The next add() joins it, or join() does.
 void Workers::retire() noexcept {
   const LockGuard lock(mutex_);
   const auto own = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& thread) {
@@ -68,7 +68,7 @@ void Workers::join() {
   {
     const LockGuard lock(mutex_);
     is_closed_ = true;
-    if (is_own_thread()) return;  // two functions that each shut down would wait for each other
+    if (is_own_thread()) return;  // otherwise two functions that both shut down would wait for each other
     threads.swap(threads_);
     threads.splice(threads.end(), retired_);
   }

@@ -17,7 +17,7 @@
 namespace onecopy::rpc {
 namespace {
 
-/// `dims` sizes and as many strides follow, of 8 bytes each.
+/// The head of a layout. `dims` sizes and as many strides follow, of 8 bytes each.
 struct RowHead {
   std::uint8_t dtype = 0;
   std::uint8_t dims = 0;

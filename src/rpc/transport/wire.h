@@ -7,7 +7,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
 
-/// The parts of messages that all transports between hosts write alike.
+/// The parts of messages that all transports between hosts write in the same way.
 namespace onecopy::rpc {
 
 inline constexpr std::size_t kMaxTensors = 1024;
@@ -27,22 +27,21 @@ static_assert(sizeof(ParcelHead) == 16);
 
 void append_bytes(Bytes& out, ByteSpan bytes);
 void append_layout(Bytes& out, const Layout& layout);
-/// Takes bytes off the front. Throws protocol when there are fewer.
+/// Removes `bytes` bytes from the front and returns them. Throws protocol if there are fewer.
 ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes);
 /// Throws protocol.
 Layout cut_layout(ByteSpan& rest);
-/// Throws protocol for a head of too large a message.
+/// Removes a head from the front and returns it. Throws protocol if the message is too large.
 ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
 
-/// Returns the message with copies in memory of the CPU in the place of tensors of devices. Waits for the work that the
-/// stream
-/// has now.
+/// Returns the message with copies on the CPU in place of tensors of devices. Waits for the work that the stream
+/// contains now.
 Message on_host(const Message& message, Stream stream);
 /// Throws invalid_argument for a message with too many tensors, or too many plain bytes.
 void check_can_cross(const Message& message);
-/// Changes the deadline of a call from a point in time to the time that is left. Hosts have different clocks.
+/// Changes the deadline of a call from a point in time to the time that is left, because hosts have different clocks.
 void to_time_left(Message& message);
-/// Changes the deadline of a call back.
+/// Changes the deadline of a call back to a point in time.
 void to_deadline(Message& message);
 
 }  // namespace onecopy::rpc

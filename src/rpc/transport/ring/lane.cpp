@@ -13,10 +13,11 @@
 namespace onecopy::rpc {
 namespace {
 
-/// A process that is stopped with the ring's lock holds up others no longer.
+/// The max time that a process which is stopped with the ring's lock delays others.
 constexpr std::chrono::seconds kTimeout{10};
 
-/// Bytes of a tensor. The block of a larger one is let go of as soon as it was taken, so that calls go round in few blocks.
+/// The size in bytes from which a tensor's block is released as soon as the tensor was taken, so that calls use few
+/// blocks in turn.
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
 Tensor make_zeroed() {
@@ -32,7 +33,7 @@ Doorbell* bell_in(const Tensor& memory) {
   return reinterpret_cast<Doorbell*>(memory.as<std::byte>());
 }
 
-/// The message is gone, and its sender's death or the caller's deadline says so.
+/// Returns whether the error means that a message is lost, because its sender died or the caller's deadline passed.
 bool is_loss(ErrorCode code) noexcept {
   return code == ErrorCode::stale_handle || code == ErrorCode::owner_died || code == ErrorCode::peer_died ||
          code == ErrorCode::bad_handle;
@@ -73,7 +74,7 @@ void RingConnection::send(const Message& message, Stream stream, Deadline deadli
                          stream);
 }
 
-/// The head is looked at once in so many messages: it is in the reader's cache.
+/// Reads the head only once in kMaxUnread messages, because the head's cache line belongs to the reader.
 bool RingConnection::is_full() noexcept {
   const std::uint64_t sent = channel_->ring().tail();
   if (sent - head_seen_.load(std::memory_order_relaxed) < kMaxUnread) return false;

@@ -45,16 +45,15 @@ class Inbound {
   Inbound();
 
   bool is_ready() const { return channel_->ring().is_ready(); }
-  /// Returns the next message, or nothing if there is none. A message whose tensors are lost is logged, and passed over.
-  /// Throws
-  /// protocol for a damaged ring, timeout while a stopped process keeps it.
+  /// Returns the next message, or nothing if there is none. A message whose tensors are lost is logged and skipped.
+  /// Throws protocol for a damaged ring, and timeout while a stopped process holds the ring's lock.
   std::optional<Message> try_take();
   /// Throws protocol if the ring says that there is a message although there is none.
   void check() {
     if (!channel_->ring().is_closed()) channel_->ring().wait(kNow);
   }
   Handle handle() { return channel_->handle(); }
-  /// Returns a sender into this ring, for a process that sends to itself.
+  /// Returns a sender into this ring, for messages of this process to itself.
   ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }
 
  private:
@@ -65,11 +64,12 @@ class Inbound {
 /// Thread safety: all members may be called concurrently.
 class RingConnection final : public Connection {
  public:
-  /// `bell` is the member's, or this process's own for messages to itself; none: nobody is rung.
+  /// Constructs a connection. `bell` is the member's doorbell, or this process's own for messages to itself; null if no
+  /// thread is to be woken.
   RingConnection(ChannelRef channel, std::shared_ptr<const DoorbellMemory> bell)
       : channel_(std::move(channel)), bell_(std::move(bell)) {}
 
-  /// Throws timeout also when a stopped process keeps the ring for ten seconds.
+  /// Sends as Connection::send() says. Throws timeout also if a stopped process holds the ring's lock for ten seconds.
   void send(const Message& message, Stream stream, Deadline deadline) override;
   bool is_full() noexcept override;
   void ring_for_call() const noexcept override {
@@ -85,7 +85,7 @@ class RingConnection final : public Connection {
  private:
   static constexpr std::uint64_t kMaxUnread = 16'384;
 
-  std::atomic<std::uint64_t> head_seen_{0};  ///< the member has read at least up to here
+  std::atomic<std::uint64_t> head_seen_{0};  ///< the member has read at least all messages before this one
   const ChannelRef channel_;
   const std::shared_ptr<const DoorbellMemory> bell_;
 };

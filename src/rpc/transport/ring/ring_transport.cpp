@@ -16,7 +16,7 @@
 namespace onecopy::rpc {
 namespace {
 
-/// Puts a note through a member's door.
+/// Puts a note into a member's door, the queue that its address names.
 void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKind kind, Bytes&& body) {
   Message note;
   note.tag = static_cast<std::uint32_t>(Form::note);
@@ -28,7 +28,8 @@ void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKi
 
 }  // namespace
 
-/// The watch thread only notes an exit: a thread that looks at the lanes reads the messages that are left there first.
+/// Watches the member's process. The watch thread only sets a flag: a thread that looks at the lanes first reads the
+/// messages that are left in them.
 void RingTransport::watch(Member& member) {
   auto state = std::make_unique<State>();
   const auto note_exit = host_.end_of(member);
@@ -57,7 +58,7 @@ void RingTransport::open(Member& to, Deadline) {
   }
 }
 
-/// Tells the member which lane to send through, once.
+/// Tells the member into which lane it has to put its messages.
 void RingTransport::greet(Member& to) {
   State& state = state_of(to);
   if (!to.inbound) to.inbound = std::make_unique<Inbound>();
@@ -75,7 +76,8 @@ void RingTransport::serve_newcomers() noexcept {
   is_door_read_ = false;
 }
 
-/// Returns false while the sender of the first message does not let this process read it. A stopped process is one.
+/// Reads the door to its end. Returns false if the sender of the first message, which may be stopped, does not let this
+/// process read that message.
 bool RingTransport::try_read_door(bool is_first) noexcept {
   try {
     while (auto message = door_.try_take()) take_from_door(*message);

@@ -36,9 +36,9 @@ class RingTransport final : public Transport {
   void say_farewell(Member& member, Deadline deadline) override;
   void close(Member& member) noexcept override;
 
-  /// Returns whether something came through the door that no thread reads yet.
+  /// Returns whether the door contains messages that no thread reads yet.
   bool has_newcomers() const { return !is_door_read_.load(std::memory_order_relaxed) && door_.is_ready(); }
-  /// Returns true to one caller if there are newcomers: a worker is to call serve_newcomers() then.
+  /// Returns true to one caller if there are newcomers; a worker must then call serve_newcomers().
   bool claim_newcomers() { return door_.is_ready() && !is_door_read_.exchange(true); }
   /// Answers greetings, and waits for the processes that sent them.
   void serve_newcomers() noexcept;
@@ -59,8 +59,8 @@ class RingTransport final : public Transport {
   TransportHost& host_;
   Session& session_;
   Inbound door_;
-  Mutex door_mutex_;                       ///< of the thread that reads the door
-  std::atomic<bool> is_door_read_{false};  ///< by a worker, or it is about to
+  Mutex door_mutex_;                       ///< held by the thread that reads the door
+  std::atomic<bool> is_door_read_{false};  ///< a worker reads the door, or is about to
 };
 
 }  // namespace onecopy::rpc

@@ -22,7 +22,7 @@ class Library {
   std::string take_error(unsigned long* code = nullptr) const;
   /// Returns the version, such as "OpenSSL 3.0.19 27 Jan 2026".
   std::string version() const { return OpenSSL_version(0); }
-  /// Returns the context in which this process's TLS lives: settings and providers of the program's own use do not reach it.
+  /// Returns a context of onecopy's own, which settings and providers of the program's own use do not affect.
   OSSL_LIB_CTX* context() const noexcept { return context_; }
 
  private:

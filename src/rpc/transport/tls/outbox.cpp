@@ -120,7 +120,7 @@ bool Outbox::append_frame_of(Queue& queue) {
 }
 
 ByteSpan Outbox::next_record(bool is_beat) {
-  constexpr std::size_t kMinRoom = 512;  // else the next frame begins the next record
+  constexpr std::size_t kMinRoom = 512;  // if less is left, the next frame begins the next record
   record_bytes_ = 0;
   for (;;) {
     const std::size_t part = std::min(rest_.size(), record_.size() - record_bytes_);

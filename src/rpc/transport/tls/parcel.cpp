@@ -16,9 +16,9 @@
 namespace onecopy::rpc {
 namespace {
 
-/// A message up to this size is one frame.
+/// The max bytes of a message that is sent as one frame.
 constexpr std::size_t kMaxInFirst = 32 << 10;
-/// A tensor from this size on has memory of its own, which is not used again for the next one.
+/// The size from which a tensor gets memory of its own, reserved part by part, which no later tensor reuses.
 constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
 constexpr std::size_t kReservedAtOnce = std::size_t{16} << 20;
 
@@ -125,7 +125,7 @@ void Assembly::begin(ByteSpan payload) {
   }
 }
 
-/// The memory of a tensor is a row of bytes first: its layout may have gaps.
+/// Allocates the tensors' memory, as rows of bytes at first, because the layout of a tensor may have gaps.
 void Assembly::allocate() {
   is_lost_ = false;
   try {
@@ -155,7 +155,7 @@ void Assembly::reserve(Row& row, std::size_t bytes) {
   row.reserved += more;
 }
 
-/// The rest of it is read, and dropped.
+/// Gives the message up: its remaining bytes are read and dropped.
 void Assembly::lose(const char* why) {
   log_warning(fmt::format("a message from another host was lost: {}", why));
   message_ = {};

@@ -13,7 +13,7 @@ namespace onecopy {
 class DeviceMemory;
 }
 
-/// Messages of rpc as the frames of a TLS connection: docs/design/formats/rpc-stream-v1.md describes them byte by byte.
+/// The messages of rpc as frames of a TLS connection, described byte by byte in docs/design/formats/rpc-stream-v1.md.
 namespace onecopy::rpc {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 256 << 10;
@@ -23,13 +23,13 @@ enum class FrameKind : std::uint8_t {
   message = 2,    ///< a message begins
   more = 3,       ///< the next bytes of the message
   heartbeat = 4,  ///< empty
-  withdrawn = 5,  ///< the message that has begun does not come to its end; empty
+  withdrawn = 5,  ///< the rest of the message that has begun is not sent; empty
   whole = 6,      ///< a whole message, which may come between the frames of another one
-  fabric = 7,     ///< the address by which messages go over UCX
+  fabric = 7,     ///< the address of the sender's UCX worker
 };
 
 struct FrameHead {
-  std::uint32_t bytes = 0;  ///< behind the head
+  std::uint32_t bytes = 0;  ///< bytes that follow the head
   FrameKind kind = FrameKind::heartbeat;
   std::uint8_t reserved[3] = {};
 };
@@ -38,28 +38,28 @@ static_assert(sizeof(FrameHead) == 8);
 /// Throws protocol for a head that no member writes.
 void check_head(const FrameHead& head);
 
-/// A message on its way out, cut into frames. Its tensors are of the CPU.
+/// A message that is being sent, cut into frames. Its tensors are on the CPU.
 /// Thread safety: none of its own.
 class Parcel {
  public:
-  /// Deadlines cross as the time that is left. Throws invalid_argument for a message with too many tensors, or too
-  /// many plain bytes.
+  /// Takes a message. Its deadline is sent as the time that is left. Throws invalid_argument for a message with too
+  /// many tensors or too many plain bytes.
   explicit Parcel(Message&& message);
 
   struct Part {
     FrameKind kind;
-    ByteSpan bytes;  ///< of kind message: valid as long as the parcel; else until keep() or withdraw()
+    ByteSpan bytes;  ///< kind message: valid as long as the parcel; other kinds: until keep() or withdraw()
   };
-  /// Returns the next frame; none at the end. Frames that are not a message's first have up to `max_bytes` bytes.
+  /// Returns the next frame, or nothing at the end. All frames but the first have up to `max_bytes` bytes.
   std::optional<Part> next(std::size_t max_bytes);
-  /// Returns whether all of it is in one frame, of a copy of its bytes.
+  /// Returns whether the message is one frame, which holds a copy of its bytes.
   bool is_whole() const noexcept { return parts_.empty(); }
   /// Returns the number of bytes in all frames together.
   std::uint64_t bytes() const noexcept { return bytes_; }
 
   /// Copies the bytes of tensors that next() has not returned, so that the tensors may be written and released.
   void keep();
-  /// Drops what next() has not returned. One more frame follows, which says so.
+  /// Drops the bytes that next() has not returned. One more frame follows, of kind withdrawn.
   void withdraw();
   bool is_given_out() const noexcept { return given_ == bytes_; }
 
@@ -67,25 +67,25 @@ class Parcel {
   Message message_;
   Bytes first_;
   std::vector<ByteSpan>
-      parts_;  ///< the data, and then each tensor; none when all of it is in the first frame
+      parts_;  ///< the data, and then each tensor; empty if the first frame contains all of it
   std::vector<std::unique_ptr<std::byte[]>> kept_;
   std::uint64_t bytes_ = 0, given_ = 0;
   bool is_begun_ = false, is_withdrawn_ = false, has_ended_ = false;
   std::size_t part_ = 0, at_ = 0;
 };
 
-/// A message on its way in.
+/// A message that is being received.
 /// Thread safety: none of its own.
 class Assembly {
  public:
-  /// A message of more bytes is refused.
+  /// Sets the max bytes of a message; larger ones are refused.
   explicit Assembly(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   /// Takes a frame of kind message. Throws protocol.
   void begin(ByteSpan payload);
-  /// Returns where the bytes of the next frame of kind more go. Throws protocol if the message has no room for them. The
-  /// memory
-  /// of a large tensor is reserved here, part by part: all of it at once takes a second a GiB, and other connections wait.
+  /// Returns the memory for the bytes of the next frame of kind more. Throws protocol if the message has no room for
+  /// them. Reserves the memory of a large tensor part by part, because reserving all of it at once takes a second per
+  /// GiB, during which other connections wait.
   std::span<std::byte> room(std::size_t bytes);
   /// Notes that so many bytes of the room were filled.
   void fill(std::size_t bytes) noexcept;
@@ -93,7 +93,7 @@ class Assembly {
   void withdraw();
 
   bool is_whole() const noexcept { return is_begun_ && left_ == 0; }
-  /// Returns the message; none if there was no memory for it, which is logged. REQUIRES: is_whole().
+  /// Returns the message, or nothing if there was no memory for it, which was logged. REQUIRES: is_whole().
   std::optional<Message> take();
 
  private:
@@ -103,7 +103,7 @@ class Assembly {
   struct Row {
     Layout layout;
     std::size_t bytes;
-    DeviceMemory* memory = nullptr;  ///< the tensor's, where it is reserved as the bytes come
+    DeviceMemory* memory = nullptr;  ///< the tensor's memory, if it is reserved part by part
     std::size_t reserved = 0;
   };
   Tensor allocate(Row& row);
@@ -113,7 +113,7 @@ class Assembly {
   const std::uint64_t max_bytes_;
   Message message_;
   std::vector<Row> rows_;
-  Bytes scrap_;  ///< for a message without memory
+  Bytes scrap_;  ///< takes the bytes of a message for which there is no memory
   std::size_t data_bytes_ = 0;
   std::size_t left_ = 0;
   std::size_t part_ = 0, at_ = 0;

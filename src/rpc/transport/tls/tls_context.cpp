@@ -13,7 +13,7 @@ namespace {
 
 using namespace openssl;
 
-/// The identity of the key, which crosses in the clear. Another protocol of ours gets another one.
+/// The identity of the key, which is sent unencrypted. Another protocol of onecopy would use another identity.
 constexpr std::string_view kIdentity = "onecopy rpc 1";
 constexpr unsigned char kAes256GcmSha384[] = {0x13, 0x02};
 /// The index of the TlsContext in the data of an SSL.
@@ -58,7 +58,8 @@ void TlsContext::derive_key(ByteSpan secret) {
   if (!is_derived) throw_failed(library_, "deriving the key of a group");
 }
 
-/// A peer without the key must not get away with a certificate: there is no authority that a certificate could have.
+/// Makes the context of one side. The client refuses all certificates, because a peer without the key must not connect,
+/// and no authority could vouch for a certificate.
 SSL_CTX* TlsContext::make_context(Side side) const {
   const bool is_client = side == Side::client;
   SSL_CTX* const made = library_.SSL_CTX_new_ex(
@@ -86,7 +87,7 @@ SSL* TlsContext::make(Side side) const {
   return made;
 }
 
-/// Returns null when OpenSSL has no memory: then the handshake fails.
+/// Returns the session of the key; null if OpenSSL has no memory, which makes the handshake fail.
 SSL_SESSION* TlsContext::make_session(SSL* ssl) const {
   SSL_SESSION* const made = library_.SSL_SESSION_new();
   if (!made) return nullptr;

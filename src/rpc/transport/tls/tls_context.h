@@ -20,8 +20,8 @@ class TlsContext {
  public:
   static constexpr std::size_t kMinSecretBytes = 32;
 
-  /// An empty secret stands for a group without one, whose members only reach each other on loopback. Throws unsupported
-  /// where OpenSSL is missing.
+  /// Makes a context. An empty secret stands for a group without one, whose members reach each other on loopback alone.
+  /// Throws unsupported if OpenSSL is missing.
   explicit TlsContext(ByteSpan secret);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;

@@ -8,7 +8,7 @@
 namespace onecopy::rpc {
 namespace {
 
-/// The process that is wanted: a program that listens in its place later is another one.
+/// The process that a client wants to reach, and not another one that listens at the same address later.
 struct Wanted {
   std::uint64_t host = 0, start_time = 0;
   std::int32_t pid = 0;

@@ -14,7 +14,7 @@ struct Hello {
 };
 
 Bytes encode_hello(const Address& to, const Hello& hello);
-/// Throws protocol when the sender wants another process than `own`.
+/// Decodes a hello. Throws protocol if the sender wants to reach another process than `own`.
 Hello decode_hello(ByteSpan bytes, const Address& own);
 
 }  // namespace onecopy::rpc

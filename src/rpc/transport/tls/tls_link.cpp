@@ -23,13 +23,14 @@ using std::chrono::steady_clock;
 
 std::int64_t now_ns() noexcept { return steady_clock::now().time_since_epoch().count(); }
 
-/// The kernel sends again until then. What waits is at least a heartbeat, so a cut is noticed while nothing else is sent.
+/// Sets how long the kernel sends again what the other side does not acknowledge. Heartbeats make it notice a cut while
+/// nothing else is sent.
 void set_timeout(int fd, std::chrono::milliseconds timeout) {
   const auto value = static_cast<unsigned>(timeout.count());
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &value, sizeof value);
 }
 
-/// Limits what the socket takes, so that small messages go in front of the rest of a large one.
+/// Limits the unsent bytes in the socket, so that small messages can go before the rest of a large one.
 void limit_unsent(int fd) {
   constexpr int kBytes = 256 << 10;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kBytes, sizeof kBytes);
@@ -68,10 +69,11 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
   }
   if (!has_tensors || is_closed()) return;
   with_stream([&] { outbox_.keep(place); });
-  pump();  // another thread may have found the stream taken
+  pump();  // another thread may have found the stream in use
 }
 
-/// A thread that waits for each answer is in no burst: a round trip takes longer.
+/// Returns whether puts follow each other closely. A thread that waits for each answer does not make a burst, because a
+/// round trip takes longer.
 bool TlsLink::is_in_burst() noexcept {
   constexpr std::int64_t kCloseNs = 25'000;
   constexpr int kBurst = 4;
@@ -82,7 +84,8 @@ bool TlsLink::is_in_burst() noexcept {
   return close >= kBurst;
 }
 
-/// The message is in the outbox before the question, and the loop forgets the question before it looks there.
+/// Asks the loop to send. The message is in the outbox before the request, and the loop resets the request before it
+/// reads the outbox, so no message is missed.
 void TlsLink::leave_to_loop() noexcept {
   if (!is_left_to_loop_.exchange(true)) look_again();
 }
@@ -100,9 +103,8 @@ void TlsLink::look_again() const noexcept {
   }
 }
 
-/// A thread that has put something, and finds the stream taken, leaves it to the one that has the stream. Where the socket
-/// has
-/// no room, the poller tells the loop when there is some.
+/// Sends what is in the outbox. If another thread has the stream, that thread sends it. If the socket has no room, the
+/// poller tells the loop when there is some.
 void TlsLink::pump() noexcept {
   while (streaming_.try_lock()) {
     auto progress = Progress::done;
@@ -120,7 +122,7 @@ TlsLink::Progress TlsLink::send_some(bool is_beat) noexcept {
   if (is_broken_) return Progress::blocked;
   try {
     return send_records(is_beat);
-  } catch (const std::exception&) {  // what has come before is received first
+  } catch (const std::exception&) {  // what arrived before the error is received first
     is_broken_ = true;
     outbox_.give_up();
     return Progress::interrupted;

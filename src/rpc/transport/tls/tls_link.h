@@ -22,13 +22,14 @@ namespace onecopy::rpc {
 /// The messages that this process sends over one connection, until the connection has taken them. A message's bytes are
 /// copied into records as the connection has room for them, so its tensors may be written while they are sent.
 ///
-/// There are two queues, each in the order of the puts. Small messages go first, also between the frames of a large one. A
-/// message that is in order does so only if nothing large waits: it comes behind all that was put before it.
+/// There are two queues, each in the order of the puts. Small messages go first, also between the frames of a large
+/// one. A message in order goes first only if no large message waits, because it must arrive after all that were put
+/// before it.
 ///
-/// Thread safety: all members may be called concurrently, but for the ones that take the stream: the thread that has it.
+/// Thread safety: all members may be called concurrently, except the functions marked for the thread that has the stream.
 class Outbox {
  public:
-  /// Bytes of messages of one queue that are copied here at most until the connection takes them.
+  /// The max bytes of messages of one queue that are copied here and wait for the connection.
   static constexpr std::uint64_t kMaxWaiting = 16 << 20;
 
   /// The place of a message's last byte in its queue.
@@ -39,17 +40,17 @@ class Outbox {
 
   /// Puts a frame of kind hello or fabric.
   void put_frame(FrameKind kind, Bytes&& bytes);
-  /// Throws invalid_argument for a message that cannot cross.
+  /// Queues a message and returns its place. Throws invalid_argument for a message that cannot be sent.
   Place put(Message&& message, bool is_in_order);
   bool has_sent(Place place) const noexcept { return queue(place).sent.load() >= place.end; }
-  /// Returns whether nothing waits.
+  /// Returns whether no message or frame waits.
   bool is_empty() const noexcept { return waiting_.load() == 0; }
-  /// Returns whether the message is a small one, and less than a record waits.
+  /// Returns whether the message is small and less than a record of small messages waits up to its end.
   bool fits_one_record(Place place) const noexcept {
     return place.is_small && place.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
   }
-  /// Waits until the connection has taken all bytes up to the place but kMaxWaiting, or until give_up(). Returns false after
-  /// `until`.
+  /// Waits until at most kMaxWaiting bytes up to the place wait for the connection, or until give_up(). Returns false
+  /// after `until`.
   bool wait_for_room(Place place, Deadline until);
   /// Returns the number of threads in wait_for_room().
   int waiters() const noexcept { return waiters_.load(); }
@@ -58,25 +59,26 @@ class Outbox {
   void give_up() noexcept;
 
   // For the thread that has the stream.
-  /// Returns the next record; empty when nothing waits. Valid until the next call.
+  /// Returns the next record, which is valid until the next call; empty if nothing waits.
   ByteSpan next_record(bool is_beat);
-  /// Drops the message at that place, or what is left of it. Returns false when all of it has been taken.
+  /// Drops the message at that place, or the rest of it. Returns false if the connection has taken all of it.
   bool withdraw(Place place);
-  /// Copies the bytes of the message's tensors that have not been taken.
+  /// Copies the bytes of the message's tensors that the connection has not taken.
   void keep(Place place);
 
  private:
   struct Item {
     FrameKind kind = FrameKind::message;
-    Bytes frame;                   ///< of that kind, in place of a message
-    std::optional<Parcel> parcel;  ///< none in a frame
-    std::uint64_t end = 0;         ///< of its queue
+    Bytes frame;                   ///< the bytes of a frame of `kind`
+    std::optional<Parcel> parcel;  ///< the message, if kind is message
+    std::uint64_t end = 0;         ///< the place of its last byte in the queue
   };
   struct Queue {
     std::deque<Item> items;
-    std::uint64_t put = 0;               ///< bytes of all messages
-    std::atomic<std::uint64_t> sent{0};  ///< of those
-    std::optional<Item> item;            ///< the one that is being sent; of the thread that has the stream
+    std::uint64_t put = 0;               ///< bytes of all items ever put
+    std::atomic<std::uint64_t> sent{0};  ///< bytes of them that the connection has taken
+    /// The item that is being sent; only the thread that has the stream uses it.
+    std::optional<Item> item;
   };
 
   const Queue& queue(Place place) const noexcept { return place.is_small ? small_ : large_; }
@@ -88,41 +90,42 @@ class Outbox {
   void append(FrameKind kind, ByteSpan bytes);
   Item* find(Place place) REQUIRES(mutex_);
 
-  Mutex mutex_;  ///< of the queues' items and `put`
+  Mutex mutex_;  ///< guards the queues' items and `put`
   Queue small_, large_;
-  std::atomic<std::size_t> waiting_{0};        ///< items that are not taken to the end
-  std::atomic<std::size_t> large_waiting_{0};  ///< of them, in the queue of large ones
+  std::atomic<std::size_t> waiting_{0};  ///< items that have not been taken entirely
+  /// The items that wait in the queue of large messages.
+  std::atomic<std::size_t> large_waiting_{0};
   Mutex room_mutex_;
-  Condition has_changed_;  ///< `sent`, or is_over_
+  Condition has_changed_;  ///< tells of a change of `sent` or is_over_
   std::atomic<int> waiters_{0};
   std::atomic<bool> is_over_{false};
 
-  // Of the thread that has the stream.
+  // Only the thread that has the stream uses the following members.
   Bytes frame_;
-  Queue* sending_ = nullptr;  ///< of the last frame
-  ByteSpan rest_;             ///< of the last frame: what is not in a record yet
+  Queue* sending_ = nullptr;  ///< the queue of the last frame
+  ByteSpan rest_;             ///< the bytes of the last frame that are in no record yet
   std::array<std::byte, TlsStream::kMaxRecordBytes> record_;
   std::size_t record_bytes_ = 0;
 };
 
-/// The messages that come over one connection. Large frames are read into their place. Small frames go through a buffer: a
-/// single read takes several of them.
-/// Thread safety: none of its own: the thread that has the stream.
+/// The messages that come over one connection. Large frames are read into the memory of their message. Small frames go
+/// through a buffer: a single read takes several of them. Thread safety: none; only the thread that has the stream uses
+/// it.
 class Inbox {
  public:
   /// The messages that have arrived, in order.
   struct Arrived {
     std::optional<Bytes> hello, fabric;
     std::vector<Message> messages;
-    std::exception_ptr end;  ///< why no more comes
+    std::exception_ptr end;  ///< the reason why no further message arrives
   };
-  /// `has_hello`: the other side has been connected to, and is known.
+  /// Makes an inbox. `has_hello`: the other side is known, because this process has connected to it.
   explicit Inbox(bool has_hello, std::uint64_t max_bytes = kMaxMessageBytes)
       : assembly_(max_bytes), whole_(max_bytes), has_hello_(has_hello) {}
 
-  /// Returns where the next bytes go.
+  /// Returns the memory for the next bytes.
   std::span<std::byte> room() noexcept;
-  /// Takes bytes that were written there. Throws protocol.
+  /// Takes bytes that were written into room(). Throws protocol.
   void take(std::size_t bytes, Arrived& arrived);
 
  private:
@@ -148,25 +151,25 @@ class Inbox {
 /// for each message would take most of the time.
 ///
 /// Thread safety: all members may be called concurrently.
-/// Invariants: one thread at a time has the stream. A thread that has let go of it has found nothing to send, or the loop
-/// looks
-/// again. A closed link delivers nothing more.
+/// Invariants: one thread at a time has the stream. When a thread gives it up, nothing is left to send or the loop will
+/// look again. A closed link delivers no further message.
 class TlsLink {
  public:
-  /// `look_again`: the event loop is to call turn() soon, since another thread has left something.
+  /// Makes a link. `look_again` asks the event loop to call turn() soon, because another thread has left messages to
+  /// it.
   TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::milliseconds peer_timeout,
           std::function<void(int fd)> look_again);
 
-  /// The tensors may be written as soon as it returns. Waits for room (see Outbox), so the loop's thread must not call it.
-  /// Throws timeout after `until`, and the message is withdrawn then; invalid_argument, and what copying from a card throws.
-  /// Does nothing on a link that has ended.
+  /// Sends a message. The caller may write its tensors as soon as put() returns. Waits for room (see Outbox), so the
+  /// loop's thread must not call it. Throws timeout after `until`, after which the message is withdrawn,
+  /// invalid_argument, and what copying from a card throws. Does nothing on a link that has ended.
   void put(const Message& message, Stream stream, Deadline until = kForever);
   /// Puts a frame of kind hello or fabric.
   void put_frame(FrameKind kind, Bytes&& bytes);
 
-  /// Receives and sends for a while, and returns what has come. The event loop's thread calls it.
+  /// Receives and sends for a while, and returns what has arrived. The event loop's thread calls it.
   Inbox::Arrived turn() noexcept;
-  /// Sends something, so that the other side knows that this process is there.
+  /// Sends a heartbeat, so that the other side knows that this process is alive.
   void beat() noexcept;
 
   /// Ends the connection at the loop's next turn.
@@ -174,11 +177,12 @@ class TlsLink {
   bool is_closed() const noexcept { return is_closed_.load(); }
   /// Ends the connection for both sides now.
   void end() noexcept;
-  /// Returns whether all that was sent is in the other host: the end of a connection may drop what only its socket has taken.
+  /// Returns whether the other host has received all that was sent. Closing the connection may drop what only the
+  /// socket has taken.
   bool has_arrived() const noexcept;
   bool has_sent_all() const noexcept { return outbox_.is_empty() && !has_unsent_.load(); }
   int waiters() const noexcept { return outbox_.waiters(); }
-  /// Returns for how long the other side has said nothing. Members say something each second.
+  /// Returns for how long the other side has sent nothing. Members send something each second.
   std::chrono::seconds silence() const noexcept;
   int fd() const noexcept { return fd_; }
 
@@ -193,16 +197,16 @@ class TlsLink {
   void receive(Inbox::Arrived& arrived) REQUIRES(streaming_);
   void look_again() const noexcept;
 
-  Mutex streaming_;  ///< of the thread that has the stream
+  Mutex streaming_;  ///< held by the thread that has the stream
   const std::unique_ptr<TlsStream> stream_ PT_GUARDED_BY(streaming_);
   Inbox inbox_ GUARDED_BY(streaming_);
   Outbox outbox_;
   const int fd_;
   const std::function<void(int)> look_again_;
   std::atomic<bool> is_closed_{false}, has_unsent_{false};
-  std::atomic<bool> is_left_to_loop_{false};  ///< the loop has not begun the turn that was asked for
+  std::atomic<bool> is_left_to_loop_{false};  ///< the loop was asked for a turn and has not begun it
   std::atomic<std::int64_t> last_put_ns_{0};
-  std::atomic<int> close_puts_{0};                 ///< each soon after the one before
+  std::atomic<int> close_puts_{0};                 ///< successive puts, each soon after the one before
   bool is_broken_ GUARDED_BY(streaming_) = false;  ///< sending has failed
   std::atomic<std::int64_t> heard_ns_;
 };

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kPatience{5};
-/// The time after which silent strangers go where there are too many. Members speak at once.
+/// The time after which a silent stranger is dropped if there are too many. Members send their first bytes at once.
 constexpr std::chrono::milliseconds kGrace{100};
 
 std::uint32_t host_of(int fd) noexcept {
@@ -53,7 +53,7 @@ std::string TlsListener::endpoint() const {
   return socket_.address().substr(std::string_view("tcp:").size());
 }
 
-/// Leaves some of many that come at once to the loop's next turn.
+/// Accepts some connections; if many arrive at once, the rest waits for the loop's next turn.
 void TlsListener::accept() noexcept {
   constexpr int kInATurn = 64;
   try {
@@ -88,8 +88,9 @@ void TlsListener::greet(StreamSocket socket) {
   options_.watch();
 }
 
-/// Returns whether there is room for another stranger. Where there are too many, a silent stranger of the same address makes
-/// room, at once for a newcomer that has spoken. Otherwise the newcomer is refused, and may try again.
+/// Returns whether there is room for another stranger. If there are too many, drops a silent one, of the same address
+/// if that address has too many: after kGrace, or at once for a newcomer that has already sent bytes. A newcomer that
+/// is refused may try again.
 bool TlsListener::make_room_for(std::uint32_t host, bool has_spoken) {
   const auto is_neighbour = [&](const Stranger& other) { return other.host == host; };
   const auto neighbours = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_neighbour));
@@ -118,7 +119,7 @@ void TlsListener::hear(At stranger) noexcept {
   if (is_proved) give(std::move(stream));
 }
 
-/// Gives a proved connection to the transport, which may be about to stop.
+/// Gives a connection whose key was proved to the transport, which may be about to stop.
 void TlsListener::give(std::unique_ptr<TlsStream> stream) const noexcept {
   try {
     options_.proved(std::move(stream));

@@ -15,8 +15,8 @@
 namespace onecopy::rpc {
 
 /// A listener that processes of other hosts connect to. A process that has not yet proved that it knows the group's key is a
-/// stranger. Strangers are limited in number, in total and for each address, and each stranger has five seconds. The kernel
-/// keeps a connection that says nothing until it speaks.
+/// stranger. Strangers are limited in number, in total and for each address, and each stranger has five seconds. The
+/// kernel holds a connection back until its first bytes arrive.
 ///
 /// Thread safety: none of its own: the event loop's thread, but for the constructor, and the destructor once the loop has
 /// stopped.
@@ -27,7 +27,7 @@ class TlsListener {
   struct Options {
     HostPort at;
     std::shared_ptr<const TlsContext> context;
-    /// Is called when a stranger has come: look_again() is to be called within seconds.
+    /// Reports that a stranger has connected: look_again() must be called within seconds.
     std::function<void()> watch;
     /// Gets each connection whose two ends have proved the key.
     std::function<void(std::unique_ptr<TlsStream>)> proved;

@@ -20,8 +20,8 @@ std::string environment(const char* name) {
   return text ? text : "";
 }
 
-/// Returns the address to listen on where ONECOPY_RPC_LISTEN names none: where others reach a process that has a key, and
-/// loopback for a process without a key that is told to listen.
+/// Returns the address to listen on if ONECOPY_RPC_LISTEN names none: an address that other hosts reach for a process
+/// with a key, and loopback for a process without a key that is told to listen.
 std::string usual_listen(bool has_key, bool is_forced) {
   if (!has_key && !is_forced) return "";
   const auto host = has_key ? first_host_address() : std::nullopt;

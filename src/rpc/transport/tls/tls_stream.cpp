@@ -61,7 +61,7 @@ TlsStream::TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket soc
 
 TlsStream::~TlsStream() { library_.SSL_free(ssl_); }
 
-/// Returns -1 when nothing has come, 0 at the end of the connection.
+/// Copies received bytes into `into` and returns how many; -1 if none have arrived, 0 at the end of the connection.
 int TlsStream::take(char* into, int size) noexcept {
   if (in_begin_ == in_end_) {
     if (turns_left_ == 0) return -1;
@@ -104,7 +104,7 @@ int TlsStream::put(const char* bytes, int size) noexcept {
   }
 }
 
-/// The errno, or the record that OpenSSL refuses.
+/// Throws the error of the socket, or of the record that OpenSSL refused.
 void TlsStream::throw_failed(int result) {
   const int kind = library_.SSL_get_error(ssl_, result);
   unsigned long code = 0;

@@ -14,9 +14,9 @@
 
 namespace onecopy::rpc {
 
-/// A TLS connection over a socket, which waits for nothing. What the stream sends after write() is in its own memory.
+/// A TLS connection over a socket, which never waits. write() copies the bytes, which flush() sends.
 ///
-/// Thread safety: none of its own: one thread at a time.
+/// Thread safety: none; one thread at a time uses it.
 class TlsStream {
  public:
   /// The max plain bytes of a record.
@@ -27,16 +27,16 @@ class TlsStream {
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  /// Goes on with the handshake. Returns true once both sides have proved the key; false when the other side has to speak
+  /// Continues the handshake. Returns true once both sides have proved the key, and false if the other side has to send
   /// first. Throws bad_secret for another key, protocol for a stranger, peer_died.
   bool handshake();
-  /// Waits for the handshake. Throws as it does, and timeout.
+  /// Waits until the handshake is done. Throws what handshake() throws, and timeout.
   void handshake(Deadline deadline);
 
-  /// Fills a part of `into`, and returns how much; 0 when nothing has come, or the turn is over. Throws peer_died at the end
-  /// of the connection, protocol for bytes that were altered.
+  /// Reads bytes into `into` and returns how many; 0 if none have arrived or the turn is over. Throws peer_died at the
+  /// end of the connection, protocol for bytes that were altered.
   std::size_t read(std::span<std::byte> into);
-  /// Begins a turn: read() takes about a MiB from the socket until the next one.
+  /// Begins a turn, in which read() takes up to about a MiB from the socket.
   void begin_turn() noexcept { turns_left_ = kReceivesInATurn; }
   /// Returns whether a turn has ended before the socket was empty.
   bool may_have_more() const noexcept { return turns_left_ == 0; }
@@ -45,7 +45,8 @@ class TlsStream {
   bool has_room() const noexcept { return out_.size() - out_begin_ < kBufferBytes; }
   /// Takes a record of up to kMaxRecordBytes. REQUIRES: has_room(). Throws peer_died.
   void write(ByteSpan record);
-  /// Sends what write() has taken. Returns false when the socket has no room: a poller tells when. Throws peer_died.
+  /// Sends what write() has taken. Returns false if the socket has no room: a poller tells when it has. Throws
+  /// peer_died.
   bool flush();
 
   int fd() const noexcept { return socket_.fd(); }
@@ -53,7 +54,7 @@ class TlsStream {
  private:
   static constexpr std::size_t kBufferBytes = 128 << 10;
   static constexpr int kReceivesInATurn = 8;
-  /// Records under one key: RFC 8446, 5.5, allows 2^24.5.
+  /// The max records under one key: RFC 8446, 5.5, allows 2^24.5.
   static constexpr std::uint64_t kRecordsOfAKey = std::uint64_t{1} << 22;
   struct Callbacks;
 
@@ -71,7 +72,7 @@ class TlsStream {
   Bytes in_, out_;
   std::size_t in_begin_ = 0, in_end_ = 0, out_begin_ = 0;
   int turns_left_ = kReceivesInATurn;
-  int error_ = 0;  ///< of the socket
+  int error_ = 0;  ///< the errno of the socket
   std::uint64_t records_ = 0;
   bool has_ended_ = false, is_open_ = false;
 };

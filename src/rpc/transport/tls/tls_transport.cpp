@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kBeat{1000};
 /// A living process answers sooner.
 constexpr std::chrono::seconds kConnectPatience{10}, kHelloPatience{5};
 
-/// Messages over one link. The other process's own thread wakes the member.
+/// A connection that sends messages over a link. The other process's own thread wakes the member.
 class TlsConnection final : public Connection {
  public:
   explicit TlsConnection(TlsLinkRef link) : link_(std::move(link)) {}
@@ -37,7 +37,7 @@ class TlsConnection final : public Connection {
   const TlsLinkRef link_;
 };
 
-/// Messages over UCX.
+/// A connection that sends messages over UCX.
 class UcxConnection final : public Connection {
  public:
   explicit UcxConnection(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
@@ -131,7 +131,8 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
   return link;
 }
 
-/// Connects to a member that was cut off, once: its process may have ended, or the network be cut still.
+/// Connects to a member that was cut off. Tries once, because the process may have ended or the network may still be
+/// cut.
 TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
   try {
     return connect(to, deadline);
@@ -164,9 +165,8 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
   }
 }
 
-/// Takes a further connection to a member: messages of all of them come into the member's lane, and the first is sent on.
-/// Over UCX it
-/// is not open before the other side has told its address.
+/// Adds a connection to a member. Messages from all its connections arrive in the member's lane, and the first
+/// connection is used for sending. A connection over UCX is open only after the other side has told its address.
 void TlsTransport::take_link(Member& member, Peer& peer) {
   std::shared_ptr<RingConnection> lane;
   {
@@ -231,7 +231,7 @@ void TlsTransport::add(const PeerRef& peer) {
   }
   loop_->add(
       peer->link->fd(), [this, peer] { look_at(peer); }, true, true);
-  if (is_over_) loop_->remove(peer->link->fd());  // stop() has ended it
+  if (is_over_) loop_->remove(peer->link->fd());  // stop() has ended the link
   beats_->request();
 }
 
@@ -254,9 +254,9 @@ void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
   if (arrived.end) std::rethrow_exception(arrived.end);
 }
 
-/// Returns the session that a connection belongs to. Both processes may connect in one session. A larger number than before
-/// says that the sender has noticed a cut first, and has ended the session that this process still has. A smaller number
-/// comes
+/// Returns the session that a connection belongs to. Both processes may connect in one session. A larger number than
+/// before means that the sender has noticed a cut first and has ended the session that this process still uses. A
+/// smaller number comes
 /// from a connection that the sender has given up.
 Member& TlsTransport::session_of(const Hello& hello) {
   Member& known = host_.enter(hello.from);
@@ -318,7 +318,7 @@ void TlsTransport::drop_old_ucx() noexcept {
   });
 }
 
-/// Runs on the loop's thread, each second while there is someone.
+/// Sends heartbeats. Runs on the loop's thread, each second while there are connections.
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
   for (const PeerRef& peer : all) {

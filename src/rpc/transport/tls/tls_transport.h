@@ -22,15 +22,14 @@ namespace onecopy::rpc {
 class UcxChannel;
 class UcxWorker;
 
-/// Reaches members on other hosts over TLS 1.3. With ONECOPY_RPC_FABRIC=ucx their messages go over UCX: the TLS connection
-/// tells the
-/// addresses for that, and the end of the other process. The thread of the transport's own event loop puts their messages
-/// into lanes of this process, which are read like the lanes of processes of this host. The process's event loop does not
-/// do it: it must not wait for
-/// locks that are held across a fork, nor do others' encryption while borrowers wait.
+/// Reaches members on other hosts over TLS 1.3. With ONECOPY_RPC_FABRIC=ucx their messages go over UCX: the TLS
+/// connection exchanges the UCX addresses and reports the end of the other process. The thread of the transport's own
+/// event loop puts their messages into lanes of this process, which are read like the lanes of processes of this host.
+/// The process's own event loop is not used, because it must not wait for locks that are held across a fork, nor
+/// encrypt while borrowers wait.
 ///
-/// Thread safety: as Transport.
-/// Invariants: a link is delivered to only after its hello. The loop waits for no single peer.
+/// Thread safety: as Transport. Invariants: messages of a link are delivered only after its hello. The loop never waits
+/// for a single peer.
 class TlsTransport final : public Transport {
  public:
   /// Makes the transport that TlsOptions::of_environment() describes. Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken, unsupported
@@ -54,14 +53,14 @@ class TlsTransport final : public Transport {
 
  private:
   struct State : TransportState {
-    bool is_connecting = false;     ///< by one thread; others wait for the member to be opened
-    std::vector<TlsLinkRef> links;  ///< the one that the member opened, and the one that this process did
+    bool is_connecting = false;     ///< one thread connects; others wait until the member is opened
+    std::vector<TlsLinkRef> links;  ///< the links that the member and this process have opened
   };
-  /// A link, and where its messages go. The functions are empty before its hello.
+  /// A link, and the functions that receive its messages, which are empty before its hello.
   struct Peer {
     TlsLinkRef link;
     Member* member = nullptr;
-    std::shared_ptr<UcxChannel> channel;  ///< messages go over it, and not over the link
+    std::shared_ptr<UcxChannel> channel;  ///< if set, messages go over the channel instead of the link
     std::function<void(Message&&)> deliver;
     std::function<void()> ended;
     Deadline hello = kForever;
@@ -101,12 +100,12 @@ class TlsTransport final : public Transport {
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
   std::shared_ptr<UcxWorker> ucx_ GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<UcxWorker>> old_ucx_ GUARDED_BY(mutex_);  ///< of channels from before
+  std::vector<std::shared_ptr<UcxWorker>> old_ucx_ GUARDED_BY(mutex_);  ///< the workers of older channels
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<UcxChannel>> channels_ GUARDED_BY(mutex_);
   std::unique_ptr<EventLoop> loop_ =
-      std::make_unique<EventLoop>("onecopy-tls");  ///< starts with the listener or the first link
-  std::optional<TlsListener> listener_;            ///< the loop's thread's own
+      std::make_unique<EventLoop>("onecopy-tls");  ///< started by the listener or the first link
+  std::optional<TlsListener> listener_;            ///< used by the loop's thread only
   std::optional<Timer> beats_;
 };
 

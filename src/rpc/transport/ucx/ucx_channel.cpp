@@ -25,12 +25,12 @@ std::uint64_t random_number() {
 
 }  // namespace
 
-/// An active message on its way.
+/// An active message that is being sent.
 struct UcxChannel::Sending {
   std::shared_ptr<UcxChannel> channel;
   UcxHead head;
   Bytes bytes;
-  Tensor tensor;  ///< in place of `bytes`
+  Tensor tensor;  ///< sent instead of `bytes`
   bool is_small = false;
 
   const void* data() const { return bytes.empty() ? tensor.data() : bytes.data(); }
@@ -96,7 +96,7 @@ bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& a
   return true;
 }
 
-/// An operation has ended at once, is under way, or has failed.
+/// Starts an operation, which ends at once, continues in the background, or fails.
 void UcxChannel::post(std::unique_ptr<Sending> sending) {
   if (has_failed_) return;
   under_way(sending->is_small) += sending->size();
@@ -133,7 +133,7 @@ void UcxChannel::sent(void* request, ucx::ucs_status_t, void* sending) {
   Library::get().ucp_request_free(request);
 }
 
-/// Notes a failure. Called by UCX, within its progress.
+/// Records a failure. UCX calls it within its progress.
 void UcxChannel::broken(void* channel, ucx::ucp_ep_h, ucx::ucs_status_t status) {
   log_debug(fmt::format("a connection over UCX has ended: {}", Library::get().ucs_status_string(status)));
   static_cast<UcxChannel*>(channel)->has_failed_ = true;
@@ -175,7 +175,7 @@ void UcxChannel::fail() noexcept {
 
 void UcxChannel::close() noexcept {
   is_over_ = true;
-  // The last operation to end within UCX's progress may destroy a channel that is closed: the worker is in use then.
+  // The last operation that ends may destroy a closed channel, within UCX's progress, while the worker is in use.
   if (is_closed_.exchange(true) || worker_.is_forked()) return;
   {
     const LockGuard lock(worker_.using_);

@@ -18,18 +18,19 @@ namespace onecopy::rpc {
 /// TLS.
 ///
 /// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the
-/// receiver has reserved. A tensor is read while it is sent, so the tensor stays claimed until it is sent, and what is
-/// written into it before then may or may not arrive.
+/// receiver has reserved. UCX reads a tensor while sending it, so the tensor stays claimed until it is sent, and what
+/// is written into the tensor before that may or may not arrive.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
 class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  public:
-  /// Bytes of small messages, and of large ones, that are under way before a sender waits.
+  /// The bytes under way, of small and of large messages each, above which a sender waits.
   static constexpr std::uint64_t kMaxUnderWay = 16 << 20;
   struct Handlers {
     std::function<void(Message&&)> deliver;
-    std::function<void()> failed;  ///< the other process is not reached over UCX; may be called by a sender
+    /// Reports, perhaps on a thread that sends, that the other process cannot be reached over UCX.
+    std::function<void()> failed;
   };
 
   explicit UcxChannel(std::shared_ptr<UcxWorker> worker);
@@ -37,21 +38,21 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   UcxChannel(const UcxChannel&) = delete;
   UcxChannel& operator=(const UcxChannel&) = delete;
 
-  /// Returns what the other side's connect() takes. Messages may come from then on.
+  /// Returns the address that the other side passes to connect(). Messages may arrive after this call.
   Bytes address() const;
   /// Connects to the other side. Throws protocol, system.
   void connect(ByteSpan address, Handlers handlers);
-  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout when there is none until the
-  /// deadline,
-  /// and the message is not sent then; invalid_argument for a message that cannot cross. Does nothing on a closed channel.
+  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout, with nothing sent, if
+  /// there is no room by the deadline, and invalid_argument for a message that cannot be sent. Does nothing on a closed
+  /// channel.
   void send(const Message& message, Stream stream, Deadline deadline);
-  /// Asks the other side to tell when it has all that was sent before.
+  /// Asks the other side to tell when it has received all messages that were sent before.
   void ask();
-  /// Returns whether the other side has told so.
+  /// Returns whether the other side has answered ask(), or the channel is over.
   bool has_arrived() const noexcept { return has_answer_.load() || is_over_.load(); }
-  /// Gives out what has come so far. The loop's thread calls it.
+  /// Delivers what has arrived so far. The loop's thread calls it.
   void take_rest() noexcept { worker_.turn(); }
-  /// Makes the loop look whether UCX has something to do.
+  /// Makes the loop check whether UCX has work to do.
   void wake() noexcept { worker_.wake(); }
   /// Ends the channel for both sides, and wakes all threads that wait for room.
   void close() noexcept;

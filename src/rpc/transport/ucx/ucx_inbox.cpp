@@ -11,18 +11,18 @@
 namespace onecopy::rpc {
 namespace {
 
-/// Tells where the bytes of a tensor are, behind its layout: 1 in a message of their own, 0 in the beginning.
+/// The place of a tensor's bytes, written after its layout: 1 for a message of their own, 0 for the beginning.
 using Place = std::uint32_t;
 
-/// Tensors up to this size go with the beginning of their message.
+/// The max bytes of a tensor that is sent within the beginning of its message.
 constexpr std::uint64_t kMaxInBeginning = 8 << 10;
-constexpr std::uint32_t kQuestion = UINT32_MAX;  // in place of a tag
+constexpr std::uint32_t kQuestion = UINT32_MAX;  // stands in place of a tag
 
 bool is_in_order(std::uint32_t tag) noexcept {
   return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
 }
 
-/// A tensor whose layout has gaps lies in a row of bytes.
+/// Returns a new tensor of this layout; if the layout has gaps, the memory is a row of bytes.
 Tensor make_tensor(const Layout& layout) {
   if (layout.is_contiguous()) return empty(layout);
   return empty(Layout(DType::u8, {static_cast<std::int64_t>(layout.extent_bytes())})).with_layout(layout);

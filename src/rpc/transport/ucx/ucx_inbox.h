@@ -18,14 +18,14 @@ Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart
 /// Returns the beginning that asks the receiver to tell when it has all that was sent before.
 Bytes encode_question();
 
-/// The messages that come over one channel. Their pieces may come in any order but for the beginning, which is there before
-/// room() is asked for. Messages that are in order are given out behind all that were sent before them.
+/// The messages that come over one channel. The pieces of a message may arrive in any order after its beginning, which
+/// must arrive before room() is called. A message in order is returned after all messages that were sent before it.
 /// Thread safety: none of its own.
 class UcxInbox {
  public:
   struct Arrived {
     Message message;
-    bool is_question = false;  ///< no message: all before it has arrived
+    bool is_question = false;  ///< a question instead of a message: all that was sent before it has arrived
   };
 
   /// Takes the beginning of a message. Throws protocol.
@@ -33,10 +33,10 @@ class UcxInbox {
   bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
   /// Returns the tensor into which a piece of so many bytes goes. Throws protocol when there is none.
   Tensor room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes);
-  /// Notes that a tensor is there.
+  /// Records that a tensor has arrived.
   void fill(std::uint64_t number);
   bool has_arrived() const noexcept { return !arrived_.empty(); }
-  /// Returns what may be handled, in its order.
+  /// Returns the messages that may be handled now, in order.
   std::vector<Arrived> take() { return std::exchange(arrived_, {}); }
 
  private:
@@ -51,9 +51,9 @@ class UcxInbox {
   void complete(std::uint64_t number, Incoming&& incoming);
   void give_out(Incoming&& incoming);
 
-  std::map<std::uint64_t, Incoming> incoming_;  ///< begun, and not given out
-  std::uint64_t next_ = 1;                      ///< all before it are given out
-  std::set<std::uint64_t> given_out_;           ///< numbers above it
+  std::map<std::uint64_t, Incoming> incoming_;  ///< messages that have begun and were not returned
+  std::uint64_t next_ = 1;                      ///< all messages with a smaller number were returned
+  std::set<std::uint64_t> given_out_;           ///< numbers above next_ of messages that were returned
   std::vector<Arrived> arrived_;
 };
 

@@ -22,7 +22,7 @@ using ucx::UCS_INPROGRESS;
 using ucx::UCS_OK;
 using ucx::ucs_status_t;
 
-/// Settings that the user has not made by a variable ONECOPY_UCX_<name>.
+/// Sets an option, unless the user has set it by a variable ONECOPY_UCX_<name>.
 void set(const ucx::Library& library, ucx::ucp_config_t* config, const char* name,
          const std::string& value) {
   if (std::getenv(fmt::format("ONECOPY_UCX_{}", name).c_str())) return;
@@ -44,13 +44,13 @@ UcxWorker::UcxWorker(EventLoop& loop, std::chrono::milliseconds peer_timeout)
 
 void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
   library_.ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS",
-                                     "n");  // of ONECOPY_UCX_LIBRARY, which is not UCX's
+                                     "n");  // no warning about ONECOPY_UCX_LIBRARY, which UCX does not know
   ucx::ucp_config_t* config = nullptr;
   library_.must(library_.ucp_config_read("ONECOPY", nullptr, &config), "ucp_config_read");
   const std::string patience = fmt::format("{}ms", peer_timeout.count());
   set(library_, config, "TLS",
       "^sm,posix,sysv,cma,xpmem,knem");         // memory of this host is shared without UCX
-  set(library_, config, "RCACHE_ENABLE", "n");  // its hooks would change libc
+  set(library_, config, "RCACHE_ENABLE", "n");  // its hooks would patch libc
   set(library_, config, "KEEPALIVE_INTERVAL", patience);
   for (const char* const name : {"TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_CM_USER_TIMEOUT"})
     set(library_, config, name, patience);
@@ -85,7 +85,7 @@ void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
 
 bool UcxWorker::is_forked() const noexcept { return current_pid() != pid_; }
 
-/// Requests that are cancelled end in progress.
+/// Cancels all requests, which end within progress.
 void UcxWorker::stop() noexcept {
   if (!worker_ || is_forked()) return;
   loop_.remove(fd_);
@@ -109,7 +109,7 @@ UcxChannel* UcxWorker::channel(std::uint64_t session) {
   return at == channels_.end() ? nullptr : at->second;
 }
 
-/// Takes an active message. Called by UCX, within progress().
+/// Takes an active message. UCX calls it within progress().
 ucs_status_t UcxWorker::receive(void* worker, const void* head, std::size_t head_bytes, void* data,
                                 std::size_t bytes,
                                 const ucx::ucp_am_recv_param_t* how) NO_THREAD_SAFETY_ANALYSIS {
@@ -118,7 +118,8 @@ ucs_status_t UcxWorker::receive(void* worker, const void* head, std::size_t head
                                                bytes, how->recv_attr);
 }
 
-/// Drops what is of no channel. Tensors, and large beginnings, are offered: they are fetched when there is memory for them.
+/// Takes a message, or drops it if it belongs to no channel. UCX only offers tensors and large beginnings, which
+/// land_offers() fetches.
 ucs_status_t UcxWorker::take(const UcxHead& head, void* data, std::size_t bytes, std::uint64_t attributes) {
   UcxChannel* const to = channel(head.session);
   if (!to) return UCS_OK;
@@ -147,7 +148,7 @@ bool UcxWorker::is_ready_for(UcxChannel& to, const UcxHead& head) {
   return head.piece == 0 || to.inbox_.has_begun(head.number);
 }
 
-/// Fetches the offers for which there is memory. Returns whether there were any.
+/// Fetches the offered pieces whose message has begun. Returns whether there were any.
 bool UcxWorker::land_offers() {
   bool found = false;
   for (const Offer& offer : std::exchange(offers_, {})) {
@@ -191,7 +192,7 @@ bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
   return true;
 }
 
-/// Notes that a piece has arrived. Called by UCX, within progress().
+/// Records that a piece has arrived. UCX calls it within progress().
 void UcxWorker::landed(void* request, ucs_status_t status, std::size_t,
                        void* user_data) NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_ptr<Landing> landing(static_cast<Landing*>(user_data));
@@ -223,7 +224,7 @@ bool UcxWorker::progress() {
   return land_offers() || has_moved;
 }
 
-/// Returns whether UCX has nothing more to do now, and tells by its descriptor when it has.
+/// Returns true once UCX has nothing more to do and will report further work by its descriptor.
 bool UcxWorker::progress_for_a_while() {
   constexpr int kSteps = 256;
   for (int i = 0; i < kSteps; ++i)

@@ -20,11 +20,11 @@ class UcxChannel;
 /// The head of an active message. `session` is the random number that the receiver has given to the channel.
 struct UcxHead {
   static constexpr std::uint32_t kAnswer =
-      UINT32_MAX;  ///< in place of a piece: all that was sent before the question is there
+      UINT32_MAX;  ///< in place of a piece: all that was sent before the question has arrived
 
   std::uint64_t session = 0;
-  std::uint64_t number = 0;  ///< of the message, from 1 on
-  std::uint32_t piece = 0;   ///< 0: the beginning of the message; else a tensor's number, from 1 on
+  std::uint64_t number = 0;  ///< the message's number, from 1 on
+  std::uint32_t piece = 0;   ///< 0: the beginning of the message; otherwise a tensor's number, from 1 on
   std::uint32_t reserved = 0;
 };
 static_assert(sizeof(UcxHead) == 24);
@@ -33,8 +33,7 @@ static_assert(sizeof(UcxHead) == 24);
 ///
 /// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the
 /// event
-/// loop's, which alone makes progress.
-/// Invariant: nothing of a channel that is closed is given to its functions.
+/// loop's, which alone makes progress. Invariant: the functions of a closed channel are not called.
 class UcxWorker {
  public:
   /// Throws unsupported without UCX, and system.
@@ -47,20 +46,20 @@ class UcxWorker {
   const Bytes& address() const noexcept { return address_; }
   /// Ends the worker. REQUIRES: the loop has stopped, and the channels are closed.
   void stop() noexcept;
-  /// Returns whether this process is a child that was forked off: it must not touch the worker.
+  /// Returns whether this process is a forked child, which must not touch the worker.
   bool is_forked() const noexcept;
-  /// Receives, and goes on with what is sent. The loop's thread calls it.
+  /// Receives, and continues what is being sent. The loop's thread calls it.
   void turn() noexcept;
 
  private:
   friend class UcxChannel;
 
-  /// A piece of a message that is on its way into memory here.
+  /// A piece of a message that is being fetched into memory of this process.
   struct Landing {
     UcxWorker& worker;
     const UcxHead head;
-    Bytes bytes;    ///< of a beginning
-    Tensor tensor;  ///< else
+    Bytes bytes;    ///< the memory, if the piece is a beginning
+    Tensor tensor;  ///< the memory, if the piece is a tensor
   };
   struct Offer {
     UcxHead head;
@@ -97,7 +96,7 @@ class UcxWorker {
   Bytes address_;
   std::map<std::uint64_t, UcxChannel*> channels_ GUARDED_BY(using_);
   std::vector<Offer> offers_ GUARDED_BY(using_);
-  std::atomic<int> under_way_{0};  ///< requests of UCX
+  std::atomic<int> under_way_{0};  ///< the number of UCX's requests
 };
 
 }  // namespace onecopy::rpc
