@@ -85,7 +85,7 @@ def _busiest(pids: list[int]) -> float:
 
 
 def produce(items: Any, starts: Any, ends: Any) -> None:
-    """Puts as many ints as each received number says, until the number is 0."""
+    """Puts as many ints as each received number says, until the number is 0 or None."""
     ends.put("ready")
     while count := starts.get():
         for i in range(count):
