@@ -17,7 +17,7 @@ struct Arena::State {
   BlockRef block;
   std::byte* blocks;
   Layout layout;
-  ArenaBlocks control;  ///< ends before the memory
+  ArenaBlocks control;  ///< destroyed before the memory
 };
 
 namespace {
@@ -41,7 +41,7 @@ std::vector<Row> rows_of(std::uint32_t blocks, std::uint64_t block_bytes) {
   return rows;
 }
 
-/// Returns a lock, since one process of this user at a time makes an arena.
+/// Returns a lock, which lets one process of this user at a time make an arena.
 Fd lock_arenas(const Place& place) {
   Fd lock = open_file(place.directory() + "/arenas", O_RDWR | O_CREAT);
   while (::flock(lock.get(), LOCK_EX) != 0)

@@ -39,7 +39,7 @@ bool is_dead(int pid, std::uint64_t start) {
 
 }  // namespace
 
-/// Holds the mutex, as a user, and says so in the memory.
+/// Holds the mutex as a user of the arena, with is_changing set.
 class ArenaBlocks::Change {
  public:
   explicit Change(ArenaBlocks& arena) : arena_(arena), lock_(locked(arena), std::adopt_lock) {
@@ -83,7 +83,7 @@ void ArenaBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t bl
   header->blocks = blocks;
   header->block_bytes = block_bytes;
   header->mutex.init();
-  header->is_changing = 1;  // the first user derives the rest
+  header->is_changing = 1;  // makes the first user derive the rest
   header->magic = kArenaMagic;
 }
 
@@ -160,7 +160,8 @@ void ArenaBlocks::share(std::span<const std::uint32_t> numbers) {
   for (const std::uint32_t block : numbers) lease(block);
 }
 
-/// The first pass over the numbers counts down, and finds one that comes too often.
+/// Ends a lease on each block. Decrements this process's counts first; if a number comes too often, restores them and
+/// throws, with nothing changed.
 void ArenaBlocks::release(std::span<const std::uint32_t> numbers) {
   check(numbers);
   const Change change(*this);
@@ -249,7 +250,7 @@ ArenaStats ArenaBlocks::stats() {
           header_->evictions};
 }
 
-/// The user's own count is first: a holder that dies here has leased at most what ends with it.
+/// Leases a block. Increments the user's own count first: if the process dies in between, the lease ends with it.
 void ArenaBlocks::lease(std::uint32_t number) noexcept {
   ++mine_[number];
   ArenaBlock& block = blocks_[number];
@@ -257,7 +258,7 @@ void ArenaBlocks::lease(std::uint32_t number) noexcept {
     unlink_idle(block.head);
 }
 
-/// Ends one of the leases of all users.
+/// Decrements the sum of a block's leases. Without a lease, the block becomes free or its entry may become idle.
 void ArenaBlocks::end_lease(std::uint32_t number) noexcept {
   ArenaBlock& block = blocks_[number];
   if (--block.leases != 0) return;
@@ -270,7 +271,7 @@ void ArenaBlocks::make_idle(std::uint32_t head) noexcept {
   link_idle(head);
 }
 
-/// The entry becomes the last one of the ring, which is evicted last.
+/// Appends the entry to the ring of idle entries, so that it is evicted last.
 void ArenaBlocks::link_idle(std::uint32_t head) noexcept {
   ArenaBlock& ring = blocks_[header_->blocks];
   blocks_[head].before = ring.before;
@@ -311,7 +312,7 @@ std::uint32_t ArenaBlocks::entry(std::string_view key) noexcept {
   return head;
 }
 
-/// Entries are evicted only if there is enough to evict.
+/// Evicts idle entries until `count` blocks are free. Evicts none if that is impossible. Throws out_of_memory.
 void ArenaBlocks::make_room(std::uint32_t count) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const auto can = [&] { return std::uint64_t{header_->free} + header_->idle; };
@@ -345,7 +346,7 @@ void ArenaBlocks::free_rows_of_the_dead() {
     if (const auto& row = header_->users[user]; row.pid != 0 && is_dead(row.pid, row.start)) free_row(user);
 }
 
-/// Derives what is not primary, in a single pass over the blocks for each user and each entry.
+/// Derives what is not primary, in one pass over the blocks for each user and one for the entries.
 void ArenaBlocks::derive() {
   const std::uint32_t n = header_->blocks;
   for (std::uint32_t block = 0; block < n; ++block) {

@@ -15,10 +15,10 @@
 
 namespace onecopy::store {
 
-/// The processes that can use an arena at a time.
+/// The max number of processes that can use an arena at a time.
 inline constexpr std::uint32_t kArenaUsers = 64;
 
-/// The block that is none.
+/// A number that stands for no block.
 inline constexpr std::uint32_t kNoBlock = 0xffffffff;
 
 /// The head of an arena's control memory.
@@ -33,13 +33,13 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> is_changing;
   RobustMutex mutex;
   std::uint64_t stamp, evictions;
-  std::int64_t looked_at;  ///< when dead users were looked for, in nanoseconds of the steady clock
+  std::int64_t looked_at;  ///< the last search for dead users, in nanoseconds of the steady clock
   User users[kArenaUsers];
 };
 
 /// The state of a block. The first block of an entry has the entry's key.
 struct ArenaBlock {
-  std::uint32_t leases;         ///< of all users
+  std::uint32_t leases;         ///< the sum over all users
   std::uint32_t head;           ///< the first block of the entry that has this block; kNoBlock for none
   std::uint32_t next;           ///< the next block of the entry
   std::uint32_t count;          ///< blocks of the entry that begins here; 0 for none; written last
@@ -58,9 +58,10 @@ struct ArenaBlock {
 ///
 /// Invariants. Three things are primary: the leases of each user and block, which only that user or, after its death, a
 /// process with the mutex changes; the entries (key, count, and the chain of `next`), where `count` is written last and
-/// cleared first; the rows of users, where `pid` is written last and cleared last. All else (sums of leases, heads, free
-/// blocks, buckets, the ring of idle entries) follows from them. `is_changing` is set while a holder of the mutex
-/// changes anything: a process that gets the mutex and finds it set derives the rest anew, since the holder has died.
+/// cleared first; the rows of users, where `pid` is written last and cleared last. All other data (sums of leases,
+/// heads, free blocks, buckets, the ring of idle entries) can be derived from them. `is_changing` is set while a holder
+/// of the mutex changes anything: a process that gets the mutex and finds the flag set derives the rest anew, because
+/// the holder has died.
 /// A block is free if it has no lease and is in no entry. An entry is idle if none of its blocks has a lease.
 /// All members throw timeout, with nothing changed, if a process that is stopped holds the mutex for `patience`.
 /// A dead user's leases end when its row is freed, which any process does that needs blocks.
@@ -70,8 +71,8 @@ class ArenaBlocks {
   /// Writes the control memory of an arena without users. REQUIRES: the memory is zero, and no other process sees it.
   static void init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes);
 
-  /// REQUIRES: the memory stays until the destructor, which ends this process's leases, has run. Throws bad_handle if it is
-  /// not an arena's, invalid_argument for other sizes.
+  /// Attaches to the control memory of an arena. The destructor ends this process's leases. Throws bad_handle if the
+  /// memory is not an arena's, and invalid_argument for other sizes. REQUIRES: the memory outlives the object.
   ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes,
               std::chrono::nanoseconds patience = std::chrono::seconds(10));
   ArenaBlocks(const ArenaBlocks&) = delete;
@@ -111,12 +112,13 @@ class ArenaBlocks {
 
   const std::chrono::nanoseconds patience_;
   ArenaHeader* header_;
-  ArenaBlock* blocks_;      ///< one more than there are: the beginning of the ring of idle entries
-  std::uint32_t* free_;     ///< a stack
-  std::uint32_t* buckets_;  ///< as many as blocks
-  std::uint32_t* leases_;   ///< of each user and block
-  int pid_ = 0;             ///< the process to which `mine_` belongs
-  std::uint32_t user_ = 0;  ///< this process's row
+  /// The blocks, and one entry more, which is the head of the ring of idle entries.
+  ArenaBlock* blocks_;
+  std::uint32_t* free_;     ///< a stack of the free blocks
+  std::uint32_t* buckets_;  ///< the first entry of each; as many buckets as blocks
+  std::uint32_t* leases_;   ///< the leases of each user and block
+  int pid_ = 0;             ///< the process to which `user_` belongs
+  std::uint32_t user_ = 0;  ///< this process's row in the table of users
   std::uint32_t* mine_ = nullptr;
 };
 

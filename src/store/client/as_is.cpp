@@ -16,7 +16,7 @@
 namespace onecopy::store {
 namespace {
 
-/// A set of blocks that are kept for a version, and the end of the pipe that says when they may go.
+/// A set of blocks that are kept for a version, and the end of the pipe that tells when they may be released.
 struct Hold {
   Fd end;
   std::vector<BlockRef> blocks;
@@ -86,7 +86,8 @@ std::optional<std::uint64_t> AsIs::find(const Tensor& tensor) {
   return is_shareable(tensor) ? find_own(tensor) : find_stored(tensor);
 }
 
-/// Looks in the segments of this process. A block of another process may be used again when that process ends.
+/// Finds the tensor in the segments of this process. Ignores blocks of other processes, whose memory may be reused when
+/// the process ends.
 std::optional<std::uint64_t> AsIs::find_own(const Tensor& tensor) {
   Session& session = Session::current();
   const auto [group, spot] = session.locate(tensor, "publish");
@@ -103,7 +104,7 @@ std::optional<std::uint64_t> AsIs::find_own(const Tensor& tensor) {
          static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
 }
 
-/// Looks in versions that are open here. Their memory stays for ever, or as long as their pipes are open.
+/// Finds the tensor in versions that are open here, whose memory stays for ever, or as long as their pipes are open.
 std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
   BlockRef version = MappedMemory::find(tensor.data());
   if (!version) return std::nullopt;
@@ -119,7 +120,7 @@ std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
 
 void AsIs::add_version(std::vector<Fd> files) {
   const Table table = OpenTable(files.front()).table;
-  std::size_t chunks = 1;  // behind the table, and before the pipes
+  std::size_t chunks = 1;  // the number of descriptors before the pipes: the table, then the chunks
   for (const Part& part : table.parts) chunks += part.files;
   while (files.size() > chunks) {
     pipes_.push_back(std::move(files.back()));

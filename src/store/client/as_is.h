@@ -11,7 +11,7 @@
 
 namespace onecopy::store {
 
-/// Returns whether memory of this kind stays when the process that made it ends, and cannot shrink.
+/// Returns whether memory of this kind cannot shrink and outlives the process that made it.
 bool outlives_its_maker(SegmentKind kind) noexcept;
 
 /// A set of tensors that are published where they lie: the segments and chunks around them are the parts of the version's memory.
@@ -32,7 +32,7 @@ class AsIs {
   /// A source of parts: a segment of this process, or the memory of a version.
   struct Source {
     std::uint64_t begin = 0;  ///< offset in the version
-    bool lasts = false;       ///< if false, its memory ends with this process
+    bool lasts = false;       ///< false: the memory ends with this process
     BlockRef version{};       ///< the version, which stays open until the end
   };
 
@@ -44,11 +44,11 @@ class AsIs {
   void add_version(std::vector<Fd> files);
 
   std::vector<Row> rows_;
-  std::vector<Tensor> sources_;  ///< of the rows: the tensors, or copies
+  std::vector<Tensor> sources_;  ///< one for each row: the tensor, or its copy
   std::vector<Part> parts_;
   std::vector<Fd> files_;
-  std::vector<Fd> pipes_;         ///< of versions whose memory is used
-  std::vector<BlockRef> blocks_;  ///< whose memory must not be used again
+  std::vector<Fd> pipes_;         ///< the pipes of versions whose memory is used
+  std::vector<BlockRef> blocks_;  ///< the blocks whose memory must not be reused
   std::map<std::uint32_t, Source> segments_;
   std::map<const BlockGroup*, Source> versions_;
   std::uint64_t size_ = 0;

@@ -39,7 +39,8 @@ Packet Client::exchange(const std::function<Bytes()>& question, std::span<const 
   return exchange_locked(question, fds, deadline);
 }
 
-/// A link on which an answer is late is of no use: the answer would be taken for that of the next question.
+/// Asks a question, again if the keeper ends. Drops the link after a timeout, because a late answer would be taken for
+/// the answer to the next question.
 Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                                Deadline deadline) {
   for (;;) {
@@ -71,7 +72,7 @@ std::optional<Link> Client::try_connect() const {
   }
 }
 
-/// A keeper that ends while the client tells what is read here is asked again, as for any other question.
+/// Connects, and tells the keeper what is read here. Begins anew if the keeper ends before it has answered.
 void Client::connect(Deadline deadline) {
   while (!link_) {
     reach(deadline);
@@ -94,8 +95,8 @@ void Client::reach(Deadline deadline) {
   }
 }
 
-/// A version that the keeper does not take back stays mapped here, and has no id there. There is no link when the keeper
-/// has ended.
+/// Offers a version that is read here to a new keeper. If the keeper refuses the version, the version stays mapped here
+/// and gets id 0. If the keeper ends, there is no link afterwards.
 void Client::offer(Reading::Held& held, Deadline deadline) {
   try {
     const Packet answer = link_->ask(pack(Offer{held.version}), numbers_of(held.files), deadline);

@@ -22,12 +22,13 @@ namespace onecopy::store {
 inline constexpr std::chrono::seconds kKeeperPatience{10};
 
 /// A process's connection to the keeper, and the versions that the process reads. When the keeper is replaced, connects
-/// again and tells the new keeper what is read here, with descriptors for the case that it has lost a version.
+/// again and tells the new keeper what is read here, with the descriptors in case the keeper has lost a version.
 ///
 /// Thread safety: all members may be called concurrently. A forked child makes a Client of its own.
 class Client : public std::enable_shared_from_this<Client> {
  public:
-  /// A version that is read here; its end tells the keeper. Move-only. Thread safety: as a value.
+  /// A version that is read here. The destructor tells the keeper that the reading has ended. Move-only. Thread safety:
+  /// as a value.
   class Reading {
    public:
     Reading() = default;
@@ -60,24 +61,24 @@ class Client : public std::enable_shared_from_this<Client> {
 
   Client(Place place, ConnectOptions options) : place_(std::move(place)), options_(std::move(options)) {}
 
-  /// The client for this process: another one in a forked child.
+  /// Returns the client for this process, which is a new one in a forked child.
   static Client& here(std::shared_ptr<Client>& client);
 
-  /// Asks the keeper. Throws the Error of a refusal.
+  /// Asks the keeper and returns its answer. Throws the Error of a refusal.
   template <class Answer, class Question>
   Answer ask(const Question& question, std::span<const int> fds = {},
              Deadline deadline = Deadline::after(kKeeperPatience)) {
     return unpack<Answer>(exchange([&] { return pack(question); }, fds, deadline).bytes);
   }
-  /// Opens a version; empty if the current one is what `known` reads.
+  /// Opens a version. Returns nothing if the current version is the one that `known` reads.
   std::optional<Reading> open(const std::string& name, std::uint64_t number, const Reading* known,
                               Deadline deadline);
-  /// Connects if there is no connection, and returns what the keeper said.
+  /// Returns the keeper's welcome. Connects if there is no connection.
   Welcome welcome(Deadline deadline);
   const Place& place() const noexcept { return place_; }
 
  private:
-  /// `question` is called for each attempt, with the mutex held.
+  /// Asks, and returns the answer. Calls `question` for each attempt, with the mutex held.
   Packet exchange(const std::function<Bytes()>& question, std::span<const int> fds, Deadline deadline);
   Packet exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                          Deadline deadline) REQUIRES(mutex_);

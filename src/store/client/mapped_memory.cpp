@@ -58,11 +58,11 @@ class StoredRanges {
 
   std::atomic<std::size_t> count_{0};
   Mutex mutex_;
-  std::map<const std::byte*, MappedMemory*> ranges_ GUARDED_BY(mutex_);  ///< by their begin
+  std::map<const std::byte*, MappedMemory*> ranges_ GUARDED_BY(mutex_);  ///< by their first address
 };
 
-/// Enters writable pages of the host into the page tables, in several threads: a fault for each page takes longer than to
-/// copy the page. Has no effect before Linux 5.14.
+/// Enters writable pages of the host into the page tables, in several threads: a fault for each page takes longer than
+/// copying the page. Has no effect before Linux 5.14.
 void enter_pages(std::byte* begin, std::size_t bytes) {
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of newer headers
   constexpr std::size_t kPiece = std::size_t{4} << 20;
@@ -140,7 +140,7 @@ void MappedMemory::map() {
   reservation_->allow(device_.index, 0, size_, access_);
 }
 
-/// Unmaps chunk by chunk, which is quicker for large ones.
+/// Unmaps the chunks one by one, which is quicker for large chunks.
 void MappedMemory::unmap() noexcept {
   std::size_t at = 0;
   for (const auto& chunk : chunks_) {
@@ -149,7 +149,8 @@ void MappedMemory::unmap() noexcept {
   }
 }
 
-/// The kernel refuses writable mappings of a sealed file, and there is none left when it is sealed.
+/// Unmaps the memory, seals its files and maps them read-only: the kernel refuses new writable mappings of a sealed
+/// file, and no old one is left.
 void MappedMemory::protect() {
   if (access_ == Access::read_only) return;
   access_ = Access::read_only;
@@ -185,7 +186,8 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading readi
     throw;
   }
   steps.end("map");
-  // Before the keeper is told: the guard is then the last that has the memory, and takes the time to free it.
+  // Unmapped before the keeper is told, so that the guard is the last process that has the memory and spends the time
+  // to free it.
   others.clear();
   reading_ = std::move(reading);
   steps.end("release");

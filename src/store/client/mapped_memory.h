@@ -14,18 +14,18 @@
 
 namespace onecopy::store {
 
-/// The memory of a draft or a version at addresses of this process, as one block: the last reference unmaps it, and ends
-/// the reading. Other processes find it by the store alone.
+/// The memory of a draft or a version at addresses of this process, as one block. Dropping the last reference unmaps
+/// the memory and ends the reading. Other processes find the memory only through the store.
 ///
 /// Thread safety: references may come and go concurrently; the caller serialises protect(), show() and export_chunks().
 class MappedMemory final : public BlockGroup {
  public:
-  /// Makes memory, writable and zero, of at least `bytes`. Throws out_of_memory.
+  /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
   static BlockRef create(Device device, std::uint64_t bytes);
   /// Maps memory that another process made. Throws bad_handle, out_of_mappings.
   static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
                        Access access = Access::read_only);
-  /// Returns the memory that `at` lies in; empty if it is not memory of the store.
+  /// Returns the memory that contains `at`; empty if `at` is not in memory of the store.
   static BlockRef find(const void* at) noexcept;
   MappedMemory(const MappedMemory&) = delete;
   MappedMemory& operator=(const MappedMemory&) = delete;
@@ -36,13 +36,13 @@ class MappedMemory final : public BlockGroup {
   Access access() const noexcept { return access_; }
   const Client::Reading& reading() const noexcept { return reading_; }
 
-  /// Takes write access from this process and, for memory of the CPU, from all others for ever.
+  /// Removes write access from this process and, for memory of the CPU, from all other processes for ever.
   void protect();
-  /// Shows other memory of the same size at the same addresses. If it throws, the old memory is there as before. Adds
-  /// its own steps to `steps`.
+  /// Replaces the memory by other memory of the same size at the same addresses. If show() throws, the old memory is
+  /// still mapped. Adds its steps to `steps`.
   void show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
-  /// Enters all pages of memory of the host into the page tables.
+  /// Enters all pages into the page tables, if the memory is on the host.
   void populate() const;
 
   /// Adds a reference, unless the last one is being dropped.
@@ -69,10 +69,10 @@ class MappedMemory final : public BlockGroup {
   void unmap() noexcept;
 
   const Device device_;
-  Client::Reading reading_;  ///< ends after the mapping
+  Client::Reading reading_;  ///< destroyed after the mapping
   Chunks chunks_;
   std::uint64_t size_ = 0;
-  std::unique_ptr<Reservation> reservation_;  ///< none for no bytes
+  std::unique_ptr<Reservation> reservation_;  ///< null for memory of no bytes
   Access access_;
   std::atomic<std::uint64_t> references_{1};
 };

@@ -18,7 +18,7 @@
 namespace onecopy::store {
 namespace {
 
-/// The settings of a command whose output goes to a file of ours, and whose signals are as in a new program.
+/// The settings to start a command whose output goes to a given file and whose signals have their defaults.
 class SpawnSettings {
  public:
   explicit SpawnSettings(int output) {
@@ -48,7 +48,7 @@ class SpawnSettings {
   posix_spawnattr_t attributes_;
 };
 
-/// The exit status; 0 if the program ignores SIGCHLD and so cannot learn it.
+/// Waits for the process and returns its exit status; 0 if the program ignores SIGCHLD and so cannot learn the status.
 int wait_for(pid_t pid) {
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0)

@@ -6,7 +6,7 @@
 namespace onecopy::store {
 
 /// Runs `COMMAND store serve --background`, which returns when clients can connect. Has no effect if another process
-/// has started a keeper in between. Throws unsupported with the command's own words if it fails.
+/// has just started a keeper. Throws unsupported with the command's output if the command fails.
 void start_keeper(const std::string& command);
 
 }  // namespace onecopy::store

@@ -18,7 +18,7 @@
 
 namespace onecopy::store {
 
-/// The state behind the public API: a table, and memory. Thread safety: as the objects of the API.
+/// The state of the objects of the public API: a table and memory. Thread safety: as these objects.
 struct Contents::State {
   State(Table rows_and_more, BlockRef mapped)
       : table(std::move(rows_and_more)),
@@ -26,12 +26,12 @@ struct Contents::State {
         memory(static_cast<MappedMemory*>(block.group())) {}
 
   Table table;
-  Bytes layout;  ///< of a follower's table, to be compared
+  Bytes layout;  ///< the layout of a follower's table, which is compared with the next one
   std::shared_ptr<Client> client;
   const BlockRef block;
-  MappedMemory* const memory;  ///< behind `block`
+  MappedMemory* const memory;  ///< the memory of `block`
   VersionRecord version;
-  Mutex update;  ///< one update at a time
+  Mutex update;  ///< held during an update
   bool is_sealed = false;
   std::unordered_map<std::string_view, std::size_t> rows;  ///< made by find()
   std::once_flag rows_made;
@@ -47,10 +47,10 @@ struct OpenTable {
   Table table;
 };
 
-/// A sealed memfd with the table.
+/// Returns a sealed memfd that contains the table.
 Fd write_table(const Table& table);
-/// Returns the parts of the memory that a table describes, with the descriptors of a version: the table, the chunks, others.
-/// Throws bad_handle if there are fewer.
+/// Returns the parts of the memory that a table describes. `files`: the descriptors of the version, which are the
+/// table, the chunks and others. Throws bad_handle if there are too few.
 std::vector<ExportedMemory> memory_of(const Table& table, std::vector<Fd> files);
 Device device_of(const Table& table);
 
@@ -61,7 +61,7 @@ VersionRecord record_of(const std::string& name, Device device, std::uint64_t by
 /// Returns a table without rows and memory.
 Table table_for(Device device, const PublishOptions& options);
 
-/// Asks the keeper to make this a version, with the descriptors behind the table. Returns its number.
+/// Asks the keeper to publish a version, with the table and then the given descriptors. Returns the version's number.
 std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
                               std::span<const Fd> fds);
 

@@ -12,8 +12,9 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 
-/// The encoding of the store's messages, records and tables: field behind field, texts and lists behind their length.
-/// A struct names its fields once, in fields(), for both directions. All are read on the host that wrote them.
+/// The encoding of the store's messages, records and tables: one field after another, with the length before a text or
+/// list. A struct names its fields once, in fields(), for both directions. The bytes are read on the host that wrote
+/// them.
 namespace onecopy::store {
 
 template <class T>
@@ -61,13 +62,14 @@ class Encoder {
   template <class T>
   requires requires(T& t, Encoder& e) { t.fields(e); }
   void put(const T& item) {
-    const_cast<T&>(item).fields(*this);  // which reads them
+    const_cast<T&>(item).fields(*this);  // fields() only reads them
   }
 
   Bytes bytes_;
 };
 
-/// Reads what an Encoder wrote, from bytes that may say anything. Throws an Error with the code given. Thread safety: none.
+/// Reads what an Encoder wrote, from bytes that need not be valid. Throws an Error with the given code. Thread safety:
+/// none.
 class Decoder {
  public:
   Decoder(ByteSpan bytes, ErrorCode code, const char* what) noexcept
@@ -117,7 +119,7 @@ class Decoder {
   }
   template <class T>
   void get(std::vector<T>& items) {
-    items.resize(count(sizeof(std::uint32_t)));  // each item takes that much and more
+    items.resize(count(sizeof(std::uint32_t)));  // the encoded length of an item is at least this
     for (T& item : items) get(item);
   }
   void get(std::map<std::string, std::string>& pairs) {
@@ -130,7 +132,8 @@ class Decoder {
   template <class T>
   requires requires(T& t, Decoder& d) { t.fields(d); }
   void get(T& item) { item.fields(*this); }
-  /// A length that lies makes nothing large. REQUIRES: every item takes at least `bytes`.
+  /// Reads the number of items. Refuses one for which too few bytes are left, so that a false number allocates no
+  /// memory. REQUIRES: every item takes at least `bytes`.
   std::size_t count(std::size_t bytes) {
     std::uint32_t size = 0;
     get(size);

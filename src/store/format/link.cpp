@@ -8,7 +8,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::chrono::microseconds kAwake{200};  // an answer comes sooner than a thread wakes up
+constexpr std::chrono::microseconds kAwake{200};  // usually an answer arrives sooner than a thread wakes up
 
 Digest read_secret(const Place& place) {
   try {
@@ -21,7 +21,8 @@ Digest read_secret(const Place& place) {
 
 }  // namespace
 
-/// A worker that is killed while it greets is replaced: the listener is that of its guard, too.
+/// Connects and proves the secret. Tries again if the worker is killed during the handshake, because its guard has the
+/// same listener and starts another worker.
 Link Link::connect(const Place& place, Deadline deadline) {
   for (;;) {
     const Digest secret = read_secret(place);

@@ -13,20 +13,21 @@ namespace onecopy::store {
 /// A connection to the keeper, which has proved that it knows the secret. Thread safety: none.
 class Link {
  public:
-  /// Throws peer_died if no keeper listens, timeout, bad_secret, other_user, version_mismatch.
+  /// Connects to the keeper. Throws peer_died if no keeper listens, timeout, bad_secret, other_user, version_mismatch.
   static Link connect(const Place& place, Deadline deadline);
 
   const Welcome& welcome() const noexcept { return welcome_; }
-  /// Sends a question and returns the answer, also a `refused`. Throws peer_died, timeout; the link is of no use then.
+  /// Sends a question and returns the answer, which may be a `refused`. Throws peer_died, timeout, after which the link
+  /// cannot be used.
   Packet ask(const Bytes& question, std::span<const int> fds, Deadline deadline);
   void tell(const Bytes& message, Deadline deadline) {
     socket_.send(message, {}, deadline.whole_ms_left(kLongest));
   }
   /// Sends a message without waiting. Returns false if the socket has no room.
   bool try_tell(const Bytes& message) { return socket_.try_send(message); }
-  /// Waits for the answer to a question that was told. After a timeout the caller may wait again.
+  /// Waits for the answer to a question that was sent with try_tell(). After a timeout the caller may wait again.
   Packet hear(Deadline deadline);
-  /// Gives the socket to the caller. The link is of no use then.
+  /// Gives the socket to the caller. The link cannot be used afterwards.
   UnixSocket release() noexcept { return std::move(socket_); }
   /// Returns a descriptor of the keeper's worker, which becomes readable when the process ends.
   Fd worker() const { return socket_.peer_pidfd(); }

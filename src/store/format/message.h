@@ -16,11 +16,11 @@
 #include "store/format/record.h"
 
 /// The messages between a client and the keeper, one packet each: version, type, fields. A client asks one question at
-/// a time on a connection, and the keeper answers each, with `refused` where it cannot do what is asked.
+/// a time on a connection, and the keeper answers each, with `refused` if it cannot do what the client asks.
 namespace onecopy::store {
 
 inline constexpr std::uint32_t kProtocolVersion = 2;
-inline constexpr std::size_t kMaxFiles = 16'384;  ///< descriptors of one version
+inline constexpr std::size_t kMaxFiles = 16'384;  ///< the max number of descriptors of one version
 
 using Nonce = NonceOf<16>;
 
@@ -52,7 +52,7 @@ enum class Type : std::uint32_t {
 };
 inline constexpr Type kLastType = Type::ready;
 
-/// The client begins.
+/// The first message of a connection, from the client.
 struct Hello {
   static constexpr Type kType = Type::hello;
   Nonce nonce{};
@@ -71,7 +71,8 @@ struct Prove {
   Digest proof{};
   void fields(auto& f) { f(proof); }
 };
-/// The client may ask. The keeper answers `describe` with a `welcome`, too. Ids of versions are valid while `keeper` is the same.
+/// The keeper lets the client ask questions. The keeper also answers `describe` with a `welcome`. The ids of versions
+/// are valid while `keeper` is the same.
 struct Welcome {
   static constexpr Type kType = Type::welcome;
   Token keeper{};
@@ -88,13 +89,13 @@ struct Done {
   static constexpr Type kType = Type::done;
   void fields(auto& f) { f(); }
 };
-/// The descriptors of the message that follows, if its packet has no room for all of them. There is no answer.
+/// The first descriptors of the next message, if that message's packet has no room for all. There is no answer.
 struct Files {
   static constexpr Type kType = Type::files;
   void fields(auto& f) { f(); }
 };
-/// Descriptors: the table, then the chunks. Of `version` the client fills in all but id, number, time and publisher. A
-/// version with this token that exists already is the answer.
+/// The client publishes a version. Descriptors: the table, then the chunks. The client fills in all fields of `version`
+/// but id, number, time and publisher. If a version with this token already exists, the answer is that version.
 struct Publish {
   static constexpr Type kType = Type::publish;
   VersionRecord version;
@@ -105,15 +106,16 @@ struct Published {
   std::uint64_t number = 0;
   void fields(auto& f) { f(number); }
 };
-/// The connection reads the version from now on, until `release` or its end.
+/// The client opens a version. The keeper counts the connection as a reader of the version until `release` or the end
+/// of the connection.
 struct Open {
   static constexpr Type kType = Type::open;
   std::string name;
-  std::uint64_t number = 0;  ///< 0: the current one
+  std::uint64_t number = 0;  ///< 0 for the current version
   std::uint64_t known = 0;   ///< the id of a version that the client reads already; 0 for none
   void fields(auto& f) { f(name, number, known); }
 };
-/// Descriptors: the table, then the chunks; none for the version that is known.
+/// The answer to `open`. Descriptors: the table, then the chunks; none if the version is the one that the client knows.
 struct Opened {
   static constexpr Type kType = Type::opened;
   VersionRecord version;
@@ -125,14 +127,15 @@ struct Release {
   std::uint64_t id = 0;
   void fields(auto& f) { f(id); }
 };
-/// The client reads this version, and has connected again. A keeper that has lost the version takes the descriptors: the table, then the
-/// chunks. The answer is `opened`, without descriptors: the version may have another id now.
+/// The client has connected again and reads this version. A keeper that has lost the version takes it over with the
+/// descriptors: the table, then the chunks. The answer is `opened` without descriptors, because the version may have
+/// another id now.
 struct Offer {
   static constexpr Type kType = Type::offer;
   VersionRecord version;
   void fields(auto& f) { f(version); }
 };
-/// Asks for the versions behind a version, in the order of names and numbers.
+/// Asks for the versions that follow a given one, in the order of names and numbers.
 struct List {
   static constexpr Type kType = Type::list;
   std::string after;
@@ -153,7 +156,8 @@ struct ListedObject {
   std::vector<ListedVersion> versions;
   void fields(auto& f) { f(name, current, versions); }
 };
-/// The answer has as many versions as a packet takes. The client asks again, after the last one, until none comes.
+/// The answer to `list`: as many versions as fit into a packet. The client asks again, with the last one, until the
+/// answer is empty.
 struct Listing {
   static constexpr Type kType = Type::listing;
   std::vector<ListedObject> objects;
@@ -171,8 +175,9 @@ struct Remove {
   std::uint32_t keep = 0;
   void fields(auto& f) { f(name, keep); }
 };
-/// The answer, `opened` without descriptors, comes when the object's current version is another one than `known`. Until
-/// then the client asks nothing else on the connection, but may close the connection. The connection does not read the version.
+/// Asks to be told of a change. The answer, `opened` without descriptors, is sent when the object's current version
+/// differs from `known`. Until then the client sends no other question on the connection, but may close it. The
+/// connection does not become a reader of the version.
 struct WaitForChange {
   static constexpr Type kType = Type::watch;
   std::string name;
@@ -188,13 +193,14 @@ struct Stop {
   void fields(auto& f) { f(); }
 };
 
-/// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The keeper answers no
-/// client until it has heard `ready`, and ends then. If the connection ends before, the keeper goes on.
+/// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The old keeper
+/// answers no client until it receives `ready`, and then ends. If the connection ends before that, the old keeper
+/// continues.
 struct Replace {
   static constexpr Type kType = Type::replace;
   void fields(auto& f) { f(); }
 };
-/// Descriptors: the lock and the listener.
+/// The answer to `replace`. Descriptors: the lock and the listener.
 struct Handover {
   static constexpr Type kType = Type::handover;
   Token keeper{};
@@ -220,10 +226,10 @@ Bytes pack(const Message& message) {
   return encoder.take();
 }
 
-/// Throws version_mismatch, and protocol for a type that does not exist.
+/// Returns the type of a packet. Throws version_mismatch, and protocol for a type that does not exist.
 Type type_of(ByteSpan packet);
 
-/// Throws the Error that a `refused` carries, and protocol for another type and for fields that do not fit.
+/// Decodes a packet. Throws the Error that a `refused` contains, and protocol for another type or invalid fields.
 template <class Message>
 Message unpack(ByteSpan packet) {
   const Type type = type_of(packet);
@@ -244,14 +250,15 @@ Message unpack(ByteSpan packet) {
 
 Bytes refuse(const Error& error);
 
-/// Sends a message with its descriptors, in several packets if there are many. `send` sends one.
+/// Sends a message with its descriptors, in several packets if there are many descriptors. `send` sends one packet.
 void send_in_packets(ByteSpan message, std::span<const int> fds,
                      const std::function<void(ByteSpan, std::span<const int>)>& send);
 
-/// Puts messages together that arrive in several packets. Thread safety: none.
+/// Joins messages that arrive in several packets. Thread safety: none.
 class PacketJoiner {
  public:
-  /// Returns the message that the packet completes, if it is the last one. Throws protocol for more than kMaxFiles descriptors.
+  /// Adds a packet. Returns the whole message if the packet is its last one. Throws protocol for more than kMaxFiles
+  /// descriptors.
   std::optional<Packet> add(Packet packet);
 
  private:

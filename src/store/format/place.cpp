@@ -47,7 +47,7 @@ Digest Place::secret() const {
 Digest Place::make_secret() const {
   try {
     return secret();
-  } catch (const Error&) {  // there is none, or a part of one
+  } catch (const Error&) {  // there is no secret, or only a part of one
   }
   Digest secret{};
   random_bytes(std::as_writable_bytes(std::span(secret)));

@@ -19,14 +19,14 @@ class Place {
 
   const std::string& directory() const noexcept { return directory_; }
   SocketName socket() const { return {directory_ + "/keeper", false}; }
-  /// Makes the directory, or checks it. Throws other_user, system.
+  /// Makes the directory, or checks the one that exists. Throws other_user, system.
   void ensure() const;
-  /// A lock that ends with the last process that inherits the descriptor; empty if another process has it. REQUIRES:
-  /// ensure().
+  /// Returns a lock, which is released with the last process that inherits the descriptor; empty if another process
+  /// holds the lock. REQUIRES: ensure() was called.
   Fd try_lock() const;
-  /// Throws system if there is no secret yet, bad_file.
+  /// Reads the secret. Throws system if there is no secret yet, and bad_file.
   Digest secret() const;
-  /// REQUIRES: the caller has the lock.
+  /// Makes a new secret and writes it. REQUIRES: the caller holds the lock.
   Digest make_secret() const;
 
  private:

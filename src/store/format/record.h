@@ -9,22 +9,23 @@
 
 namespace onecopy::store {
 
-/// Names one attempt to publish: random, so that an attempt which is repeated makes one version.
+/// A random name of one attempt to publish, by which a repeated attempt makes only one version.
 using Token = std::array<std::uint8_t, 16>;
 
-/// A version as the keeper knows it: all but the tensors.
+/// A version as the keeper knows it, without the tensors.
 struct VersionRecord {
-  std::uint64_t id = 0;      ///< in this keeper; never used again
-  std::uint64_t number = 0;  ///< of the object: 1, 2, 3
-  std::string name;          ///< of the object
+  std::uint64_t id = 0;      ///< the version's number in this keeper; never reused
+  std::uint64_t number = 0;  ///< the version's number in the object: 1, 2, 3
+  std::string name;          ///< the name of the object
   Token token{};
-  std::uint64_t bytes = 0;     ///< of all chunks; of the tensors if they lie as they are
+  /// The size of all chunks; for tensors published as they are, of the tensors.
+  std::uint64_t bytes = 0;
   std::string device;          ///< "cpu", "cuda:0" as the publisher named it
   std::int64_t made_at = 0;    ///< nanoseconds since 1970
   std::int32_t publisher = 0;  ///< pid
-  std::uint32_t keep = 0;      ///< so many versions of the object stay, this one included
-  /// The memory lies where its publisher made it, and is not sealed. Behind the chunks come descriptors of pipes: while one
-  /// is open anywhere, a process keeps its memory for the version.
+  std::uint32_t keep = 0;      ///< the number of versions of the object that stay, this one included
+  /// The memory is where its publisher made it, and is not sealed. The chunks are followed by descriptors of pipes:
+  /// while a pipe is open in any process, its maker keeps memory for the version.
   bool is_as_is = false;
 
   void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep, is_as_is); }
@@ -40,8 +41,8 @@ struct Record {
     count,        ///< the object of `version` has had so many versions
   };
   Kind kind = Kind::publish;
-  std::uint64_t id = 0;     ///< of the version
-  VersionRecord version{};  ///< of publish and count
+  std::uint64_t id = 0;     ///< the id of the version
+  VersionRecord version{};  ///< used by publish and count
 
   void fields(auto& f) {
     f(kind, id);
@@ -50,11 +51,11 @@ struct Record {
   bool operator==(const Record&) const = default;
 };
 
-/// A name of an object: 1 to 1,024 bytes of UTF-8 without control characters. Throws invalid_argument for others.
+/// Checks the name of an object: 1 to 1,024 bytes of UTF-8 without control characters. Throws invalid_argument.
 void check_name(const std::string& name);
 
 Bytes encode(const Record& record);
-/// Throws protocol if these are not a record's bytes.
+/// Decodes a record. Throws protocol if the bytes are not a record.
 Record decode_record(ByteSpan bytes);
 
 }  // namespace onecopy::store

@@ -15,10 +15,10 @@ namespace {
 constexpr std::uint64_t kMagic = 0x316C6254796E6F4F;  // "OonyTbl1"
 constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 62;
 
-/// The fields in front of the layout, which the rest follows.
+/// The fields at the beginning of a table. The layout follows, then the rest.
 struct TableHead {
   std::uint64_t magic = kMagic;
-  std::uint32_t crc = 0;  ///< of all that follows this field
+  std::uint32_t crc = 0;  ///< a checksum of all bytes after this field
   std::uint32_t rows = 0;
   std::uint64_t layout_bytes = 0;
 
@@ -133,7 +133,7 @@ Table decode_table(ByteSpan bytes, ByteSpan known) {
   if (head.crc != crc32c(bytes.subspan(kCheckedFrom))) refuse("is damaged: its checksum is wrong");
   const ByteSpan layout = decoder.take(head.layout_bytes);
   Table table;
-  // Not std::equal(), which compares one std::byte after the other.
+  // std::equal() would compare one std::byte after the other.
   table.has_known_layout = known.size() == layout.size() &&
                            (known.empty() || std::memcmp(known.data(), layout.data(), known.size()) == 0);
   if (!table.has_known_layout || known.empty()) table.rows = rows_in(layout, head.rows);

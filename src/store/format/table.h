@@ -11,7 +11,7 @@
 
 namespace onecopy::store {
 
-/// The tensors of a slot begin at multiples of so many bytes.
+/// The alignment of the tensors of a slot, in bytes.
 inline constexpr std::size_t kAlignment = 512;
 
 /// A tensor of a version, row-major.
@@ -23,7 +23,7 @@ struct Row {
   bool operator==(const Row&) const = default;
 };
 
-/// A part of a version's memory that was exported as one, see ExportedMemory. A slot is one part.
+/// A part of a version's memory that was exported as a whole, see ExportedMemory. A slot is one part.
 struct Part {
   std::uint64_t bytes = 0;
   std::uint32_t files = 0;  ///< descriptors
@@ -34,37 +34,39 @@ struct Part {
   bool operator==(const Part&) const = default;
 };
 
-/// The table of a version: all but the elements. Each table has a memfd of its own, sealed against every change.
+/// The table of a version: all data but the elements. Each table has a memfd of its own, sealed against all changes.
 struct Table {
   std::vector<Row> rows;  ///< names are unique
-  bool has_known_layout =
-      false;               ///< decode_table() found the layout that its caller knows, and left out the rows
-  std::uint64_t size = 0;  ///< of the version's memory, of which rows use a part
+  /// Says that decode_table() found the layout that its caller knows, and did not read the rows.
+  bool has_known_layout = false;
+  std::uint64_t size = 0;  ///< the size of the version's memory, of which the rows use a part
   std::map<std::string, std::string> key;
   std::map<std::string, std::string> attributes;
-  std::vector<std::uint32_t> checksums;  ///< one a row, or none
+  std::vector<std::uint32_t> checksums;  ///< one for each row, or empty
   std::uint8_t device_type = 0;
   std::array<std::uint8_t, 16> device{};  ///< UUID
-  std::vector<Part> parts;                ///< one behind the other they are the memory
+  std::vector<Part> parts;                ///< joined in this order they are the version's memory
 };
 
 /// The attribute that tells the table of an arena from that of an object.
 inline constexpr const char* kArenaAttribute = "onecopy.arena";
 
-/// Throws invalid_argument for a name that comes twice.
+/// Checks that all names differ. Throws invalid_argument.
 void check_names(const std::vector<Row>& rows);
-/// Places the rows one behind the other, and returns the bytes that they take. Throws what check_names() throws, and
-/// invalid_argument for more than 2^62 bytes.
+/// Places the rows one after another and returns their total size in bytes. Throws invalid_argument for a name that
+/// comes twice and for more than 2^62 bytes.
 std::uint64_t place(std::vector<Row>& rows);
 
 Bytes encode(const Table& table);
-/// Throws bad_handle if the bytes contradict themselves: rows outside the memory, names that come twice, a checksum that is wrong.
-/// If the layout is `known`, byte for byte, the rows are not read.
+/// Decodes a table. Throws bad_handle for rows outside the memory, names that come twice, a wrong checksum and other
+/// contradictions. If the layout equals `known` byte for byte, the rows are not read.
 Table decode_table(ByteSpan bytes, ByteSpan known = {});
-/// The part of an encoded table that says names, layouts and offsets, to be compared. REQUIRES: decode_table() took it.
+/// Returns the part of an encoded table that contains the names, layouts and offsets, for comparisons. REQUIRES:
+/// decode_table() has accepted the table.
 ByteSpan layout_of(ByteSpan table) noexcept;
 
-/// The first difference between two layouts, in words: "'b' is float32[2] and was float32[3]"; empty if there is none.
+/// Returns the first difference between two layouts in words, e.g. "'b' is float32[2] and was float32[3]"; empty if
+/// there is none.
 std::string first_difference(const std::vector<Row>& before, const std::vector<Row>& after);
 
 }  // namespace onecopy::store

@@ -82,7 +82,7 @@ std::vector<Record> Catalog::records() const {
   for (const auto& [name, object] : objects_)
     for (const auto& [number, version] : object.versions) versions.push_back(&version);
   std::sort(versions.begin(), versions.end(), [](auto* a, auto* b) { return a->shown < b->shown; });
-  std::vector<Record> records{{Record::Kind::drop, last_id_, {}}};  // for the ids that come
+  std::vector<Record> records{{Record::Kind::drop, last_id_, {}}};  // keeps later ids from being reused
   for (const Version* const version : versions)
     records.push_back({Record::Kind::publish, version->record.id, version->record});
   for (const auto& [name, object] : objects_) records.push_back(count_of(name, object.last_number));

@@ -22,8 +22,8 @@ struct Connection {
   const int pid;
   Stage stage = Stage::stranger;
   Nonce theirs{}, ours{};
-  std::map<std::uint64_t, unsigned> reads;  ///< how often it reads each version, by id
-  std::optional<WaitForChange> watch;       ///< the question that waits for its answer
+  std::map<std::uint64_t, unsigned> reads;  ///< how often the client reads each version, by id
+  std::optional<WaitForChange> watch;       ///< the question whose answer is pending
 };
 
 }  // namespace onecopy::store

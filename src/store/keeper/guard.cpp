@@ -17,10 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A worker that ends sooner is replaced after a pause: its successor may end as soon.
+/// A worker that ends sooner than this is replaced after a pause, because its successor may end as soon.
 constexpr std::chrono::milliseconds kShortLife{50};
 
-/// Returns true when the keeper ends.
+/// Handles the worker's notes. Returns true when the keeper ends.
 bool take_notes(Holdings& holdings, Partner& worker) {
   while (auto note = worker.hear()) {
     switch (note->kind) {
@@ -43,7 +43,7 @@ Partner replace(const Partner& worker, Clock::time_point since) {
   for (;;) {
     try {
       return Partner::fork();
-    } catch (const Error& error) {  // no room for a process or a descriptor now
+    } catch (const Error& error) {  // no process or descriptor can be made now
       log_error("the store's guard: {}", error.what());
       std::this_thread::sleep_for(kShortLife);
     }
@@ -56,7 +56,7 @@ Next run_guard(Holdings& holdings, Partner& worker) {
   ::prctl(PR_SET_NAME, "onecopy-guard");
   for (;;) {
     Poller poller;
-    poller.add(worker.socket(), 0);  // both only wake it up
+    poller.add(worker.socket(), 0);  // socket and pidfd only wake the guard up
     poller.add(worker.pidfd(), 0);
     const auto since = Clock::now();
     while (!worker.has_ended()) {

@@ -16,13 +16,14 @@
 
 namespace onecopy::store {
 
-/// The limits that a keeper was started with. Versions beyond a limit are refused, once all old ones that nobody reads are
-/// gone.
+/// The limits that a keeper was started with. A version that would exceed a limit is refused if dropping all old
+/// versions without a reader does not make room.
 struct Limits {
-  std::uint64_t bytes = UINT64_MAX;                ///< of all versions together
-  std::uint64_t client_bytes = UINT64_MAX;         ///< of the versions of one publisher
-  std::map<std::string, std::uint64_t> devices{};  ///< bytes of the versions on a device, such as "cuda:0"
-  /// The age at which versions go that are not current and that nobody reads.
+  std::uint64_t bytes = UINT64_MAX;         ///< the max size of all versions together
+  std::uint64_t client_bytes = UINT64_MAX;  ///< the max size of one publisher's versions
+  /// The max size of the versions on a device, such as "cuda:0".
+  std::map<std::string, std::uint64_t> devices{};
+  /// The age from which versions are dropped that are not current and have no reader.
   std::optional<std::chrono::seconds> age{};
 };
 
@@ -30,20 +31,22 @@ struct Limits {
 struct Predecessor {
   static constexpr std::chrono::seconds kPatience{5};
 
-  UnixSocket socket;          ///< to its worker
-  std::vector<Fd> processes;  ///< none if no keeper ran
+  UnixSocket socket;          ///< connected to the worker of the predecessor
+  std::vector<Fd> processes;  ///< empty if no keeper ran
 
-  /// Tells the predecessor to end. Returns false if the predecessor goes on, and then the caller must end.
+  /// Tells the predecessor to end and waits. Returns false if the predecessor continues, in which case the caller must
+  /// end.
   bool await_end();
 };
 
-/// The things that both halves of the keeper have. A half that is forked gets the holdings of the other half. Thread safety: none.
+/// The objects that both halves of the keeper hold. A forked half inherits the holdings of the other half. Thread
+/// safety: none.
 struct Holdings {
-  Fd lock;  ///< on the directory: there is one keeper for each
+  Fd lock;  ///< the lock of the directory, which has one keeper
   UnixSocket listener;
-  Fd signals;  ///< readable when this process has been asked to end (SIGINT, SIGTERM, SIGHUP)
+  Fd signals;  ///< readable when a signal asks this process to end (SIGINT, SIGTERM, SIGHUP)
   Digest secret{};
-  Token keeper{};  ///< random: the ids of versions belong to this keeper
+  Token keeper{};  ///< a random name of the keeper, whose ids of versions are valid with it only
   Limits limits;
   Predecessor predecessor;
   Log index;
@@ -56,7 +59,7 @@ enum class Next : std::uint8_t {
   be_worker,
   be_guard,
   end,
-  leave,  ///< it ends, and the keeper goes on in other processes
+  leave,  ///< end this process; the keeper continues in others
 };
 
 }  // namespace onecopy::store

@@ -34,7 +34,7 @@ constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kEndOfTheLastOne{2};
 constexpr std::size_t kRoomOfARecord = 4096;
 
-/// Raises the limit as far as possible: each version takes some descriptors.
+/// Raises the limit of descriptors as far as possible, because each version needs some.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -42,7 +42,8 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// The worker ends the keeper in order; the guard leaves that to the worker.
+/// Blocks the signals and returns a descriptor that tells of them. The worker ends the keeper in order; the guard
+/// ignores the signals.
 Fd block_signals() {
   sigset_t signals;
   ::sigemptyset(&signals);
@@ -53,7 +54,8 @@ Fd block_signals() {
   return fd;
 }
 
-/// Tells whether a worker answers. A socket alone says nothing: a keeper that was killed may not be quite gone.
+/// Returns whether a worker answers. A socket that listens proves nothing, because a killed keeper may not have ended
+/// entirely.
 bool is_answered(const Place& place) {
   constexpr std::chrono::milliseconds kPatience{500};
   try {
@@ -66,7 +68,7 @@ bool is_answered(const Place& place) {
   }
 }
 
-/// Waits for a keeper that is just ending.
+/// Returns the lock of the directory. Waits for a keeper that is ending.
 Fd lock(const Place& place) {
   const auto until = std::chrono::steady_clock::now() + kEndOfTheLastOne;
   for (;;) {
@@ -89,11 +91,11 @@ Holdings prepare(const Place& place, const Limits& limits) {
   holdings.index = Log::create();
   holdings.signals = block_signals();
   UnixSocket listener = UnixSocket::listen(place.socket(), kBacklog);
-  holdings.listener = UnixSocket(listener.release());  // the name outlives the process that made it
+  holdings.listener = UnixSocket(listener.release());  // the socket's name must outlive this process
   return holdings;
 }
 
-/// Takes over what the present keeper has. Throws peer_died if there is none.
+/// Takes the holdings over from the present keeper. Throws peer_died if there is none.
 Holdings take_over(const Place& place, const Limits& limits) {
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
   Link link = Link::connect(place, deadline);
@@ -134,7 +136,7 @@ Holdings prepare(const Place& place, const ServeOptions& options) {
   return prepare(place, options.limits);
 }
 
-/// Leaves the session, the terminal and the directory of the program that started it.
+/// Leaves the session, the terminal and the directory of the program that started this process.
 void detach() {
   ::setsid();
   if (::chdir("/") != 0) log_warning("the store's keeper cannot leave its directory");
@@ -142,7 +144,8 @@ void detach() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(nothing.get(), fd);
 }
 
-/// Runs one half after the other: a process that was forked to take the place of a half becomes that half.
+/// Runs this process as a half of the keeper. A process that was forked to replace the other half then runs as that
+/// half.
 void run(Holdings& holdings, const Place& place) {
   Partner partner = Partner::fork();
   Next next = partner.is_child() ? Next::be_guard : Next::be_worker;

@@ -8,14 +8,15 @@ namespace onecopy::store {
 
 struct ServeOptions {
   Limits limits{};
-  /// Takes over from the keeper of this user, if there is one. Its versions go on, and clients connect again unnoticed.
+  /// Takes over from the keeper of this user, if there is one. Its versions stay, and clients connect again without
+  /// notice.
   bool replace = false;
-  /// Returns once clients can connect, and leaves the keeper to two processes of their own.
+  /// Returns once clients can connect, and runs the keeper in two new processes.
   bool in_background = false;
 };
 
-/// Is the keeper of this user: a worker and a guard, of which this process is one. Returns when the keeper ends. Throws
-/// unsupported if there is a keeper already, and version_mismatch if that keeper cannot be replaced by this build.
+/// Runs the keeper of this user: a worker and a guard, one of which is this process. Returns when the keeper ends.
+/// Throws unsupported if there is a keeper already, and version_mismatch if this build cannot replace that keeper.
 /// REQUIRES: the process has one thread.
 void serve(const Place& place, const ServeOptions& options);
 

@@ -12,9 +12,9 @@
 namespace onecopy::store {
 namespace {
 
-/// The fields in front of each record.
+/// The fields before each record.
 struct RecordHead {
-  std::uint32_t size;  ///< of the record; 0: there is none yet
+  std::uint32_t size;  ///< the size of the record; 0 if there is no record yet
   std::uint32_t crc;
 };
 

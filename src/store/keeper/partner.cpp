@@ -46,7 +46,7 @@ void Partner::tell(Kind kind, std::uint64_t id, std::span<const int> fds) {
   Bytes bytes(sizeof(NoteHead));
   write_value(bytes.data(), NoteHead{kind, id});
   try {
-    do {  // the guard puts the descriptors of one version together again
+    do {  // the guard joins the descriptors of one version again
       const auto some = fds.first(std::min(fds.size(), UnixSocket::kMaxPacketFds));
       socket_.send(bytes, some, kPatience);
       fds = fds.subspan(some.size());

@@ -18,8 +18,8 @@ class Partner {
  public:
   /// The notes of the worker to the guard.
   enum class Kind : std::uint32_t {
-    hold = 1,  ///< descriptors of a version, which may exist from now on; one note or several
-    drop,      ///< the version does not exist
+    hold = 1,  ///< descriptors of a version, which may exist from now on; in one or several notes
+    drop,      ///< the version was dropped, or never published
     index,     ///< the descriptor of a new index
     end,       ///< the keeper ends
   };
@@ -29,7 +29,7 @@ class Partner {
     std::vector<Fd> fds;
   };
 
-  /// Forks. The parent gets the child as its partner and the child the parent; is_child() tells them apart. Throws
+  /// Forks. Returns the child in the parent, and the parent in the child; is_child() tells the two apart. Throws
   /// out_of_descriptors, system.
   static Partner fork();
 
@@ -39,10 +39,10 @@ class Partner {
   int pidfd() const noexcept { return pidfd_.get(); }
   int socket() const noexcept { return socket_.fd(); }
   bool has_ended() const noexcept;
-  /// Waits for the end of a child, so that the system forgets it.
+  /// Waits for the end of a child, so that no zombie stays.
   void reap() const noexcept;
 
-  /// Sends a note. A partner that is gone gets none; a partner that reads nothing for a second is killed.
+  /// Sends a note. Does nothing if the partner has ended, and kills a partner that reads nothing for a second.
   void tell(Kind kind, std::uint64_t id = 0, std::span<const int> fds = {});
   /// Returns the next note, or nothing if none is there.
   std::optional<Note> hear();

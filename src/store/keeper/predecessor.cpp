@@ -10,8 +10,8 @@
 
 namespace onecopy::store {
 
-/// Waits for both halves: after `ready` both end, and else neither, since its guard replaces a worker that is killed. Each
-/// new worker of the successor asks again, whichever worker was killed here.
+/// Waits for both halves. After `ready` both end; otherwise neither ends, since the guard replaces a killed worker.
+/// Each new worker of the successor calls await_end() again, because the last one may have been killed while it waited.
 bool Predecessor::await_end() {
   try {
     if (socket) socket.send(pack(Ready{}), {}, kPatience);

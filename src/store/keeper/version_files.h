@@ -10,8 +10,8 @@
 namespace onecopy::store {
 
 /// Checks the descriptors that came with a version: a sealed table, then chunks that together have the version's bytes.
-/// Memory of the CPU must be sealed, so that no process can write or shrink it, or only against shrinking where it lies
-/// as it is. Memory of a driver is checked by the driver of the process that opens it. Throws invalid_argument, bad_handle.
+/// Memory of the CPU must be sealed against writing and shrinking, or only against shrinking if it was published as it
+/// is. Memory of a driver is checked by the driver of the process that opens it. Throws invalid_argument, bad_handle.
 void check_files(const VersionRecord& version, std::span<const Fd> fds);
 
 std::vector<int> numbers_of(std::span<const Fd> fds);

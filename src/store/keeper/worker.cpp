@@ -30,7 +30,8 @@ Worker::Worker(Holdings& holdings, Partner& guard)
   watch_guard();
 }
 
-/// Versions without a record were being published when the worker before ended: their publishers ask again.
+/// Makes the catalog from the index. Drops versions without a record, which were being published when the last worker
+/// ended: their publishers ask again.
 void Worker::recover() {
   holdings_.index.catch_up();
   holdings_.index.for_each([this](const Record& record) { catalog_.apply(record); });
@@ -60,7 +61,7 @@ Next Worker::run() {
       else if (token == kGuard) {
         if (replace_guard() == Next::be_guard) return Next::be_guard;
       } else serve(token);
-      if (is_replaced_) break;  // the clients that wait are the other keeper's
+      if (is_replaced_) break;  // the waiting clients belong to the other keeper now
     }
     if (is_replaced_) break;
     reclaim_all();
@@ -70,7 +71,7 @@ Next Worker::run() {
   return is_replaced_ ? Next::leave : Next::end;
 }
 
-/// Returns the time after which the worker looks again if nothing happens: never while no version is about to be reclaimed.
+/// Returns the time after which the worker looks again if no event comes; infinite if there is nothing to reclaim.
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
   auto next = is_unused() ? last_use_ + kUnused : next_old();
@@ -79,7 +80,7 @@ std::chrono::milliseconds Worker::patience() const {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
 
-/// The child that is forked inherits all that the guard holds. If there is no room for a process, tries again soon.
+/// Forks a new guard, which inherits the holdings. Tries again soon if no process can be made.
 Next Worker::replace_guard() {
   poller_.remove(guard_.pidfd());
   guard_.reap();
@@ -142,7 +143,7 @@ void Worker::listen_again() {
   poller_.add(holdings_.listener.fd(), kListener);
 }
 
-/// A client that does not read its answers loses the connection.
+/// Sends a message. Closes the connection of a client that does not read its answers.
 void Worker::send(Connection& c, const Bytes& message, std::span<const int> fds) {
   send_in_packets(message, fds, [&c](ByteSpan bytes, std::span<const int> some) {
     if (!c.socket.try_send(bytes, some))

@@ -16,9 +16,9 @@
 
 namespace onecopy::store {
 
-/// The half of the keeper that answers clients. Each change is a record in the index, and the guard has the descriptors
-/// of a version before the record: a new worker begins with the index and the descriptors, and with no clients, which
-/// connect again.
+/// The half of the keeper that answers clients. Each change is a record in the index, and the guard gets the
+/// descriptors of a version before the record is written. So a new worker begins with the index and the descriptors,
+/// and with no clients, which connect again.
 ///
 /// Thread safety: none; its process has one thread. Invariant: `catalog_` is what the index says, and
 /// `holdings_.versions` has the descriptors of all its versions.
@@ -33,7 +33,7 @@ class Worker {
   using Clock = std::chrono::steady_clock;
   using Connections = std::map<std::uint64_t, Connection>;
 
-  // worker.cpp: the process
+  // worker.cpp contains the loop and the sockets.
   void recover();
   Next replace_guard();
   void watch_guard();
@@ -45,7 +45,7 @@ class Worker {
   void close(std::uint64_t token);
   static void send(Connection& c, const Bytes& message, std::span<const int> fds = {});
 
-  // worker_answers.cpp: one question each
+  // worker_answers.cpp contains a function for each question.
   void answer(Connection& c, Packet packet);
   void greet(Connection& c, ByteSpan packet);
   void admit(Connection& c, ByteSpan packet);
@@ -59,16 +59,16 @@ class Worker {
   void remove(Connection& c, ByteSpan packet);
   void watch(Connection& c, ByteSpan packet);
 
-  // worker_replace.cpp: the end of this keeper, whose versions another one takes over
+  // worker_replace.cpp hands the versions over to another keeper.
   void replace(Connection& c);
 
-  // worker_limits.cpp: versions that make room
+  // worker_limits.cpp drops versions to make room.
   void make_room(const VersionRecord& version);
   std::vector<const VersionRecord*> reclaimable() const;
   Clock::time_point next_old() const;
   void reclaim_old();
 
-  // worker_versions.cpp: what the answers are made of
+  // worker_versions.cpp contains the functions on versions that the answers use.
   const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
   const VersionRecord& add(VersionRecord version, std::vector<Fd> fds);
   void write(const Record& record);
@@ -87,16 +87,16 @@ class Worker {
   Poller poller_;
   Connections connections_;
   std::uint64_t last_token_ = 0;
-  std::map<std::uint64_t, unsigned> readers_;  ///< connections that read a version, by its id
-  /// The time from which versions are reclaimed: readers of the worker before have connected again by then.
+  std::map<std::uint64_t, unsigned> readers_;  ///< the number of connections that read a version, by its id
+  /// The time from which versions are reclaimed: by then the readers of the last worker have connected again.
   Clock::time_point reclaims_from_;
-  /// Versions with this id and later ones were published while this worker ran, which knows all their readers.
+  /// The first id of a version that was published while this worker ran. The worker knows all readers of this and later versions.
   std::uint64_t first_own_id_ = 0;
   std::set<std::string> unreclaimed_;
   Clock::time_point last_use_ = Clock::now();
-  bool is_starved_ = false;  ///< the listener is not looked at, for want of descriptors
+  bool is_starved_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;
-  bool is_replaced_ = false;  ///< another keeper has its versions
+  bool is_replaced_ = false;  ///< another keeper has taken the versions over
 };
 
 }  // namespace onecopy::store

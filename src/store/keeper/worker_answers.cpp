@@ -20,8 +20,8 @@ std::int64_t now() {
 
 }  // namespace
 
-/// Answers of clients that may not ask yet, and bytes that are not messages, end the connection; all other errors are
-/// the answer.
+/// Answers a packet. Closes the connection for bytes that are not a message and for a question before the client has
+/// proved the secret; all other errors are sent as the answer.
 void Worker::answer(Connection& c, Packet packet) {
   const ByteSpan bytes(packet.bytes);
   Type type{};
@@ -102,8 +102,8 @@ void Worker::open(Connection& c, ByteSpan packet) {
 
 void Worker::release(Connection& c, ByteSpan packet) { end_reading(c, unpack<Release>(packet).id); }
 
-/// A version that the keeper has lost with both its halves comes back from a reader. The newest one that is back is the
-/// current one.
+/// Takes a version back from a reader, if the keeper lost it when both halves were killed. The newest version that was
+/// taken back is the current one.
 void Worker::offer(Connection& c, Packet packet) {
   auto offered = unpack<Offer>(packet.bytes).version;
   check_name(offered.name);

@@ -10,7 +10,7 @@
 namespace onecopy::store {
 namespace {
 
-/// A limit, and the versions that it counts.
+/// A limit and the versions that count towards it.
 struct Limit {
   std::uint64_t max;
   std::string what;
@@ -29,7 +29,7 @@ std::vector<Limit> limits_for(const Limits& limits, const VersionRecord& version
 
 }  // namespace
 
-/// Returns the versions that are not current and that nobody reads, the oldest first.
+/// Returns the versions that are not current and have no reader, the oldest first.
 std::vector<const VersionRecord*> Worker::reclaimable() const {
   std::vector<const VersionRecord*> found;
   if (Clock::now() < reclaims_from_) return found;
@@ -43,7 +43,8 @@ std::vector<const VersionRecord*> Worker::reclaimable() const {
   return found;
 }
 
-/// Drops old versions where a limit would be passed. Throws out_of_memory, with nothing dropped, if dropping all of them is not enough.
+/// Drops old versions if a limit would be exceeded. Throws out_of_memory, with nothing dropped, if dropping all of them
+/// would not suffice.
 void Worker::make_room(const VersionRecord& version) {
   std::vector<std::uint64_t> dropped;
   const auto old = reclaimable();
@@ -70,7 +71,7 @@ void Worker::make_room(const VersionRecord& version) {
     if (catalog_.find(id)) drop(id);
 }
 
-/// Returns when the next version gets too old; the end of time without such a version.
+/// Returns the time at which the next version becomes too old; time_point::max() if there is none.
 Worker::Clock::time_point Worker::next_old() const {
   if (!holdings_.limits.age) return Clock::time_point::max();
   if (Clock::now() < reclaims_from_) return reclaims_from_;

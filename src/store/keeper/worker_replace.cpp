@@ -7,8 +7,8 @@
 
 namespace onecopy::store {
 
-/// Gives everything to the keeper that asks, and answers no client until that keeper is ready: two processes would answer
-/// for one index otherwise. If that keeper ends or takes too long, the asked keeper goes on.
+/// Gives all versions to the keeper that asks. Answers no client until that keeper is ready, because otherwise two
+/// keepers would answer for the same versions. If the other keeper ends or takes too long, this one continues.
 void Worker::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };

@@ -11,11 +11,11 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::size_t kMaxNamed = 16;  ///< versions that an error names: the newest
+constexpr std::size_t kMaxNamed = 16;  ///< the max number of versions that an error names: the newest ones
 
 }  // namespace
 
-/// `number` 0 is the current one.
+/// Returns the version of that number; 0 is the current one.
 const Catalog::Version& Worker::require(const std::string& name, std::uint64_t number) const {
   check_name(name);
   const Catalog::Version* const version =
@@ -35,7 +35,8 @@ const Catalog::Version& Worker::require(const std::string& name, std::uint64_t n
               fmt::format("the store has no version {} of \"{}\"; it has {}", number, name, numbers));
 }
 
-/// The guard has the descriptors before the record says that there is a version.
+/// Adds a version. Gives the descriptors to the guard before it appends the record, so that a version with a record
+/// always has its memory.
 const VersionRecord& Worker::add(VersionRecord version, std::vector<Fd> fds) {
   version.id = catalog_.next_id();
   guard_.tell(Partner::Kind::hold, version.id, numbers_of(fds));
@@ -60,8 +61,8 @@ void Worker::write(const Record& record) {
   catalog_.apply(record);
 }
 
-/// A new index has records of what there is, and four times the room that they take. The guard has either index, and
-/// both say the same.
+/// Writes a new index, with records of all that exists now and four times the room that they take. Until the guard gets
+/// the new index it uses the old one, which has the same meaning.
 void Worker::rewrite_index() {
   const std::vector<Record> records = catalog_.records();
   std::size_t bytes = 0;
@@ -74,12 +75,13 @@ void Worker::rewrite_index() {
   holdings_.index = std::move(index);
 }
 
-/// Readers go on reading: they have the memory mapped.
+/// Drops a version. Its readers keep the memory, which they have mapped.
 void Worker::drop(std::uint64_t id) {
   write({Record::Kind::drop, id, {}});
   point("store.drop.recorded");
   holdings_.versions.erase(id);
-  guard_.tell(Partner::Kind::drop, id);  // the last that has the memory, and takes the time to free it
+  // The guard is the last process that has the memory, and spends the time to free it.
+  guard_.tell(Partner::Kind::drop, id);
 }
 
 void Worker::begin_reading(Connection& c, std::uint64_t id) {
@@ -120,7 +122,8 @@ void Worker::show_newest(const std::string& name) {
     write({Record::Kind::show, newest->record.id, {}});
 }
 
-/// A watcher that cannot be told is gone soon: its connection reports that.
+/// Answers the clients that wait for a change. Ignores failures, because the connection of a client that has ended
+/// reports its end.
 void Worker::tell_watchers() {
   for (auto& [token, c] : connections_) {
     if (!c.watch) continue;
