@@ -106,12 +106,12 @@ struct Bundle::State {
 
   Tensor table;
   OpenOptions options;
-  ProcessId owner;  ///< of the table
+  ProcessId owner;  ///< the owner of the bundle's table
   ProcessId maker;
   TimelinePoint point;
   BundleReader reader;
   Mutex mutex;
-  std::set<Device> waited GUARDED_BY(mutex);  ///< guarded by the mutex
+  std::set<Device> waited GUARDED_BY(mutex);
 };
 
 Bundle Bundle::open(const Handle& handle, Access access) {
@@ -124,7 +124,7 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
   HandleFields fields = handle.fields();
   if (!fields.layout.is_contiguous() || fields.layout.dtype() != DType::u8)
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
-  fields.timeline_slot = 0;  // it is about the bundle's tensors, and the table is there
+  fields.timeline_slot = 0;  // the point is about the bundle's tensors; the table is already written
   fields.timeline_value = 0;
   Tensor table = Session::open_early(fields, OpenOptions{options.access, {}, {}});
   if (table.device() != kCpu)

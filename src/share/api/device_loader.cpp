@@ -31,11 +31,12 @@ std::string LoadTimes::text() const {
 
 namespace {
 
-constexpr std::uint64_t kPage = 4096;  // of direct reads
+constexpr std::uint64_t kPage = 4096;  // the alignment of direct reads
 constexpr std::uint64_t kPart = std::uint64_t{2} << 20;
 constexpr std::size_t kMaxLoadThreads = 16;
 constexpr std::size_t kSlotsPerThread = 2;
-constexpr std::uint64_t kPagesAPage = 64;  ///< one page answers for so many, if the kernel is asked
+/// The number of pages for which one page is looked up in the page cache.
+constexpr std::uint64_t kPagesAPage = 64;
 constexpr std::uint64_t kCardAlignment = 256;
 
 std::uint64_t up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -100,7 +101,7 @@ void DeviceLoader::run(const LoadProgress& progress) {
       fail(std::current_exception());
     }
   }
-  backend(device_.type).synchronize(device_.index, stream_);  // the ring is the next caller's
+  backend(device_.type).synchronize(device_.index, stream_);  // the next caller gets the ring
   rethrow();
   report(progress);
   log_info("{} to {}, {} threads: {}", name_, device_.str(), threads, times_.text());
@@ -126,7 +127,8 @@ bool DeviceLoader::step(Slot& slot) {
   return true;
 }
 
-/// The card is slower than this thread by then: a nap costs nothing.
+/// Waits until the card has copied the slot. Sleeps, which costs no time, because the card is slower than this thread
+/// here.
 void DeviceLoader::wait_for(Slot& slot) {
   constexpr std::chrono::microseconds kNap{20};
   const Spent spent(times_.waited);
@@ -151,9 +153,9 @@ void DeviceLoader::fill(std::byte* to, std::uint64_t from, std::uint64_t bytes) 
   }
 }
 
-/// A read with RWF_NOWAIT would still start read-ahead, so the kernel is asked instead. For files of another user the
-/// kernel always says yes, so these files are read through the cache. To ask about each page would take a fifth of the
-/// time that its copy takes. A wrong answer costs only time.
+/// A read with RWF_NOWAIT would still start read-ahead, so mincore(2) is asked instead. mincore() always says yes for files of
+/// another user, which are therefore read through the cache. Asking about each page would take a fifth of the time of
+/// copying the page. A wrong answer costs only time.
 bool DeviceLoader::is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept {
   for (std::uint64_t at = from; at < from + bytes; at += kPagesAPage * kPage) {
     unsigned char found = 0;

@@ -36,8 +36,8 @@ bool is_pickle(const std::string& start) {
   return start.size() > 8 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5 && start[8] != '{';
 }
 
-/// Names the format of a file that is not a safetensors file, and the way from there. Empty if the beginning of the
-/// file does not tell.
+/// Returns a text that names the format of a file that is not a safetensors file, and how to convert it; empty if the
+/// file's beginning does not show the format.
 std::string other_format(const std::string& path) {
   const std::string start = start_of(path);
   if (start.starts_with("GGUF"))

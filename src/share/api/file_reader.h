@@ -23,12 +23,11 @@
 
 namespace onecopy {
 
-/// Errors about files of tensors. Thread safety: all functions may be called concurrently. The error of a file that is
-/// not a safetensors file. If the file's beginning or name tells its format, the message says the way from there. The
-/// message names the file.
+/// Returns the error for a file that is not a safetensors file. The message names the file and, if its beginning or name
+/// shows the format, how to convert it. Thread safety: may be called concurrently.
 Error about_format(const Error& error, const std::string& path);
 
-/// Runs body(). Errors of the body name the file.
+/// Runs body(), and adds the file's name to its errors.
 template <class Body>
 auto about_file(const std::string& path, Body&& body) {
   try {
@@ -40,7 +39,7 @@ auto about_file(const std::string& path, Body&& body) {
   }
 }
 
-/// Bytes of a file and where they go.
+/// A piece of a file, and the memory that it is read into.
 struct FilePiece {
   std::uint64_t from = 0;
   std::uint64_t bytes = 0;
@@ -55,11 +54,12 @@ class FileReader {
   /// Constructs a reader. REQUIRES: `pieces` ascend by `from`. `name` is for messages.
   FileReader(const Fd& fd, std::string name, std::span<const FilePiece> pieces);
 
-  /// Throws bad_file if the file ends early, system if it cannot be read, and any exception of `progress`.
+  /// Reads all pieces. Throws bad_file if the file ends early, system if it cannot be read, and any exception of
+  /// `progress`.
   void run(const LoadProgress& progress);
 
  private:
-  /// Parts that follow each other in the file.
+  /// A sequence of parts that follow each other in the file.
   struct Batch {
     std::uint64_t from = 0;
     std::uint64_t bytes = 0;
@@ -107,20 +107,21 @@ Fd open_regular(const std::string& path, const char* instead);
 /// open(2) does, if a file is missing, and invalid_argument if the directory does not determine the files to read.
 std::vector<OpenedSafetensors> open_checkpoint(const std::string& path);
 
-/// The time that all threads of a load to a card have read and waited, for the log. Thread safety: sums may be added to
-/// concurrently.
+/// The times that all threads of a load to a card have spent, added up, for the log. Thread safety: any thread may add
+/// to a sum.
 struct LoadTimes {
   using Nanoseconds = std::atomic<std::uint64_t>;
 
-  Nanoseconds prepared{0};               ///< the caller alone: pinned memory for the ring
-  Nanoseconds read{0};                   ///< from the file into the ring
-  Nanoseconds waited{0};                 ///< for a part of the ring that the card was still to copy
-  std::atomic<std::uint64_t> direct{0};  ///< bytes that were read past the page cache
+  Nanoseconds prepared{0};  ///< making pinned memory for the ring, by the caller alone
+  Nanoseconds read{0};      ///< reading from the file into the ring
+  /// The time spent waiting for a part of the ring that the card had not copied yet.
+  Nanoseconds waited{0};
+  std::atomic<std::uint64_t> direct{0};  ///< bytes that were read around the page cache
 
   std::string text() const;
 };
 
-/// Adds its own life to a sum.
+/// Adds the time between its construction and its destruction to a sum.
 class Spent {
  public:
   explicit Spent(LoadTimes::Nanoseconds& sum) noexcept : sum_(sum) {}
@@ -134,30 +135,30 @@ class Spent {
   const Clock::time_point begin_ = Clock::now();
 };
 
-/// Bytes of a file that go to a card.
+/// A piece of a file, and the memory of a card that it is read into.
 struct DevicePiece {
-  std::uint64_t from = 0;  ///< in the file
+  std::uint64_t from = 0;  ///< the offset in the file
   std::uint64_t bytes = 0;
-  std::byte* to = nullptr;  ///< on the card
+  std::byte* to = nullptr;  ///< the address on the card
 };
 
-/// Fills memory of a card from a file. Threads read parts of it into a ring of pinned memory, and the card copies
-/// each from there. Parts outside the page cache are read past it (O_DIRECT) where the file system can. Thread
-/// safety: none. REQUIRES: run() is called once, by the thread that made it.
+/// Fills memory of a card from a file. Threads read parts of it into a ring of pinned memory, and the card copies each
+/// from there. Parts that the page cache does not have are read around it (O_DIRECT) if the file system supports that.
+/// Thread safety: none. REQUIRES: run() is called once, by the thread that made it.
 class DeviceLoader {
  public:
-  /// `pieces` in ascending order of `from`, without overlaps. `name` is for messages.
+  /// Constructs a loader. `name` is for messages. REQUIRES: `pieces` ascend by `from` and do not overlap.
   DeviceLoader(const Fd& fd, std::string name, std::span<const DevicePiece> pieces, Device device,
                Stream stream);
 
-  /// Returns once the stream has come past the copies. Throws bad_file if the file ends early, system if it cannot be
-  /// read, and any exception of `progress`.
+  /// Reads all pieces, and returns once the card has made all copies. Throws bad_file if the file ends early, system if
+  /// it cannot be read, and any exception of `progress`.
   void run(const LoadProgress& progress);
 
  private:
   struct Slot {
     std::byte* at = nullptr;
-    TimelinePoint busy{};  ///< until the stream has come there
+    TimelinePoint busy{};  ///< the slot is in use until the stream has passed this point
   };
 
   bool step(Slot& slot);
@@ -172,13 +173,14 @@ class DeviceLoader {
   void report(const LoadProgress& progress) const;
 
   const Fd& fd_;
-  Mapping pages_;  ///< of the file, never touched: mincore(2) reports through it which pages the cache has
-  Fd direct_;      ///< none where the file system has no direct reads
+  /// A mapping of the file, which is never read: mincore(2) tells by it which pages are in the page cache.
+  Mapping pages_;
+  Fd direct_;  ///< empty if the file system has no direct reads
   std::string name_;
   std::vector<DevicePiece> pieces_;
   Device device_;
   Stream stream_;
-  std::uint64_t first_ = 0;  ///< byte of the file, a multiple of a page
+  std::uint64_t first_ = 0;  ///< the first byte to read, a multiple of the page size
   std::uint64_t end_ = 0;
   std::atomic<std::uint64_t> next_{0};  ///< part
   std::atomic<std::uint64_t> done_{0};  ///< bytes

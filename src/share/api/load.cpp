@@ -29,7 +29,7 @@ constexpr std::string_view kFile = ".safetensors";
 constexpr std::string_view kIndex = ".safetensors.index.json";
 constexpr const char* kUsualIndex = "model.safetensors.index.json";
 
-/// Names in a directory with this ending, in order.
+/// Returns the names in a directory that have this ending, sorted.
 std::vector<std::string> names_ending(const std::string& directory, std::string_view end) {
   std::vector<std::string> names;
   std::error_code error;
@@ -54,7 +54,7 @@ OpenedSafetensors open_one(const std::string& path) {
   });
 }
 
-/// The index of a directory; empty if it has none.
+/// Returns the path of a directory's index, or nothing if it has none.
 std::optional<std::string> find_index(const std::string& directory) {
   const std::vector<std::string> names = names_ending(directory, kIndex);
   if (names.empty()) return std::nullopt;
@@ -111,8 +111,8 @@ class Shards {
 
   const std::string directory_;
   const std::string index_path_;
-  std::map<std::string, std::string> file_of_;  ///< by tensor, as the index has it
-  std::map<std::string, std::string> found_;    ///< by tensor, as the files have it
+  std::map<std::string, std::string> file_of_;  ///< the file of each tensor, according to the index
+  std::map<std::string, std::string> found_;    ///< the file of each tensor, according to the files
   std::vector<OpenedSafetensors> opened_;
 };
 
@@ -171,8 +171,8 @@ std::uint64_t aligned(std::uint64_t offset) noexcept {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Progress of the whole from that of its halves: reserving memory, and reading into it. The total is `total` bytes.
-/// A byte counts half once it has memory, and whole once it is read.
+/// Computes the progress of a load from that of its halves: reserving memory for `total` bytes, and reading into it. A
+/// byte counts half once it has memory, and whole once it is read.
 class Halves {
  public:
   Halves(const LoadProgress& progress, std::uint64_t total) : progress_(progress), total_(total) {
@@ -197,7 +197,7 @@ class Halves {
   }
 
  private:
-  /// `of` bytes times done / total, without a product of large numbers.
+  /// Returns `of` * `done` / `total` without overflow.
   static std::uint64_t part(std::uint64_t of, std::uint64_t done, std::uint64_t total) noexcept {
     if (done >= total) return of;
     return static_cast<std::uint64_t>(static_cast<double>(of) * static_cast<double>(done) /
@@ -208,7 +208,7 @@ class Halves {
   std::uint64_t total_;
 };
 
-/// Returns where each entry goes in the block, with the end at the back.
+/// Returns the offset of each entry in the block, and then the size of the block.
 std::vector<std::uint64_t> place(const SafetensorsHeader& header) {
   std::vector<std::uint64_t> offsets;
   offsets.reserve(header.entries.size() + 1);
@@ -225,7 +225,7 @@ std::uint64_t data_bytes(const OpenedSafetensors& file) {
   return file.header.file_size - file.header.data_offset;
 }
 
-/// `progress` is told of this file's bytes only.
+/// Reads the tensors of one file. `progress` counts the bytes of this file only.
 void read_tensors(const OpenedSafetensors& file, const LoadProgress& progress,
                   std::vector<NamedTensor>& tensors) {
   const SafetensorsHeader& header = file.header;

@@ -83,7 +83,8 @@ void end_hold(const Handle& handle) noexcept {
 
 namespace {
 
-/// The stream may still have to write the copy when its last reference goes.
+/// Copies in the order of a stream. The copy stays until the stream has written it, even if its last reference is
+/// dropped before.
 Tensor copy_in_order(const Tensor& tensor, const std::optional<Stream>& stream) {
   if (!stream) return copy(tensor.view());
   Tensor made = record_stream(empty(Layout(tensor.dtype(), tensor.shape()), tensor.device()), *stream);
@@ -116,7 +117,7 @@ Tensor use_on(const Tensor& tensor, Device device) {
                 tensor.device().str() + " memory cannot be used on " + device.str() + "; copy it there");
   if (!is_shareable(tensor))
     throw Error(ErrorCode::invalid_argument, "this tensor's memory belongs to another library; adopt() it");
-  uuid_of(device);  // is it there?
+  uuid_of(device);  // throws if the device does not exist
   auto& group = as_shared(*tensor.block().group());
   const auto offset = tensor.as<std::byte>() - storage_in(group, tensor).data();
   std::byte* const begin = group.allow(tensor.block().number(), tensor.access(), device.index);
@@ -170,7 +171,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
 }
 
-/// Refuses what is not memory: an ordinary file would be written to its disk unnoticed.
+/// Throws unless the file is memory: an ordinary file would be written to its disk without notice.
 void check_is_memory(int fd) {
   struct statfs system {};
   struct stat file {};
@@ -209,7 +210,8 @@ std::size_t whole_pages(std::size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// The second name ends in a number, as the name of a pool's segment does, but in a far higher one.
+/// Returns a second name for a file. The name ends in a number, as the names of a pool's segments do, but in a much higher
+/// one.
 std::string second_name() {
   std::array<std::uint64_t, 1> number{};
   random_bytes(std::as_writable_bytes(std::span(number)));
@@ -259,7 +261,7 @@ Tensor adopt_file(int fd, std::size_t size, std::size_t offset) {
   ExportedMemory memory{SegmentKind::shared_file, whole_pages(end), {}, {}};
   memory.fds.push_back(std::move(own));
   auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
-  mapped->commit(0, end);  // up to the end of the file and no further: that would lengthen it
+  mapped->commit(0, end);  // not beyond the end of the file, which would lengthen it
   return Runtime::current().adopt(std::move(mapped), size, end, offset);
 }
 

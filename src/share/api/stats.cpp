@@ -27,7 +27,7 @@
 
 namespace onecopy {
 
-// Reports of this process about itself: stats(), and the answer to `onecopy ls`.
+// The functions by which a process reports on itself: stats(), and the answer to `onecopy ls`.
 namespace {
 
 /// Counts the descriptors of this process, the one that lists them included. Returns 0 if /proc cannot be read.
@@ -120,7 +120,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kAskersWait{2'000};
 
-/// An owner with a question on its way.
+/// An owner that has been asked and has not answered yet.
 struct PendingReply {
   std::string name;
   UnixSocket socket;
@@ -128,7 +128,7 @@ struct PendingReply {
 };
 
 void add_silent(OwnerList& list, const std::string& name, int pid, const Error& error) {
-  if (error.code() == ErrorCode::peer_died) return;  // it ended while we looked
+  if (error.code() == ErrorCode::peer_died) return;  // the owner has just ended
   if (error.code() != ErrorCode::timeout || pid == 0)
     return list.silent.push_back({pid, name, error.what()});
   list.silent.push_back(
@@ -137,8 +137,8 @@ void add_silent(OwnerList& list, const std::string& name, int pid, const Error& 
                    kAskersWait.count() / 1000)});
 }
 
-/// Asks without waiting: an owner whose queue of callers is full must not delay the others' answers. Throws timeout
-/// then.
+/// Asks an owner without waiting. Throws timeout if the owner's queue of callers is full, which must not delay the
+/// answers of others.
 PendingReply ask(const std::string& name) {
   UnixSocket socket = dial(name, std::chrono::milliseconds(0));
   const PeerCredentials peer = socket.peer();
@@ -146,7 +146,7 @@ PendingReply ask(const std::string& name) {
   return {name, std::move(socket), peer.pid};
 }
 
-/// Owners whose queue of callers is full now are left in `busy`.
+/// Asks all owners. Leaves owners whose queue of callers is full in `busy`.
 std::vector<PendingReply> ask_all(std::span<const std::string> names, OwnerList& list,
                                   std::vector<std::string>& busy) {
   std::vector<PendingReply> asked;
@@ -178,7 +178,8 @@ void hear_all(std::vector<PendingReply> asked, Deadline deadline, OwnerList& lis
   }
 }
 
-/// Asks again and again once all others have answered, until there is room for a caller or the time is up.
+/// Asks the busy owners repeatedly, after all others have answered, until there is room for a caller or the time is
+/// over.
 void ask_again(std::vector<std::string> busy, OwnerList& list) {
   constexpr std::chrono::milliseconds kPause{10};
   const auto deadline = Clock::now() + kAskersWait;
@@ -211,7 +212,8 @@ std::uint64_t trim(std::optional<Device> device) {
 OwnerInfo this_owner() { return Runtime::current().describe(); }
 
 OwnerList ask_owners() {
-  constexpr std::size_t kAtOnce = 64;  // a descriptor each
+  // The max number of owners asked at once, each of which takes a descriptor.
+  constexpr std::size_t kAtOnce = 64;
   const std::vector<std::string> names = listening_names();
   OwnerList list;
   std::vector<std::string> busy;

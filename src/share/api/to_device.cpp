@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kWorthPinning = std::uint64_t{32} << 20;
 constexpr std::uint64_t kBlockAlignment = 256;
 
-/// Bytes in a row, with the tensors that lie in them.
+/// A row of bytes, with the tensors that lie in it.
 struct Run {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -35,7 +35,7 @@ const std::byte* begin_of(const Tensor& tensor) { return static_cast<const std::
 /// page.
 bool is_joined(const Run& run, const Tensor& last, const Tensor& next) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  constexpr std::ptrdiff_t kWholePages = 32 << 10;  // blocks from there on begin at pages
+  constexpr std::ptrdiff_t kWholePages = 32 << 10;  // blocks of at least this size begin at a page
   const std::byte* const begin = begin_of(next);
   if (begin <= run.end) return true;
   const std::ptrdiff_t gap = begin - run.end;
@@ -65,7 +65,7 @@ std::vector<Run> runs_of(std::span<const Tensor> tensors) {
   return runs;
 }
 
-/// Copies once for each run: a bundle has thousands of tensors in a few pieces.
+/// Pins the memory of all tensors for the card, if they are large enough to be worth the time. Logs a failure.
 void pin_all(std::span<const Tensor> tensors, Device card) {
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) bytes += tensor.nbytes();
@@ -104,7 +104,7 @@ struct Group {
   std::uint64_t bytes = 0;
 };
 
-/// The runs at the front, as many as go together.
+/// Returns as many runs from the front as may share one block.
 Group next_group(std::span<const Run> runs) {
   constexpr std::uint64_t kTogether = std::uint64_t{1}
                                       << 30;  // a block of a card's takes its driver a millisecond
@@ -135,7 +135,7 @@ void copy_group(std::span<const Tensor> tensors, const Group& group, Device devi
 
 }  // namespace
 
-/// The card copies a group while the next one gets its block.
+/// Copies group after group: the card copies one while the next gets its block.
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream) {
   check_tensors(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
@@ -158,7 +158,7 @@ void unpin(const Tensor& tensor) { Runtime::current().pinning().unpin(tensor); }
 Tensor view_on(const Tensor& tensor, Device device) {
   if (device == kCpu)
     throw Error(ErrorCode::invalid_argument, "a view is for a card: name one, such as cuda:0");
-  identity_of(device);  // throws if it is not there
+  identity_of(device);  // throws if the device does not exist
   Runtime& runtime = Runtime::current();
   runtime.pinning().pin_for_views(tensor, device);
   runtime.streams().note_use(device);

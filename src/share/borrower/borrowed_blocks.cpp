@@ -61,7 +61,8 @@ void OwnerProcess::forget() noexcept {
   pidfd_.reset();
 }
 
-/// The driver frees memory of a weak kind with the process that allocated the memory.
+/// Throws owner_died if the owner has ended and the memory is of a weak kind, which the driver frees with the process
+/// that allocated it.
 void BorrowedBlocks::check_not_ended_with_owner(SegmentKind kind, std::uint32_t segment) const {
   if (!process_.is_gone() || !is_weak(kind)) return;
   throw Error(
@@ -107,7 +108,8 @@ void BorrowedBlocks::release_now(std::uint32_t block) noexcept {
   });
 }
 
-/// A dead owner reuses nothing, so it need not see the pin.
+/// Marks the segment as pinned for its owner, and waits until the owner is not giving pages of it back. A dead owner
+/// reuses no memory, so it need not see the mark.
 void BorrowedBlocks::begin_pin(std::uint32_t segment) {
   if (!leases_.is_seen() && !process_.has_ended()) throw_no_pins();
   leases_.note_pin(segment);

@@ -20,39 +20,39 @@
 
 namespace onecopy {
 
-/// The process that owns borrowed memory: who it is, its block table, and whether it or its program has ended.
+/// The process that owns borrowed memory: its identity, its block table, and whether it or its program has ended.
 ///
 /// Thread safety: all members may be called concurrently, but for set_table().
 class OwnerProcess {
  public:
-  /// `name` is public_name() of `id`. Without a `pidfd` the process has ended.
+  /// Constructs an owner. `name` is public_name() of `id`. If `pidfd` is empty, the process has ended.
   OwnerProcess(const ProcessId& id, std::string name, int pid = 0, Fd pidfd = {});
 
-  /// REQUIRES: called once, before all other members.
+  /// Sets the block table. REQUIRES: called once, before all other members.
   void set_table(Fd file);
 
   const ProcessId& id() const noexcept { return id_; }
   const std::string& name() const noexcept { return name_; }
   int pid() const noexcept { return pid_; }
-  /// The descriptor of the process. REQUIRES: forget() has not been called.
+  /// Returns the descriptor of the process. REQUIRES: forget() has not been called.
   int pidfd() const noexcept NO_THREAD_SAFETY_ANALYSIS { return pidfd_.get(); }
-  /// Reads the start time when it is first asked for. Throws if that cannot be read.
+  /// Returns the pid and the start time, which the first call reads. Throws if it cannot be read.
   ProcessOrigin origin() const;
   /// Duplicates the descriptor of the block table.
   Fd export_table() const;
 
   /// Returns whether the process has ended. Asks the kernel and not the watch thread.
   bool has_ended() const noexcept;
-  /// Returns whether the owner has stopped to map its block table: its program has ended, perhaps by exec. The owner's
-  /// device may still be at work.
+  /// Returns whether the owner no longer maps its block table, because its program has ended, perhaps by exec. The
+  /// owner's device may still be at work.
   bool has_lost_mark() const noexcept;
-  /// The watch thread has seen the end of the owner: its memory is frozen.
+  /// Returns whether the watch thread has seen the end of the owner, so that its memory is frozen.
   bool is_gone() const noexcept { return gone_; }
   void set_gone() noexcept { gone_ = true; }
 
-  /// Gives the descriptor of the block table back.
+  /// Closes the descriptor of the block table.
   void close_table() noexcept;
-  /// Gives the descriptor of the process back.
+  /// Closes the descriptor of the process.
   void forget() noexcept;
 
   // Called around a fork.
@@ -63,7 +63,7 @@ class OwnerProcess {
   const ProcessId id_;
   const std::string name_;
   const int pid_;
-  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0 until it is known
   std::atomic<bool> gone_{false};
   mutable Mutex mutex_;  ///< held while a descriptor is used or given back
   Fd pidfd_ GUARDED_BY(mutex_);
@@ -71,15 +71,15 @@ class OwnerProcess {
   std::uint64_t table_inode_ = 0;
 };
 
-/// The blocks of another process as this one borrows them: the leases, the mapped segments that they lie in, and the
-/// process that owns them. A dead owner reuses nothing: its segments are frozen.
+/// The blocks that this process borrows from another: the leases, the mapped segments that contain the blocks, and the
+/// owner. The segments of a dead owner are frozen, because a dead process reuses nothing.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: `whole` owns this object.
 class BorrowedBlocks final : public SharedBlocks {
  public:
   explicit BorrowedBlocks(OwnerProcess& process) noexcept : process_(process) {}
 
-  // Set once, before another thread knows this object.
+  // The following two are set once, before another thread knows this object.
   std::weak_ptr<const void> whole;  ///< the object that this one is part of
   Wakeup on_release_of_frozen;  ///< called after a lease has ended that may be the last one of a dead owner
 
@@ -90,7 +90,7 @@ class BorrowedBlocks final : public SharedBlocks {
     if (!leases_.try_claim(block, generation, ask)) return {};
     return {this, block};
   }
-  struct ClaimRequest {  ///< from the handle
+  struct ClaimRequest {  ///< the fields of a handle
     std::uint32_t block;
     std::uint32_t segment;
     std::uint64_t segment_size;
@@ -104,10 +104,10 @@ class BorrowedBlocks final : public SharedBlocks {
     explicit operator bool() const noexcept { return data != nullptr; }
   };
   /// Locates the block for the device `user` of this process, or else for the memory's own. Returns an empty location
-  /// while the block's segment is not mapped. Throws bad_handle if the handle contradicts the owner's table,
-  /// unsupported if `user` has no way to the memory.
+  /// if the block's segment is not mapped. Throws bad_handle if the handle contradicts the owner's table, and
+  /// unsupported if `user` cannot reach the memory.
   Location locate(const ClaimRequest& handle, Access access, std::optional<Device> user = {});
-  /// Returns whether the owner has ended and no lease is left: then no block is opened again.
+  /// Returns whether the owner has ended and no lease is left, after which no block is opened again.
   bool is_closed() const noexcept { return leases_.is_closed(); }
   Leases& leases() noexcept { return leases_; }
   MappedSegments& segments() noexcept { return segments_; }

@@ -30,7 +30,7 @@ bool is_news(const Packet& packet) {
 BrokerClient::BrokerClient(UnixSocket socket, int pid)
     : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
 
-/// The turn of the one thread that asks. A fork does not wait for its answer; in the child no thread asks.
+/// The right to ask, which one thread at a time has. A fork does not wait for the answer; in the child no thread asks.
 class BrokerClient::Turn {
  public:
   explicit Turn(BrokerClient& conversation) noexcept : asking_(conversation.asking_) {
@@ -130,7 +130,7 @@ void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
 }
 
 bool BrokerClient::try_send(const Bytes& message) {
-  // Without the lock the socket could be closed before the call, and the descriptor's number be reused.
+  // Without the lock the socket could be closed before the call and its number be reused.
   const LockGuard lock(telling_mutex_);
   return !is_over_ && socket_.try_send(message);
 }
@@ -146,13 +146,14 @@ void BrokerClient::number_while_open(Bytes& question) {
   number(question);
 }
 
-/// Runs without mutex_, like the functions below: a fork takes mutex_, and does not wait for the broker.
+/// Sends a question. Holds no mutex_, as the functions below: a fork takes mutex_ and must not wait for the broker.
 void BrokerClient::send_question(const Bytes& question, std::span<const int> fds) {
   socket_.send(question, fds, reply_timeout());
   point("conversation.asked");
 }
 
-/// The broker reads and answers it when it goes on, unless its unread packets leave no room. Throws timeout.
+/// Leaves a question for a silent broker, which answers when it continues, unless its socket has no room. Always throws
+/// timeout.
 void BrokerClient::request_and_leave(Bytes question, std::span<const int> fds) {
   number(question);
   socket_.try_send(question, fds);
@@ -163,8 +164,8 @@ void BrokerClient::request_and_leave(Bytes question, std::span<const int> fds) {
           pid_));
 }
 
-/// Waits without mutex_ while no packet is there. A broker that is not busy answers sooner than a thread falls asleep
-/// and wakes up.
+/// Waits for a packet without mutex_. Spins at first, because a broker that is not busy answers sooner than a thread
+/// falls asleep and wakes up.
 Packet BrokerClient::receive_soon() {
   constexpr std::chrono::microseconds kSoon{100};
   const auto begin = std::chrono::steady_clock::now();
@@ -180,14 +181,14 @@ Packet BrokerClient::receive_soon() {
   }
 }
 
-/// The questions sent so far will be answered; an answer ends the silence.
+/// Notes that the broker is silent. Its answer to a question that was sent ends the silence.
 void BrokerClient::fall_silent(std::chrono::milliseconds patience) {
   is_silent_ = true;
   point("conversation.silence");
   throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
 }
 
-/// Returns the next packet that is not news; nothing if none is there.
+/// Returns the next packet that is not news, or nothing if there is none.
 std::optional<Packet> BrokerClient::try_receive() {
   const LockGuard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
@@ -198,7 +199,7 @@ std::optional<Packet> BrokerClient::try_receive() {
   return {};
 }
 
-/// Drops late answers to questions that were given up.
+/// Returns the answer to the question of that number. Drops late answers to earlier questions.
 Packet BrokerClient::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();
@@ -206,8 +207,8 @@ Packet BrokerClient::receive_answer(std::uint32_t serial) {
   }
 }
 
-/// The watch thread has not read packets that came during a question, nor the end of the connection. Without the lock
-/// for reading, which the watch thread tries to take.
+/// Makes the watch thread look at the socket again, because it has ignored packets, or the end of the connection, while
+/// a question was being asked. Holds no mutex_, which the watch thread tries to take.
 void BrokerClient::rearm() {
   const LockGuard lock(telling_mutex_);  // as in try_send()
   if (loop_ && socket_) loop_->rearm(socket_.fd());
@@ -216,7 +217,7 @@ void BrokerClient::rearm() {
 void BrokerClient::on_readable() {
   if (!mutex_.try_lock()) return;  // as below
   const LockGuard lock(mutex_, std::adopt_lock);
-  if (asking_ == 0 && !is_over_) take_news();  // else a question is being answered: it rearms the watch
+  if (asking_ == 0 && !is_over_) take_news();  // if a thread asks, that thread rearms the watch
 }
 
 void BrokerClient::take_news() {
@@ -228,7 +229,7 @@ void BrokerClient::take_news() {
         throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
     }
   } catch (const Error& e) {
-    if (e.code() == ErrorCode::out_of_descriptors) rearm();  // one packet is lost, the others are not
+    if (e.code() == ErrorCode::out_of_descriptors) rearm();  // only one packet is lost
     if (e.code() != ErrorCode::peer_died) throw;
     is_over_ = true;
     loop_->remove(socket_.fd());

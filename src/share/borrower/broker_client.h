@@ -21,31 +21,31 @@
 
 namespace onecopy {
 
-/// Returns whether the error says that the called process is not there: no socket listens under its name, or only a
-/// socket of another user, which took the name after the process had ended.
+/// Returns whether the error means that the called process is gone: no socket has its name, or only one of another
+/// user, which took the name after the process had ended.
 inline bool is_absent(const Error& error) noexcept {
   return error.code() == ErrorCode::peer_died || error.code() == ErrorCode::other_user;
 }
 
-/// Connects to the broker of this public_name(). Never waits for a socket of another user, as far as the kernel tells
-/// whose it is. Throws peer_died, other_user, timeout.
+/// Connects to the broker of this public_name(). Does not wait for a socket of another user, if the kernel tells its
+/// user. Throws peer_died, other_user, timeout.
 UnixSocket dial(const std::string& name, std::chrono::milliseconds patience);
 
-/// The beginning of a connection to another process: it has been greeted, and wakes up to answer.
+/// The beginning of a connection to another process, which has been greeted and wakes up to answer.
 struct Dial {
-  /// Throws peer_died, other_user, timeout.
+  /// Connects and sends the greeting. Throws peer_died, other_user, timeout.
   Dial(const ProcessId& called, std::chrono::milliseconds patience);
 
   ProcessId to;
-  std::string name;  ///< public_name() of it
+  std::string name;  ///< public_name() of the called process
   UnixSocket socket;
   PeerCredentials credentials;
   wire::Nonce nonce;
 };
 
-/// A call that is made ahead: while it lives, this thread's first connection to that process continues it. So the
-/// called process wakes up while this one makes its own tables. Has no effect if the call fails: the connection that
-/// follows reports the reason.
+/// A call that is made ahead: while the object lives, this thread's first connection to that process continues the
+/// call. So the called process wakes up while this one makes its own tables. If the call fails, nothing happens, and
+/// the connection that follows reports the reason.
 class EarlyDial {
  public:
   explicit EarlyDial(const ProcessId& to) noexcept;
@@ -55,7 +55,7 @@ class EarlyDial {
 
   /// Returns whether this thread has made a call that no connection has continued yet.
   static bool is_waiting() noexcept;
-  /// Returns the call of this thread; nothing if there is none, or if it went to another process.
+  /// Returns the call of this thread, or nothing if there is none or it went to another process.
   static std::optional<Dial> take(const ProcessId& to) noexcept;
 
  private:
@@ -63,8 +63,8 @@ class EarlyDial {
 };
 
 /// A connection to another process's broker: questions with their answers, one at a time, and notices that need no
-/// answer. Packets that the broker sends unasked are news. News are heard while an answer is awaited, or else on the
-/// watch thread.
+/// answer. Packets that the broker sends unasked are called news. A thread that waits for an answer handles news, too;
+/// otherwise the watch thread does.
 ///
 /// A connection is over when the broker closes it or the broker's process is gone, and does not begin again.
 ///
@@ -75,33 +75,33 @@ class BrokerClient {
   /// Constructs a connection, which is over from the start if there is no socket. `pid` appears in error messages.
   BrokerClient(UnixSocket socket, int pid);
 
-  /// Hears the news. REQUIRES: set before anything is heard.
+  /// Handles news. REQUIRES: set before the first packet is read.
   std::function<void(Packet)> on_news;
   /// Runs on the watch thread when the connection has ended.
   std::function<void()> on_end;
 
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
   void send(const Bytes& message);
-  /// Asks; receive_answer() returns the answer. The early answer saves a round trip.
+  /// Asks a question before its turn, which saves a round trip; receive_answer() returns the answer.
   void request_ahead(Bytes question) NO_THREAD_SAFETY_ANALYSIS;
   Packet receive();
   Packet receive_answer();
 
-  /// Hears news on the watch thread from here on.
+  /// Lets the watch thread handle news.
   void watch(EventLoop& loop);
   enum class WhenSilent : std::uint8_t { wait, leave };
   /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
   /// may leave a silent broker, throws timeout at once.
   Packet request(Bytes question, wire::Type answer, std::span<const int> fds = {},
                  WhenSilent when_silent = WhenSilent::wait);
-  /// Asks several questions, `ahead` of them before the first is answered. So few must be ahead that their answers
-  /// fit into the socket unread. `hear` gets each answer or refusal in their order, while the broker works on the
-  /// next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not heard.
+  /// Asks several questions, `ahead` of them before the first is answered. So few must be ahead that their answers fit
+  /// into the socket unread. `hear` gets each answer or refusal in order, while the broker works on the next; it must
+  /// neither ask nor throw. Throws peer_died and timeout, after which the remaining answers are dropped.
   void request_all(std::vector<Bytes> questions, std::size_t ahead,
                    const std::function<void(std::size_t, Packet)>& hear);
-  /// Returns whether the broker let a question wait too long, and has said nothing since.
+  /// Returns whether the broker let a question wait too long and has sent nothing since.
   bool is_silent() const noexcept { return is_silent_; }
-  /// Sends a notice that needs no answer. Never waits. Returns false if the broker does not read, or is gone.
+  /// Sends a notice that needs no answer, without waiting. Returns false if the broker does not read or is gone.
   template <class Body>
   bool notify(const Body& body) noexcept {
     try {
@@ -114,10 +114,10 @@ class BrokerClient {
   /// Returns the flag of is_over(), for callers that look often.
   const std::atomic<bool>& end() const noexcept { return is_over_; }
 
-  /// The process is gone: hears the packets that it sent last, which may be needed now. Returns false while a
-  /// question is being asked, which ends now. Watch thread.
+  /// Ends the connection to a process that is gone. Handles the last packets of that process, which may be needed now.
+  /// Returns false while another thread asks a question, which ends soon. Watch thread.
   bool try_end();
-  /// Gives the descriptor back. REQUIRES: it is over.
+  /// Closes the socket. REQUIRES: the connection is over.
   void close() noexcept;
 
   // Called around a fork.
@@ -125,8 +125,8 @@ class BrokerClient {
   void unlock() RELEASE(mutex_, telling_mutex_);
   /// REQUIRES: locked.
   UnixSocket& socket() noexcept { return socket_; }
-  /// Goes on in a forked child over a connection of its own. Without one it sends nothing more, and the parent's stays
-  /// open: its broker counts us with our parent as long as it is.
+  /// Continues in a forked child over a connection of its own. If `socket` is empty, sends nothing more and keeps the
+  /// parent's socket open, because the broker counts the child with its parent as long as that socket is open.
   void go_on_in_child(UnixSocket socket) noexcept;
 
  private:
@@ -154,7 +154,7 @@ class BrokerClient {
   std::atomic<bool> is_over_;
   std::atomic<bool> is_silent_{false};
   std::atomic<int> asking_{0};     ///< 1 while a thread asks, which then hears the news as well
-  std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
+  std::uint32_t last_serial_ = 0;  ///< the number of the last question, whose answer is awaited
   EventLoop* loop_ = nullptr;
 };
 

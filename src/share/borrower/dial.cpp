@@ -38,7 +38,7 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
   for (auto wait = std::chrono::milliseconds(0);; wait = patience) {
     try {
       return connect_to_our_user(to, wait);
-    } catch (const Error& e) {  // its queue is full: another user's socket perhaps
+    } catch (const Error& e) {  // its queue is full; it may be another user's socket
       if (e.code() != ErrorCode::timeout) throw;
       const auto user = to.abstract ? listening_user(to.text) : std::nullopt;
       if (user && *user != geteuid()) refuse_other_user(*user);
@@ -66,7 +66,7 @@ EarlyDial::EarlyDial(const ProcessId& to) noexcept {
 }
 
 EarlyDial::~EarlyDial() {
-  if (call_) early_dial = nullptr;  // no connection took it
+  if (call_) early_dial = nullptr;  // no connection has continued the call
 }
 
 bool EarlyDial::is_waiting() noexcept { return early_dial != nullptr; }
@@ -77,10 +77,10 @@ std::optional<Dial> EarlyDial::take(const ProcessId& to) noexcept {
 }
 
 void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
-  constexpr std::chrono::milliseconds kTimeout{100};  // its socket's queue is full
+  constexpr std::chrono::milliseconds kTimeout{100};  // for a socket whose queue is full
   try {
     dial(name, kTimeout).try_send(wire::pack(wire::Acknowledge{hold}));
-  } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
+  } catch (const std::exception&) {  // the process is gone with its holds, or they will expire
   }
 }
 

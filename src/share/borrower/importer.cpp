@@ -23,7 +23,7 @@ Error stale(const HandleFields& handle) {
           handle.block, handle.generation));
 }
 
-/// The owner and the handle must agree on where the memory is before it is touched.
+/// Throws bad_handle for a block number that no process has.
 void check_block_number(const HandleFields& handle) {
   if (handle.block >= kMaxBlocks)
     throw Error(ErrorCode::bad_handle, fmt::format("the handle names block {}; a process has at most {}",
@@ -46,7 +46,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
           user.value_or(at.identity->device), access};
 }
 
-/// Claims a block whose owner has to be reached or asked, or has ended.
+/// Claims a block whose owner has ended, or must be connected to or asked.
 Importer::Lease Importer::claim(const WantedSegment& wanted) {
   for (;;) {
     Peers::PeerRef peer = source_.reach(wanted);
@@ -61,7 +61,7 @@ Importer::Lease Importer::claim(const WantedSegment& wanted) {
   }
 }
 
-/// Claims over another connection, which `peer` is from then on, if this one is over.
+/// Claims a block. If the connection of `peer` is over, makes `peer` another connection.
 BlockRef Importer::claim_from(Peers::PeerRef& peer, const WantedSegment& wanted) {
   try {
     return peer->claim(wanted.handle.block, wanted.handle.generation);
@@ -72,9 +72,8 @@ BlockRef Importer::claim_from(Peers::PeerRef& peer, const WantedSegment& wanted)
   }
 }
 
-/// Replaces a connection that is over. If no socket listens either, the owner is dying: the claim is repeated later,
-/// when the owner's end answers for it. Throws `silence` until then; peer_died if the owner lives on without its
-/// sockets.
+/// Replaces a connection that is over. If no socket listens either, the owner is dying: throws `silence`, so that the
+/// claim is repeated until the owner has ended. Throws peer_died if the owner lives on without its sockets.
 Peers::PeerRef Importer::connect_again(Peer& old, const WantedSegment& wanted, const Error& silence) {
   try {
     return peers_.connect(wanted.handle.owner, request_of(wanted));

@@ -29,15 +29,14 @@ class Importer {
   /// `holders` are asked for frozen memory as well as the maker of the handle.
   Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {},
               Holders holders = {});
-  /// Maps segments of a connected owner, as far as that owner still has them: open() then need not ask for them one
+  /// Maps segments of a connected owner, as far as the owner still has them, so that open() need not ask for them one
   /// at a time. Has no effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
   void fetch_ahead(const ProcessId& owner, std::span<const SegmentOrigin> origins, Access access,
                    std::optional<Device> user);
-  /// Ends the hold of this handle at its maker. Does not wait for an answer; if the message is lost, the hold
-  /// expires.
+  /// Tells the handle's maker to end the hold. Does not wait for an answer; if the message is lost, the hold expires.
   void acknowledge(const HandleFields& handle) noexcept;
-  /// Makes sure that the owner's peer exists and the segment is mapped. The call may take a connection, so it is kept
-  /// off hot paths and locks. Returns the owner's blocks; null for our own segments.
+  /// Connects to the owner and maps the segment, if necessary. Takes long if it connects, so it must not be called on
+  /// hot paths or with locks held. Returns the owner's blocks; null for our own segments.
   std::shared_ptr<BorrowedBlocks> prepare(const HandleFields& handle, Access access, Holders holders = {});
 
  private:

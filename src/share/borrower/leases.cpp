@@ -18,7 +18,7 @@
 namespace onecopy {
 namespace {
 
-/// A thread had no room to record its place.
+/// Says that a thread had no room to record its place, so that readers are unknown.
 std::atomic<bool> is_unknown{false};
 
 bool try_register() noexcept {
@@ -29,7 +29,7 @@ bool try_barrier() noexcept {
   return ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
-/// Makes every thread's earlier stores visible here, and ours visible to every thread's later loads.
+/// Makes the earlier stores of all threads visible here, and our stores visible to the later loads of all threads.
 bool barrier_of_all_threads() noexcept {
   if (try_barrier()) return true;
   if (errno != EPERM) return false;  // an old kernel, or a sandbox
@@ -38,7 +38,7 @@ bool barrier_of_all_threads() noexcept {
 
 }  // namespace
 
-/// Returns the slot of a thread at its end, for another thread.
+/// Returns a thread's slot when the thread ends, so that another thread can use it.
 struct HazardGuard::SlotReturn {
   SlotReturn() noexcept : failed(pthread_key_create(&key, &leave)) {}
   static void leave(void* slot) noexcept {
@@ -75,7 +75,7 @@ void HazardGuard::prepare() noexcept {
   if (!is_prepared.exchange(true)) try_register();
 }
 
-/// The folder of the threads has two links, and one more for each thread.
+/// Counts threads by /proc/self/task, which has two links and one more for each thread.
 void HazardGuard::prepare_if_single_threaded() noexcept {
   struct stat threads {};
   if (::stat("/proc/self/task", &threads) == 0 && threads.st_nlink == 3) prepare();
@@ -161,8 +161,9 @@ bool Leases::try_close() noexcept {
   return false;
 }
 
-/// A late claimer may raise a slot and read a word before it sees that all is closed. If the kernel cannot tell whether
-/// a claimer is left, the addresses stay, and read as zero.
+/// Gives the memory back once no claimer can touch it: a late one may raise a slot and read a word before it sees that
+/// the leases are closed. If the kernel cannot tell whether a claimer is left, keeps the addresses, which then read as
+/// zero.
 bool Leases::try_forget() noexcept {
   const HazardGuard::Readers readers = HazardGuard::readers_of(this);
   if (readers == HazardGuard::Readers::some) return false;

@@ -15,9 +15,9 @@ namespace onecopy {
 /// A guard: while it lives, its thread may touch the memory of `place` although it holds no block there. The thread
 /// that closes a place learns from readers_of() when no guard is left, and the memory can be given back.
 ///
-/// Order: a reader raises its guard, looks whether the place is closed, and if so touches nothing. The closer closes,
-/// then looks for readers. The later of them sees the earlier: a guard's stores are plain, and readers_of() makes the
-/// stores of all threads visible (membarrier(2)).
+/// Order: a reader raises its guard, checks whether the place is closed, and if so touches nothing. The closer closes
+/// the place, then looks for readers. The later of the two sees the earlier one: a guard's stores are plain, and
+/// readers_of() makes the stores of all threads visible (membarrier(2)).
 ///
 /// Thread safety: a guard belongs to its thread, and one thread has one at a time.
 class HazardGuard {
@@ -35,17 +35,17 @@ class HazardGuard {
     some,
     unknown,  ///< the kernel does not tell
   };
-  /// Registers this process with the kernel for readers_of(), once. In a process with other threads this takes some
-  /// ten milliseconds, and many seconds on a machine with far too much to do: call it where no other thread waits.
+  /// Registers this process with the kernel for readers_of(), once. In a process with other threads this takes about
+  /// ten milliseconds, and many seconds on an overloaded machine, so call it where no other thread waits.
   static void prepare() noexcept;
-  /// Registers this process if it has one thread, when the kernel need not wait for any other.
+  /// Registers this process if it has only one thread, because then the kernel does not wait for others.
   static void prepare_if_single_threaded() noexcept;
   static Readers readers_of(const void* place) noexcept;
   /// Forgets the parent's other threads. REQUIRES: this is a forked child.
   static void forget_others() noexcept;
 
  private:
-  struct Slot {  ///< of one thread at a time, and never destroyed
+  struct Slot {  ///< used by one thread at a time; never destroyed
     std::atomic<const void*> place{nullptr};
     std::atomic<bool> is_taken{true};
     Slot* next = nullptr;
@@ -61,7 +61,7 @@ class HazardGuard {
   Slot& slot_;
 };
 
-/// A block that this process has leases of, as its owner's table describes it.
+/// A block on which this process has leases, as its owner's table describes it.
 struct LeaseInfo {
   std::uint32_t block;
   std::uint32_t count;
@@ -80,7 +80,8 @@ class Leases {
  public:
   Leases();
 
-  // REQUIRES: both, before any other member. Both throw protocol if the other side made the table or the page wrong.
+  // Set the block table and the claim page; both throw protocol if the other side made them wrong. REQUIRES: both were
+  // called before any other member.
   void set_table(const Fd& file);
   void set_page(Mapping page);
 
@@ -97,7 +98,7 @@ class Leases {
     while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
     }
     if (!onecopy::try_claim(page_, record(block), block, generation, ask)) return false;
-    if (closed_) {  // read after the slot was raised: try_close() does it the other way round
+    if (closed_) {  // read after the slot was raised; try_close() writes and reads in the opposite order
       release_claim(page_, record(block), block);
       return false;
     }
@@ -108,7 +109,8 @@ class Leases {
     page_.slot(block).fetch_add(1);
     counts_[block].fetch_add(1, std::memory_order_relaxed);
   }
-  /// The last lease may be gone after it, but not before `afterwards` has returned.
+  /// Ends a lease. If it is the last one, the object may be closed by another thread, but not before `afterwards` has
+  /// returned.
   template <class Afterwards>
   void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
     const HazardGuard here(this);  // the record is read after the lease has ended
@@ -119,7 +121,7 @@ class Leases {
   void release(std::uint32_t block) noexcept {
     release(block, []() noexcept {});
   }
-  // See the words of pins in claim.h. Has no effect once it is closed and holds no lease.
+  // Marks the segment as pinned, see PinWords in claim.h. Has no effect after the leases were closed.
   void note_pin(std::uint32_t segment) noexcept {
     const HazardGuard here(this);
     if (!closed_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
@@ -128,7 +130,7 @@ class Leases {
     const HazardGuard here(this);
     if (!closed_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
   }
-  /// The words of the owner. REQUIRES: the caller holds a lease.
+  /// Returns the owner's word for the segment. REQUIRES: the caller holds a lease.
   const PinWords::Word& holes(std::uint32_t segment) const noexcept {
     return PinWords(table_.as<PinWords::Word>(kHolesAt))[segment];
   }
@@ -144,13 +146,13 @@ class Leases {
   std::uint64_t count() const noexcept;
   std::vector<LeaseInfo> list() const;
 
-  /// Closes it for good unless there are leases. REQUIRES: one thread at a time.
+  /// Closes the leases for ever, unless one is left. REQUIRES: called by one thread at a time.
   bool try_close() noexcept;
   bool is_closed() const noexcept { return closed_; }
-  /// Gives the memory back. Returns false while a claimer may touch it: call again later. REQUIRES: closed; as
-  /// try_close().
+  /// Gives the memory back. Returns false while a claimer may touch it, after which the caller must try again later.
+  /// REQUIRES: closed; called by one thread at a time.
   bool try_forget() noexcept;
-  /// Returns whether no claimer or releaser is at work here; false if the kernel cannot tell.
+  /// Returns whether no thread is claiming or releasing here; false if the kernel cannot tell.
   bool has_no_readers() const noexcept {
     return HazardGuard::readers_of(this) == HazardGuard::Readers::none;
   }
@@ -169,7 +171,7 @@ class Leases {
   Claims page_;
   TransitCounts transits_;
   Mapping count_memory_;
-  std::atomic<std::uint32_t>* counts_ = nullptr;  ///< by block
+  std::atomic<std::uint32_t>* counts_ = nullptr;  ///< the number of leases by block
   std::atomic<std::uint32_t> highest_block_{0};
   std::atomic<bool> closed_{false};
 };

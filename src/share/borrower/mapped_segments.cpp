@@ -48,12 +48,12 @@ void MappedSegments::map(const SegmentRequest& wanted, ExportedMemory memory) {
   std::unique_ptr<DeviceMemory> mapped =
       backend(home.type).open(home.index, std::move(memory), wanted.access, ordinal);
   point("open.mapped");
-  // Others may open tensors of the segment as soon as it is known: their lines come behind this one.
+  // Logged first: other threads may open tensors of the segment as soon as it is known, and log after this line.
   log_debug([&] { return fmt::format("mapped segment {}, {} bytes", wanted.segment, size); });
   const LockGuard lock(mutex_);
   Segments& known = mapped_[static_cast<std::size_t>(wanted.access)];
   if (wanted.segment >= known.size()) known.resize(wanted.segment + 1);
-  if (!known[wanted.segment].memory)  // another thread may have been faster
+  if (!known[wanted.segment].memory)  // another thread may have mapped it first
     known[wanted.segment] = {std::move(mapped), &identity, ordinal};
 }
 
@@ -120,7 +120,8 @@ void MappedSegments::retire(std::uint32_t segment) noexcept {
 void MappedSegments::close() noexcept {
   const LockGuard lock(mutex_);
   places_.reset();
-  for (Segments& known : mapped_) known = Segments();  // its capacity as well: closed peers stay
+  // Frees its capacity as well, because closed peers stay.
+  for (Segments& known : mapped_) known = Segments();
 }
 
 const MappedSegments::Mapped* MappedSegments::find_mapped(std::uint32_t segment,

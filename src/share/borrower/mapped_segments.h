@@ -21,7 +21,7 @@ struct SegmentPlace {
   std::uint64_t size = 0;
   SegmentKind kind = SegmentKind::memfd;
   const DeviceIdentity* identity = nullptr;
-  int user = 0;  ///< the device that finds it there; for others there is MappedSegments::allow()
+  int user = 0;  ///< the device that can use `data`; for other devices call MappedSegments::allow()
   explicit operator bool() const noexcept { return data != nullptr; }
 };
 
@@ -41,7 +41,7 @@ class SegmentPlaces {
                              slot.user.load()};
     return slot.key.load() == key ? place : SegmentPlace{};
   }
-  /// Has no effect if another segment has the slot.
+  /// Remembers a place. Has no effect if another segment has the slot.
   void remember(std::uint32_t segment, Access access, const SegmentPlace& place) noexcept {
     const std::uint64_t key = key_of(segment, access);
     Slot& slot = slots_[key % kSlots];
@@ -79,12 +79,13 @@ class SegmentPlaces {
   std::array<Slot, kSlots> slots_;
 };
 
-/// A segment as it is asked for.
+/// A request for a segment.
 struct SegmentRequest {
   std::uint32_t segment;
   Access access;
-  std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
-  std::optional<Device> user{};  ///< the device of this process that uses it; none: the memory's own
+  std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
+  /// The device of this process that uses the segment; empty for the memory's own device.
+  std::optional<Device> user{};
 };
 
 /// The segments of another process that are mapped here: each for reading, for writing, or once for either.
@@ -93,33 +94,33 @@ struct SegmentRequest {
 /// safety: all members may be called concurrently, but for the fork ones.
 class MappedSegments {
  public:
-  /// Returns where the segment is mapped for `access`; empty while it is not. Seldom takes a lock. REQUIRES: the caller
-  /// holds a block of it.
+  /// Returns where the segment is mapped for `access`; empty while it is not. Rarely takes a lock. REQUIRES: the caller
+  /// holds a block of the segment.
   SegmentPlace find(std::uint32_t segment, Access access);
   /// Returns where the segment is mapped for `access`, or else for the other access.
   SegmentPlace find_any(std::uint32_t segment, Access access);
   bool contains(std::uint32_t segment, Access access) const;
   /// Maps the segment for the wanted device of this process, or else for the memory's own. Has no effect if it is
-  /// mapped for that access already. REQUIRES: no thread calls close() before the return, because the caller holds a
-  /// block of the owner or is the only one to know this object. A closed object would keep the memory for ever.
+  /// mapped for that access already. REQUIRES: no thread calls close() before map() returns, because the caller holds a
+  /// block of the owner or no other thread knows this object: a closed object would keep the memory for ever.
   void map(const SegmentRequest& wanted, ExportedMemory memory);
 
   /// Exports the segment for another process. Throws owner_died if it is not mapped here for that access.
   ExportedMemory export_memory(std::uint32_t segment, Access access) const;
-  /// Calls DeviceMemory::allow(); returns null if the segment is not mapped.
+  /// Calls DeviceMemory::allow() of the segment. Returns null if the segment is not mapped.
   std::byte* allow(std::uint32_t segment, Access access, int ordinal);
-  /// Keeps the segment mapped while the pointer lives. Null if it is not mapped.
+  /// Returns a pointer that keeps the segment mapped; null if it is not mapped.
   std::shared_ptr<DeviceMemory> memory(std::uint32_t segment, Access access) const noexcept;
   std::size_t count() const;
-  /// Returns whether memory of a device is among the segments.
+  /// Returns whether one of the segments is memory of a device.
   bool uses_devices() const;
-  /// Segments whose memory ends with their owner.
+  /// Returns the segments whose memory ends with their owner.
   std::vector<std::uint32_t> weak() const;
 
-  /// The owner has given the segment back. The owner does so only when no process holds a block of the segment: no
-  /// tensor points there.
+  /// Unmaps a segment that its owner has given back. Owners do so only when no process holds a block of the segment, so
+  /// no tensor points into it.
   void retire(std::uint32_t segment) noexcept;
-  /// Unmaps all, for good. REQUIRES: this process holds no block of any.
+  /// Unmaps all segments for ever. REQUIRES: this process holds no block of them.
   void close() noexcept;
 
   // Called around a fork.
@@ -138,9 +139,9 @@ class MappedSegments {
   const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  /// Places of some of them; written under mutex_. Empty once it is closed.
+  /// The places of some of the segments; written under mutex_. Null after close().
   std::unique_ptr<SegmentPlaces> places_ = std::make_unique<SegmentPlaces>();
-  std::array<Segments, 2> mapped_ GUARDED_BY(mutex_);  ///< by Access, by number
+  std::array<Segments, 2> mapped_ GUARDED_BY(mutex_);  ///< by Access, then by number
 };
 
 }  // namespace onecopy

@@ -256,8 +256,7 @@ void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
 
 /// Returns the session that a connection belongs to. Both processes may connect in one session. A larger number than
 /// before means that the sender has noticed a cut first and has ended the session that this process still uses. A
-/// smaller number comes
-/// from a connection that the sender has given up.
+/// smaller number comes from a connection that the sender has given up.
 Member& TlsTransport::session_of(const Hello& hello) {
   Member& known = host_.enter(hello.from);
   if (known.transport != this)

@@ -32,8 +32,7 @@ static_assert(sizeof(UcxHead) == 24);
 /// The UCX context and worker of this process: the channels send through it, and it receives for all of them.
 ///
 /// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the
-/// event
-/// loop's, which alone makes progress. Invariant: the functions of a closed channel are not called.
+/// event loop's, which alone makes progress. Invariant: the functions of a closed channel are not called.
 class UcxWorker {
  public:
   /// Throws unsupported without UCX, and system.
