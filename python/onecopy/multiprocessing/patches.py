@@ -33,8 +33,7 @@ if has_torch():  # before anything is changed
 def install() -> bool:
     """Makes torch and the standard library send tensors by handle. A second call has no effect.
 
-    Returns:
-        True; or False, after logging a warning, if ``ONECOPY_DISABLE=1`` is set.
+    Returns False, after logging a warning, if ``ONECOPY_DISABLE=1`` is set.
     """
     if disabled():
         logging.getLogger("onecopy").warning(
@@ -56,10 +55,8 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Undoes everything that install() changed. Tensors that are shared already stay usable.
-
-    torch does not know that their memory is shared, so sending one of them again copies it.
-    """
+    """Undoes everything that install() changed. Tensors that are shared already stay usable, but torch does not know
+    that they are shared, so sending one again copies it."""
     with _lock:
         _state.set_installed(False)
         while _undo:
@@ -296,8 +293,7 @@ def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, 
 
 
 def _pin_memory(self: Any, *args: Any, **named: Any) -> Any:
-    """Returns a copy in pinned memory. In the pinning thread of a DataLoader, pins a tensor in memory of onecopy in
-    place and returns the tensor itself."""
+    """Returns a copy in pinned memory, or in the pinning thread of a DataLoader the tensor itself, pinned in place."""
     card = getattr(_pinning, "card", None)
     if card is not None and _core._pin_batch(self, card):
         return self

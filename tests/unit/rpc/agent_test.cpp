@@ -79,7 +79,7 @@ TEST_F(AgentWithCallee, ThrowsAtTheCallerWhatTheFunctionThrew) {
                  [&] { agent_.call("callee", "refuse"); });
   expect_refusal(ErrorCode::invalid_argument, {"no function \"nothing\" is defined"},
                  [&] { agent_.call("callee", "nothing"); });
-  expect_refusal(ErrorCode::invalid_argument, {"no member of the group"},
+  expect_refusal(ErrorCode::invalid_argument, {"not a member of the group"},
                  [&] { agent_.call("nobody", "echo"); });
 }
 
