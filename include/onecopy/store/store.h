@@ -208,9 +208,11 @@ class Store {
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
 
-  /// Opens the arena of that name, or makes the arena in memory of the host, where it stays until remove(). Throws
-  /// invalid_argument for sizes other than the arena's, and for an object that is not an arena; out_of_memory.
-  Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes);
+  /// Opens the arena of that name, or makes the arena in memory of the device, where it stays until remove(). Throws
+  /// invalid_argument for sizes or a device other than the arena's, and for an object that is not an arena; out_of_memory;
+  /// unsupported for a device whose memory ends with its process.
+  Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
+              Device device = kCpu);
 
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.

@@ -244,8 +244,10 @@ void init_store(nb::module_& m) {
            })
       .def("watch", &Store::watch)
       .def("arena",
-           [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
-             return without_gil([&] { return s.arena(name, blocks, block_bytes); });
+           [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
+              nb::handle device) {
+             const Device where = device_arg(device, "device");
+             return without_gil([&] { return s.arena(name, blocks, block_bytes, where); });
            })
       .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
       .def("rollback", [](Store& s, const std::string& name,

@@ -8,15 +8,17 @@
 
 #include "onecopy/core/error.h"
 #include "os/file.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
 #include "store/client/arena_blocks.h"
+#include "store/client/as_is.h"
 #include "store/client/state.h"
 
 namespace onecopy::store {
 
 struct Arena::State {
-  BlockRef block;
-  std::byte* blocks;
-  Layout layout;
+  Tensor blocks;
+  Mapping memory;       ///< of the leases and keys, which lie on the host
   ArenaBlocks control;  ///< destroyed before the memory
 };
 
@@ -33,14 +35,6 @@ void check_sizes(std::uint32_t blocks, std::uint64_t block_bytes) {
                             kMaxBlocks, kMaxBytes, blocks, block_bytes));
 }
 
-std::vector<Row> rows_of(std::uint32_t blocks, std::uint64_t block_bytes) {
-  const auto control = static_cast<std::int64_t>(ArenaBlocks::bytes_for(blocks));
-  std::vector<Row> rows{
-      {"control", Layout(DType::u8, {control}), 0},
-      {"blocks", Layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)}), 0}};
-  return rows;
-}
-
 /// Returns a lock, which lets one process of this user at a time make an arena.
 Fd lock_arenas(const Place& place) {
   Fd lock = open_file(place.directory() + "/arenas", O_RDWR | O_CREAT);
@@ -49,24 +43,46 @@ Fd lock_arenas(const Place& place) {
   return lock;
 }
 
-void make_arena(Client& client, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
-  Table table = table_for(kCpu, {});
-  table.rows = rows_of(blocks, block_bytes);
+/// Returns the memory of the leases and keys, which no process can make smaller.
+Fd make_control(std::uint32_t blocks, std::uint64_t block_bytes) {
+  const std::size_t bytes = ArenaBlocks::bytes_for(blocks);
+  Fd memory = create_memfd("onecopy-arena", bytes);
+  ArenaBlocks::init(Mapping::of(memory, bytes, Access::read_write).data(), blocks, block_bytes);
+  return memory;
+}
+
+/// Publishes a version whose last descriptor is the memory of the leases and keys.
+void make_arena(Client& client, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
+                Device device) {
+  check_outlives_its_maker(device);
+  Table table = table_for(device, {});
   table.attributes[kArenaAttribute] = fmt::format("{} blocks of {} bytes", blocks, block_bytes);
-  const BlockRef block = MappedMemory::create(kCpu, place(table.rows));
+  const Layout layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)});
+  table.rows = {{"blocks", layout, 0}};
+  const BlockRef block = MappedMemory::create(device, place(table.rows));
   const auto& memory = *static_cast<MappedMemory*>(block.group());
-  ArenaBlocks::init(memory.data() + table.rows.front().offset, blocks, block_bytes);
   table.size = memory.size();
   ExportedMemory exported = memory.export_chunks(Access::read_write);
   describe(exported, table);
-  VersionRecord version = record_of(name, kCpu, memory.size(), 1);
+  exported.fds.push_back(make_control(blocks, block_bytes));
+  VersionRecord version = record_of(name, device, memory.size(), 1);
   version.is_as_is = true;  // the memory is not sealed
   publish_version(client, table, version, exported.fds);
 }
 
+void check_arena(const std::string& name, const Table& table, Device device) {
+  if (!table.attributes.contains(kArenaAttribute) || table.rows.size() != 1)
+    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not an arena", name));
+  if (device_of(table) != device)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the arena \"{}\" lies on {}, and {} was asked for", name,
+                            device_of(table).str(), device.str()));
+}
+
 }  // namespace
 
-Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes) {
+Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
+                   Device device) {
   check_sizes(blocks, block_bytes);
   client().welcome(Deadline::after(kKeeperPatience));
   const Fd lock = lock_arenas(client().place());
@@ -76,23 +92,22 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
     reading = open();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::stale_handle) throw;
-    make_arena(client(), name, blocks, block_bytes);
+    make_arena(client(), name, blocks, block_bytes, device);
     reading = open();
   }
   std::vector<Fd> files = reading->files();
   const OpenTable opened(files.front());
   const Table& table = opened.table;
-  if (!table.attributes.contains(kArenaAttribute) || table.rows.size() != 2)
-    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not an arena", name));
-  BlockRef block =
-      MappedMemory::open(kCpu, memory_of(table, std::move(files)), std::move(*reading), Access::read_write);
+  check_arena(name, table, device);
+  const std::uint64_t bytes = file_size(files.back());
+  Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
+  BlockRef block = MappedMemory::open(device, memory_of(table, std::move(files)), std::move(*reading),
+                                      Access::read_write);
   std::byte* const data = static_cast<MappedMemory*>(block.group())->data();
-  const auto& [control, rows] = std::tie(table.rows.front(), table.rows.back());
+  Tensor tensor(std::move(block), data, table.rows.front().layout, device, Access::read_write);
+  std::byte* const control = memory.data();
   return Arena(std::shared_ptr<Arena::State>(
-      new Arena::State{std::move(block),
-                       data + rows.offset,
-                       rows.layout,
-                       {data + control.offset, control.layout.nbytes(), blocks, block_bytes}}));
+      new Arena::State{std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));
 }
 
 std::vector<std::uint32_t> Arena::allocate(std::uint32_t count) { return state_->control.allocate(count); }
@@ -108,8 +123,6 @@ std::vector<std::vector<std::uint32_t>> Arena::find(std::span<const std::string>
 }
 ArenaStats Arena::stats() { return state_->control.stats(); }
 
-Tensor Arena::memory() const {
-  return {state_->block, state_->blocks, state_->layout, kCpu, Access::read_write};
-}
+Tensor Arena::memory() const { return state_->blocks; }
 
 }  // namespace onecopy::store

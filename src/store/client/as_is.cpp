@@ -56,6 +56,14 @@ bool outlives_its_maker(SegmentKind kind) noexcept {
 
 bool outlives_its_maker(Device device) { return outlives_its_maker(backend(device.type).traits().kind); }
 
+void check_outlives_its_maker(Device device) {
+  if (outlives_its_maker(device)) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("memory of {} ends with the process that made it, and the store cannot keep it; "
+                          "publish copies on the cpu",
+                          device.str()));
+}
+
 AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
   rows_.reserve(tensors.size());
   sources_.reserve(tensors.size());

@@ -13,6 +13,8 @@ namespace onecopy::store {
 
 /// Returns whether memory of this kind cannot shrink and outlives the process that made it.
 bool outlives_its_maker(SegmentKind kind) noexcept;
+/// Throws unsupported for a device whose memory ends with the process that made it.
+void check_outlives_its_maker(Device device);
 
 /// A set of tensors that are published where they lie: the segments and chunks around them are the parts of the version's memory.
 /// Thread safety: none.

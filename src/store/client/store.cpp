@@ -99,12 +99,7 @@ Client& Store::client() { return Client::here(client_); }
 Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors, Device device,
                    const PublishOptions& options) {
   check_request(name, options);
-  if (!outlives_its_maker(device))
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("memory of {} ends with the process that made it, and the store cannot keep it; "
-                    "publish copies on the cpu",
-                    device.str()));
+  check_outlives_its_maker(device);
   Table table = table_for(device, options);
   for (const auto& [row, layout] : tensors) {
     if (!layout.is_contiguous())

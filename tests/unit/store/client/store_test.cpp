@@ -28,13 +28,16 @@
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/eventually.h"
+#include "support/numbers.h"
 #include "support/watchdog.h"
 
 namespace onecopy::store {
 namespace {
 
 using onecopy::testing::Child;
+using onecopy::testing::element;
 using onecopy::testing::eventually;
+using onecopy::testing::set_element;
 
 /// A keeper's processes are forked from each other: one of them all dies at the point.
 struct Fate {
@@ -254,27 +257,29 @@ TEST_P(StoreTest, MemoryThatEndsWithItsMakerIsCopiedOrRefused) {
   EXPECT_EQ(value_of(store.open("x")), 3);
 }
 
-class ArenaOfTheStore : public StoreTest {};
-
-TEST_F(ArenaOfTheStore, OutlivesAllItsUsersAndTheWorker) {
+TEST_P(StoreTest, AnArenaOutlivesAllItsUsersAndTheWorker) {
   Store store = start();
+  const Device device = Device::parse(GetParam());
   Child user([&] {
-    Arena arena = Store::connect({.autostart = false}).arena("kv", 8, 4096);
+    Arena arena = Store::connect({.autostart = false}).arena("kv", 8, 4096, device);
     const auto numbers = arena.allocate(8);
-    *(static_cast<std::byte*>(arena.memory().data()) + 4096 * numbers[0]) = std::byte{7};
+    set_element<std::uint8_t>(arena.memory(), 4096 * numbers[0], 7);
     arena.put("a", std::span(numbers).first(1));
     std::raise(SIGKILL);
   });
   EXPECT_EQ(user.join(), -SIGKILL);
   ::kill(store.keeper().worker, SIGKILL);
-  Arena arena = store.arena("kv", 8, 4096);
+  Arena arena = store.arena("kv", 8, 4096, device);
+  EXPECT_EQ(arena.memory().device(), device);
   EXPECT_EQ(arena.stats().free, 7u);
   const std::string key = "a";
   const auto found = arena.find(std::span(&key, 1));
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(*(static_cast<std::byte*>(arena.memory().data()) + 4096 * found[0][0]), std::byte{7});
-  EXPECT_THROW(store.arena("kv", 9, 4096), Error);
-  EXPECT_THROW(store.arena("none", 0, 4096), Error);
+  EXPECT_EQ(element<std::uint8_t>(arena.memory(), 4096 * found[0][0]), 7);
+  EXPECT_THROW(store.arena("kv", 9, 4096, device), Error);
+  EXPECT_THROW(store.arena("kv", 8, 4096, device == kCpu ? Device::parse("cuda:0") : kCpu), Error);
+  EXPECT_THROW(store.arena("none", 0, 4096, device), Error);
+  EXPECT_THROW(store.open("kv"), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
