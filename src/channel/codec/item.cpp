@@ -29,12 +29,12 @@ struct OrderStart {
 };
 static_assert(sizeof(OrderStart) == 20 && std::has_unique_object_representations_v<OrderStart>);
 
-/// The forms in which the dimensions follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
+/// The forms of the dimensions that follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
 enum Form : std::uint64_t { narrow = 0, wide = 1, strided = 2 };
 
 std::size_t dim_bytes(std::uint64_t form) noexcept { return form == narrow ? 4 : form == wide ? 8 : 16; }
 
-/// Strides are left out only if the reader makes equal ones.
+/// Returns the shortest form of the layout. Strides are left out only if the reader computes equal ones.
 Form form_of(const Layout& layout) noexcept {
   const auto shape = layout.shape();
   const auto strides = layout.strides();
@@ -87,7 +87,7 @@ void check(const ItemOrder& order, std::uint16_t rows) {
       refuse_item(fmt::format("waits for value {} of its tensor {}'s stream", point.value, point.row));
 }
 
-/// The caller, which knows the block's size, checks offsets against it.
+/// Reads a layout. The caller, which knows the block's size, checks the offset.
 Layout read_layout(std::int64_t row, const RowStart& start, std::uint64_t form, const std::byte* dims) {
   const Subject subject{"tensor", row};
   if (form == strided)

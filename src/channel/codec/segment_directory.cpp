@@ -9,7 +9,7 @@ namespace onecopy {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::uint32_t kHalfAt = 32'768;  ///< index at which the second half begins
+constexpr std::uint32_t kHalfAt = 32'768;  ///< the index at which the second half begins
 constexpr std::uint32_t kSleeps = 1;
 
 }  // namespace
@@ -17,7 +17,8 @@ constexpr std::uint32_t kSleeps = 1;
 struct SegmentDirectory::Head {
   std::uint64_t queue;
   std::atomic<std::uint64_t> state;
-  std::atomic<std::uint64_t> put_at_end[2];  ///< by the epoch's half: items put before it was left
+  /// The number of items, for each half, that were put before the half's epoch ended.
+  std::atomic<std::uint64_t> put_at_end[2];
   std::uint32_t options;
 };
 
@@ -56,7 +57,7 @@ void SegmentDirectory::describe(std::uint64_t queue, bool sleeps) {
   head().options = sleeps ? kSleeps : 0;
 }
 
-/// Items that name entries of the epoch before have all been taken?
+/// Returns whether the next epoch may begin: all items that name entries of the previous epoch have been taken.
 bool SegmentDirectory::may_turn(std::uint32_t epoch) const noexcept {
   return epoch == 0 || ring_.head() >= head().put_at_end[(epoch - 1) & 1].load();
 }
@@ -114,7 +115,7 @@ bool SegmentDirectory::is_there(std::uint16_t index, std::uint64_t state) const 
   return index % kHalfAt < entries && index % kHalfAt < kHalf;
 }
 
-/// An entry whose half is begun again during the read belongs to an item that another getter has taken.
+/// Reads an entry. If its half begins anew during the read, the item that named the entry was taken by another getter.
 SegmentDirectory::Entry SegmentDirectory::read(std::uint16_t index) const {
   const Subject subject{"item's segment"};
   const std::uint64_t before = state().load();

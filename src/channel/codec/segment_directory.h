@@ -11,15 +11,15 @@
 
 namespace onecopy {
 
-/// The segments that rows of a queue's items lie in, each named once and by its index from then on; and the creator's
-/// description of the queue. The directory lies in the ring's extra bytes.
+/// The segments of the tensors in a queue's items, and the creator's description of the queue. Items name a segment by
+/// its index in this directory, which is part of the ring's extra bytes.
 ///
-/// The directory has two halves of kHalf entries. Entries are appended to one half. When that is full, the other is
-/// begun again, once all items that were put before it was left have been taken. Each beginning is an epoch.
+/// The directory has two halves of kHalf entries. Entries are appended to one half. When it is full, the other half
+/// begins anew, once all items have been taken that were put before that half was left. Each beginning is a new epoch.
 ///
 /// Thread safety: all members may be called concurrently, append() inside Ring::exclusively(). Invariants:
 ///  - An item's rows name entries of the epoch in which it is put, which the putter checks under the producers' lock.
-///  - So entries that the item at the head names stay as they are until it is taken.
+///  - So the entries that the item at the head names do not change until that item is taken.
 ///  - An entry or an epoch exists from one store on, so the death of an appender needs no repair.
 class SegmentDirectory {
  public:
@@ -33,20 +33,20 @@ class SegmentDirectory {
 
   /// Returns the random number that names the queue within a process.
   std::uint64_t queue() const noexcept;
-  /// Returns whether waits of all users sleep at once.
+  /// Returns whether all users sleep at once instead of spinning first.
   bool sleeps() const noexcept;
-  /// Sets both. REQUIRES: the creator calls it, once.
+  /// Sets queue() and sleeps(). REQUIRES: the creator calls it, once.
   void describe(std::uint64_t queue, bool sleeps);
 
   std::uint32_t epoch() const noexcept { return epoch_in(state().load(std::memory_order_acquire)); }
   /// Returns whether append() would find room now.
   bool has_room() const noexcept;
-  /// The new entry's index in epoch(), which may be another one than before; empty if there is no room. Throws
+  /// Appends an entry and returns its index in epoch(), which may have changed; empty if there is no room. Throws
   /// out_of_memory. REQUIRES: the producers' lock.
   std::optional<std::uint16_t> append(const SegmentRef& segment, Access access);
-  /// The epoch that the entry of this index is of now.
+  /// Returns the epoch to which the entry of this index belongs now.
   std::uint32_t epoch_of(std::uint16_t index) const noexcept;
-  /// Throws bad_handle if the entry does not exist or contradicts itself.
+  /// Returns the entry. Throws bad_handle if it does not exist or contradicts itself.
   Entry read(std::uint16_t index) const;
 
   static constexpr std::uint32_t kHalf = 32'767;

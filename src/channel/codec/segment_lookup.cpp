@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kMaxKnown = SegmentDirectory::kIndices;
 
-/// REQUIRES: `group` is shared_blocks() of the tensor.
+/// Returns the name of the tensor's segment. REQUIRES: `group` is shared_blocks() of the tensor.
 SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tensor& tensor) {
   const ExportedBlock at = group.export_block(tensor.block().number(), tensor.access());
   return {group.owner(), session.id(), at.identity->uuid, at.kind, at.info.segment, at.segment_size};
@@ -16,7 +16,8 @@ SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tenso
 
 }  // namespace
 
-/// Does no harm if two threads enter a segment at once: the segment then has two entries.
+/// Returns the index of the tensor's segment. Two threads may enter one segment at once, which only gives the segment
+/// two entries.
 std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Tensor& tensor,
                                                      SharedBlocks& group, std::uint32_t segment,
                                                      const Limits& limits, std::uint32_t epoch) {
@@ -38,7 +39,8 @@ std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Ten
   return now.index;
 }
 
-/// A segment for which there was no room gets an index once there is some.
+/// Returns whether the known index can be used. A segment for which the directory had no room gets an index once there
+/// is room.
 bool SegmentLookup::has_index(const CachedSegment& known, std::uint32_t epoch) const noexcept {
   return known.epoch == epoch && (known.index != kWholeHandle || !directory_.has_room());
 }
@@ -51,13 +53,14 @@ void SegmentLookup::rely_on_creator(Session& session) {
   relied_on_.store(creator.get(), std::memory_order_release);
 }
 
-/// The creator may have let go since of segments that it was asked to retain.
+/// Returns whether the connection to the creator has ended, after which the creator may have released segments that it
+/// was asked to retain.
 bool SegmentLookup::has_lost_creator() const noexcept {
   const std::atomic<bool>* const has_ended = relied_on_.load(std::memory_order_acquire);
   return has_ended && *has_ended;
 }
 
-/// The creator is asked again for all segments.
+/// Makes the next puts ask the creator again for all segments.
 void SegmentLookup::doubt_retention() noexcept {
   const LockGuard lock(mutex_);
   relied_on_ = nullptr;
@@ -88,7 +91,8 @@ void SegmentLookup::remember(const Key& key, const CachedSegment& known) {
   remember_last(key, known);
 }
 
-/// Drops the entries of segments, most of which are gone. Keeps the counted ones, or ends their count.
+/// Drops what is known of segments, most of which are gone. Keeps the segments that unkept() counts, or ends their
+/// count.
 void SegmentLookup::forget_most() noexcept {
   std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
   if (known_.size() < kMaxKnown) return;
@@ -115,8 +119,8 @@ void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentK
   if (is_retained || is_needless) rely_on_creator(session);
 }
 
-/// Enters a segment. The entry names this process, which holds the memory, as its maker; receivers ask the creator by
-/// themselves.
+/// Appends a segment to the directory. The entry names this process, which holds the memory, as its maker; receivers
+/// ask the creator without being told.
 void SegmentLookup::enter(const SegmentRef& segment, Access access, Deadline deadline,
                           CachedSegment& known) {
   ring_.exclusively(deadline, [&] {

@@ -43,16 +43,16 @@ class LastLookup {
   void forget() noexcept { remember(0, 0, Access::read_only, 0, 0); }
 
  private:
-  std::atomic<std::uint32_t> version_{0};  ///< odd while the rest is being written
-  std::atomic<std::uint64_t> group_{0};    ///< its serial()
+  std::atomic<std::uint32_t> version_{0};  ///< odd while the other fields are being written
+  std::atomic<std::uint64_t> group_{0};    ///< the group's serial()
   std::atomic<std::uint32_t> segment_{0};
   std::atomic<Access> access_{Access::read_only};
   std::atomic<std::uint16_t> index_{0};
   std::atomic<std::uint32_t> epoch_{0};
 };
 
-/// The indices, in a queue's directory, of the segments of tensors that this process puts. A segment that has none is
-/// entered; the queue's creator is asked once to retain it.
+/// The indices, in a queue's directory, of the segments of tensors that this process puts. A segment without an index
+/// is entered into the directory, and the queue's creator is asked once to retain it.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: unkept() counts the known segments that the creator does not retain.
@@ -61,20 +61,20 @@ class SegmentLookup {
   /// The limits of a lookup.
   struct Limits {
     Deadline deadline;
-    bool may_ask = true;  ///< the creator
+    bool may_ask = true;  ///< whether the creator may be asked
   };
 
   SegmentLookup(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
       : ring_(ring), directory_(directory), creator_(creator) {}
 
   const SegmentDirectory& directory() const noexcept { return directory_; }
-  /// The index of the tensor's segment, kWholeHandle while the directory has no room: one of `epoch`, or of the epoch
-  /// that this call has begun. Empty if the creator would have to be asked and may not. Throws as Ring::exclusively()
+  /// Returns the index of the tensor's segment, in `epoch` or in the epoch that this call has begun; kWholeHandle if
+  /// the directory has no room; empty if the creator would have to be asked and may not. Throws as Ring::exclusively()
   /// does. REQUIRES: `group` is shared_blocks() of the tensor, `segment` its segment.
   std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedBlocks& group,
                                         std::uint32_t segment, const Limits& limits, std::uint32_t epoch);
 
-  /// Segments that the creator does not retain, as far as is known.
+  /// Returns the number of known segments that the creator does not retain.
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
 
   // Called around a fork. A forked child forgets its parent's requests.
@@ -83,15 +83,15 @@ class SegmentLookup {
   void reset() noexcept;
 
  private:
-  /// The group's serial(), the segment, how it is put.
+  /// The group's serial(), the segment, and the access with which it is put.
   using Key = std::tuple<std::uint64_t, std::uint32_t, Access>;
   /// A flag that is true once the connection to the creator has ended.
   using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
   struct CachedSegment {
     std::uint16_t index = kWholeHandle;      ///< in the directory
-    std::uint32_t epoch = UINT32_MAX;        ///< in which it has that index
-    bool is_unkept = false;                  ///< and counted
-    TimePoint ask_again = TimePoint::max();  ///< the creator, once it is not silent
+    std::uint32_t epoch = UINT32_MAX;        ///< the epoch of that index
+    bool is_unkept = false;                  ///< unkept() counts the segment
+    TimePoint ask_again = TimePoint::max();  ///< when to ask the creator again, unless it is still silent
     bool is_settled() const noexcept { return ask_again == TimePoint::max(); }
   };
 
@@ -112,10 +112,12 @@ class SegmentLookup {
   const ProcessId creator_;
   Mutex mutex_;
   std::map<Key, CachedSegment> known_ GUARDED_BY(mutex_);
-  LastLookup last_;  ///< written under mutex_; of settled segments only
-  /// The connection over which the creator was asked to retain settled segments; null when it retains nothing for us.
+  LastLookup last_;  ///< contains settled segments only; written under mutex_
+  /// The connection over which the creator was asked to retain settled segments; null if the creator retains nothing
+  /// for us.
   std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
-  std::vector<ConnectionEnd> relied_on_once_ GUARDED_BY(mutex_);  ///< connections it was, and is
+  /// Keeps all connections to which relied_on_ has pointed.
+  std::vector<ConnectionEnd> relied_on_once_ GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> unkept_{0};
 };
 

@@ -24,7 +24,8 @@ std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream str
   return streams;
 }
 
-/// The streams of the scope have work: the caller names no others.
+/// Returns the streams to mark: the streams of this thread's scope, which have work; without a scope, `stream` on each
+/// used device where `stream` has work.
 std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return {scope->streams().begin(), scope->streams().end()};
@@ -42,8 +43,8 @@ std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
   return streams;
 }
 
-/// A device that fails just now must not keep a process from reporting that; work of a captured stream is not done
-/// now.
+/// Returns a point in the stream; none if the device fails just now, so that a process can still report the failure, or
+/// if the stream is being captured, because its work is not done now.
 TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
   try {
     return session.streams().mark(at.device, at.stream);
@@ -55,7 +56,8 @@ TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
   }
 }
 
-/// The streams of the getter. Empty if one of several devices has the stream, and only the driver knows which.
+/// Returns the getter's streams; empty if there are several devices and only the driver knows to which the stream
+/// belongs.
 std::optional<std::vector<DeviceStream>> streams_to_wait(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return std::vector<DeviceStream>(scope->streams().begin(), scope->streams().end());
@@ -95,7 +97,7 @@ bool is_known(Session& session, const ItemOrder& values) {
              StreamOrder::MarkState::unknown;
 }
 
-/// Asks the putter for its words; if it is gone, or does not answer, it is not waited for.
+/// Asks the putter for its words. If the putter is gone or does not answer, the getter does not wait for it.
 void ask_for(Session& session, const ItemOrder& values) noexcept {
   try {
     for (const Device device : session.streams().used_devices().list())
@@ -135,7 +137,7 @@ void wait_for_values(Session& session, const ItemOrder& values, Stream stream) n
   }
 }
 
-/// The first tensor of the host that a copy from a card may still be filling; kNoRow if there is none.
+/// Returns the first tensor on the host that a copy from a card may still be filling; kNoRow if there is none.
 std::uint32_t filled_row(std::span<const Tensor> tensors) {
   if (!PinnedRanges::any()) return kNoRow;
   for (std::uint32_t row = 0; row < tensors.size(); ++row)
@@ -145,7 +147,7 @@ std::uint32_t filled_row(std::span<const Tensor> tensors) {
   return kNoRow;
 }
 
-/// The host waits for points of tensors of the host, which name the first point.
+/// Adds a point for tensors on the host, for which the host of the getter waits.
 void add_points_of_host(ItemOrder& order, std::uint32_t row) {
   for (std::size_t i = 0, count = order.points.size(); i < count; ++i)
     order.points.push_back({order.points[i].value, order.points[i].slot, row});

@@ -30,10 +30,10 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
       manifest.reset();
       break;
     }
-  return manifest;  // it alone: a row would be copied otherwise
+  return manifest;  // the only return value, because the compiler would copy a row otherwise
 }
 
-/// Returns false if the creator may not be asked.
+/// Adds a tensor to the manifest. Returns false if the creator would have to be asked and may not.
 bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
   const auto [group, spot] = session.locate(tensor, "put");
   const std::optional<std::uint16_t> index =

@@ -26,11 +26,11 @@ struct ManifestRow {
 
   ItemRow row;
   std::uint64_t block_size;
-  Bytes handle;  ///< the bytes that row.handle shows
+  Bytes handle;  ///< owns the bytes of row.handle
 };
 
-/// The names of one item's tensors as another process reads them: a row for each tensor, and the order that their
-/// streams ask for.
+/// The names of one item's tensors as another process reads them: a row for each tensor, and the order that the
+/// getter's streams must keep.
 ///
 /// Thread safety: none of its own.
 class Manifest {
@@ -50,24 +50,24 @@ class Manifest {
   std::span<const Row> rows() const noexcept {
     return one_ ? std::span(&*one_, 1) : std::span<const Row>(many_);
   }
-  /// Rows are valid only in an item that is put in this epoch.
+  /// Returns the epoch. The rows are valid only in an item that is put in this epoch.
   std::uint32_t epoch() const noexcept { return epoch_; }
 
   ItemOrder order;
 
-  /// Bytes that write() takes.
+  /// Returns the number of bytes that write() writes.
   std::size_t bytes() const noexcept;
-  /// Writes rows and order as they lie in an item; returns the end.
+  /// Writes rows and order in the form of an item, and returns their end.
   std::byte* write(std::byte* out) const noexcept;
 
  private:
   std::uint32_t epoch_;
   bool has_one_;
-  std::optional<Row> one_;  ///< the only row, which takes no memory of its own
+  std::optional<Row> one_;  ///< a single row, which takes no memory of its own
   std::vector<Row> many_;
 };
 
-/// Names tensors for the getters of one queue. Queues and the lanes of rpc write their items with it.
+/// Names tensors for the getters of one queue. Queues and the lanes of rpc use it to write their items.
 ///
 /// Thread safety: all members may be called concurrently.
 class TensorPacker {
@@ -77,12 +77,11 @@ class TensorPacker {
   TensorPacker(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
       : lookup_(ring, directory, creator) {}
 
-  /// Names the tensors in the directory's present epoch. A getter's streams wait for the work that the departure's
-  /// stream has now.
-  /// Empty if the queue's creator would have to be asked and may not. Throws invalid_argument for memory of another
-  /// library, and for tensors on two devices with a stream of one.
+  /// Names the tensors in the directory's present epoch. A getter's streams wait for the work that is in the
+  /// departure's stream now. Returns nothing if the queue's creator would have to be asked and may not. Throws
+  /// invalid_argument for memory of another library, and for tensors on two devices with a stream of one.
   std::optional<Manifest> pack(Session& session, const Departure& departure, const Limits& limits);
-  /// As pack(), in no stream, and in an epoch that the caller has read.
+  /// Does what pack() does, in no stream and in an epoch that the caller has read.
   std::optional<Manifest> pack_unordered(Session& session, std::span<const Tensor> tensors,
                                          const Limits& limits, std::uint32_t epoch);
   /// Asks the creator the questions that pack() of the tensors would ask. Throws as pack() does.

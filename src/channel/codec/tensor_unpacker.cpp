@@ -9,7 +9,7 @@
 namespace onecopy {
 namespace {
 
-/// Bytes that the row's tensor reaches, from the start of its block.
+/// Returns the end of the row's tensor, in bytes from the start of its block.
 std::uint64_t reach_of(const ItemRow& row) {
   std::uint64_t end = 0;
   if (__builtin_add_overflow(row.tensor_offset, row.layout.extent_bytes(), &end) || end > INT64_MAX)
@@ -58,7 +58,7 @@ void TensorUnpacker::reset(const ProcessId& parent) {
   open_segments_ = Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment));
   owners_.clear();
   ended_.clear();
-  readers_ = 0;  // of the threads of the parent
+  readers_ = 0;  // the threads of the parent
 }
 
 void TensorUnpacker::unpack(Session& session, ItemReader& item, UnpackedTensors& tensors) {
@@ -70,7 +70,7 @@ bool TensorUnpacker::try_unpack(Session& session, ItemReader& item, UnpackedTens
   return read(item, tensors, [&](const ItemRow& row) { return try_open(session, row); });
 }
 
-/// Returns false as soon as one of the tensors did not open.
+/// Opens all tensors by `open`. Returns false as soon as one of them does not open.
 template <class Open>
 bool TensorUnpacker::read(ItemReader& item, UnpackedTensors& tensors, Open&& open) {
   for (std::size_t i = 0; i < item.head().rows; ++i) {
@@ -109,10 +109,10 @@ Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
   return tensor;
 }
 
-/// A null owner means memory of this process, which stays. Owners that have ended go in passing, so that a process which gets
-/// from a queue for months keeps nothing of them.
+/// Keeps the owner of the segment with this index; null for memory of this process, which stays. Also drops owners that
+/// have ended, so that they do not pile up in a process that gets from a queue for months.
 void TensorUnpacker::keep(std::uint16_t index, BlocksRef owner) {
-  std::vector<BlocksRef> released;  // without the lock
+  std::vector<BlocksRef> released;  // destroyed without the lock
   const LockGuard lock(owners_mutex_);
   ended_.reserve(ended_.size() + 1);
   if (BlocksRef& kept = owners_[index]; kept != owner) {

@@ -21,15 +21,15 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently, but for reset().
 class TensorUnpacker {
  public:
-  /// Processes that are asked for memory which an item's owner and its putter do not have: the queue's creator, and the
+  /// The processes to ask for memory that neither an item's owner nor its putter has: the queue's creator, and the
   /// process whose handle named the queue.
   using Holders = std::array<ProcessId, 2>;
 
   TensorUnpacker(const SegmentDirectory& directory, const Holders& holders);
 
-  /// Takes all rows and the order from the reader. Throws bad_handle, and as opening does.
+  /// Takes all rows and the order from the reader. Throws bad_handle, and what open() throws.
   void unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
-  /// Unpacks without a question to another process. Returns false as soon as a row would take one.
+  /// Unpacks without asking another process. Returns false as soon as a row would need a question.
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
   // Called around a fork.
@@ -61,11 +61,13 @@ class TensorUnpacker {
   using Owners = std::unordered_map<std::uint16_t, BlocksRef>;
 
   Mutex owners_mutex_;
-  Owners owners_ GUARDED_BY(owners_mutex_);                           ///< that open segments name, by index
-  std::size_t owners_limit_ GUARDED_BY(owners_mutex_) = kManyOwners;  ///< when to look for ended ones
-  std::vector<BlocksRef> ended_ GUARDED_BY(owners_mutex_);  ///< that a reader may still be looking at
-  /// Threads in try_open(), which know owners by bare pointers. An owner that no segment names is dropped when this is
-  /// 0.
+  /// The owners of open segments, by index.
+  Owners owners_ GUARDED_BY(owners_mutex_);
+  /// The number of owners at which ended ones are looked for.
+  std::size_t owners_limit_ GUARDED_BY(owners_mutex_) = kManyOwners;
+  std::vector<BlocksRef> ended_ GUARDED_BY(owners_mutex_);  ///< owners that a thread may still be reading
+  /// The number of threads in try_open(), which use owners by bare pointers. An owner without a segment is dropped when
+  /// the number is 0.
   std::atomic<int> readers_{0};
 };
 

@@ -14,7 +14,7 @@
 
 namespace onecopy {
 
-/// The listener's words are one row of bytes, and each call receives more of it.
+/// The state of an attempt. What the listener sends is one sequence of bytes, and each call receives more of it.
 struct ConnectionAttempt::State {
   State(std::string a, ByteSpan k) : address(std::move(a)), key(k.begin(), k.end()) {}
   std::optional<Pipe> finish(Deadline deadline);
@@ -34,9 +34,9 @@ struct ConnectionAttempt::State {
   handshake::Nonce nonce = make_nonce<handshake::Nonce>();
   StreamSocket socket;
   Bytes heard;
-  bool is_greeted = false;  ///< by a listener of ours
+  bool is_greeted = false;  ///< a listener of onecopy has sent its greeting
   bool has_proved = false;
-  int turns = 0;  ///< that ended early
+  int turns = 0;  ///< connections that the listener ended early
 };
 
 std::optional<Pipe> ConnectionAttempt::State::finish(Deadline deadline) {
@@ -50,9 +50,9 @@ std::optional<Pipe> ConnectionAttempt::State::finish(Deadline deadline) {
   }
 }
 
-/// A listener with too many clients drops clients that took long to prove themselves.
+/// Returns whether the listener has dropped this client, which a listener with too many clients does to slow ones.
 bool ConnectionAttempt::State::was_dropped() const {
-  constexpr int kMaxTurns = 20;  // a listener that drops all clients is none
+  constexpr int kMaxTurns = 20;  // a server that drops all clients is not a listener of onecopy
   return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMaxTurns;
 }
 
@@ -82,14 +82,14 @@ bool ConnectionAttempt::State::reach(Deadline deadline) {
   if (socket) return true;
   try {
     socket = StreamSocket::connect(address, deadline.whole_ms_left(std::chrono::hours(1)));
-  } catch (const Error& error) {  // its backlog is full
+  } catch (const Error& error) {  // the listener's backlog is full
     if (error.code() != ErrorCode::timeout) throw;
   }
   if (socket) check_user();
   return static_cast<bool>(socket);
 }
 
-/// Throws if the listener belongs to another user, with whom no pipe can be made. Over TCP that is not known.
+/// Throws if the listener belongs to another user, with whom no pipe can be made. Over TCP the user is unknown.
 void ConnectionAttempt::State::check_user() const {
   const auto peer = socket.peer();
   if (!peer || peer->is_our_user) return;
@@ -97,7 +97,7 @@ void ConnectionAttempt::State::check_user() const {
                                                  address, describe_other_user(peer->uid)));
 }
 
-/// Returns false if the deadline came before so many bytes.
+/// Receives until `bytes` bytes have arrived. Returns false if the deadline passes before that.
 bool ConnectionAttempt::State::hear(std::size_t bytes, Deadline deadline) {
   while (heard.size() < bytes) {
     pollfd readable{socket.fd(), POLLIN, 0};
@@ -109,7 +109,8 @@ bool ConnectionAttempt::State::hear(std::size_t bytes, Deadline deadline) {
     const std::size_t before = heard.size();
     const std::size_t more = std::clamp<std::size_t>(handshake::bytes_waiting(socket), 1, bytes - before);
     heard.resize(before + more);
-    socket.receive_exactly(std::span(heard).subspan(before), handshake::kAtOnce);  // notices an end
+    // Notices the end of the connection.
+    socket.receive_exactly(std::span(heard).subspan(before), handshake::kAtOnce);
   }
   return true;
 }
@@ -130,7 +131,7 @@ void ConnectionAttempt::State::prove_ourselves() {
   has_proved = true;
 }
 
-/// Returns how many bytes of text follow.
+/// Checks the listener's verdict. Returns the number of bytes of text that follow.
 std::size_t ConnectionAttempt::State::check_verdict() const {
   const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
   if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))

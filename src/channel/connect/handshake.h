@@ -22,11 +22,11 @@ using std::chrono::milliseconds;
 using Nonce = NonceOf<32>;
 
 inline constexpr char kMagic[8] = {'1', 'C', 'O', 'P', 'Y', 'L', '0', '1'};
-/// A message of few bytes, for which there is always room.
+/// The patience for sending a message of few bytes, for which the socket always has room.
 inline constexpr milliseconds kAtOnce{1000};
 inline constexpr std::uint32_t kMaxText = 16'384;
 
-// In this order.
+// The messages are sent in this order.
 struct Greeting {  // listener
   char magic[8];
   Nonce nonce;

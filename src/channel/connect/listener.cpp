@@ -21,12 +21,13 @@
 namespace onecopy {
 namespace {
 
-/// A client has this long for its proof, and again for opening the pipe.
+/// The time that a client has for its proof, and again for opening the pipe.
 constexpr std::chrono::seconds kTimeout{10};
-/// An unproved client is dropped after this time, if others want its place.
+/// The time after which a client without a proof is dropped if others want its place.
 constexpr std::chrono::milliseconds kGrace{300};
 
-/// Returns how many unproved clients are kept. Each has a descriptor, and the process needs some for other things.
+/// Returns the max number of clients without a proof. Each takes a descriptor, and the process needs some for other
+/// purposes.
 std::size_t max_unproven() noexcept {
   constexpr rlim_t kMax = 64;
   constexpr rlim_t kFewest = 4;
@@ -37,8 +38,8 @@ std::size_t max_unproven() noexcept {
 
 }  // namespace
 
-/// Clients prove themselves side by side. The listener waits for none of them: each is looked at once its next
-/// message is complete.
+/// The state of a listener. Clients prove themselves concurrently: the listener waits for none of them, and handles a
+/// client once its next message is complete.
 struct Listener::State {
   struct Client {
     Client(State& s, StreamSocket accepted) : state(s), socket(std::move(accepted)) {}
@@ -55,8 +56,8 @@ struct Listener::State {
     Deadline deadline = Deadline::after(kTimeout);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
     std::size_t heard_bytes = 0;
-    std::optional<Pipe> ours{};          ///< once it has proved itself
-    std::optional<PipeHandle> theirs{};  ///< keeps its end until it has opened it
+    std::optional<Pipe> ours{};          ///< set once the client has proved that it knows the key
+    std::optional<PipeHandle> theirs{};  ///< keeps the client's end until the client has opened it
     bool is_over = false;
 
     bool hear(std::size_t wanted);
@@ -85,9 +86,9 @@ struct Listener::State {
   StreamSocket socket;
   Bytes key;
   std::optional<ListenerEvents> events;
-  std::list<Client> clients;              ///< in the order in which they came
-  bool is_starved = false;                ///< short of descriptors, and a client waits for one
-  std::atomic<std::uint64_t> refused{0};  ///< clients
+  std::list<Client> clients;              ///< in the order of their arrival
+  bool is_starved = false;                ///< there are no free descriptors, and a client waits for one
+  std::atomic<std::uint64_t> refused{0};  ///< the number of refused clients
 };
 
 std::optional<Pipe> Listener::State::accept(Deadline deadline) {
@@ -122,7 +123,8 @@ std::optional<Pipe> Listener::State::accept_until(Deadline deadline) {
   }
 }
 
-/// Leaves the next client waiting if descriptors are short: present clients are served, or their time runs out.
+/// Accepts the next client. Leaves it waiting if there are no free descriptors, until present clients were served or
+/// their time is over.
 std::optional<StreamSocket> Listener::State::next_in_line() {
   try {
     is_starved = true;
@@ -135,7 +137,7 @@ std::optional<StreamSocket> Listener::State::next_in_line() {
   }
 }
 
-/// A few at a time: present clients are served in between.
+/// Accepts a few clients, so that present ones are served in between.
 void Listener::State::accept_new() {
   constexpr int kATurn = 16;
   for (int i = 0; i < kATurn && has_room(); ++i) {
@@ -165,7 +167,8 @@ bool Listener::State::has_room() const {
   return static_cast<std::size_t>(unproven) < max_unproven();
 }
 
-/// Clients that wait in the backlog may be more honest. A client that is dropped too early comes again (ConnectionAttempt).
+/// Drops clients that have proved nothing for a while, because clients that wait in the backlog may know the key. A
+/// client that is dropped too early tries again (ConnectionAttempt).
 void Listener::State::make_room() {
   if (has_room() && !is_starved) return;
   const TimePoint now = std::chrono::steady_clock::now();
@@ -183,7 +186,7 @@ bool Listener::State::wait(Deadline deadline) {
   constexpr std::chrono::milliseconds kSlice{100};
   const std::chrono::milliseconds left = deadline.whole_ms_left(kSlice);
   if (left == std::chrono::milliseconds{0}) return false;
-  const bool has_room_now = listens();  // else the socket would be ready without end
+  const bool has_room_now = listens();  // otherwise the socket would be ready all the time
   const std::chrono::milliseconds slice =
       has_room_now ? left : next_room().whole_ms_left(left) + std::chrono::milliseconds{1};
   std::vector<pollfd> fds;
@@ -221,8 +224,8 @@ std::optional<Pipe> Listener::State::serve(Client& client) {
   return std::move(client.ours);
 }
 
-/// Takes the bytes that have come, so that a part of a message causes no further wake-up. Returns true once there are
-/// `wanted` bytes.
+/// Reads the bytes that have arrived, so that a part of a message causes no further wake-up. Returns true once `wanted`
+/// bytes are there.
 bool Listener::State::Client::hear(std::size_t wanted) {
   while (heard_bytes < wanted) {
     const ssize_t got = ::recv(socket.fd(), heard.data() + heard_bytes, wanted - heard_bytes, MSG_DONTWAIT);
@@ -254,7 +257,8 @@ void Listener::State::check_proof(Client& client) {
   client.deadline = Deadline::after(kTimeout);
 }
 
-/// Logs it once: any user of the host may come to a TCP port, as often as it likes.
+/// Counts a refused client. Logs only the first one, because any user of the host may connect to a TCP port any number
+/// of times.
 void Listener::State::refuse(const char* why) {
   if (refused.fetch_add(1) != 0) return;
   log_warning("a client of the listener at {} {} and was refused; further ones are only counted",

@@ -7,14 +7,14 @@
 
 namespace onecopy {
 
-/// A descriptor that is readable while a listener's accept() has something to do. The descriptor watches the listener's
-/// socket, its clients, and a timer for the moment in which a listener without room may drop a client.
+/// A descriptor that is readable while a listener's accept() has work to do. The descriptor watches the listener's
+/// socket, its clients, and a timer for the moment at which a listener without room may drop a client.
 ///
 /// Thread safety: none. Invariant: a descriptor is removed before it is closed, because a forked child may keep its
 /// file open.
 class ListenerEvents {
  public:
-  /// Throws out_of_descriptors, system.
+  /// Watches the socket of a listener. Throws out_of_descriptors, system.
   explicit ListenerEvents(int listening);
 
   int fd() const noexcept { return poller_.fd(); }

@@ -19,7 +19,8 @@ namespace onecopy {
 namespace {
 
 constexpr std::chrono::seconds kReceiversMayTake{10};
-constexpr std::chrono::seconds kGuestsMayTake{10};  // from opening the queue to joining it
+// The time that a process may take from opening a queue's handle to joining the queue.
+constexpr std::chrono::seconds kGuestsMayTake{10};
 constexpr std::uint64_t kSmallestRange = 1 << 20;
 
 std::uint64_t new_channel_id() {
@@ -36,7 +37,7 @@ Fd make_ring_file(const RingOptions& options, bool may_spin) {
   return ring.fd().duplicate();
 }
 
-/// The descriptor behind a tensor's segment.
+/// Returns the descriptor of a tensor's segment.
 Fd file_of(const Tensor& tensor) {
   SharedBlocks& group = shared_blocks(tensor, "share");
   const std::uint32_t segment = group.export_block(tensor.block().number(), tensor.access()).info.segment;
@@ -56,7 +57,7 @@ Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const 
   if (segments_.sleeps()) ring_.set_wait_mode(Ring::WaitMode::block);
 }
 
-/// A ring is mapped where it fits, and a queue has two mappings of it.
+/// Makes a queue. The ring's range is halved until both of the queue's mappings fit into the address space.
 Channel& Channel::create(const QueueOptions& options) {
   RingOptions ring{"onecopy-queue", options.maxsize, options.range};
   for (;; ring.range /= 2) {
@@ -95,17 +96,18 @@ Channel& Channel::connect(const Handle& handle) {
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
-/// Settles marks first: the process may end at once after leaving, without running our code again.
+/// Settles the marks of streams first, because the process may end at once after leaving without running our code
+/// again.
 void Channel::leave() noexcept {
   if (Session* const session = Session::existing()) session->streams().settle();
   ChannelRegistry::instance().leave(*this);
 }
 
-/// REQUIRES: the registry's lock: a thread that opens this queue from here on opens it anew.
+/// Closes the channel; a thread that opens the queue later makes a new channel. REQUIRES: the registry's lock.
 void Channel::close() noexcept {
   Session* session = Session::existing();
-  if (!session || session_.load() != session) return;  // a forked child that never used it
-  sender_.in_flight().release_taken(UINT64_MAX);       // items that will not be taken
+  if (!session || session_.load() != session) return;  // a forked child that never used the queue
+  sender_.in_flight().release_taken(UINT64_MAX);       // releases the items that no process will take
   session->queues().remove_transit(transit_);
   session->queues().close(creator_, id_, is_read_alone_);
 }
@@ -124,12 +126,13 @@ void Channel::forget_readiness() noexcept {
 Handle Channel::handle() { return session().share(memory_, kHandleIsQueue); }
 
 void Channel::join_again(Session& session, Deadline deadline) {
-  constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
+  constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // a stopped creator is told once it continues
   const DeadlineScope scope(std::min(deadline, Deadline::after(kCreatorTakesAtMost)));
   ChannelRegistry::instance().join(*this, session);
 }
 
-/// REQUIRES: the registry's lock. In a forked child what the parent did with the queue is forgotten.
+/// Makes the channel this process's own. A forked child forgets what its parent did with the queue. REQUIRES: the
+/// registry's lock.
 void Channel::settle_in(Session& session) {
   if (Session* const parent = session_) {
     ring_.check_namespace();
@@ -143,8 +146,8 @@ void Channel::settle_in(Session& session) {
   session_.store(&session, std::memory_order_release);
 }
 
-/// Tells the creator, once. If the creator is gone, the queue goes on among its other users. A creator that could not
-/// be told is told at the next use.
+/// Tells the creator once that this process uses the queue. If the creator is gone, its other users continue to use the
+/// queue. A creator that could not be told is told at the next use.
 void Channel::announce(Session& session) {
   if (is_announcing_.test_and_set()) return;
   try {
@@ -168,7 +171,7 @@ bool Channel::try_announce(Session& session) {
 std::optional<QueueProgress> Channel::progress() const noexcept {
   try {
     return QueueProgress{ring_.put_count(), ring_.head()};
-  } catch (const Error&) {  // a damaged ring: its items will not be taken
+  } catch (const Error&) {  // a damaged ring, whose items no process will take
     return {};
   }
 }
@@ -179,8 +182,8 @@ void Channel::count_users(std::size_t others) noexcept {
   ChannelRegistry::look_soon();
 }
 
-/// Returns whether a process may be about to join with a handle. The process opens the handle, which ends the hold, and
-/// joins afterwards. REQUIRES: the registry's lock.
+/// Returns whether a process may be about to join with a handle. The process has opened the handle, which has ended the
+/// hold, and has not joined yet. REQUIRES: the registry's lock.
 bool Channel::is_invited() noexcept {
   Session* const session = session_;
   if (!session || creator_ != session->id()) return false;
@@ -197,15 +200,16 @@ void Channel::give_up() noexcept {
   invited_until_ = {};
 }
 
-/// Counts only processes that have a Queue object. Processes that keep the queue for its items alone do not keep it for
-/// each other.
+/// Returns whether another process needs the channel. Counts only processes with a Queue object: processes that keep
+/// the queue only for its items do not keep it for each other.
 bool Channel::is_needed() noexcept {
   const bool is_over = is_alone();
   if (is_invited()) return true;
   return !is_over && (others_ != 0 || !sender_.in_flight().empty());
 }
 
-/// The receiver of our items may be on its way with a handle, but not for ever.
+/// Returns whether no process is left that can take our items. A process that was sent a handle may still join, within
+/// a limited time.
 bool Channel::is_alone() noexcept {
   const auto now = std::chrono::steady_clock::now();
   if (is_role_held(ring_.fd(), Role::user)) alone_since_.reset();
@@ -214,7 +218,8 @@ bool Channel::is_alone() noexcept {
   return alone_since_ && now - *alone_since_ >= kReceiversMayTake;
 }
 
-/// Holds the role before the parent can leave, which must see that its child has the queue too.
+/// Takes the role lock in a forked child, before the parent can leave the queue, so that the parent sees that its child
+/// has the queue too.
 void Channel::hold_role_in_child() noexcept {
   ring_.forget_waiting();
   try {
@@ -230,7 +235,8 @@ bool Channel::look() noexcept {
   return more;
 }
 
-/// A queue that is gone has no items to lose. Items still to be taken out of it keep it here.
+/// Returns the number of segments that would be lost with this process; 0 if the queue is gone, which has no items to
+/// lose.
 std::uint64_t Channel::unkept() const noexcept {
   const bool is_over = queues_ == 0 || ring_.is_closed();
   return is_over && sender_.in_flight().empty() ? 0 : sender_.unkept();

@@ -19,38 +19,39 @@ namespace onecopy {
 
 struct QueueProgress;
 
-/// A queue as this process has it open, with any number of Queue objects. The last of them may go while items of ours
-/// are still to be taken, or others rely on the creator. Then the channel lives on in the background until that is
-/// over.
+/// A queue as this process has it open, with any number of Queue objects. If the last object is destroyed while our
+/// items have not been taken, or while other processes rely on the creator, the channel stays in the background as long
+/// as necessary.
 ///
 /// Thread safety: all members may be called concurrently.
 class Channel {
  public:
-  /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  /// Makes a queue. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Channel& create(const QueueOptions& options);
   static Channel& connect(const Handle& handle);
-  /// Counts another Queue object.
+  /// Counts one more Queue object.
   Channel& enter_again();
-  /// Ends the count of a Queue object.
+  /// Counts one Queue object less.
   void leave() noexcept;
-  /// Ends the queue when this process leaves it: no other process takes items. REQUIRES: this process is the creator.
+  /// Makes the queue end when this process leaves it, because no other process takes items. REQUIRES: this process is
+  /// the creator.
   void read_alone() noexcept { is_read_alone_ = true; }
 
   Handle handle();
-  /// The queue's number, the same in all of its processes.
+  /// Returns the queue's number, which is the same in all processes.
   std::uint64_t id() const noexcept { return id_; }
   Ring& ring() noexcept { return ring_; }
   Sender& sender() noexcept { return sender_; }
   Receiver& receiver() noexcept { return receiver_; }
-  /// A descriptor that is readable while the ring has items or is closed, from here on. The first call says who looks
-  /// around, see Readiness.
+  /// Returns a descriptor that is readable while the ring has items or is closed. The first call sets the function that
+  /// looks around, see Readiness.
   int ready_fd(Readiness::LookAround look_around = {});
-  /// Notes that this process has put or taken something, or looked in vain.
+  /// Notes that this process has put or taken an item, or found none.
   void note_change() noexcept {
     if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
   }
   /// Returns the session of this process, in which the channel is open. A forked child joins at its first use, and
-  /// waits for the creator until the deadline and little longer.
+  /// waits for the creator little longer than until the deadline.
   Session& session(Deadline deadline = kForever) {
     Session& now = Session::current();
     if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
@@ -67,14 +68,14 @@ class Channel {
  private:
   friend class ChannelRegistry;
 
-  /// `introducer`: the process whose handle named the queue.
+  /// Makes the channel of a queue. `introducer`: the process whose handle named the queue.
   Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
   static Channel& create(const RingOptions& options, bool may_spin);
   void close() noexcept;
   void join_again(Session& session, Deadline deadline);
   void settle_in(Session& session);
   void announce(Session& session);
-  /// Returns false if the creator does not answer.
+  /// Tells the creator. Returns false if the creator does not answer.
   bool try_announce(Session& session);
   std::optional<QueueProgress> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
@@ -82,38 +83,38 @@ class Channel {
   /// Returns whether others need the channel, although no Queue object is left here.
   bool is_needed() noexcept;
   bool is_invited() noexcept;
-  /// Gives up waiting for receivers to come if no user is left: memory is short.
+  /// Stops waiting for receivers to join if no user is left. Called when memory is short.
   void give_up() noexcept;
-  /// Returns whether no process is left that takes its items, or later ones of others.
+  /// Returns whether no process is left that takes items, ours or later ones of other processes.
   bool is_alone() noexcept;
   void hold_role_in_child() noexcept;
-  /// Lets go of taken items. Returns true while there are more.
+  /// Releases items that have been taken. Returns true while there are more.
   bool look() noexcept;
   TransitInfo in_transit() const;
   std::uint64_t unkept() const noexcept;
 
-  Tensor memory_;  ///< the ring, as a block that others can open
+  Tensor memory_;  ///< the ring, in a block that other processes can open
   Ring ring_;
   SegmentDirectory segments_;
   const ProcessId creator_;
   const std::uint64_t id_;
   Sender sender_;
   Receiver receiver_;
-  std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry, as is changing ready_
+  std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry's lock, as are changes of ready_
   std::atomic<Readiness*> ready_{nullptr};
   std::atomic<Session*> session_{nullptr};
-  std::atomic<bool> is_announced_{false};  ///< to the creator
+  std::atomic<bool> is_announced_{false};  ///< the creator knows of this process
   std::atomic_flag is_announcing_;
   std::uint64_t transit_ = 0;
   std::atomic<bool> is_read_alone_{false};
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
-  std::atomic<std::size_t> others_{0};  ///< in the creator: processes
+  std::atomic<std::size_t> others_{0};  ///< the number of other processes; known to the creator only
   /// The time until which a process that was sent a handle may join. The hold of the handle has ended, since the handle
   /// has been opened. Only the creator sets the time.
   std::chrono::steady_clock::time_point invited_until_{};
   /// The time since which no process has a Queue object of the queue.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;
-  std::atomic<bool> is_left_{false};  ///< alone_since_ has a value; for listings
+  std::atomic<bool> is_left_{false};  ///< whether alone_since_ has a value; for listings
 };
 
 }  // namespace onecopy

@@ -8,7 +8,7 @@
 
 namespace onecopy {
 
-/// A child must not inherit a channel in the middle of a change.
+/// Locks the registry around a fork, so that a child never inherits a channel in the middle of a change.
 const ForkHook ChannelRegistry::kForkHook{
     ForkRank::queues,
     {[] { instance().before_fork(); }, [] { instance().after_fork(); },
@@ -59,7 +59,7 @@ void ChannelRegistry::after_fork_in_child() noexcept {
   let_go_of_parents();
 }
 
-/// The parent holds its own items in queues, including items of queues that it had left already.
+/// Forgets the parent's items in a forked child: the parent holds them itself, also in queues that it had left.
 void ChannelRegistry::let_go_of_parents() noexcept {
   Channels unused;
   const LockGuard lock(mutex_);
@@ -103,7 +103,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   if (expects_guests) look_soon();
 }
 
-/// Stops the threads at exit: none may outlive static objects.
+/// Stops the threads at exit, because no thread may outlive static objects.
 int ChannelRegistry::ready_fd(Channel& channel, Readiness::LookAround look_around) {
   static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { instance().at_exit(); });
   const LockGuard lock(mutex_);
@@ -115,7 +115,7 @@ int ChannelRegistry::ready_fd(Channel& channel, Readiness::LookAround look_aroun
 }
 
 /// Moves unneeded channels to `unused`; the caller destroys them once it has no lock. Returns true while a channel is
-/// needed only by a process on its way, which time ends.
+/// needed only by a process that may still join, within a limited time.
 bool ChannelRegistry::take_unused(Channels& unused) noexcept {
   const Session* const here = Session::existing();
   bool expects_guests = false;
@@ -135,7 +135,7 @@ bool ChannelRegistry::take_unused(Channels& unused) noexcept {
 }
 
 void ChannelRegistry::join(Channel& channel, Session& session) {
-  Channels unused;  // of the parent's
+  Channels unused;  // the parent's channels
   {
     const LockGuard lock(mutex_);
     if (channel.session_ != &session) {
@@ -151,7 +151,7 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
   channel.announce(session);
 }
 
-/// Does not wait for the lock: an allocation may be made under another lock of ours.
+/// Does not wait for the lock, because an allocation may be made under another lock of onecopy's.
 bool ChannelRegistry::give_up_backlogs() noexcept {
   Channels unused;
   if (!mutex_.try_lock()) return false;
@@ -162,7 +162,7 @@ bool ChannelRegistry::give_up_backlogs() noexcept {
   return !unused.empty();
 }
 
-/// Does not wait for the lock, which is held before a fork while the watch thread is being stopped.
+/// Does not wait for the lock, because a thread that is about to fork holds it while it stops the watch thread.
 Timer::Pause ChannelRegistry::look() noexcept {
   constexpr std::chrono::milliseconds kUntilGuestsCome{160};
   Channels unused;

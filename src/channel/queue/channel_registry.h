@@ -20,16 +20,16 @@ class ChannelRegistry {
  public:
   static ChannelRegistry& instance();
 
-  /// Returns the channel of this process for the queue of `fresh`: `fresh` itself if it is the first. Counts one more
-  /// Queue object.
+  /// Returns this process's channel for the queue of `fresh`, which is `fresh` itself if there was none. Counts one
+  /// more Queue object.
   Channel& enter(std::unique_ptr<Channel> fresh);
   Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
   /// Returns the descriptor of Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
   int ready_fd(Channel& channel, Readiness::LookAround look_around);
-  /// Makes a channel this process's own, also after a fork.
+  /// Makes a channel this process's own, at first use or after a fork.
   void join(Channel& channel, Session& session);
-  /// The watch thread looks after all channels soon. Has no effect before the first join().
+  /// Makes the watch thread look after all channels soon. Has no effect before the first join().
   static void look_soon() noexcept {
     if (instance_ && instance_->looks_) instance_->looks_->request();
   }
@@ -43,7 +43,7 @@ class ChannelRegistry {
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
   void at_exit() noexcept;
-  // No analysis follows locks from before_fork to the functions after the fork.
+  // The analysis cannot follow locks from before_fork() to the functions after the fork.
   void before_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
@@ -54,7 +54,7 @@ class ChannelRegistry {
   Mutex mutex_;
   Channels channels_ GUARDED_BY(mutex_);
   Session* looked_after_by_ GUARDED_BY(mutex_) = nullptr;
-  std::optional<Timer> looks_;  ///< made by a process's first join(), which comes before all requests
+  std::optional<Timer> looks_;  ///< made by the first join() of the process, before any request
 };
 
 }  // namespace onecopy

@@ -33,7 +33,7 @@ bool ItemsInFlight::ends_with(std::span<const BlockRef> blocks) const noexcept {
   return last.group == blocks.front().group() && last.number == blocks.front().number();
 }
 
-/// Returns the place of the next ones. The blocks do not count until publish().
+/// Writes the blocks of an item and returns the place for the next ones. The blocks do not count until publish().
 ItemsInFlight::Cursor ItemsInFlight::write(std::uint64_t position, std::span<const BlockRef> blocks) {
   Cursor end = write_;
   for (const BlockRef& block : blocks) {
@@ -72,7 +72,7 @@ void ItemsInFlight::release_locked(std::uint64_t head, std::size_t keep) noexcep
   std::array<Sent, kAtOnce> taken;
   for (;; mutex_.lock()) {
     const std::size_t count = take_out(head, keep, taken);
-    mutex_.unlock();  // no thread should wait for the keepers' work now
+    mutex_.unlock();  // no thread should wait for the work of the blocks' groups
     const std::span some(taken.data(), count);
     for (const Sent& item : some) as_shared(*item.group).end_transit(item.number);
     release(some);
@@ -107,7 +107,7 @@ std::size_t ItemsInFlight::take_out(std::uint64_t head, std::size_t keep, std::s
   return count;
 }
 
-/// Returns null if there is none.
+/// Returns the oldest block; null if there is none.
 const ItemsInFlight::Sent* ItemsInFlight::oldest() const noexcept {
   if (empty()) return nullptr;
   const Chunk& chunk = *read_.chunk;

@@ -19,52 +19,54 @@ namespace onecopy {
 /// until then.
 ///
 /// Thread safety: all members may be called concurrently. REQUIRES: push() by one thread at a time, in the order of
-/// positions, as under the ring's lock for producers. So push() takes no lock: a putter writes behind put_, and a
-/// releaser reads before it.
+/// positions, as under the ring's lock for producers. So push() takes no lock: a putter writes after put_, and a thread
+/// that releases reads before put_.
 class ItemsInFlight {
  public:
-  /// `channel` is the queue's number.
+  /// Constructs an empty list. `channel` is the queue's number.
   explicit ItemsInFlight(std::uint64_t channel);
   ~ItemsInFlight() { clear(); }
   ItemsInFlight(const ItemsInFlight&) = delete;
   ItemsInFlight& operator=(const ItemsInFlight&) = delete;
 
-  /// Keeps the blocks of an item before the item can be taken. Throws bad_alloc; then nothing was kept.
+  /// Keeps the blocks of an item, before the item can be taken. Throws bad_alloc, after which nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);
   void push(std::uint64_t position, BlockRef&& block);
-  /// Afterwards the next push() of one block throws nothing. Throws bad_alloc.
+  /// Makes room, so that the next push() of one block does not throw. Throws bad_alloc.
   void reserve();
-  /// Returns whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
-  /// lock for producers, as push().
+  /// Returns whether the last item that was kept is this single block, so that keeping it again takes no more memory.
+  /// REQUIRES: the ring's lock for producers, as push().
   bool ends_with(std::span<const BlockRef> blocks) const noexcept;
-  /// Releases the items before `head`. Returns true while there are others. The watch thread does not wait for
-  /// another thread's work: it would hold up a fork.
+  /// Releases the items before `head`. Returns true while there are others. The watch thread passes false for
+  /// `may_wait`: waiting for another thread's work would delay a fork.
   bool release_taken(std::uint64_t head, bool may_wait = true) noexcept;
   enum class Blocks : std::uint8_t { borrowed, own, large };
-  /// Releases some items, if there is reason to look. Small own blocks stay a little longer: by then the process that
-  /// sent them on has let go too, and they are free at once, without a time in limbo.
+  /// Releases some taken items, if it is time to look. Keeps small own blocks a little longer, until their receiver has
+  /// released them as well, so that they become free at once and never enter limbo.
   template <class Head>
   void release_some(Blocks blocks, Head&& head) noexcept {
     const std::size_t keep = blocks == Blocks::own ? kMany : 0;
     if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany)) release_before(head(), keep);
   }
   bool empty() const noexcept { return size() == 0; }
-  /// Notes since when the oldest has been there.
+  /// Notes the time since which the oldest item has been there.
   void note_age() noexcept;
-  /// Blocks and age, for listings.
+  /// Returns the number of blocks and their age, for listings.
   TransitInfo info(std::string where) const;
 
-  // Called around a fork. A child holds nothing: its parent does. Items that a putter was about to push are dropped.
+  // Called around a fork. A child keeps no blocks, since its parent does. Items that a putter was about to push are
+  // dropped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;
 
  private:
   static constexpr std::size_t kMany = 16;
-  static constexpr std::size_t kManyLarge = 3;  ///< so that at most every other put disturbs the getter
+  /// A count with which at most every other put disturbs the getter.
+  static constexpr std::size_t kManyLarge = 3;
   static constexpr std::size_t kAtOnce = 32;
 
-  /// A reference without an owner: a chunk does not release the references in it.
+  /// A reference that its destructor does not release: a chunk may contain released ones.
   struct Sent {
     std::uint64_t position;
     BlockGroup* group;
@@ -72,7 +74,7 @@ class ItemsInFlight {
   };
   struct Chunk {
     std::array<Sent, 64> items;
-    std::unique_ptr<Chunk> next;  ///< made before any item in it counts
+    std::unique_ptr<Chunk> next;  ///< made before an item in it counts
   };
   struct Cursor {
     Chunk* chunk;
@@ -80,14 +82,15 @@ class ItemsInFlight {
   };
 
   std::size_t size() const noexcept {
-    const std::size_t taken = taken_.load(std::memory_order_acquire);  // first: it never passes put_
+    // Read first, because taken_ never passes put_.
+    const std::size_t taken = taken_.load(std::memory_order_acquire);
     return put_.load(std::memory_order_acquire) - taken;
   }
   Cursor write(std::uint64_t position, std::span<const BlockRef> blocks);
   void publish(Cursor end, std::span<const BlockRef> blocks) noexcept;
-  /// Releases until only `keep` are left.
+  /// Releases items before `head` until only `keep` are left.
   void release_before(std::uint64_t head, std::size_t keep) noexcept EXCLUDES(mutex_);
-  /// As release_before(); lets go of the lock.
+  /// Does what release_before() does, and releases the lock.
   void release_locked(std::uint64_t head, std::size_t keep) noexcept RELEASE(mutex_);
   /// Releases the items. REQUIRES: they are at most kAtOnce.
   static void release(std::span<const Sent> items) noexcept;
@@ -96,13 +99,13 @@ class ItemsInFlight {
   const Sent* oldest() const noexcept REQUIRES(mutex_);
 
   const std::uint64_t channel_;
-  std::unique_ptr<Chunk> chunks_;  ///< from the oldest item on
+  std::unique_ptr<Chunk> chunks_;  ///< begins with the chunk of the oldest item
 
-  // The putter's.
+  // Only the putter uses write_.
   Cursor write_;
-  std::atomic<std::size_t> put_{0};  ///< blocks ever
+  std::atomic<std::size_t> put_{0};  ///< the number of blocks ever put
 
-  // Of threads that hold the mutex.
+  // Threads that hold the mutex use the following members.
   mutable Mutex mutex_;
   Cursor read_ GUARDED_BY(mutex_);
   std::atomic<std::size_t> taken_{0};

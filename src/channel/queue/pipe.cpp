@@ -20,7 +20,7 @@ constexpr std::string_view kPrefix = "onecopy-pipe:";
 constexpr std::uint32_t kPipeMagic = 0x45504950;  // "PIPE"
 constexpr std::uint16_t kPipeVersion = 1;
 
-/// The first bytes; the handles of both queues follow, the queue that end 0 sends into first.
+/// The first bytes of a pipe's handle. The handles of both queues follow, first the one that end 0 sends into.
 struct PipeHead {
   std::uint32_t magic = kPipeMagic;
   std::uint16_t version = kPipeVersion;
@@ -29,7 +29,7 @@ struct PipeHead {
 };
 static_assert(sizeof(PipeHead) == 12);
 
-/// The time that a receiver sleeps before it looks whether a sender is left.
+/// The time that a receiver sleeps before it checks whether a sender is left.
 constexpr std::chrono::milliseconds kLookAround{100};
 
 Role role_of(unsigned end) noexcept { return end == 0 ? Role::end_0 : Role::end_1; }
@@ -47,8 +47,8 @@ using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
 
 struct PipeHandle::Parts {
   unsigned end;
-  std::array<Handle, 2> queues;  ///< that end 0 sends into, that end 1 sends into
-  Fd role;                       ///< none when it came as bytes
+  std::array<Handle, 2> queues;  ///< the queue that end 0 sends into, and the one that end 1 sends into
+  Fd role;                       ///< empty if the handle arrived as bytes
 };
 
 /// The end of a pipe in this process.
@@ -62,8 +62,8 @@ struct Pipe::End {
   const Fd& file() const noexcept { return queues[0]->ring().fd(); }
   Channel& out() const noexcept { return *queues[number]; }
   Channel& in() const noexcept { return *queues[1 - number]; }
-  /// Closes both queues for all if no process has one of the ends. Returns false also while a stopped process keeps a
-  /// queue's lock.
+  /// Closes both queues for all processes if no process has one of the ends. Returns false also while a stopped process
+  /// holds a queue's lock.
   bool close_if_deserted() const;
   template <class Item>
   void send(const Item& item, Stream stream);
@@ -77,7 +77,7 @@ struct Pipe::End {
   std::atomic<std::uint32_t> sent{0};
 };
 
-/// Calls use(), whose error of a closed ring then names the pipe, not its queue.
+/// Calls use(). If it throws because the queue is closed, the error names the pipe instead of its queue.
 template <class Use>
 auto in_words_of_pipes(Use&& use) {
   try {
@@ -90,10 +90,11 @@ auto in_words_of_pipes(Use&& use) {
 
 template <class Item>
 void Pipe::End::send(const Item& item, Stream stream) {
-  constexpr std::uint32_t kLookEvery = 16;  // no other sender would look at a dead receiver
+  // Otherwise a sender would not notice that all receivers have died.
+  constexpr std::uint32_t kLookEvery = 16;
   if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
   in_words_of_pipes([&] { out().sender().put(out().session(), item, kForever, stream); });
-  out().note_change();  // the other end may be in this process, too
+  out().note_change();  // this process may have the other end, too
 }
 
 bool Pipe::End::close_if_deserted() const {
@@ -108,19 +109,19 @@ bool Pipe::End::close_if_deserted() const {
   return true;
 }
 
-/// Closes the queues if this was the last holder, so the others need not wait until they look around.
+/// Closes the queues if this was the last holder of the end, so that others need not wait until they look around.
 Pipe::End::~End() {
   role.reset();
   if (is_role_held(file(), role_of(number))) return;
   try {
     for (const ChannelRef& queue : queues) queue->ring().close(kNow);
-  } catch (const Error&) {  // a damaged ring, or one whose lock is kept; they will look around
+  } catch (const Error&) {  // a damaged ring, or a lock that a stopped process holds: others look around
   }
 }
 
-/// Calls take(deadline), and looks around whenever no message came for a while. A dying process's messages were there
-/// before it was gone, so the last look for messages comes after that. A stopped process that keeps the queue's lock or
-/// does not answer is waited for like a message.
+/// Calls take(deadline), and looks around whenever no message arrived for a while. The messages of a dying process were
+/// put before its end, so the last look for messages comes after its end. If a stopped process holds the queue's lock
+/// or does not answer, waits as if for a message.
 template <class Take>
 auto Pipe::End::take(Deadline deadline, Take&& take) const {
   const auto take_until = [&](Deadline pause) -> decltype(take(pause)) {
@@ -143,7 +144,8 @@ auto Pipe::End::take(Deadline deadline, Take&& take) const {
   }
 }
 
-/// The watch outlives this object while another one in this process has the end: it keeps what it looks at.
+/// Returns the queue's descriptor. The function that looks around may outlive this object, if another object of this
+/// process has the end, so it keeps what it needs.
 int Pipe::End::ready_fd() const {
   const auto roles = std::make_shared<Fd>(file().duplicate());
   Ring& incoming = in().ring();
@@ -151,7 +153,7 @@ int Pipe::End::ready_fd() const {
     if (is_role_held(*roles, other)) return;
     try {
       incoming.close(kNow);
-    } catch (const Error&) {  // a stopped process keeps its lock; at the next look
+    } catch (const Error&) {  // a stopped process holds the lock; tries again at the next look
     }
   });
 }

@@ -28,7 +28,8 @@ void log_got(const Channel& channel, const Item& item) noexcept {
   log_debug([&] { return fmt::format("got {} from queue {:016x}", described(item), channel.id()); });
 }
 
-/// Puts the item. Describes it for the log before that: a tensor that is moved into the queue is empty afterwards.
+/// Puts the item. Describes the item for the log first, because a tensor that is moved into the queue is empty
+/// afterwards.
 template <class Item>
 bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
   std::optional<std::string> what;

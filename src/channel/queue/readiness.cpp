@@ -18,7 +18,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// The pauses between two looks whether others have emptied the ring, longer each time.
+/// The shortest and the longest pause between two checks whether other processes have emptied the ring; each pause is
+/// longer than the last.
 constexpr std::chrono::milliseconds kFirstLook = 2ms;
 constexpr std::chrono::milliseconds kLongestPause = 100ms;
 
@@ -49,7 +50,7 @@ void Readiness::start() {
 void Readiness::stop() noexcept {
   if (!thread_.joinable()) return;
   {
-    const LockGuard lock(mutex_);  // it is not between a look at stopping_ and its sleep
+    const LockGuard lock(mutex_);  // so that the thread is not between reading stopping_ and its sleep
     stopping_ = true;
     drained_.notify_all();
   }
@@ -63,7 +64,7 @@ void Readiness::start_again() noexcept {
     start();
   } catch (const std::exception& error) {
     log_warning(error.what());
-    event_.set();  // a reader tries, and waits for the queue itself
+    event_.set();  // lets the reader try, who waits for the queue itself
   }
 }
 
@@ -71,12 +72,12 @@ void Readiness::refresh() noexcept {
   try {
     const LockGuard lock(mutex_);
     if (refresh_locked()) drained_.notify_all();
-  } catch (const Error&) {  // a damaged ring; getting says so
+  } catch (const Error&) {  // a damaged ring, which get() reports
     event_.set();
   }
 }
 
-/// Returns true if it has become unreadable.
+/// Makes the descriptor show the present state. Returns true if it has become unreadable.
 bool Readiness::refresh_locked() {
   bool drained = false;
   while (ring_.is_ready() != readable_) {
@@ -101,16 +102,17 @@ void Readiness::run() noexcept {
 void Readiness::watch() {
   Duration pause = kFirstLook;
   while (!stopping_) {
-    const bool closed = ring_.is_closed();  // before the look: a closer after it wakes this thread
+    // Read before the ring is looked at: closing it later wakes this thread.
+    const bool closed = ring_.is_closed();
     refresh();
-    if (closed) return;  // readable for ever
+    if (closed) return;  // stays readable for ever
     if (ring_.is_ready()) {
       if (pause == kFirstLook) RingWatcher(ring_).pass_on_wake();
       wait_until_drained(pause);
     } else {
       pause = kFirstLook;
       if (look_around_) look_around_();
-      RingWatcher(ring_).doze([this] { return stopping_.load(); });  // for a slice at most
+      RingWatcher(ring_).doze([this] { return stopping_.load(); });  // at most for a slice
     }
   }
 }

@@ -14,19 +14,19 @@ namespace onecopy {
 
 /// A descriptor for select, poll and epoll that is readable while a ring has an item or is closed.
 ///
-/// A thread of its own sleeps on the ring as a getter does, so putters pay for it as for a getter. While the ring has
-/// items, it costs putters nothing: the thread looks from time to time whether others have emptied the ring. Users of
-/// this process report their puts and gets, which is quicker.
+/// A thread sleeps on the ring as a getter does, so it costs putters as much as a getter. While the ring has items, it
+/// costs putters nothing: the thread checks from time to time whether other processes have emptied the ring. Users in
+/// this process report their puts and gets, so that the descriptor changes at once.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones and the destructor. Invariant: the
 /// descriptor is made unreadable only under mutex_, and the ring is looked at after that.
 class Readiness {
  public:
   /// Runs on the thread between two sleeps, ten times a second, while the ring is empty. The function may close the
-  /// ring: a pipe's does so when no process is left that sends. May be empty; must not throw.
+  /// ring, as a pipe's does when no sender is left. May be empty; must not throw.
   using LookAround = std::function<void()>;
 
-  /// Throws out_of_descriptors, out_of_memory.
+  /// Makes the descriptor and starts the thread. Throws out_of_descriptors, out_of_memory.
   explicit Readiness(Ring& ring, LookAround look_around = {});
   ~Readiness();
 
@@ -34,10 +34,11 @@ class Readiness {
   /// Makes the descriptor show the present state.
   void refresh() noexcept;
 
-  /// Ends the thread, before a fork and at exit. start_again() resumes.
+  /// Ends the thread, before a fork and at exit. start_again() restarts it.
   void stop() noexcept;
   void start_again() noexcept;
-  // Called around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.
+  // Called around a fork, with the thread stopped. A child destroys the object, because its parent has the same
+  // descriptor.
   void lock() noexcept ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() noexcept RELEASE(mutex_) { mutex_.unlock(); }
 

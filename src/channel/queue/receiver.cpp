@@ -11,15 +11,16 @@
 namespace onecopy {
 namespace {
 
-/// The item stays, and can be taken when there is room, or when its stopped owner goes on.
+/// Returns whether the item stays and can be taken later, when there is room or when its stopped owner continues.
 bool may_succeed_later(ErrorCode code) noexcept { return is_shortage(code) || code == ErrorCode::timeout; }
 
-/// The item stays, too, if the caller's demand cannot be met: one tensor, or a stream that is being captured.
+/// Returns whether the item stays: also if the caller asked for what the item cannot give (one tensor, or a stream that
+/// is being captured).
 bool is_kept(ErrorCode code) noexcept {
   return may_succeed_later(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
 }
 
-/// Returns an error that is not a timeout, since a timeout means that the item is still there.
+/// Returns the error for an item that is lost, which is never a timeout: a timeout means that the item is still there.
 Error lost(const Error& why) {
   const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
   return Error(code, fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
@@ -33,14 +34,14 @@ Error lost(const Error& why) {
 
 }  // namespace
 
-/// A call on its way to an item.
+/// The state of one call that takes an item.
 struct Receiver::Attempt {
   Wants wants;
   Stream stream;
   Contents& contents;
-  std::uint64_t position = ~std::uint64_t{0};  ///< of the item that was opened slowly
-  Bytes copy;                                  ///< that item
-  std::optional<Error> lost;                   ///< why it cannot be opened
+  std::uint64_t position = ~std::uint64_t{0};  ///< the position of the item that was opened slowly
+  Bytes copy;                                  ///< the bytes of that item
+  std::optional<Error> lost;                   ///< the reason why the item cannot be opened
 };
 
 Receiver::Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders)
@@ -89,7 +90,7 @@ bool Receiver::take(Session& session, Deadline deadline, Wants wants, Stream str
   return true;
 }
 
-/// Runs under the consumers' lock: it is quick, and asks no other process.
+/// Takes the item if it can be opened without a question. Runs under the consumers' lock, so it is quick.
 bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) {
   if (attempt.position == item.position) return true;
   try {
@@ -98,7 +99,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
     const auto unpack = [&](ItemReader& reader) { return unpacker_.try_unpack(session, reader, tensors); };
     if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
-    // An item elsewhere is long, and its tensors may be any process's.
+    // An item that is elsewhere is long, and its tensors may belong to any process.
     if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, unpack) &&
         can_be_ordered(session, tensors, attempt.stream) &&
         (attempt.wants != Wants::quick_message ||
@@ -111,7 +112,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
     attempt.position = item.position;
     return false;
   } catch (const Error& error) {
-    // Nor is a fault of a device in this process: others may take the item.
+    // A fault of a device in this process does not lose the item either: other processes may take it.
     if (is_kept(error.code()) || error.domain() == ErrorDomain::cuda ||
         error.domain() == ErrorDomain::ascend)
       throw;
@@ -120,7 +121,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
   }
 }
 
-/// Holds no lock, since it may connect to the owner, or wait until the owner is known to be dead.
+/// Opens an item without a lock, because it may connect to the owner, or wait until the owner's death is certain.
 void Receiver::open_slowly(Session& session, Attempt& attempt, Deadline deadline) {
   const DeadlineScope scope(deadline);
   Contents& contents = attempt.contents;
@@ -134,10 +135,11 @@ void Receiver::open_slowly(Session& session, Attempt& attempt, Deadline deadline
     return;
   }
   if (contents.tensors.order.is_of_values()) return;
-  can_be_ordered(session, contents.tensors, attempt.stream);  // unknown: the putter is gone
+  // Throws if the points are unknown because the putter is gone.
+  can_be_ordered(session, contents.tensors, attempt.stream);
 }
 
-/// Returns false if `unpack` does.
+/// Unpacks an item. Returns false if `unpack` does.
 template <class Unpack>
 bool Receiver::read(ByteSpan item, Contents& contents, Unpack&& unpack) {
   contents.clear();
@@ -156,7 +158,7 @@ void Receiver::open(Session& session, ByteSpan item, Contents& contents) {
        [&](ItemReader& reader) { return unpacker_.unpack(session, reader, contents.tensors), true; });
 }
 
-/// The block that the item was written to keeps the tensors until they are claimed one by one.
+/// Opens an item that was written to a block, which keeps the tensors until each is claimed.
 void Receiver::open_elsewhere(Session& session, Contents& contents) {
   const Tensor item = std::move(contents.tensors.first);
   if (item.device() != kCpu)

@@ -14,21 +14,21 @@
 
 namespace onecopy {
 
-/// Takes messages out of a queue and opens their tensors: claim first, then advance the head. A short item that can be
-/// opened without a question to another process is opened under the ring's lock. Other items stay in their place, and
-/// another consumer may take them.
+/// Takes messages out of a queue and opens their tensors: claims the tensors first, then advances the head. A short
+/// item that can be opened without asking another process is opened under the ring's lock. Other items are opened while
+/// they stay in the queue, where another consumer may take them.
 ///
 /// Thread safety: all members may be called concurrently, but for reset().
 class Receiver {
  public:
   Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders);
 
-  /// Returns nothing if there was no message until the deadline. Throws closed, and as opening does. Later work of the
-  /// stream finds the tensors as their putter's stream left them.
+  /// Returns the next message, or nothing if none arrived by the deadline. Later work in the stream sees the tensors as
+  /// their putter's stream left them. Throws closed, and what open() throws.
   std::optional<Message> get(Session& session, Deadline deadline, Stream stream);
-  /// The first message if it can be opened without a question to another process.
+  /// Returns the first message if it can be opened without asking another process.
   std::optional<Message> get_at_once(Session& session, Stream stream);
-  /// Takes a message that was put as one tensor, as get() does; throws invalid_argument if the first item is not.
+  /// Returns the next message as get() does, if it was put as one tensor; throws invalid_argument otherwise.
   std::optional<Tensor> get_tensor(Session& session, Deadline deadline, Stream stream);
 
   TensorUnpacker& unpacker() noexcept { return unpacker_; }

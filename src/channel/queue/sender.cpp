@@ -49,7 +49,8 @@ std::size_t Sender::Parts::write(std::byte* const begin) const {
   return static_cast<std::size_t>(out - begin) + data.size();
 }
 
-/// An epoch takes at least SegmentDirectory::kHalf new segments, so the next attempt is the last as a rule.
+/// Repeats a put whose epoch has ended. An epoch takes at least SegmentDirectory::kHalf new segments, so the second
+/// attempt usually succeeds.
 template <class Put>
 bool Sender::until_settled(Put&& put) {
   for (;;) {
@@ -123,12 +124,12 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
     if (kind == ItemsInFlight::Blocks::large && in_flight_.ends_with(blocks))
       kind = ItemsInFlight::Blocks::borrowed;
     if (given) {
-      in_flight_.reserve();  // the step that can fail, while the block is still the caller's
+      in_flight_.reserve();  // fails, if at all, while the caller still has the block
       in_flight_.push(position, given->take_block());
     } else {
       in_flight_.push(position, blocks);
     }
-    // Last: a spinning getter takes the slot's cache line away again and again until the commit.
+    // Written last, because a spinning getter takes the slot's cache line away repeatedly until the commit.
     const std::size_t size = parts.write(space.data());
     point("queue.put.encoded");
     return size;
@@ -140,13 +141,14 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
   return true;
 }
 
-/// The order is part of the block: no getter touches the tensors before it has read the order.
+/// Writes the item into a block of its own. The block contains the order, too, so that no getter uses the tensors
+/// before it has read the order.
 bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
                            const Limits& limits) {
   const Tensor item = empty(Layout(DType::u8, {static_cast<std::int64_t>(parts.bytes())}));
   parts.write(item.as<std::byte>());
   point("queue.put.written_elsewhere");
-  std::vector<BlockRef> held = blocks;  // the item keeps them, but not beyond this process's death
+  std::vector<BlockRef> held = blocks;  // the block keeps them, but not after this process has died
   held.push_back(item.block());
   session.keep_with(item.block(), std::move(blocks));
   point("queue.put.kept_elsewhere");

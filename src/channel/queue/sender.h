@@ -26,8 +26,9 @@ class Sender {
         packer_(ring, directory, creator),
         in_flight_(directory.queue()) {}
 
-  /// Returns false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then),
-  /// invalid_argument for memory of other libraries. Getters' streams will wait for the work that `stream` has now.
+  /// Puts a tensor. Returns false if there was no space by the deadline. Getters' streams will wait for the work that
+  /// is in `stream` now. Throws closed, out_of_memory (with nothing changed), and invalid_argument for memory of other
+  /// libraries.
   bool put(Session& session, const Tensor& tensor, Deadline deadline, Stream stream);
   bool put(Session& session, const Message& message, Deadline deadline, Stream stream);
   /// Puts the tensor and empties it, unless it returns false.
@@ -37,30 +38,31 @@ class Sender {
   /// Asks the creator to retain segments that it has not been asked for. Throws as put() does.
   void prepare(Session& session, const Message& message, Deadline deadline);
 
-  /// Segments that the creator does not retain, as far as is known.
+  /// Returns the number of known segments that the creator does not retain.
   std::uint64_t unkept() const noexcept { return packer_.lookup().unkept(); }
 
   ItemsInFlight& in_flight() noexcept { return in_flight_; }
   const ItemsInFlight& in_flight() const noexcept { return in_flight_; }
 
-  // Called around a fork. A forked child forgets all that its parent had put.
+  // Called around a fork. A forked child forgets what its parent had put.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void reset() noexcept;
 
  private:
   using Limits = TensorPacker::Limits;
-  /// An item's contents, as they will lie in it.
+  /// The contents of an item, in the order of its bytes.
   struct Parts {
     ItemHead head;
     const Manifest& tensors;
     ByteSpan data;
 
     std::size_t bytes() const noexcept { return sizeof head + tensors.bytes() + data.size(); }
-    /// Returns the number of bytes.
+    /// Writes the contents and returns their size in bytes.
     std::size_t write(std::byte* begin) const;
   };
-  /// The directory has begun another epoch since the rows were looked up: the put begins again.
+  /// An exception that begins the put anew, because the directory has begun another epoch since the rows were looked
+  /// up.
   struct DirectoryTurn {};
 
   template <class Put>
@@ -69,7 +71,7 @@ class Sender {
   bool try_put_message(Session& session, const Message& message, const Departure& departure,
                        const Limits& limits);
   bool try_put_one(Session& session, const Departure& departure, Deadline deadline, Tensor* given);
-  /// `given` is the tensor of the blocks: it is consumed.
+  /// Puts the contents into the ring. `given` is the tensor of the blocks, which is moved into the queue.
   bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks, Deadline deadline,
                   Tensor* given = nullptr);
   bool put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,

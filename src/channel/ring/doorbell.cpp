@@ -8,7 +8,7 @@
 
 namespace onecopy {
 
-/// A ring that found no sleeper on the word wakes a thread in reserve. If there is none, it disarms the word, unless a
+/// Wakes a thread that sleeps on the word, or else one in reserve. If there is neither, disarms the word, unless a
 /// thread has armed it since.
 void Bell::wake() noexcept {
   const std::uint32_t marked = word_.try_wake();

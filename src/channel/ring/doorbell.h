@@ -22,9 +22,9 @@ class Bell {
   static State state_of(std::uint32_t value) noexcept { return WaitWord::state_of(value); }
   State state() const noexcept { return word_.state(); }
 
-  /// Notes that a thread looks by itself. Returns the value of the word.
+  /// Notes that a thread looks without being woken. Returns the value of the word.
   std::uint32_t watch() noexcept { return word_.set(awake); }
-  /// Calls watch(), unless the word says so already: a write would take the word out of the ringers' caches.
+  /// Calls watch(), unless the state is awake already: a write would take the word out of the ringers' caches.
   void stay_awake() noexcept {
     if (state() != awake) watch();
   }
@@ -32,18 +32,18 @@ class Bell {
   std::uint32_t arm() noexcept { return word_.arm(); }
   /// Notes that no thread listens.
   void desert() noexcept { word_.set(deserted); }
-  /// Calls desert() if the word says that a thread is awake. Returns whether it did.
+  /// Calls desert() if the state is awake. Returns whether it was.
   bool desert_if_awake() noexcept {
     const std::uint32_t seen = value();
     return state_of(seen) == awake && desert_from(seen);
   }
-  /// Calls desert(), unless another thread has changed the state since the word was `seen`.
+  /// Calls desert(), unless another thread has changed the word since it was `seen`.
   bool desert_from(std::uint32_t seen) noexcept { return word_.desert_from(seen); }
 
-  /// Notes the processor of this thread, which listens.
+  /// Notes that this thread listens, and on which processor.
   void listen_here() noexcept;
-  /// Returns whether the listener was on the caller's processor when it last said so. Then it cannot run while the
-  /// caller spins: a caller that waits for it must sleep.
+  /// Returns whether the listener was on the caller's processor at its last listen_here(). If so, the listener cannot
+  /// run while the caller spins, so a caller that waits for the listener must sleep.
   bool shares_processor() const noexcept;
 
   /// Wakes one sleeper if there may be one. Returns the state that it found.
@@ -53,12 +53,14 @@ class Bell {
     return found;
   }
   void ring_all() noexcept;
-  /// Sleeps while the word holds `armed`: until `deadline`, a slice at most. False when a whole slice has passed.
+  /// Sleeps while the word is `armed`, until `deadline` and at most for a slice. Returns false if a whole slice has
+  /// passed.
   bool sleep(std::uint32_t armed, Deadline deadline) const noexcept {
     return sleep_on(word_, armed, deadline);
   }
-  /// Sleeps beside the thread that sleeps on the word: a ring wakes a thread here only when it finds none there. So one
-  /// thread, whose caches are warm, does what there is to do. `seen` is what reserve() was before the last look.
+  /// Sleeps in reserve: a ring wakes a thread here only if no thread sleeps on the word. So one thread, whose caches
+  /// are warm, does all the work as long as it can. `seen` is the value that reserve() had before the caller's last
+  /// look.
   bool sleep_in_reserve(std::uint32_t seen, Deadline deadline) const noexcept {
     return sleep_on(reserve_, seen, deadline);
   }
@@ -69,11 +71,11 @@ class Bell {
 
   WaitWord word_{};
   std::atomic<std::uint32_t> reserve_{0};
-  std::atomic<std::int32_t> processor_{0};  ///< the listener's, plus 1; 0: it never said
+  std::atomic<std::int32_t> processor_{0};  ///< the listener's processor plus 1; 0 if it is unknown
 };
 
-/// The bells that all lanes into one process ring: one for answers, which waiting threads listen to, and one for calls,
-/// which its workers do. An answer that no thread waits for rings for a worker, unless none is needed for answers.
+/// The bells that all lanes into one process ring: one for answers, to which waiting threads listen, and one for calls,
+/// to which workers listen. An answer for which no thread waits wakes a worker, unless none is needed for answers.
 /// Thread safety: all members may be called concurrently.
 struct Doorbell {
   alignas(128) Bell answers;

@@ -18,7 +18,7 @@ namespace onecopy {
 using std::chrono::nanoseconds;
 
 bool may_do_smaller(const Error& error) noexcept {
-  constexpr std::size_t kMappingsOfAQueue = 8;  // at most, with mappings made at first use
+  constexpr std::size_t kMappingsOfAQueue = 8;  // the max number, with mappings that are made at first use
   return is_shortage(error.code()) && error.code() != ErrorCode::out_of_descriptors &&
          has_room_for_mappings(kMappingsOfAQueue);
 }
@@ -28,7 +28,8 @@ namespace {
 constexpr std::uint32_t kFewestChunks = 4;
 constexpr std::uint32_t kMaxChunks = 1U << 20;
 
-/// An empty ring; initialised through a mapping of all of it, to see that the range is to be had.
+/// Makes an empty ring. Initialises it through a mapping of all of it, which shows that the address space has room for
+/// the range.
 Fd make_range(const RingOptions& options, std::uint32_t max_chunks) {
   const RingGeometry geometry(max_chunks);
   Fd fd = create_memfd(options.name, geometry.size());
@@ -55,7 +56,7 @@ Fd make_largest_range(const RingOptions& options) {
   }
 }
 
-/// Returns how long a wait was; long if the deadline came first.
+/// Returns how long a sleep was; a long time if the deadline passed.
 nanoseconds length_of_sleep(TimePoint asleep, Deadline deadline) {
   const TimePoint now = std::chrono::steady_clock::now();
   return now < deadline ? now - asleep : kSleepSlice;
@@ -137,7 +138,7 @@ std::uint64_t Ring::settled_tail() {
   const std::uint64_t intent = producers.intent.load(std::memory_order_relaxed);
   if (intent == tail) return tail;
   if (intent != tail + 1) RingChunks::throw_damaged("tail", tail);
-  // A producer died, or gave up, around its commit. The slot's stamp tells on which side of the commit.
+  // A producer died or threw around its commit. The slot's stamp tells whether the commit was made.
   const RingSlot* slot = chunks_.find(tail);
   if (!slot || slot->stamp.load() != intent) return tail;
   producers.tail.store(intent, std::memory_order_release);
@@ -191,7 +192,8 @@ bool Ring::wait_for_item(Deadline deadline) {
   const TimePoint asleep = std::chrono::steady_clock::now();
   if (!sleep_on(header_->items, armed, deadline)) trim_idle();
   item_spin_.note_sleep(length_of_sleep(asleep, deadline));
-  if (!has_item()) check_empty();  // Not before the sleep: it takes the producers' line away from them.
+  // Checked only after the sleep, because reading takes the producers' cache line away from them.
+  if (!has_item()) check_empty();
   point("ring.take.woken");
   return true;
 }
@@ -232,7 +234,7 @@ void Ring::use_file(const Fd& fd) {
 
 void Ring::close(Deadline deadline) {
   {
-    // Under the lock, so that no put commits after a getter has seen "closed and empty".
+    // Closes under the lock, so that no put commits after a getter has seen "closed and empty".
     lock(header_->producers.mutex, deadline);
     const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
     point("ring.close.locked");
@@ -251,7 +253,8 @@ void RingWatcher::trim() {
   ring_.trim_locked();
 }
 
-/// Settles the tail first: the stamps of a returned chunk no longer tell whether a dead producer's item was put.
+/// Settles the tail first, because the stamps of a returned chunk no longer tell whether a dead producer's item was
+/// put.
 void Ring::trim_locked() {
   settled_tail();
   chunks_.trim(head(), RingChunks::kKeep);

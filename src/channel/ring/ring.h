@@ -18,15 +18,15 @@
 
 namespace onecopy {
 
-/// Options of a new ring.
+/// The options of a new ring.
 struct RingOptions {
-  std::string name = "queue";        ///< for /proc/<pid>/maps
+  std::string name = "queue";        ///< shown in /proc/<pid>/maps
   std::uint64_t max_items = 0;       ///< 0 = as many as memory allows
-  std::uint64_t range = 4ULL << 30;  ///< address space for items; halved while RLIMIT_AS refuses
+  std::uint64_t range = 4ULL << 30;  ///< address space for items; halved until RLIMIT_AS permits it
 };
 
-/// Returns whether a ring of a smaller range may succeed after this failure: not if there is no room for mappings of
-/// any size.
+/// Returns whether making a ring of a smaller range may succeed after this error: not if no more mappings of any size
+/// can be made.
 bool may_do_smaller(const Error& error) noexcept;
 
 /// An item while its getter decides. `bytes` point into shared memory and are valid until then.
@@ -37,7 +37,7 @@ struct RingItem {
 
 enum class TakeResult : std::uint8_t {
   yes,
-  deferred,  ///< the getter does not want it now; it stays the first
+  deferred,  ///< the getter does not take the item now, which stays the first
   timed_out,
 };
 
@@ -45,58 +45,59 @@ enum class TakeResult : std::uint8_t {
 /// ends and survives the death of a user at any instruction.
 ///
 /// Thread safety: all members may be called concurrently, except set_wait_mode(). Invariants, in shared memory:
-///  - Item n exists from the moment its slot's stamp becomes n + 1 until head becomes n + 1. These two
-///    stores are the only commits; all else is derived or done again by the next one.
+///  - Item n exists from the moment its slot's stamp becomes n + 1 until head becomes n + 1. The two
+///    stores are the only commits; everything else is derived, or done again by the next caller.
 ///  - Slots from head on are written under the producers' lock, and only before their stamp.
 ///  - A chunk is reused only after head has passed all of its items.
 ///  - No lock is held while waiting, and no wait is unbounded.
-/// Bytes of other processes are checked where they are used: a damaged ring is an Error (protocol).
+/// Bytes that other processes write are checked where they are used: a damaged ring makes members throw protocol.
 class Ring {
  public:
   /// Makes a ring. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   explicit Ring(const RingOptions& options);
-  /// Attaches to the ring of this descriptor, made by another process or object. Throws protocol if it is something
-  /// else, unsupported as check_namespace().
+  /// Attaches to a ring that another process or object made. Throws protocol if the descriptor is not a ring's, and
+  /// what check_namespace() throws.
   explicit Ring(Fd fd);
-  /// Maps `mapped`, another open file of the ring. A mapping keeps its open file, and with it the locks that `fd`
-  /// has, in forked children for as long as they map the ring.
+  /// Attaches to a ring, but maps `mapped`, another open file of the ring. A mapping keeps its open file, and so the
+  /// file's locks, in forked children as long as they map the ring.
   Ring(Fd fd, const Fd& mapped);
 
-  /// Throws unsupported in a process of another PID namespace than the ring's maker. A forked child may be one.
+  /// Throws unsupported in a process (such as a forked child) of another PID namespace than the maker of the ring.
   void check_namespace() const;
 
   /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it. `write` runs
   /// under the producers' lock; if `write` throws, nothing was put. The item is taken once head() > position. Returns
-  /// false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then), protocol.
+  /// false if there was no space by the deadline. Throws closed, out_of_memory (with nothing changed), protocol.
   template <class Write>
   bool put(Write&& write, Deadline deadline = kForever);
 
-  /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. True takes the item out, after
-  /// accept has returned: objects that die with this process die before the item is gone. False, or an exception,
-  /// leaves the item the first; another consumer may take it. Throws closed if the ring is closed and empty,
-  /// protocol.
+  /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. If accept() returns true, the item
+  /// is taken out after the return, so objects that die with this process die before the item is gone. If accept()
+  /// returns false or throws, the item stays the first, and another consumer may take it. Throws closed if the ring is
+  /// closed and empty, protocol.
   template <class Accept>
   TakeResult take(Accept&& accept, Deadline deadline = kForever);
 
-  /// Waits until there is an item, or will never be one. Returns false if neither came until the deadline.
+  /// Waits until there is an item, or there will never be one. Returns false at the deadline.
   bool wait(Deadline deadline);
-  /// Waits until a put need not wait for space, or will throw. Returns false if neither came until the deadline.
+  /// Waits until a put would not wait for space, or would throw. Returns false at the deadline.
   bool wait_to_put(Deadline deadline);
 
   /// Returns whether take() would not wait now.
   bool is_ready() const { return has_item() || is_closed(); }
-  /// Puts fail from here on; getters drain the remaining items. All waiters wake. May be called again. Throws timeout
-  /// if another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
+  /// Closes the ring: later puts throw, and getters take the remaining items. Wakes all waiters. May be called again.
+  /// Throws timeout, with the ring still open, if another process (a stopped one) holds the lock beyond the deadline.
   void close(Deadline deadline = kForever);
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
 
   std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
   std::uint64_t tail() const noexcept { return header_->producers.tail.load(); }
-  /// The tail, or one more if the last putter died before it could move the tail on.
+  /// Returns the number of items ever put: the tail, or one more if the last putter died before it advanced the tail.
   std::uint64_t put_count() const;
   std::uint64_t size() const noexcept;
   std::uint64_t max_items() const noexcept { return max_items_; }
-  /// Returns kExtraBytes for data that belongs to the items: shared, zero at first, checked by its users.
+  /// Returns kExtraBytes bytes of shared memory for data that belongs to the items: zero at first, and checked by its
+  /// users.
   std::byte* extra() const noexcept { return extra_; }
   /// Reserves memory for a page of the extra bytes, before its first use. Throws out_of_memory.
   void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
@@ -108,8 +109,8 @@ class Ring {
     change();
   }
 
-  /// Tells how many processes and threads work on the ring, as its creator knows. Above the number of processors no
-  /// thread spins.
+  /// Sets the number of processes and threads that use the ring, as its creator knows it. If there are more than
+  /// processors, no thread spins.
   void set_users(std::uint32_t users) noexcept { header_->users.store(users); }
 
   enum class WaitMode : std::uint8_t { adaptive, block };
@@ -117,7 +118,7 @@ class Ring {
 
   /// Returns the descriptor, for giving the ring to another process.
   const Fd& fd() const noexcept { return fd_; }
-  /// Goes on with another open file of the same ring, under the same number.
+  /// Replaces the ring's open file by another one of the same ring, under the same descriptor number.
   void use_file(const Fd& fd);
   /// Forgets the parent's threads, which do not wait here. REQUIRES: this is a forked child.
   void forget_waiting() noexcept {
@@ -133,7 +134,7 @@ class Ring {
   template <class Accept>
   TakeResult try_take(Accept& accept, Deadline deadline);
 
-  /// The slot of the next item and its position, or nullptr if the bound is reached.
+  /// Returns the slot of the next item and its position, or nullptr if the bound is reached.
   RingSlot* slot_to_fill(std::uint64_t& position);
   std::uint64_t settled_tail();
   bool has_space(std::uint64_t tail);
@@ -150,12 +151,12 @@ class Ring {
     return {slot.payload, size};
   }
 
-  /// Throws timeout if another process keeps the lock beyond the deadline (it is stopped).
+  /// Locks the mutex. Throws timeout if another process (a stopped one) holds the lock beyond the deadline.
   void lock(RobustMutex& mutex, Deadline deadline) const {
     if (!mutex.try_lock()) lock_contended(mutex, deadline);
   }
   void lock_contended(RobustMutex& mutex, Deadline deadline) const;
-  /// Waits a slice at most. Returns false if the deadline has passed; true means: look again.
+  /// Waits at most a slice. Returns false if the deadline has passed, and true if the caller must look again.
   bool wait_for_item(Deadline deadline);
   bool is_full() const noexcept { return max_items_ != 0 && size() >= max_items_; }
   bool wait_for_space(Deadline deadline);
@@ -166,7 +167,7 @@ class Ring {
   [[noreturn]] static void throw_closed();
   [[noreturn]] static void throw_too_long(std::size_t size);
   void trim_idle();
-  /// REQUIRES: the producers' lock.
+  /// Gives drained memory back. REQUIRES: the producers' lock.
   void trim_locked();
 
   Fd fd_;
@@ -177,12 +178,12 @@ class Ring {
   std::uint64_t max_items_;
   std::uint32_t cpus_;
   WaitMode wait_mode_ = WaitMode::adaptive;
-  std::uint64_t head_seen_ = 0;  ///< guarded by the producers' lock; head was here at least
+  std::uint64_t head_seen_ = 0;  ///< the head was at least here; guarded by the producers' lock
   SpinBudget item_spin_;
   SpinBudget space_spin_;
 };
 
-/// A ring as a thread sees it that looks after the ring, and puts and takes nothing.
+/// A view of a ring for a thread that neither puts nor takes items.
 ///
 /// Thread safety: all members may be called concurrently. REQUIRES: the ring outlives this object.
 class RingWatcher {
@@ -271,7 +272,7 @@ TakeResult Ring::try_take(Accept& accept, Deadline deadline) {
   point("ring.take.found");
   if (!accept(RingItem{head, bytes_of(*slot)})) return TakeResult::deferred;
   point("ring.take.accepted");
-  // The commit. Only putters at a bound may be asleep for it.
+  // The commit. Only putters at a bound may be waiting for it.
   consumers.head.store(head + 1, max_items_ ? std::memory_order_seq_cst : std::memory_order_release);
   point("ring.take.committed");
   return TakeResult::yes;

@@ -35,7 +35,8 @@ RingSlot* RingChunks::assign(std::uint64_t tail, std::uint64_t head) {
   trim_if_shallow(tail, head);
   reserve_directory(logical);
   const std::uint32_t physical = find_free(head / kItemsPerChunk);
-  // The directory first: its entry has no effect until the owner is stored, and the chunk stays free.
+  // The directory is written first: its entry has no effect until the owner is stored, and until then the chunk is
+  // free.
   directory_[logical & mask_].store(physical);
   point("ring.chunk.listed");
   owners_[physical].store(logical + 1);
@@ -75,7 +76,7 @@ std::uint32_t RingChunks::grow(std::uint32_t count) {
     reserve(count, more);
   }
   point("ring.chunk.reserved");
-  // Left over from a trim whose caller died, they would never be found again.
+  // Marks that a trim left behind when its caller died would never be found again.
   for (std::uint32_t p = count; p < count + more; ++p) owners_[p].store(0);
   count_.store(count + more);
   point("ring.chunk.counted");
@@ -123,7 +124,7 @@ void RingChunks::trim(std::uint64_t head, std::uint32_t keep) noexcept {
       continue;
     }
     std::uint32_t end = p;
-    // The mark first: a hole is reserved again before its use, so it is never written to unreserved.
+    // The mark is written first: a hole is reserved again before its use, so no chunk is written to without memory.
     for (; end < count && end - p < kMaxAtOnce && drained(end); ++end) owners_[end].store(kHole);
     if (end == p) continue;
     point("ring.trim.marked");

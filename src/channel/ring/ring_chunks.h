@@ -9,9 +9,9 @@
 
 namespace onecopy {
 
-/// The memory of the items. A logical chunk is 1024 consecutive positions; it is given a physical chunk when its first
-/// item is put. A physical chunk is free when the logical chunk it was last given to is drained: that follows from the
-/// head alone, so there is no list to repair.
+/// The memory of the items. A logical chunk has 1024 consecutive positions and gets a physical chunk when its first
+/// item is put. A physical chunk is free when the last logical chunk that had it is drained. The head alone tells this,
+/// so there is no list that could need repair.
 ///
 /// Thread safety: find() may be called by any thread; assign() and trim() under the producers' lock. No step needs
 /// repair when its caller dies: the next caller may do it again.
@@ -19,7 +19,7 @@ class RingChunks {
  public:
   RingChunks(int fd, const Mapping& memory, RingGeometry geometry) noexcept;
 
-  /// The slot of a position; nullptr if its chunk has no memory yet. Throws protocol.
+  /// Returns the slot of a position; nullptr if its chunk has no memory yet. Throws protocol.
   RingSlot* find(std::uint64_t position) const {
     const std::uint64_t logical = position / kItemsPerChunk;
     const std::uint32_t physical = directory_[logical & mask_].load();
@@ -28,11 +28,11 @@ class RingChunks {
     return slots_ + physical * kItemsPerChunk + position % kItemsPerChunk;
   }
 
-  /// Gives the chunk of `tail` memory, warm memory if there is any. Throws out_of_memory (nothing has
-  /// changed then), protocol.
+  /// Gives memory to the chunk of `tail`, which is warm if possible, and returns the slot. Throws out_of_memory (with
+  /// nothing changed), protocol.
   RingSlot* assign(std::uint64_t tail, std::uint64_t head);
-  /// Gives the memory of drained chunks back to the system, but for the first `keep` chunks. Takes no longer than a
-  /// few milliseconds.
+  /// Gives the memory of drained chunks back to the system, except that of the first `keep` chunks. Takes at most a few
+  /// milliseconds.
   void trim(std::uint64_t head, std::uint32_t keep) noexcept;
 
   /// Reserves memory for a part of the extra bytes. Throws out_of_memory.
@@ -40,14 +40,14 @@ class RingChunks {
     reserve_bytes(geometry_.extra() + offset, size);
   }
 
-  /// Chunks that were ever used and are not cut off; a few of them may be without memory.
+  /// Returns the number of chunks in use or reusable. A few of them may be without memory.
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
-  /// Chunks that have memory. Looks at all of them.
+  /// Counts the chunks that have memory.
   std::uint32_t committed() const noexcept;
   std::uint64_t max_chunks() const noexcept { return geometry_.max_chunks(); }
   [[noreturn]] static void throw_damaged(const char* what, std::uint64_t value);
 
-  /// Chunks that an idle ring keeps.
+  /// The number of chunks that an idle ring keeps.
   static constexpr std::uint32_t kKeep = 2;
 
  private:

@@ -18,7 +18,7 @@ inline constexpr std::size_t kMaxItemBytes = 240;
 
 /// An item of up to kMaxItemBytes. A put stores the stamp last, which is its commit.
 struct RingSlot {
-  std::atomic<std::uint64_t> stamp;  ///< position + 1 of the item it holds; storing it is the commit
+  std::atomic<std::uint64_t> stamp;  ///< position + 1 of the slot's item; storing it is the commit
   std::uint32_t size;
   std::uint32_t reserved;
   std::byte payload[kMaxItemBytes];
@@ -27,15 +27,15 @@ inline constexpr std::size_t kChunkBytes = kItemsPerChunk * sizeof(RingSlot);
 
 /// A word in shared memory that threads sleep on.
 ///
-/// The two low bits say whether a wake is worth a system call. The rest is a new value after every arming and every
-/// wake, so that no thread falls asleep on a word that a wake has passed. A sleeper arms, checks its condition again,
-/// and sleeps; a waker commits, and wakes. Waiters are not counted: a count would drift when one of them is killed.
-/// Thread safety: all members may be called concurrently. Zeroed memory is a word that no thread sleeps on.
+/// The two low bits say whether a wake is worth a system call. The other bits change with every arming and every wake,
+/// so that no thread falls asleep after a wake that it has missed. A sleeper arms, checks its condition again, and
+/// sleeps; a waker commits, and wakes. Waiters are not counted: a count would drift when one of them is killed. Thread
+/// safety: all members may be called concurrently. Zeroed memory is a word that no thread sleeps on.
 struct WaitWord {
   enum State : std::uint32_t {
     deserted = 0,  ///< no thread listens
-    asleep = 1,    ///< a thread may be sleeping: a wake is a system call
-    awake = 2,     ///< a thread looks by itself again and again: a wake does nothing
+    asleep = 1,    ///< a thread may be asleep: a wake needs a system call
+    awake = 2,     ///< a thread looks repeatedly without being woken: a wake does nothing
   };
 
   std::atomic<std::uint32_t> word;
@@ -55,8 +55,8 @@ struct WaitWord {
     if (state() == asleep) wake_one();
   }
   void notify_all() noexcept;
-  /// Wakes one sleeper, and keeps the word armed: more may sleep. Returns the value of the word for desert_from() if no
-  /// thread slept on an armed word, otherwise 0.
+  /// Wakes one sleeper and keeps the word armed, because more may sleep. If no thread slept on an armed word, returns
+  /// the word's value for desert_from(), otherwise 0.
   std::uint32_t try_wake() noexcept;
 
  private:
@@ -86,7 +86,8 @@ struct RingHeader {
   std::uint64_t max_items;   ///< 0 = as many as memory allows
   std::atomic<std::uint32_t> closed;
   std::atomic<std::uint32_t> users;  ///< processes and threads at work on the ring; 0 = unknown
-  std::uint64_t pid_namespace;       ///< of the maker: the locks name threads by their ids in it
+  /// The maker's PID namespace, in which the locks name threads by their ids.
+  std::uint64_t pid_namespace;
   RingProducers producers;
   RingConsumers consumers;
   alignas(128) WaitWord items;                     ///< getters wait for items
@@ -99,7 +100,7 @@ static_assert(sizeof(RingProducers) == 128 && offsetof(RingProducers, intent) ==
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// The bytes for data of the ring's users beside the items: sparse, and reserved before use.
+/// The size of the extra bytes, for data of the ring's users besides the items; sparse, and reserved before use.
 inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
 
 /// The places of the parts: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra, chunks.

@@ -35,7 +35,8 @@ std::uint32_t WaitWord::try_wake() noexcept {
   return futex_wake(word, 1) > 0 ? 0 : seen + kStep;
 }
 
-/// A thread that arms after try_wake() makes a new value, and the word stays armed.
+/// Wakes one sleeper, or disarms the word if there is none. If a thread arms the word after try_wake(), its value
+/// differs and the word stays armed.
 void WaitWord::wake_one() noexcept {
   if (const std::uint32_t marked = try_wake()) desert_from(marked);
   point("ring.wake.woken");

@@ -11,7 +11,7 @@
 
 namespace onecopy {
 
-/// The longest sleep: a waiter looks again after it, in case the process that should have woken it was killed.
+/// The longest sleep, after which a waiter looks again, in case the process that should have woken it was killed.
 inline constexpr std::chrono::milliseconds kSleepSlice{100};
 
 /// Sleeps until the word changes, the deadline or the end of a slice. Returns false if a whole slice passed without a
@@ -33,14 +33,15 @@ inline void relax() noexcept {
 /// The time that a waiter of this process may watch a word before it sleeps: longer after each success, half after each
 /// failure, soon not at all. So a busy ring costs no system calls and an idle one no processor time.
 ///
-/// After giving up, it tries again after a short sleep, for as long as a woken partner needs to answer. With less,
-/// two that put each other to sleep would never find out that both are busy. Each time that this fails, the next try
-/// comes after twice as many short sleeps.
+/// A budget that has become zero is probed again after a short sleep, for as long as a woken partner needs to answer.
+/// With a shorter probe, two processes that put each other to sleep would never find out that both are busy. After each
+/// failed probe, the next one comes after twice as many short sleeps.
 ///
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
-  /// Returns true as soon as ready() does, and false if the budget or `most` is used up, at once if there is no budget.
+  /// Returns true as soon as ready() does. Returns false when the budget or `most` is used up, at once if there is no
+  /// budget.
   template <class Ready>
   bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
     const std::uint32_t budget = begin();
@@ -56,13 +57,13 @@ class SpinBudget {
     was_short_.store(slept < kShort, std::memory_order_relaxed);
   }
 
-  /// Ends the turn in a forked child: the thread whose turn it was is its parent's.
+  /// Ends the turn to spin in a forked child, because the thread that had the turn belongs to the parent.
   void forget_turn() noexcept { busy_.store(false, std::memory_order_relaxed); }
 
   static constexpr std::uint32_t kMax = 50'000;     ///< ns, about one futex round trip
   static constexpr std::uint32_t kFirst = 4'000;    ///< ns, less is not worth it
   static constexpr std::uint32_t kProbe = 100'000;  ///< ns, the partner has to be woken first
-  static constexpr std::uint32_t kRarest = 256;     ///< short sleeps: of them one is followed by a probe
+  static constexpr std::uint32_t kRarest = 256;     ///< the max number of short sleeps between two probes
   static constexpr std::chrono::microseconds kShort{500};
   static_assert(kProbe > kMax, "end() knows a probe by its budget");
 
@@ -72,7 +73,7 @@ class SpinBudget {
     ~Turn() { busy.store(false, std::memory_order_relaxed); }
   };
 
-  /// The budget in ns and the turn, or 0.
+  /// Returns the budget in ns and takes the turn to spin; 0 if another thread has the turn or there is no budget.
   std::uint32_t begin() noexcept;
   void end(std::uint32_t budget, bool success) noexcept;
 
@@ -92,7 +93,7 @@ class SpinBudget {
 
   std::atomic<std::uint32_t> budget_{kFirst};
   std::atomic<std::uint32_t> refused_{0};      ///< short sleeps since the last probe
-  std::atomic<std::uint32_t> probe_every_{1};  ///< short sleeps
+  std::atomic<std::uint32_t> probe_every_{1};  ///< short sleeps between two probes
   std::atomic<bool> was_short_{false};
   std::atomic<bool> busy_{false};
 };
