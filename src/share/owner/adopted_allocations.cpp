@@ -58,9 +58,9 @@ AdoptedAllocations::CountedSegment AdoptedAllocations::count_block_of(const Tens
   return {enter(memory), memory.base};
 }
 
-/// Remembers allocations, since most tensors share theirs with others, and the driver is slow to describe it. A round
-/// asks the driver about each allocation once, for any of its tensors. A row of several mappings is asked about each
-/// time.
+/// Finds the segment of an allocation that was adopted before, since the driver is slow to describe one and most
+/// tensors share theirs. In a round, asks the driver about each allocation only once. Returns nothing for an unknown
+/// allocation.
 std::optional<AdoptedAllocations::CountedSegment> AdoptedAllocations::enter_known(const TensorView& view,
                                                                                   std::size_t bytes) {
   const LockGuard lock(mutex_);
@@ -71,7 +71,8 @@ std::optional<AdoptedAllocations::CountedSegment> AdoptedAllocations::enter_know
   return CountedSegment{known->segment, known->memory.base};
 }
 
-/// Asks about the longest first of several rows that begin at the same place.
+/// Returns the known allocation that contains the view; null if there is none. If several begin at the same address,
+/// tries the longest first.
 AdoptedAllocations::AdoptedSegment* AdoptedAllocations::find_known(const TensorView& view,
                                                                    std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(view.data);
@@ -89,7 +90,7 @@ AdoptedAllocations::AdoptedSegment* AdoptedAllocations::find_known(const TensorV
   return nullptr;
 }
 
-/// The segment's number, with one more block counted in it.
+/// Adds the allocation unless it is known, counts one more block in it, and returns the segment's number.
 std::uint32_t AdoptedAllocations::enter(const ForeignMemory& memory) {
   const LockGuard lock(mutex_);
   const Key key{memory.base, memory.bytes};
@@ -137,7 +138,7 @@ std::chrono::steady_clock::time_point AdoptedAllocations::next_look(const Adopte
   return std::min(idle.ask_again, idle.idle_since + kDecayWhileThere);
 }
 
-/// Returns the idle allocations that it is time to ask about.
+/// Returns the idle allocations about which the driver should be asked now.
 std::vector<ForeignMemory> AdoptedAllocations::take_due(std::chrono::steady_clock::time_point now) {
   std::vector<ForeignMemory> due;
   const LockGuard lock(mutex_);
@@ -149,7 +150,8 @@ std::vector<ForeignMemory> AdoptedAllocations::take_due(std::chrono::steady_cloc
   return due;
 }
 
-/// Asks without the lock, which tensors need to come and go: the driver may be busy in another thread.
+/// Asks the driver without the lock, which tensors need to be added and dropped, because the driver may be busy in
+/// another thread.
 void AdoptedAllocations::find_freed(std::chrono::steady_clock::time_point now) {
   for (const ForeignMemory& memory : take_due(now)) {
     if (backend(memory.device.type).is_still(memory, memory.base)) continue;

@@ -15,12 +15,12 @@
 
 namespace onecopy {
 
-/// The memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however many
-/// tensors lie in it. An allocation stays a segment for a while after its last tensor, so that memory shared again and
-/// again is mapped once.
+/// The memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, no matter how
+/// many tensors it contains. The segment stays for a while after its last tensor, so that memory that is shared
+/// repeatedly is mapped once.
 ///
-/// Borrowers have the segment mapped for as long, and should let go soon after the framework frees it. Therefore it
-/// stays for a second. The segment stays longer only while the driver says that the allocation is still there.
+/// Borrowers keep the segment mapped for the same time, and should unmap it soon after the framework frees the memory.
+/// Therefore it stays for a second, and longer only while the driver says that the allocation still exists.
 ///
 /// Thread safety: all members may be called concurrently.
 class AdoptedAllocations final : public ExtentOwner {
@@ -29,15 +29,16 @@ class AdoptedAllocations final : public ExtentOwner {
   static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
   static constexpr std::chrono::milliseconds kAskAgain{250};
 
-  /// `idle` is called when a segment begins to lie idle. The maker of this object must then call sweep().
+  /// Constructs an empty collection. `idle` is called when a segment becomes idle, after which the maker of this object
+  /// must call sweep().
   AdoptedAllocations(SegmentTable& segments, Ledger& ledger, Wakeup idle = {})
       : segments_(segments), ledger_(ledger), idle_(std::move(idle)) {}
 
-  /// `owner` is dropped once no process holds the block.
+  /// Adopts memory as a block. `owner` is dropped once no process holds the block.
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
-  /// Lets go of segments that have been idle for long enough. Returns when to look at the next idle one, if any.
+  /// Drops segments that have been idle for long enough. Returns when to look at the next idle one, if any.
   std::optional<std::chrono::steady_clock::duration> sweep(std::chrono::steady_clock::time_point now);
   void sweep_all() { sweep(std::chrono::steady_clock::time_point::max()); }
 
@@ -48,13 +49,13 @@ class AdoptedAllocations final : public ExtentOwner {
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
-    /// The time when the driver is asked whether it is there, once it is idle.
+    /// The time at which the driver is asked whether an idle allocation still exists.
     std::chrono::steady_clock::time_point ask_again;
-    bool stale = false;       ///< not to be found by its place: freed, or another allocation's by now
+    bool stale = false;       ///< the memory was freed, and may belong to another allocation by now
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
-  /// The place of a tensor's memory: a segment that has one more block counted in it, and where that begins.
+  /// A segment in which one more block was counted, and the address of its first byte.
   struct CountedSegment {
     std::uint32_t segment = 0;
     std::byte* base = nullptr;

@@ -11,21 +11,21 @@
 
 namespace onecopy {
 
-/// The claim protocol, owner's side: which of its blocks may be reused.
+/// The owner's side of the claim protocol: decides which of its blocks may be reused.
 ///
-/// A block is free -> live -> (exported -> closing ->) free; each round has its own generation. One
-/// that was never exported goes from live to free without a look at anybody. One that was stays in
-/// limbo as `closing` until no claim page holds it.
+/// A block is free -> live -> (exported -> closing ->) free; each round has its own generation. A block that was never
+/// exported becomes free at once. An exported block stays in limbo, in the state `closing`, until no claim page holds
+/// it.
 ///
-/// Thread safety: external; the ledger holds its mutex around every call except export_block(),
-/// which the holder of a reference may call at any time. Borrowers act concurrently in any case.
-/// Invariant: a block is in limbo_ before its word says closing, so a mark taken later finds it.
+/// Thread safety: external; the ledger holds its mutex around every call except export_block(), which the holder of a
+/// reference may call at any time. Borrowers always act concurrently. Invariant: a block is in limbo_ before its word
+/// says closing, so a mark that is taken later finds the block.
 template <class P>
 class BlockTable {
  public:
   using Record = BlockRecord<P>;
 
-  /// A borrower's page and what the owner knows of its forked children.
+  /// A borrower's page, and the counts of its forked children.
   struct Page {
     ClaimPage<P> claims;
     std::uint32_t attached_children = 0;
@@ -40,7 +40,8 @@ class BlockTable {
   std::size_t limbo_size() const noexcept { return limbo_.size(); }
   std::size_t live() const noexcept { return used_ - free_.size() - limbo_.size(); }
 
-  /// Takes a free record, or the capacity when there is none. The caller fills it in and publishes it.
+  /// Returns the number of a free record, or the capacity if there is none. The caller fills in the record and
+  /// publishes it.
   std::uint32_t take() {
     if (free_.empty()) {
       if (used_ == capacity_) return capacity_;
@@ -59,7 +60,7 @@ class BlockTable {
     r.word.store(make_word(generation_of(r.word.load()), BlockState::live));
   }
 
-  /// Lets handles name the block from now on. Returns the generation that they carry.
+  /// Lets handles name the block, and returns the generation that the handles must contain.
   std::uint64_t export_block(std::uint32_t block) noexcept {
     Record& r = record(block);
     const std::uint64_t word = r.word.load();
@@ -70,8 +71,9 @@ class BlockTable {
     return held_generation(word);
   }
 
-  /// The owner's last reference is gone. True: nobody else holds the block, the caller may reuse its
-  /// memory and then calls give_back(). False: it is in limbo, drain() or rescan() will name it.
+  /// Frees a block whose last reference in the owner is gone. Returns true if no other process holds the block: the
+  /// caller may reuse its memory and must call give_back(). Returns false if the block is in limbo: drain() or rescan()
+  /// will name it.
   [[nodiscard]] bool free_block(std::uint32_t block) {
     Record& r = record(block);
     const std::uint64_t word = r.word.load();
@@ -90,7 +92,7 @@ class BlockTable {
   /// Makes the record available to take() again. REQUIRES: free_block, drain or rescan named it.
   void give_back(std::uint32_t block) noexcept { free_.push_back(block); }
 
-  /// Follows the borrowers' marks; calls reusable(block) for each block that no process holds.
+  /// Looks at the blocks that borrowers have marked, and calls reusable(block) for each that no process holds.
   template <class Reusable>
   void drain(Reusable&& reusable) {
     if (limbo_.empty()) return;
@@ -107,7 +109,7 @@ class BlockTable {
     if (everything) rescan(reusable);
   }
 
-  /// Looks at every block in limbo.
+  /// Looks at all blocks in limbo, and calls reusable(block) for each that no process holds.
   template <class Reusable>
   void rescan(Reusable&& reusable) {
     for (std::size_t i = limbo_.size(); i-- > 0;) {
@@ -116,8 +118,8 @@ class BlockTable {
     }
   }
 
-  /// Returns whether the block is freed, and not yet reusable. The result is the answer to a claimer whose slot is up
-  /// already, see try_claim().
+  /// Returns whether the block is freed and not yet reusable. Answers a claimer that has already raised its slot, see
+  /// try_claim().
   bool is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept {
     return block < used_ && in_limbo(block) && record(block).word.load() == closing_word(generation);
   }
@@ -134,13 +136,13 @@ class BlockTable {
 
   PageRef attach(const ClaimPage<P>& claims) { return pages_.insert(pages_.end(), Page{claims, 0}); }
 
-  /// A child's page arrived: its parent's announcement is fulfilled.
+  /// Notes that the page of an announced child has arrived.
   void attach_child(PageRef parent) noexcept { ++parent->attached_children; }
 
-  /// The borrower is gone, and with it all its claims. Call rescan() afterwards.
+  /// Removes the page of a borrower that is gone, and so all its claims. The caller must call rescan() afterwards.
   void detach(PageRef page) noexcept { pages_.erase(page); }
 
-  /// Returns whether any borrower holds this block.
+  /// Returns whether a borrower holds the block.
   bool is_claimed(std::uint32_t block) const noexcept {
     return std::any_of(pages_.begin(), pages_.end(), [&](const Page& page) { return holds(page, block); });
   }
@@ -148,9 +150,9 @@ class BlockTable {
  private:
   static constexpr std::uint32_t kNotInLimbo = ~std::uint32_t{0};
 
-  /// An announced child that has not arrived, or one that has not copied its claims yet, may hold
-  /// anything. The order is part of the protocol: a child raises its slots before it lowers `all`;
-  /// a parent raises `announced` before it lowers a slot that the child copied.
+  /// Returns whether the page may hold the block. A child whose page has not arrived, or that has not copied its claims
+  /// yet, may hold any block. The order of the reads is part of the protocol: a child raises its slots before it lowers
+  /// `all`, and a parent raises `announced` before it lowers a slot that the child copied.
   static bool holds(const Page& page, std::uint32_t block) noexcept {
     const ClaimPageHeader<P>& h = page.claims.header();
     return h.all.load() != 0 || page.claims.slot(block).load() != 0 ||
@@ -192,7 +194,7 @@ class BlockTable {
   std::uint32_t used_ = 0;
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> limbo_;
-  std::vector<std::uint32_t> limbo_at_;  ///< index in limbo_, by block
+  std::vector<std::uint32_t> limbo_at_;  ///< the index of each block in limbo_
   std::list<Page> pages_;
 };
 

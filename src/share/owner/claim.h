@@ -7,8 +7,8 @@
 
 #include "core/point.h"
 
-/// The claim protocol, borrower's side and shared words. docs/design/protocol.md argues every interleaving;
-/// tests/explorer runs this very code through them. Two words decide everything:
+/// The borrower's side of the claim protocol, and the words that both sides share. docs/design/protocol.md argues every
+/// interleaving; tests/explorer runs this very code through them. Two words decide everything:
 ///
 ///   the block's word, written only by the owner:   {generation:62, state:2}
 ///   the borrower's slot, written only by it:       how many claims this borrower holds
@@ -27,11 +27,12 @@ constexpr std::uint64_t make_word(std::uint64_t generation, BlockState state) no
 }
 constexpr BlockState state_of(std::uint64_t word) noexcept { return static_cast<BlockState>(word & 3); }
 constexpr std::uint64_t generation_of(std::uint64_t word) noexcept { return word >> 2; }
-/// The generation in the handles of whoever holds the block: a closing word shows the next one already.
+/// Returns the generation that the block's holders have in their handles. A closing word already contains the next
+/// generation.
 constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
   return (generation_of(word) - (state_of(word) == BlockState::closing ? 1 : 0)) & kMaxGeneration;
 }
-/// Returns the word as it is between the owner's free of that generation and the end of the last claim.
+/// Returns the word that a block of that generation has between its release by the owner and the end of the last claim.
 constexpr std::uint64_t closing_word(std::uint64_t generation) noexcept {
   return make_word((generation + 1) & kMaxGeneration, BlockState::closing);
 }
@@ -40,14 +41,14 @@ constexpr bool is_held_as(std::uint64_t word, std::uint64_t generation) noexcept
   return word == make_word(generation, BlockState::exported) || word == closing_word(generation);
 }
 
-/// The operations that the protocol needs from the machine. Tests put their own in its place.
+/// The operations that the protocol needs from the machine. Tests substitute their own.
 struct RealPlatform {
   template <class T>
   using Atomic = std::atomic<T>;
 };
 
-/// A block as its owner describes it to borrowers. Lives in the owner's block table. Everything but `word` is written
-/// while the block is free or live, so whoever has claimed it may read the rest.
+/// A block as its owner describes it to borrowers. Lives in the owner's block table. All fields but `word` are written
+/// while the block is free or live, so a process that has claimed the block may read them.
 template <class P>
 struct BlockRecord {
   typename P::template Atomic<std::uint64_t> word;
@@ -58,8 +59,9 @@ struct BlockRecord {
 };
 
 /// The "look again" marks of one borrower: a bit per block, under two levels of summary. A mark never means "free now".
-/// Marking goes upwards, taking goes downwards, so a mark is never lost: whoever finds a bit already set knows that its
-/// taker has yet to come past. Sizes for 4 Mi blocks: one top word, 1,024 middle words, 65,536 leaf words.
+/// Marks are set from the leaves upwards and taken from the top downwards, so no mark is lost: a process that finds a
+/// bit already set knows that its taker has not passed yet. Sizes for 4 Mi blocks: one top word, 1,024 middle words,
+/// 65,536 leaf words.
 template <class P>
 class Hints {
  public:
@@ -75,7 +77,7 @@ class Hints {
 
   bool any() const noexcept { return top_->load() != 0; }
 
-  /// Calls visit(block) for each mark and takes it away.
+  /// Calls visit(block) for each mark and removes the mark.
   template <class Visit>
   void take(Visit&& visit) noexcept {
     each_bit(top_->exchange(0), [&](std::uint32_t i) {
@@ -114,11 +116,11 @@ struct ClaimPageHeader {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint32_t capacity;  ///< blocks
-  /// Counts every slot as held if it is not zero. Raised while a forked child copies its claims.
+  /// A flag that makes all slots count as held. Raised while a forked child copies its claims.
   alignas(64) typename P::template Atomic<std::uint32_t> all;
   /// The number of claim pages that this borrower has prepared for children of its own.
   typename P::template Atomic<std::uint32_t> announced;
-  /// Tells the owner to look at everything in limbo again if it is not zero.
+  /// A flag that tells the owner to look at all blocks in limbo again.
   alignas(64) typename P::template Atomic<std::uint32_t> rescan;
   typename P::template Atomic<std::uint64_t> top;
 };
@@ -146,7 +148,7 @@ class ClaimPage {
   Hints<P> hints_;
 };
 
-/// Gives one claim back. The last one out of a closing block asks the owner to look again.
+/// Ends one claim. If it was the borrower's last claim on a closing block, asks the owner to look again.
 template <class P>
 void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block) noexcept {
   point("release.begin");
@@ -158,14 +160,14 @@ void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32
   }
 }
 
-/// Claims `block` if it is still what the handle said. The count in the slot, not one in front of
-/// it, is what makes threads of one borrower safe. False: stale, and nothing is held.
+/// Claims `block` if its generation is still the handle's. Returns false, with nothing held, for a stale block. Threads
+/// of one borrower are safe because the slot itself is their count.
 ///
-/// The owner may have freed a block that another borrower still holds and shares on. The memory of the block is good as
-/// long as the block is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo under the owner's
-/// lock). The slot is up before the question, so a yes stays true: the owner looks at the slot before the block leaves
-/// limbo. For an owner that is gone `ask` says yes, and the word, read again, has the answer: it left `closing` before
-/// the memory could be used. `ask` must not throw.
+/// The owner may have freed a block that another borrower still holds and shares on. The block's memory is valid as
+/// long as the block is in limbo, which only the owner knows: `ask` asks the owner (BlockTable::is_in_limbo under the
+/// owner's lock). The slot is raised before the question, so a yes stays true: the owner looks at the slot before the
+/// block leaves limbo. For an owner that is gone `ask` says yes, and the word, read again, has the answer: it leaves
+/// `closing` before the memory can be reused. `ask` must not throw.
 template <class P, class Ask>
 [[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
                              std::uint64_t generation, Ask&& ask) noexcept {
@@ -189,15 +191,15 @@ template <class P>
 }
 
 /// Announces a child before a fork, and before the child's page is on its way: until the page has arrived, the owner
-/// counts every block as held. A page that never arrives leaves it so until this process ends.
+/// counts all blocks as held; if the page never arrives, until this process ends.
 template <class P>
 void announce_child(ClaimPage<P>& page) noexcept {
   page.header().announced.fetch_add(1);
   point("fork.announced");
 }
 
-/// Takes claims over in a forked child, whose page was born with `all` raised: count(block) claims of each block below
-/// `end` are its own from here on.
+/// Takes claims over in a forked child, whose page was made with `all` raised: count(block) claims of each block below
+/// `end`.
 template <class P, class Count>
 void take_over_claims(ClaimPage<P>& page, std::uint32_t end, Count&& count) noexcept {
   for (std::uint32_t block = 0; block < end; ++block)
@@ -219,7 +221,7 @@ void take_over_claims(ClaimPage<P>& page, std::uint32_t end, Count&& count) noex
 // there then. Or the owner sees the pin and leaves the pages. All operations on the words are sequentially
 // consistent. tests/model/pin.pml shows the failures of other orders.
 
-/// Segments share a word when their numbers are equal modulo this: then they are kept together.
+/// The number of words. Segments whose numbers are equal modulo kPinWords share a word, and are kept pinned together.
 inline constexpr std::uint32_t kPinWords = 65536;
 
 template <class P>
@@ -236,15 +238,15 @@ void end_pin(PinWord<P>& pins) noexcept {
   pins.fetch_sub(1);
 }
 
-/// Returns whether a hole is under way that began before the pin was seen; called after note_pin(). If so, ask again:
-/// the next hole sees the pin.
+/// Returns whether a hole is under way that began before the pin was seen. The caller, which has called note_pin(),
+/// must then ask again; later holes see the pin.
 template <class P>
 bool is_hole_under_way(const PinWord<P>& holes) noexcept {
   return holes.load() != 0;
 }
 
-/// Returns whether no process has pinned any of it, and none will until end_hole(). `is_pinned` looks at the words of
-/// all.
+/// Begins a hole. Returns true if no process has pinned a part of the segment, and none will before end_hole().
+/// `is_pinned` looks at the words of all processes.
 template <class P, class IsPinned>
 [[nodiscard]] bool try_begin_hole(PinWord<P>& holes, IsPinned&& is_pinned) noexcept {
   holes.fetch_add(1);

@@ -121,9 +121,9 @@ namespace {
 
 constexpr std::size_t kMaxUnread = std::size_t{16} * 1024;
 
-/// Gives up a child that was announced but not attached: it counts as holding every block. The excess is safe, and
-/// visible in the owner's limbo until this process and the child have ended. Logged once: a process may fork thousands
-/// of times.
+/// Logs that an announced child could not be attached, and so counts as holding all blocks. The excess is safe, and
+/// visible in the owner's limbo until this process and the child have ended. Logs only once, because a process may fork
+/// thousands of times.
 void report_reserved(const char* why) noexcept {
   static std::atomic<bool> is_said{false};
   if (is_said.exchange(true)) return;

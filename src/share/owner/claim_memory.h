@@ -14,18 +14,18 @@
 
 namespace onecopy {
 
-/// A borrower's items in queues: how many items of each block, and which queues. The counts lie in the borrower's claim
-/// page, beside the claims, and outlive the borrower (see Ledger::leave_in_transit).
+/// The borrower's items in queues: the number of items with each block, and the queues. The counts are in the
+/// borrower's claim page, beside the claims, and outlive the borrower (see Ledger::leave_in_transit).
 ///
-/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is gone.
-/// A queue is noted before the item is counted, and never forgotten. A queue stands at the place that its number says,
-/// which is random, or at the first free place behind.
+/// Thread safety: the borrower's threads may call all members concurrently; the owner reads after the borrower's end.
+/// Invariants: a queue is noted before an item in it is counted, and never forgotten. A queue is at the index that its
+/// random number determines, or at the first free index after it.
 class TransitCounts {
  public:
   using Count = std::atomic<std::uint32_t>;
   using Word = std::atomic<std::uint64_t>;
   static constexpr std::size_t kQueues = 511;
-  static constexpr std::size_t kWords = kQueues + 1;  ///< the last one says that there were more
+  static constexpr std::size_t kWords = kQueues + 1;  ///< the last word tells that there were more queues
 
   TransitCounts() = default;
   TransitCounts(Count* counts, Word* channels) noexcept : counts_(counts), channels_(channels) {}
@@ -34,12 +34,12 @@ class TransitCounts {
     if (channels_[channel % kQueues].load(std::memory_order_relaxed) != channel) note(channel);
     counts_[block].fetch_add(1);
   }
-  /// A forked child's page starts at 0. The transits that its parent had begun are the parent's to end.
+  /// Counts one item less. A forked child's page starts at 0, so it ignores the end of items that its parent had put.
   void end(std::uint32_t block) noexcept {
     if (counts_[block].load() != 0) counts_[block].fetch_sub(1);
   }
   std::uint32_t items(std::uint32_t block) const noexcept { return counts_[block].load(); }
-  /// The queues; empty if they were too many to be noted.
+  /// Returns the queues; empty if there were too many to note.
   std::optional<std::vector<std::uint64_t>> channels() const;
 
  private:
@@ -53,9 +53,10 @@ using Record = BlockRecord<RealPlatform>;
 using Claims = ClaimPage<RealPlatform>;
 using ClaimsHeader = ClaimPageHeader<RealPlatform>;
 
-/// Blocks one process can own at a time. The table and the pages are sparse: unused records cost nothing.
+/// The max number of blocks that a process can own. The table and the pages are sparse, so unused records cost nothing.
 inline constexpr std::uint32_t kMaxBlocks = 4u << 20;
-inline constexpr std::size_t kHolesAt = kMaxBlocks * sizeof(Record);  ///< of the words behind the records
+/// The offset of the words after the records.
+inline constexpr std::size_t kHolesAt = kMaxBlocks * sizeof(Record);
 inline constexpr std::size_t kTableBytes = kHolesAt + kPinWords * sizeof(std::uint32_t);
 
 static_assert(sizeof(Record) == 32);
@@ -67,20 +68,20 @@ struct ClaimFile {
   Mapping memory;
 };
 
-/// A new claim page: sized and sealed, so that no process can make the other side fault.
+/// Makes a claim page, sized and sealed, so that no process can make the other side fault.
 ClaimFile create_claim_file();
 Mapping map_claims(const Fd& file);
-/// The inode under which /proc/<pid>/maps lists the file.
+/// Returns the inode under which /proc/<pid>/maps lists the file.
 std::uint64_t inode_of(const Fd& file);
 /// Makes private memory in the form of a claim page, for owners that no longer need to be told.
 Mapping private_claims();
-/// Makes private_claims() where another page is mapped, so that there are never more mappings than before. Throws
-/// out_of_mappings nevertheless.
+/// Makes private_claims() at the address of another page, so that the number of mappings does not grow. May still throw
+/// out_of_mappings.
 Mapping private_claims(Mapping in_place_of);
-/// The transits that lie beside the claims in one page.
+/// Returns the transit counts beside the claims of a page.
 TransitCounts transits_in(const Mapping& mapping);
-/// A word for each segment, see the words of pins in claim.h. Thread safety: all members may be called concurrently; each word has one
-/// writer.
+/// An array with a word for each segment, see claim.h. Thread safety: all members may be called concurrently; each word
+/// has one writer.
 class PinWords {
  public:
   using Word = PinWord<RealPlatform>;
@@ -93,30 +94,30 @@ class PinWords {
   Word* words_ = nullptr;
 };
 
-/// The pins of a process, beside its claims.
+/// Returns the pin words beside the claims of a page.
 PinWords pins_in(const Claims& page) noexcept;
 /// Returns whether an owner sees the page; false for pages of private_claims().
 bool is_seen(const Claims& page) noexcept;
-/// The page inside a mapping. Throws protocol if it is not one.
+/// Returns the claim page in a mapping. Throws protocol if the mapping does not contain one.
 Claims claims_in(const Mapping& mapping);
 
-/// The claims that a coming child will have with one owner: its claim page and its end of a connection. In the page
-/// the child counts as holding every block until it has copied its claims.
+/// The claim page of a child that is about to be forked, and the child's end of a connection to one owner. In the page
+/// the child counts as holding all blocks until it has copied its claims.
 struct ForkPage {
   Mapping memory;
   UnixSocket socket;
 };
 
-/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Empty if the
-/// owner cannot be reached or is gone, or if about twenty pages wait unread. The owner is stopped in that case, and
-/// descriptors on their way count for the whole user. Never waits.
+/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Returns
+/// nothing if the owner cannot be reached or is gone, or if about twenty pages wait unread, because the owner is
+/// stopped: descriptors in sockets count for the whole user. Never waits.
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 
-/// Sends the owner the pid of the child, in the child. Returns false if the owner is gone.
+/// Sends the child's pid to the owner. Called in the child. Returns false if the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;
 
-/// Runs a step that a forked child cannot do without. If it fails, the child ends with a message: without claims of
-/// its own it would read memory that its owner uses again.
+/// Runs a step that a forked child needs. If it fails, ends the child with a message, because without claims of its own
+/// the child would read memory that the owner reuses.
 void or_end_child(const std::function<void()>& f) noexcept;
 
 }  // namespace onecopy

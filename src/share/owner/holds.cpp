@@ -83,10 +83,10 @@ void Holds::clear() noexcept {
   std::map<std::uint64_t, Hold> ended;
   const LockGuard lock(mutex_);
   ended.swap(holds_);
-  nonces_left_ = 0;  // a forked child's are its own
+  nonces_left_ = 0;  // so that a forked child gets nonces of its own
 }
 
-/// Leaves the registry before the object goes: its destructor may call back.
+/// Removes the entry before the object is destroyed, because the object's destructor may call back.
 struct PinnedObjects::Pin {
   Pin(PinnedObjects& in, Name of, std::shared_ptr<const void> what) noexcept
       : registry(in), name(of), object(std::move(what)) {}

@@ -18,8 +18,8 @@
 
 namespace onecopy {
 
-/// A block that keeps another object, and drops it with the last reference. A forked child must not drop its parent's
-/// object. Thread safety: all members may be called concurrently.
+/// A block that keeps another object and drops it with the last reference, but not in a forked child, because the
+/// object is the parent's. Thread safety: all members may be called concurrently.
 class ObjectBlock final : public BlockGroup {
  public:
   static BlockRef keep(std::shared_ptr<const void> owner) {
@@ -41,8 +41,8 @@ class ObjectBlock final : public BlockGroup {
 
 /// The objects of this process that handles name, each by the block that stands for it.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariant: an entry is there exactly as long as the object's block keeps it.
+/// Thread safety: all members may be called concurrently. Invariant: an entry exists exactly as long as its block keeps
+/// the object.
 class PinnedObjects {
  public:
   struct Name {
@@ -51,7 +51,8 @@ class PinnedObjects {
     auto operator<=>(const Name&) const = default;  // NOLINT(modernize-use-nullptr)
   };
 
-  /// REQUIRES: the block keeps the returned pointer, and is its only owner; this registry outlives it.
+  /// Adds an object, and returns a pointer that the block must keep. REQUIRES: the block is the only owner of the
+  /// pointer; this registry outlives the block.
   std::shared_ptr<const void> add(Name name, std::shared_ptr<const void> object);
   /// Returns the object; empty if it is gone.
   std::shared_ptr<const void> find(Name name) const;
@@ -63,9 +64,9 @@ class PinnedObjects {
   std::map<Name, std::weak_ptr<const Pin>> pins_ GUARDED_BY(mutex_);
 };
 
-/// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have not been opened
-/// yet. The first opener's acknowledgement ends a hold, or time does. A permanent hold is not ended by time: its
-/// handle waits in a channel that may be read at any time.
+/// The blocks that are kept for handles that were written down (pickled, or sent by other means) and have not been
+/// opened yet. The acknowledgement of the first process that opens the handle ends a hold; otherwise the hold expires.
+/// A permanent hold does not expire, because its handle is in a channel that may be read at any time.
 ///
 /// Thread safety: all members may be called concurrently.
 class Holds {
@@ -75,15 +76,15 @@ class Holds {
 
   enum class Until : std::uint8_t { opened_or_late, opened };
 
-  /// Returns the nonce that ends the hold; never 0. Time does not end a hold that lasts until its handle is opened.
+  /// Adds a hold and returns the nonce that ends it, which is never 0. A permanent hold does not expire.
   std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now(),
                     Until until = Until::opened_or_late);
   void end(std::uint64_t nonce) noexcept;
-  /// Keeps time from ending this hold. Has no effect if it is over.
+  /// Makes a hold permanent. Has no effect if the hold is over.
   void make_permanent(std::uint64_t nonce) noexcept;
-  /// Ends holds that are older than kLifetime and do not last. Returns when time will end the next one, if any.
+  /// Ends holds that are older than kLifetime and not permanent. Returns when the next hold expires, if any.
   std::optional<Clock::duration> expire(Clock::time_point now = Clock::now()) noexcept;
-  /// Ends all holds that were made at that time or before.
+  /// Ends all holds that were made at `than` or before.
   void end_older(Clock::time_point than) noexcept;
   /// Returns whether the block is held for a handle.
   bool contain(const BlockRef& block) const noexcept;
@@ -106,10 +107,10 @@ class Holds {
   std::uint64_t take_nonce() REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  /// A map of nodes, which move without an allocation: a hold ends also where memory is short.
+  /// A map whose nodes move without an allocation, so that a hold can end even if memory is short.
   std::map<std::uint64_t, Hold> holds_ GUARDED_BY(mutex_);
   std::array<std::uint64_t, 64> nonces_
-      GUARDED_BY(mutex_){};  ///< from the kernel, which is asked for many at once
+      GUARDED_BY(mutex_){};  ///< random numbers, of which the kernel is asked for many at once
   std::size_t nonces_left_ GUARDED_BY(mutex_) = 0;
 };
 

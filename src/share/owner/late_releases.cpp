@@ -21,13 +21,14 @@ LateReleases& LateReleases::activate(DeviceType type) {
   return *active;
 }
 
-/// A copy: there are two kinds of devices at most.
+/// Returns a copy of the kinds of devices, of which there are at most two.
 LateReleases::Types LateReleases::all_types() const noexcept {
   const LockGuard lock(mutex_);
   return types_;
 }
 
-/// A point costs microseconds while the device is busy, so drops in a row share one.
+/// Keeps a reference to pinned memory. Successive references share a point, because a point costs microseconds while
+/// the device is busy.
 bool LateReleases::keep(SharedBlocks& group, std::uint32_t block,
                         std::span<const std::byte> bytes) noexcept {
   constexpr std::size_t kMany = 64;
@@ -52,7 +53,7 @@ bool LateReleases::keep(SharedBlocks& group, std::uint32_t block,
   return true;
 }
 
-/// Returns false while a stream is captured, or if there are no points.
+/// Makes a point for the open list. Returns false while a stream is being captured, or if the vendor has no points.
 bool LateReleases::close_list() noexcept {
   List list;
   {
@@ -69,7 +70,7 @@ bool LateReleases::close_list() noexcept {
       return true;
     }
   } catch (const Error& error) {
-    // An unsupported error without a vendor's code means that the vendor has no call for the purpose.
+    // `unsupported` without a vendor's code means that the vendor has no call for points.
     if (error.code() == ErrorCode::unsupported && error.vendor_code() == 0) has_points_ = false;
     else log_warning("pinned memory waits for the device: {}", error.what());
   } catch (const std::bad_alloc&) {  // later
@@ -90,7 +91,7 @@ void LateReleases::put_back(List list) noexcept {
   open_.splice(open_.end(), list.kept);
 }
 
-/// Lists end in their order: a later list has later points.
+/// Ends the references of lists whose point has passed. Lists end in order, because later lists have later points.
 void LateReleases::end_due() noexcept {
   for (;;) {
     References due;
@@ -139,7 +140,8 @@ void LateReleases::settle() noexcept {
   end_due();
 }
 
-/// Captures wait until the end: to wait for a context spoils them, too.
+/// Waits for the devices. Keeps captures from beginning until the end, because waiting for a context invalidates a
+/// capture.
 void LateReleases::wait_for_devices() noexcept {
   List list;
   {
@@ -166,7 +168,7 @@ void LateReleases::unlock() noexcept {
   if (LateReleases* const late = active()) late->mutex_.unlock();
 }
 
-/// The parent's object stays: its points are not the child's to end.
+/// Makes an object of the child's own. The parent's object is not destroyed, because its points belong to the parent.
 void LateReleases::end_in_child() noexcept {
   LateReleases* const late = active_.exchange(nullptr);
   if (!late) return;

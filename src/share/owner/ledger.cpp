@@ -27,10 +27,10 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limb
       local_(local_memory_.as<Local>()),
       table_(records_.as<Record>(), kMaxBlocks),
       pins_(PinWords(records_.as<PinWords::Word>(kHolesAt))) {
-  add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
+  add_seals(file_, kSealFutureWrite);  // so that borrowers cannot map it writable
 }
 
-/// Returns the owner, which in a forked child is another process, and may be gone.
+/// Returns the owner; in a forked child this is another process, which may be gone.
 ProcessOrigin Ledger::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
   const ProcessOrigin origin =
@@ -111,11 +111,11 @@ BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcep
     if (inherited_) return {};
     if (BlockRef ref = try_revive(block, generation)) return ref;
     if (!matches()) return {};
-    // The last reference is on its way to the lock, and the block to limbo.
+    // A thread is dropping the last reference, and the block is about to enter limbo.
   }
 }
 
-/// A receiver sends back a block that this owner has freed: it is live again.
+/// Makes a block that this owner has freed live again, because another process has sent it back.
 BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
   const LockGuard lock(mutex_);
   if (!table_.try_revive(block, generation)) return {};
@@ -123,8 +123,8 @@ BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexc
   return {this, block};
 }
 
-/// A borrower that read `closing` may ask after this process has revived the block. Then the block is no longer in
-/// limbo, and is kept nevertheless. The borrower's slot is up, so the next free looks at it.
+/// Returns whether the block is in limbo, or was revived: a borrower that read `closing` may ask after the revival. The
+/// borrower has raised its slot, so the next release of the block sees the slot.
 bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexcept {
   const LockGuard lock(mutex_);
   return table_.is_in_limbo(block, generation) ||
@@ -140,7 +140,7 @@ bool Ledger::drop_reference(std::uint32_t block) noexcept {
   return local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
-/// Keeps the last reference to pinned pages until no device is at work there.
+/// Gives the last reference to pinned pages to LateReleases, until no device uses them. Returns whether it did.
 bool Ledger::keeps_late(std::uint32_t block) noexcept {
   LateReleases* const late = LateReleases::active();
   if (!late) [[likely]]
@@ -148,7 +148,7 @@ bool Ledger::keeps_late(std::uint32_t block) noexcept {
   return drop_unless_last(block) || late->keep(*this, block, bytes_of(block, Access::read_write));
 }
 
-/// Drops the reference unless it is the last, which exactly one of several threads finds.
+/// Drops a reference unless it is the last. If several threads drop references, exactly one finds the last.
 bool Ledger::drop_unless_last(std::uint32_t block) noexcept {
   auto& refs = local_[block].refs;
   std::uint32_t held = refs.load();
@@ -217,12 +217,12 @@ Ledger::FreedBlock Ledger::take_out(std::uint32_t block) noexcept {
   return freed;
 }
 
-/// Gives all reusable blocks back, with the references that they kept, without the lock.
+/// Gives all reusable blocks and the references that they kept back, without the lock.
 void Ledger::dispose() noexcept {
   while (dispose_some()) mutex_.lock();
 }
 
-/// Releases the lock. Returns true if there is more.
+/// Gives some reusable blocks back, and releases the lock. Returns true if there are more.
 bool Ledger::dispose_some() noexcept {
   constexpr std::size_t kAtOnce = 8;
   if (reusable_.empty()) {
@@ -263,7 +263,7 @@ std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
   return segments_.allow(info.segment, ordinal) + info.offset;
 }
 
-/// Makes the descriptor read-only at the first export: the mapped table is not written through it.
+/// Makes the descriptor read-only at the first export, since the table is written through its mapping.
 Fd Ledger::export_table() const {
   const LockGuard lock(mutex_);
   if (!file_is_read_only_) file_ = reopen_read_only(file_);

@@ -30,14 +30,16 @@ class SegmentPins {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
 
-  /// `holes`: the owner's words, which borrowers read.
+  /// Constructs a record. `holes`: the owner's words, which borrowers read.
   explicit SegmentPins(PinWords holes) noexcept : holes_(holes) {}
 
-  /// A borrower's page comes, and goes once its process is gone. attach() may throw bad_alloc; nothing is changed then.
+  /// Adds the page of a borrower; detach() removes it once the borrower's process is gone. Throws bad_alloc, with
+  /// nothing changed.
   void attach(PageRef page);
   void detach(PageRef page) noexcept;
 
-  /// Begins or ends a pin of a piece of the segment by this process. The first one needs memory.
+  /// Counts a pin of a piece of the segment by this process; end_own() ends it. The first pin of a segment allocates
+  /// memory.
   void note_own(std::uint32_t segment);
   void end_own(std::uint32_t segment) noexcept;
 
@@ -56,48 +58,49 @@ class SegmentPins {
 /// Waits until no hole is under way that began before a pin was noted. Throws timeout.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone);
 
-/// The owner's book of its blocks and their holders: in this process (a count in private memory) and elsewhere (the
-/// claim protocol). The ledger has the table that borrowers read.
+/// The owner's record of its blocks and their holders: in this process (a count in private memory) and in others (the
+/// claim protocol). Contains the table that borrowers read.
 ///
-/// After a fork the child's copy speaks for the child. The blocks of the copy are the parent's. The child's inheritance
-/// is one claim a block in a claim page of its own (see become_borrower).
+/// After a fork, the child's copy of the ledger stands for what the child holds of its parent's blocks: one claim for
+/// each block, in a claim page of the child's own (see become_borrower).
 ///
-/// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for the fork members: lock()
-/// is held by the only thread there is.
+/// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for the fork members: the
+/// process has one thread, which holds lock().
 class Ledger final : public SharedBlocks, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
   class Borrowers;
   class Inheritance;
 
-  /// `limbo` is called when a block enters limbo. The maker of the ledger must look again later, see drain().
+  /// Makes a ledger. `limbo` is called when a block enters limbo, after which the maker of the ledger must call drain()
+  /// later.
   Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limbo = {});
 
-  /// Enters an extent with one reference; the extent goes back to `from` in the end. Throws out_of_memory if
-  /// kMaxBlocks are in use; the extent is still the caller's then.
+  /// Adds a block with one reference; its extent is given back to `from` in the end. Throws out_of_memory, with the
+  /// extent still the caller's, if kMaxBlocks are in use.
   BlockRef add(const Extent& extent, ExtentOwner& from);
-  /// `kept` lives as long as any process holds `block`.
+  /// Keeps `kept` as long as a process holds `block`.
   void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
-  /// Returns another reference for a handle that came back to its owner; empty if it is stale.
+  /// Returns a reference for a handle that came back to its owner; empty if the handle is stale.
   BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// Returns whether the block is freed here and still held by a borrower, or was taken back since. Answers a borrower
-  /// that has raised its slot.
+  /// Returns whether the block was freed here and is still held by a borrower, or was taken back since. Answers a
+  /// borrower that has raised its slot.
   bool is_kept(std::uint32_t block, std::uint64_t generation) const noexcept;
   /// Looks at the borrowers' marks. Returns true while a block is in limbo.
   bool drain() noexcept;
   std::size_t limbo() const noexcept;
   std::size_t live() const noexcept;
 
-  /// The claim pages of borrowers.
+  /// Returns an interface to the claim pages of borrowers.
   Borrowers borrowers() noexcept;
-  /// The ledger around a fork, and in a forked child.
+  /// Returns an interface for the time around a fork.
   Inheritance inheritance() noexcept;
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
   const ProcessId& owner() const noexcept override { return owner_; }
   ExportedBlock export_block(std::uint32_t block, Access access) override;
-  /// Exports the block for callers that know the segment already.
+  /// Exports a block for callers that already know its segment.
   MappedBlock export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   std::vector<Fd> export_rest(std::uint32_t segment, std::size_t first) const {
@@ -105,10 +108,11 @@ class Ledger final : public SharedBlocks, public PageGuard {
   }
   Fd export_table() const override;
   std::uint64_t table_inode() const noexcept { return table_inode_; }
-  /// Returns whether the program that owns the blocks has ended. Another program may run in its process since. Returns
-  /// false if that cannot be told.
+  /// Returns whether the program that owns the blocks has ended, even if its process now runs another program. Returns
+  /// false if this is unknown.
   bool has_program_ended() const noexcept;
-  /// The start time is read when it is first asked for, since that takes long. Throws if it cannot be read.
+  /// Returns the owner's pid and start time. The first call reads the start time, which takes long. Throws if it cannot
+  /// be read.
   ProcessOrigin origin() const override;
 
  private:
@@ -127,7 +131,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
     std::vector<BlockRef> kept;
   };
 
-  // The rest of SharedBlocks, for callers that know no ledger. Pins are of this process, also in a forked child's copy.
+  // The following functions implement SharedBlocks. Pins belong to this process, also in a forked child's copy.
   void retain(std::uint32_t block) noexcept override;
   void release(std::uint32_t block) noexcept override;
   void release_all(std::span<const std::uint32_t> blocks) noexcept override;
@@ -167,13 +171,15 @@ class Ledger final : public SharedBlocks, public PageGuard {
 
   ProcessId owner_;
   const int pid_;
-  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0 until it is known
   const SegmentTable& segments_;
   const Wakeup limbo_;
-  mutable Fd file_ GUARDED_BY(mutex_);  ///< of the table
+  mutable Fd file_ GUARDED_BY(mutex_);  ///< the descriptor of the table
   const std::uint64_t table_inode_;
-  const ProgramMark mark_;                                     ///< on the table
-  mutable bool file_is_read_only_ GUARDED_BY(mutex_) = false;  ///< by its descriptor
+  /// Shows, by the table's mapping, that the program runs.
+  const ProgramMark mark_;
+  /// Says that `file_` is read-only.
+  mutable bool file_is_read_only_ GUARDED_BY(mutex_) = false;
   Mapping records_;
   Mapping local_memory_;
   Local* local_;
@@ -189,23 +195,23 @@ class Ledger final : public SharedBlocks, public PageGuard {
   TransitCounts transits_;  ///< of a forked child
 };
 
-/// The claim pages of the borrowers of a ledger: the side of it that the broker works with.
+/// An interface of a ledger for the broker: the claim pages of borrowers.
 ///
 /// Thread safety: all members may be called concurrently, except attach_locked(). REQUIRES: the ledger outlives it.
 class Ledger::Borrowers {
  public:
   explicit Borrowers(Ledger& ledger) noexcept : ledger_(ledger) {}
 
-  /// Attaches the page of a borrower that comes. The page stays until detach(), once the borrower's process is gone.
+  /// Attaches the page of a new borrower. detach() removes the page once the borrower's process is gone.
   PageRef attach(const Claims& page);
-  /// Attaches the page of a coming child before a fork, with `all` raised. REQUIRES: the ledger is locked.
+  /// Attaches the page of a child that is about to be forked, with `all` raised. REQUIRES: the ledger is locked.
   PageRef attach_locked(const Claims& page) NO_THREAD_SAFETY_ANALYSIS;
   void attach_child(PageRef parent) noexcept;
   void detach(PageRef page) noexcept;
-  /// Returns whether the borrower has announced children whose pages have not come.
+  /// Returns whether the borrower has announced children whose pages have not arrived.
   bool awaits_child(PageRef page) const noexcept;
-  /// Makes the page hold the blocks in `transits` and no others: the borrower is gone, but items that it put may still
-  /// be in queues. Returns how many blocks.
+  /// Makes the page of a borrower that is gone hold only the blocks in `transits`, since items that it put may still be
+  /// in queues. Returns how many blocks.
   std::size_t leave_in_transit(PageRef page, const TransitCounts& transits) noexcept;
   std::uint64_t claims_of(PageRef page) const noexcept;
 
@@ -213,7 +219,7 @@ class Ledger::Borrowers {
   Ledger& ledger_;
 };
 
-/// A ledger around a fork: how a child inherits its blocks, see fork.cpp.
+/// An interface of a ledger for fork.cpp, by which a child inherits the blocks.
 ///
 /// Thread safety: none. REQUIRES: the ledger is locked, by the only thread there is; it outlives this object.
 class Ledger::Inheritance {
@@ -221,15 +227,16 @@ class Ledger::Inheritance {
   explicit Inheritance(Ledger& ledger) noexcept : ledger_(ledger) {}
 
   std::size_t live() const noexcept { return ledger_.table_.live(); }
-  /// Exports all blocks before a fork: the child may hold any live block, so freeing it must look.
+  /// Exports all blocks before a fork, because the child may hold any live block, which later releases must take into
+  /// account.
   void export_all() noexcept;
-  /// Prevents the reuse of every block that was ever exported, before a fork for which there can be no page.
+  /// Prevents the reuse of all blocks that were ever exported, before a fork for which no page can be made.
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(ledger_.everything_); }
-  /// Turns references into claims in `page` in a forked child, and lowers `all`.
+  /// Turns the references of a forked child into claims in `page`, and lowers `all`.
   void become_borrower(Claims page, TransitCounts transits) noexcept;
-  /// Drops the references of blocks in limbo in a forked child, which the parent will release and the child never would.
-  /// REQUIRES: all that the child inherited is claimed; the ledger is not locked.
+  /// Drops what blocks in limbo keep, in a forked child: the parent will release them, and the child never would.
+  /// REQUIRES: the child has claims on all that it inherited; the ledger is not locked.
   void leave_limbo_to_parent() noexcept;
   /// Returns the page of a forked child, which is empty in the owner.
   Claims page() const noexcept { return ledger_.inherited_; }
@@ -240,7 +247,7 @@ class Ledger::Inheritance {
   Ledger& ledger_;
 };
 
-/// Runs `change` under the lock, and disposes of the blocks that became reusable without it.
+/// Runs `change` under the lock, and then disposes of the blocks that became reusable without the lock.
 template <class Change>
 void Ledger::reclaim(Change&& change) noexcept {
   mutex_.lock();

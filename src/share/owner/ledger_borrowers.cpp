@@ -28,7 +28,8 @@ void SegmentPins::end_own(std::uint32_t segment) noexcept {
   if (own_) end_pin<RealPlatform>(own_[segment % kPinWords]);
 }
 
-/// An announced child whose page has not come may have pinned anything.
+/// Returns whether a process may have pinned a part of the segment. A child whose page has not arrived may have pinned
+/// any segment.
 bool SegmentPins::is_pinned(std::uint32_t segment) const noexcept {
   if (own_ && own_[segment % kPinWords].load() != 0) return true;
   return std::any_of(borrowers_.begin(), borrowers_.end(), [&](const PageRef& page) {
@@ -45,7 +46,7 @@ void SegmentPins::end_hole(std::uint32_t segment) noexcept {
   onecopy::end_hole<RealPlatform>(holes_[segment]);
 }
 
-// The pins of an owner's segments, see the words of pins in claim.h.
+// Throws unsupported: the owner of this memory cannot be told of pins.
 void SharedBlocks::throw_no_pins() {
   throw Error(
       ErrorCode::unsupported,
@@ -53,7 +54,7 @@ void SharedBlocks::throw_no_pins() {
       "under it; open the tensor again in this process, or start the process with spawn");
 }
 
-/// A hole takes the system milliseconds. A hole of an owner that died in it no longer has an effect.
+/// Waits until no hole is under way; a hole takes the system milliseconds. Ignores a hole whose owner has died.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
   constexpr std::chrono::seconds kTimeout{10};
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;
@@ -67,7 +68,7 @@ void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_
   }
 }
 
-/// A forked child's owner is its parent. A child without a page at the parent is counted with it, and unseen.
+/// Begins a pin. In a forked child the owner is the parent, which does not see the pins of a child that has no page.
 void Ledger::begin_pin(std::uint32_t segment) {
   if (inherited_ && !is_seen(inherited_)) throw_no_pins();
   if (inherited_) note_pin<RealPlatform>(pins_in(inherited_)[segment]);
@@ -176,7 +177,7 @@ std::uint64_t Ledger::Borrowers::claims_of(PageRef page) const noexcept {
   return claims;
 }
 
-/// Notes nothing in the owner: should it die, the processes that have got its segments keep its blocks.
+/// Counts nothing in the owner's own process: if it dies, the processes that hold its segments keep its blocks.
 void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
   if (inherited_) transits_.begin(block, channel);
 }
@@ -212,7 +213,8 @@ void Ledger::Inheritance::leave_limbo_to_parent() noexcept {
   }
 }
 
-/// Returns what one block keeps that the child has no reference to, and so will never release; empty if there is none.
+/// Removes and returns the references that one freed block keeps; empty if there is no more. The child does not hold the
+/// block, and so would never release the references.
 std::vector<BlockRef> Ledger::Inheritance::take_kept_of_freed() noexcept {
   const LockGuard lock(ledger_.mutex_);
   for (auto at = ledger_.kept_.begin(); at != ledger_.kept_.end();) {

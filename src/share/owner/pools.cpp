@@ -32,7 +32,7 @@ std::uint64_t Pools::live_bytes() const {
 }
 
 Pool::TrimResult Pools::trim() {
-  if (!trimming_.try_lock()) return {0, true};  // trim_all() is at it
+  if (!trimming_.try_lock()) return {0, true};  // trim_all() is running
   const LockGuard lock(trimming_, std::adopt_lock);
   Pool::TrimResult all_trimmed;
   for (Pool* pool : all()) {
@@ -92,7 +92,7 @@ namespace {
 constexpr std::uint64_t kAlwaysFits = std::uint64_t{256} << 20;
 constexpr std::uint64_t kPartOfTheRest = 8;
 
-/// An eighth of the memory that this process may still take.
+/// Returns an eighth of the memory that this process may still use.
 std::uint64_t room() {
   static const MemoryLimits limits;
   std::uint64_t left = limits.machine_available().value_or(0);
@@ -115,7 +115,7 @@ void FormerMemory::keep(std::shared_ptr<const void> memory, std::uint64_t bytes,
   if (sum > kAlwaysFits) take_above(room());
 }
 
-/// The oldest entries, down to so many bytes; the newest stays.
+/// Removes and returns the oldest entries until at most `most` bytes are left. The newest entry stays.
 FormerMemory::Entries FormerMemory::take_above(std::uint64_t most) {
   Entries taken;
   const LockGuard lock(mutex_);

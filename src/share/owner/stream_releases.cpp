@@ -26,7 +26,8 @@ std::size_t move_if(List& from, List& to, IsChosen&& is_chosen) noexcept {
 
 }  // namespace
 
-/// Stands between the references to a block and its group; belongs to them, and goes with the last.
+/// The group that the references to a wrapped block have. Owns one reference to the actual block, and is destroyed with
+/// the last reference to itself.
 class StreamReleases::Lease final : public SharedBlocks {
  public:
   Lease(StreamReleases& releases, BlockRef block, Device device, Stream stream) : releases_(releases) {
@@ -69,7 +70,7 @@ class StreamReleases::Lease final : public SharedBlocks {
   SharedBlocks& group() const noexcept { return as_shared(*reference_.front().block.group()); }
 
   StreamReleases& releases_;
-  References reference_;  ///< one, until the last reference to the lease goes
+  References reference_;  ///< one reference, until the last reference to the lease is dropped
   const int pid_ = current_pid();
   std::atomic<std::uint64_t> references_{1};
 };
@@ -80,8 +81,8 @@ BlockRef StreamReleases::order(BlockRef block, Device device, Stream stream) {
   return {lease.release(), number};
 }
 
-/// Returns nothing if the stream cannot be marked for now: it is captured, its device has failed, or memory is short.
-/// The error code decides: the capture may be over before is_captured() could be asked.
+/// Returns a point in the stream, or nothing if it cannot be marked now: it is being captured, its device has failed,
+/// or memory is short. The error code tells which, because a capture may end before is_captured() could be called.
 std::optional<TimelinePoint> StreamReleases::mark(Device device, Stream stream) noexcept {
   try {
     return timeline_.mark(device, stream);
@@ -122,17 +123,17 @@ void StreamReleases::take(References& from, References& to, IsChosen&& is_chosen
   size_ -= move_if(from, to, is_chosen);
 }
 
-/// REQUIRES: no waiting point has passed.
+/// Moves the references that wait for failed devices to held_. REQUIRES: no waiting point has passed.
 void StreamReleases::hold_those_of_failed_devices() {
   const auto has_failed = [this](const DroppedReference& d) { return timeline_.has_failed(d.device); };
   take(waiting_, held_, has_failed);
   take(unmarked_, held_, has_failed);
 }
 
-/// Sweeps at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
-/// look's worth.
+/// Ends up to two due references at each drop, so that a caller that opens and drops tensors without a pause has only a
+/// few of them waiting.
 void StreamReleases::end_two() noexcept {
-  References due;  // released without the lock
+  References due;  // destroyed without the lock
   const LockGuard lock(mutex_);
   for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
     due.splice(due.end(), waiting_, waiting_.begin());
@@ -144,7 +145,7 @@ void StreamReleases::drop(References dropped) noexcept {
   const DroppedReference& one = dropped.front();
   ++size_;
   if (must_not_wait && must_not_wait()) leave(std::move(dropped));
-  // A default stream stays, so its mark may come later. On a host that may have to wait for a mark, it is made here.
+  // A default stream always exists, so its mark can be made later, unless a host may have to wait for the mark.
   else if (!one.stream.native && !timeline_.may_wait_on_host(one.device)) collect(std::move(dropped));
   else mark_all(std::move(dropped));
   end_two();
@@ -156,7 +157,8 @@ void StreamReleases::leave(References dropped) noexcept {
   unmarked_.splice(unmarked_.end(), dropped);
 }
 
-/// A mark takes a microsecond of the host and two of the stream. Much memory does not wait for more of it.
+/// Collects references that are dropped in default streams, because a mark takes a microsecond of the host and two of
+/// the stream. Marks them at once if they hold much memory.
 void StreamReleases::collect(References dropped) noexcept {
   constexpr std::size_t kMany = 64;
   constexpr std::size_t kMuch = std::size_t{256} << 20;
@@ -193,7 +195,7 @@ void StreamReleases::mark_left() noexcept {
 }
 
 bool StreamReleases::sweep() noexcept {
-  References due;  // released without the lock: one may stand before another
+  References due;  // destroyed without the lock, because one reference may wrap another
   bool are_left = false;
   {
     const LockGuard lock(mutex_);

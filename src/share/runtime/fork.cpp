@@ -23,7 +23,7 @@ void warn(const char* why) noexcept {
   }
 }
 
-/// Ends the process if an exception would pass through fork().
+/// Runs a function, and ends the process if an exception would pass through fork().
 template <class F>
 void or_log(F&& f) noexcept {
   try {
@@ -43,7 +43,7 @@ void Runtime::prepare_fork() {
   making_.lock();
   Runtime* process = existing();
   if (!process) return;
-  or_log([&] {  // the child may share what it inherits: borrowers of that must reach us
+  or_log([&] {  // because the child may share what it inherits, whose borrowers must reach us
     if (process->ledger_.live() != 0) process->broker_.listen();
   });
   process->loop_.stop();
@@ -75,15 +75,15 @@ void Runtime::finish_in_child() {
   Session::handled_pid_ = current_pid();
   if (Runtime* parent = existing()) parent->become_child();
   making_.unlock();
-  if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
+  if (forked_from_) or_log([] { current(); });  // if there are no descriptors now, at the next use
 }
 
-/// Turns the parent's Runtime in its child into the group of the inheritance.
+/// Turns the copy of the parent's Runtime, in the child, into the group of the inherited blocks.
 void Runtime::become_child() {
   HazardGuard::forget_others();
   for (const auto& peer : peers_.list_locked()) peer->finish_fork_in_child();
   unlock_all();
-  if (!child_ && ledger_.inheritance().live() != 0)  // the table is the parent's even so
+  if (!child_ && ledger_.inheritance().live() != 0)  // even then the table belongs to the parent
     or_end_child([this] {
       if (!ledger_.inheritance().holds_everything())
         throw Error(ErrorCode::out_of_mappings, "the parent had no room to note that it has a child");
@@ -103,8 +103,9 @@ void Runtime::become_child() {
   forked_from_ = this;
 }
 
-/// Goes on without a page for the child if the owner is gone and its memory frozen, or if the owner counts the child
-/// with its parent. Without a page the child keeps the parent's socket, and the owner waits for the socket to close.
+/// Claims inherited blocks in the child's page. If the owner is gone, there is no page, and its memory is frozen. If
+/// the owner counts the child with its parent, the child keeps the parent's socket, and the owner waits until the
+/// socket is closed.
 void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
@@ -120,9 +121,9 @@ void Runtime::claim_inherited(InheritedOwner& from) noexcept {
 }
 
 void Runtime::inherit(Runtime& parent) {
-  cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
+  cleaned_up_ = parent.cleaned_up_;  // before the watch thread exists
   if (!inheritance_.empty() || !parent.peers_.list().empty())
-    loop_.start();  // the first step that can fail: the inheritance cannot be given back
+    loop_.start();  // the first step that may fail, because the inheritance cannot be undone
   parent_ = &parent;
   peers_.inherit(parent.peers_);
   inherited_ = std::move(inheritance_);
@@ -130,7 +131,8 @@ void Runtime::inherit(Runtime& parent) {
   if (parent.ledger_.inheritance().page()) peers_.add_inherited(parent.ledger_);
 }
 
-/// The owner tells when a segment is gone; its end is not news, the memory stays.
+/// Watches the connection to an owner, which tells when a segment is gone. The owner's end needs no action, because the
+/// memory stays.
 void Runtime::watch_inherited(InheritedOwner& from) {
   if (from.is_counted_with_parent) return;
   loop_.add(from.socket.fd(), [this, &from] {
@@ -149,7 +151,7 @@ void Runtime::watch_inherited(InheritedOwner& from) {
   });
 }
 
-/// Stops the parent's own duties in the child's copy of its parent: answering, holding for others and returning memory.
+/// Ends the parent's duties in the child's copy of its Runtime: answering, holding for others and returning memory.
 void Runtime::abandon() noexcept {
   loop_.abandon();
   broker_.abandon();
@@ -184,7 +186,7 @@ struct Runtime::PartLocks {
       from.owner->ledger_.unlock();
     }
   }
-  /// Visits all peers, none of which can be closed during the visit: the list is locked.
+  /// Locks all peers. None can be closed during the call, because the list is locked.
   static void lock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
     for (const auto& peer : all.peers_.list_locked())
       if (!peer->is_closed()) peer->lock();
@@ -201,8 +203,8 @@ struct Runtime::PartLocks {
   template <auto Part>
   static constexpr Pair kOf{&lock<Part>, &unlock<Part>};
 
-  /// Segments come after the parts that ask them with a lock of their own, as the ledger does after pins, and retained
-  /// ones after the peers' sockets, where they arrive.
+  /// Segments are locked after the parts that call them with a lock held, the ledger after pins, and retained segments
+  /// after the peers' sockets, from which they arrive.
   static constexpr std::array kOrder{
       kOf<&Runtime::pools_>,
       kOf<&Runtime::peers_>,

@@ -16,8 +16,8 @@
 namespace onecopy {
 namespace {
 
-/// Failures after which an item can be put nevertheless: processes that have the segment open can take it, others get
-/// the reason.
+/// Returns whether an item can be put despite the error: processes that have the segment open can take it, and others
+/// get the reason.
 bool leaves_items_usable(const Error& error) noexcept {
   return is_absent(error) || error.code() == ErrorCode::owner_died || error.code() == ErrorCode::closed ||
          error.code() == ErrorCode::unsupported || error.code() == ErrorCode::timeout;
@@ -42,7 +42,8 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, QueueHooks 
   if (creator == self_) return true;
   {
     const LockGuard lock(left_mutex_);
-    std::erase(left_, LeftQueue{creator, queue});  // the creator was not told, and need not be
+    // The creator was not told that the queue was left, and need not be.
+    std::erase(left_, LeftQueue{creator, queue});
   }
   try {
     join(creator, queue);
@@ -57,7 +58,7 @@ void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
   const Peers::PeerRef peer = peers_.connect(creator);
   try {
     peer->broker().request(wire::pack(wire::JoinQueue{queue}), wire::Type::joined);
-  } catch (const Error& error) {  // a creator that is stopped reads it later
+  } catch (const Error& error) {  // a stopped creator reads it later
     if (error.code() != ErrorCode::timeout) throw;
   }
 }
@@ -71,7 +72,7 @@ void OpenQueues::close(const ProcessId& creator, std::uint64_t queue, bool is_ov
     const LockGuard lock(left_mutex_);
     left_.push_back({creator, queue});
     telling_.request();
-  } catch (const std::bad_alloc&) {  // then the creator learns it when this process ends
+  } catch (const std::bad_alloc&) {  // the creator learns it when this process ends
   }
 }
 
@@ -94,7 +95,8 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
   }
 }
 
-/// Logs once why the creator's system cannot keep a segment: it can keep none then. A closed queue is not logged.
+/// Logs once why the creator cannot retain a segment, since it can then retain none. Does not log that a queue is
+/// closed.
 void OpenQueues::report_refusal(const Error& error) noexcept {
   if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
   log_warning(
@@ -118,7 +120,7 @@ void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, 
   if (creator == self_ && group.owner() == self_) return broker_.spread(segment, queue);
   const SegmentKey key{public_name(group.owner()), segment};
   if (creator != self_) {
-    // First: a request that times out may be served later.
+    // Noted before the request, because a request that times out may be served later.
     const std::uint64_t number = retention_.elsewhere.add(key, creator);
     const Peers::PeerRef peer = peers_.connect(creator);
     const ProcessOrigin origin = group.origin();
@@ -136,7 +138,7 @@ void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, 
     peer->broker().request(wire::pack(body, memory.blob), wire::Type::retained,
                            wire::descriptors(memory, table), BrokerClient::WhenSilent::leave);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
-    // Memory of the host that is open here can be served without being retained.
+    // A segment of the host that is open here can be served without being retained.
     if (retention_.segments.add(key, group.origin(), group.export_table(), source_.pass_on(group, segment),
                                 queue, RetainRequest{}) == RetainedSegments::Added::no_room)
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
@@ -184,7 +186,7 @@ Timer::Pause OpenQueues::tell() {
   return Timer::soon_if(flush_left_queues() || more);
 }
 
-/// Returns true while a keeper has to be told again that a segment is gone.
+/// Tells keepers that segments are gone. Returns true while a keeper has to be told again.
 bool OpenQueues::flush_retirements() {
   bool again = false;
   for (const auto& [segment, keepers] : retention_.elsewhere.take_retired())
@@ -199,7 +201,8 @@ bool OpenQueues::flush_retirements() {
   return again;
 }
 
-/// Returns true while a creator has to be told again: it counts this process among its queue's users until then.
+/// Tells creators that queues were left. Returns true while a creator has to be told again, which counts this process
+/// among the queue's users until then.
 bool OpenQueues::flush_left_queues() noexcept {
   const LockGuard lock(left_mutex_);
   std::erase_if(left_, [this](const LeftQueue& left) {
@@ -209,7 +212,8 @@ bool OpenQueues::flush_left_queues() noexcept {
   return !left_.empty();
 }
 
-/// Returns true while a keeper has to be told again. A keeper that hung up keeps the segment until this process ends.
+/// Tells keepers what they need not retain. Returns true while a keeper has to be told again. A keeper that hung up
+/// retains the segment until this process ends.
 bool OpenQueues::flush_releases() {
   bool again = false;
   for (Release& last : retention_.elsewhere.take_releases()) {

@@ -24,17 +24,17 @@ class Peers;
 class SegmentSource;
 class Error;
 
-/// Tells whether a queue's creator retains a segment, so that items in it outlive its owner and its putter.
+/// Tells whether a queue's creator retains a segment, so that items outlive the segment's owner and their putter.
 enum class Retention : std::uint8_t {
   retained,
-  not_needed,    ///< the segment is the creator's own, which others serve
-  not_retained,  ///< the creator is gone, or refuses, or we cannot pass the segment on
-  pending,       ///< the creator is stopped; it retains the segment once it goes on
-  unreachable,   ///< the creator lives, and does not hear us
+  not_needed,    ///< the creator owns the segment, and other processes retain it
+  not_retained,  ///< the creator is gone or refuses, or this process cannot pass the segment on
+  pending,       ///< the creator is stopped, and retains the segment once it continues
+  unreachable,   ///< the creator lives but cannot be reached
 };
 
-/// The queues that this process has open, as far as other processes have to know of them. A queue is named by a random
-/// number, which is the same in every process.
+/// The queues that this process has open, and what other processes must be told about them. A queue is named by a
+/// random number, which is the same in all processes.
 ///
 /// Thread safety: all members may be called concurrently.
 class OpenQueues {
@@ -42,22 +42,22 @@ class OpenQueues {
   OpenQueues(const ProcessId& self, Peers& peers, SegmentSource& source, SegmentRetention& retention,
              Broker& broker, EventLoop& loop);
 
-  /// Gives up the backlogs of queues without users when memory is short. Returns false if there was nothing. Null until
-  /// this process has used a queue.
+  /// Drops the backlogs of queues without users when memory is short. Returns false if there were none. Null until this
+  /// process has used a queue.
   std::atomic<bool (*)() noexcept> on_shortage{nullptr};
 
-  /// Registers a queue that `creator` made and that this process opens; `hooks` answer calls from now on. Returns false
-  /// if the creator does not answer, so that it has to be told again. A creator that is gone need not be told.
+  /// Registers a queue that `creator` made and that this process opens; `hooks` are called from now on. Returns false
+  /// if the creator does not answer and must be told again. A creator that is gone need not be told.
   bool open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks);
-  /// `is_over`: no process takes its items from here on.
+  /// Unregisters a queue. `is_over`: no process takes its items any longer.
   void close(const ProcessId& creator, std::uint64_t queue, bool is_over = false) noexcept;
 
   /// Asks the creator to retain the segment before the first item with it is put. If this process is the creator, asks
-  /// the other users. Waits two seconds at most for the creator. Throws the errors of passing the segment on.
+  /// the other users. Waits at most two seconds for the creator. Throws what passing the segment on throws.
   Retention retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
   /// Returns whether the process let a question wait too long and has been silent since, as far as this process knows.
   bool is_silent(const ProcessId& process) const;
-  /// Becomes true when the connection to that process ends. Null when there is none.
+  /// Returns a flag that becomes true when the connection to that process ends; null if there is none.
   std::shared_ptr<const std::atomic<bool>> connection_end(const ProcessId& process) const;
 
   /// A queue's items in transit, for listings, and how many of their segments are not retained.
@@ -73,7 +73,7 @@ class OpenQueues {
   std::uint64_t unkept() const;
 
  private:
-  /// A queue that this process has left, whose creator did not read then.
+  /// A queue that this process has left while its creator did not read.
   struct LeftQueue {
     ProcessId creator;
     std::uint64_t queue;
@@ -84,7 +84,7 @@ class OpenQueues {
   void ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
   void report_refusal(const Error& error) noexcept;
   Retention why_not_retained(const Error& error, const ProcessId& creator) const;
-  /// Tells other processes news that they could not be told before.
+  /// Sends news that could not be sent before.
   Timer::Pause tell();
   bool flush_retirements();
   bool flush_releases();

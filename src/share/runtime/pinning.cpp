@@ -31,7 +31,7 @@ std::string reason_of(DeviceType type) {
   return "it has no device";
 }
 
-/// The kind whose cards this machine has, and the card that this process uses already.
+/// Returns a card to pin for: one that this process already uses, or else the first of the kind that this machine has.
 Device card_to_pin_for() {
   for (const DeviceType type : backend_types()) {
     if (type == DeviceType::cpu) continue;
@@ -79,7 +79,8 @@ Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
 }
 
 Timer::Pause Pinning::look() noexcept {
-  const bool again = has_segment_ended_.exchange(false);  // a thread may be about to unmap it
+  // Read now, because a thread may be about to unmap a segment.
+  const bool again = has_segment_ended_.exchange(false);
   sweep();
   LateReleases* const late = LateReleases::active();
   const bool waiting = late && late->release_due();
@@ -103,7 +104,7 @@ std::uint64_t Pinning::limit() {
   return memory / 2;
 }
 
-/// Blocks that are segments of their own reach over several units, and have no neighbours.
+/// Returns the piece of a tensor. A block that is a segment of its own may span several units and has no neighbours.
 Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
   BlockGroup* const group = tensor.block().group();
   if (!group || !group->shareable())
@@ -150,7 +151,7 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
   streams_.note_use(*card);
 }
 
-/// Takes back also a piece that was to be unpinned, and is not yet.
+/// Uses a piece that is pinned, also one that is waiting to be unpinned.
 bool Pinning::try_use(const Piece& wanted, std::uint32_t block, Use use) {
   const LockGuard lock(mutex_);
   pieces_.insert(left_.extract(wanted.at()));
@@ -159,14 +160,13 @@ bool Pinning::try_use(const Piece& wanted, std::uint32_t block, Use use) {
   return found != pieces_.end();
 }
 
-/// The pages must be there before the driver takes them: it would fill in missing ones regardless of the group's
-/// limit.
+/// Pins a piece. Reserves its pages first, because the driver would add missing ones regardless of the cgroup's limit.
 void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
   make_room(piece.bytes);
   LateReleases::activate(card.type);
   std::byte* const at = piece.at();
   note(piece, block, use);
-  Pieces made;  // before the pin, so that nothing fails between the pin and its record
+  Pieces made;  // made before the pin, so that nothing can fail between the pin and its record
   made.emplace(at, piece);
   piece.group->begin_pin(piece.segment);
   const auto begin = Clock::now();
@@ -271,7 +271,8 @@ std::uint64_t Pinning::end_idle() {
   return end(take_idle()) + end(take_left());
 }
 
-/// Tells the driver first, then the owner, and ends the mapping last. Keeps pieces in which there are other blocks.
+/// Unpins pieces: tells the driver first, then the owner, and ends the mapping last. Keeps pieces that contain other
+/// blocks.
 std::uint64_t Pinning::end(Pieces pieces, const std::set<std::uint32_t>& others) noexcept {
   std::uint64_t bytes = 0;
   std::erase_if(pieces, [&](const auto& at) {

@@ -13,18 +13,18 @@
 
 namespace onecopy {
 
-/// Parts of this process that other layers describe for listings: groups of rpc, arenas of captured graphs. Each is
-/// entered by its own layer.
+/// The parts of this process that other layers describe for listings: groups of rpc, arenas of captured graphs. Each
+/// layer adds its own parts.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariant: once remove() has returned, that function is called no more.
+/// Thread safety: all members may be called concurrently. Invariant: the function of a part is not called after
+/// remove() has returned.
 template <class Info>
 class Reports {
  public:
-  /// Describes the part; empty once the part has gone, and its function with it.
+  /// Returns a description of the part; empty once the part is gone, after which the function is dropped.
   using Describe = std::function<std::optional<Info>()>;
 
-  /// `describe` may be called by any thread. `describe` must neither wait nor throw.
+  /// Adds a part. Any thread may call `describe`, which must neither wait nor throw.
   std::uint64_t add(Describe describe) {
     const LockGuard lock(mutex_);
     describe_.emplace(++last_, std::move(describe));
@@ -48,7 +48,7 @@ class Reports {
  private:
   mutable Mutex mutex_;
   mutable std::map<std::uint64_t, Describe> describe_
-      GUARDED_BY(mutex_);  ///< a look at parts that have gone drops them
+      GUARDED_BY(mutex_);  ///< parts that are gone are dropped when they are listed
   std::uint64_t last_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -53,7 +53,8 @@ Runtime& Runtime::make() {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
     Session::handled_pid_ = current_pid();
     start_log();
-    const HazardGuard first(nullptr);  // children inherit a finished record of this thread
+    // Makes this thread's record now, so that children inherit a complete one.
+    const HazardGuard first(nullptr);
     HazardGuard::prepare_if_single_threaded();
     auto made = std::unique_ptr<Runtime>(new Runtime());
     if (forked_from_) {
@@ -67,8 +68,8 @@ Runtime& Runtime::make() {
   return *existing();
 }
 
-/// Ends our threads, which must not outlive static objects, and names, which must not outlive their use. Tensors that
-/// live on keep their memory; a name stays if another process uses it, and goes with that.
+/// Ends the threads, which must not outlive static objects, and removes names of files. Tensors that still exist keep
+/// their memory; a name that another process uses stays until that process removes it.
 void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
   Runtime* process = existing();
@@ -79,7 +80,7 @@ void Runtime::at_exit() noexcept {
   process->broker_.stop_listening();
   if (process->ledger_.live() + process->ledger_.limbo() == 0)
     return process->pools_.end(SegmentKind::named_file);
-  // A forked child has the files open through this process, and may pass them on by name.
+  // A forked child has inherited the open files, and may pass them on by name.
   if (!process->broker_.has_children()) process->segments_.remove_names();
 }
 
@@ -115,7 +116,8 @@ Runtime::Runtime(const ProcessId& id)
   on_file_left = wakes(files_);
 }
 
-/// Removes names that killed processes have left, once. If a process begins by opening, its watch thread does this.
+/// Removes names that killed processes have left, once. In a process that opens before it shares, the watch thread
+/// calls it.
 void Runtime::clean_up() {
   if (std::exchange(cleaned_up_, true)) return;
   remove_abandoned_sockets();
@@ -135,7 +137,7 @@ Timer::Pause Runtime::trim() {
 }
 
 std::uint64_t Runtime::give_back(std::optional<Device> device) {
-  // A stream without other work passes the end of a drop in that time.
+  // The time in which a stream without other work passes the end of a drop.
   constexpr std::chrono::milliseconds kIdleStream{1};
   ledger_.drain();
   retention_.segments.sweep();
@@ -154,12 +156,12 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
 // Memory of this process: from its pools, or made by other means.
 namespace {
 
-// An allocation waits so long for memory that streams use.
+// The time that an allocation waits for memory that streams still use.
 constexpr std::chrono::seconds kPatienceWithStreams{5};
 
 std::atomic<Strategy> the_strategy{Strategy::file_descriptor};
 
-/// Names are for the memory of the host.
+/// Returns the kind of segment of a strategy. Only memory of the host can be in named files.
 SegmentKind kind_of(Strategy strategy, Device device) {
   if (device.type != DeviceType::cpu) return backend(device.type).kind_on(device.index);
   return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
@@ -170,8 +172,7 @@ SegmentKind kind_of(Strategy strategy, Device device) {
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
-/// Waits until streams have passed the end of some blocks. Returns false if no release is pending, or it takes too
-/// long.
+/// Waits until streams have passed the drop of a block. Returns false if no release is pending or the deadline passes.
 bool Runtime::await_release(Deadline deadline) {
   const std::size_t waiting = streams_.waiting_releases();
   while (streams_.waiting_releases() != 0 && std::chrono::steady_clock::now() < deadline) {
@@ -182,7 +183,7 @@ bool Runtime::await_release(Deadline deadline) {
   return false;
 }
 
-/// Retries while releases are pending on device streams: that memory is about to come back.
+/// Allocates, and retries while releases are pending in streams, because their memory is about to become free.
 Extent Runtime::allocate_in_time(Pool& pool, std::uint64_t bytes, Device device) {
   const auto deadline = std::chrono::steady_clock::now() + kPatienceWithStreams;
   for (bool again = device != kCpu && streams_.waiting_releases() != 0;; again = await_release(deadline)) {
@@ -194,7 +195,8 @@ Extent Runtime::allocate_in_time(Pool& pool, std::uint64_t bytes, Device device)
   }
 }
 
-/// A large block that was dropped in an idle stream just now is used again, and no other made beside it.
+/// Waits briefly for large blocks that were just dropped in an idle stream, so that the next allocation reuses them
+/// instead of taking more memory.
 void Runtime::end_idle_releases() {
   streams_.mark_left();
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(idle_stream_us);
@@ -203,7 +205,7 @@ void Runtime::end_idle_releases() {
   ledger_.drain();
 }
 
-/// Tries again without the backlogs of queues that all users have left.
+/// Allocates. If memory is short, drops the backlogs of queues that all users have left and tries again.
 Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
   constexpr std::uint64_t kLarge = std::uint64_t{256} << 20;
   if (device != kCpu && bytes >= kLarge && streams_.waiting_releases() != 0) end_idle_releases();
@@ -220,7 +222,7 @@ Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
 std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device device) {
   Pool& from = pools_.of(kind_of(the_strategy, device), device);
   Extent extent = allocate_from(from, bytes, device);
-  extent.size = bytes;  // the pool's rounding belongs to no block
+  extent.size = bytes;  // the bytes that the pool added do not belong to the block
   try {
     BlockRef block = ledger_.add(extent, from);
     PinnedRanges::await_unpinning(extent.data, extent.size);

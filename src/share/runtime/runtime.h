@@ -33,11 +33,11 @@ namespace onecopy {
 /// The parts of onecopy in this process, put together. Only the implementation of the API includes it; other layers see
 /// a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything else.
 ///
-/// A forked child gets a Runtime of its own at once; its parent's references become leases. Thread safety: all
+/// A forked child gets a Runtime of its own at once, in which its parent's references are leases. Thread safety: all
 /// members may be called concurrently.
 class Runtime final {
  public:
-  /// Throws as Session::current() does.
+  /// Returns the Runtime of this process. Throws as Session::current() does.
   static Runtime& current() { return Session::current().runtime_; }
   static Runtime* existing() noexcept {
     Session* const session = Session::existing();
@@ -57,8 +57,8 @@ class Runtime final {
 
   /// Allocates a block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
-  /// Adopts shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
-  /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.
+  /// Adopts shared memory that was made by other means as one segment with one block. Returns a row of its `size` bytes
+  /// from `offset` on, which can be shared like any tensor. `committed` bytes are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0,
                std::uint64_t offset = 0);
   /// Adopts memory of a device that another library allocated, see onecopy::adopt().
@@ -70,30 +70,31 @@ class Runtime final {
   Handle share(const Tensor& tensor, Stream stream);
   /// Names the tensor as share() does, for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
-  /// A handle whose point comes after all work in the stream.
-  /// Of the host: after all work that may be filling it, if it is pinned.
+  /// Names the tensor in a handle whose point comes after all work in the stream; for pinned memory of the host, after
+  /// all work that may be filling it.
   HandleFields name_in_order(const Tensor& tensor, Stream stream);
-  /// A point after that work, in the current streams or `stream`; empty if there is none.
+  /// Returns a point after the work that may be filling memory of the host, in the current streams or `stream`; empty
+  /// if there is none.
   TimelinePoint mark_filling(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   Tensor open(const HandleFields& handle, const OpenOptions& options);
-  /// Describes the memory beyond the tensor that its handle shows to others; empty if there is none.
+  /// Describes the memory beyond the tensor that its handle lets others access; empty if there is none.
   std::string exposes(const Tensor& tensor) const;
 
   Stats stats() const;
   OwnerInfo describe() const;
-  /// Returns memory that is not in use to the system, of one device or of all. Returns how many bytes the pools gave back.
+  /// Gives unused memory back to the system, of one device or of all. Returns how many bytes the pools gave back.
   std::uint64_t give_back(std::optional<Device> device);
 
  private:
   friend class Session;
 
-  /// The blocks of an ancestor of this process, inherited through forks.
+  /// The blocks of an ancestor of this process, which forks have passed on.
   struct InheritedOwner {
-    Runtime* owner = nullptr;  // its copy in this process; never destroyed
+    Runtime* owner = nullptr;  // the copy of its Runtime in this process; never destroyed
     Mapping page;
-    UnixSocket socket;              // the parent's, when there was no page for us
-    std::optional<ForkPage> child;  // during a fork
+    UnixSocket socket;              // the parent's socket, if there was no page for this process
+    std::optional<ForkPage> child;  // set during a fork
     bool is_counted_with_parent = false;
   };
 
@@ -120,7 +121,7 @@ class Runtime final {
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 
-  /// AdoptedExtents segments leave the table when their block is free.
+  /// Removes an adopted segment from the table when its block is free.
   class AdoptedExtents final : public ExtentOwner {
    public:
     explicit AdoptedExtents(SegmentTable& segments) : segments_(segments) {}
@@ -134,7 +135,7 @@ class Runtime final {
 
   // fork.cpp
   static const ForkHook kForkHook;
-  // Before and after, in functions of the system's: no analysis follows locks from one to the other.
+  // The system calls these functions before and after a fork, and the analysis cannot follow locks from one to another.
   static void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_parent() NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_child() NO_THREAD_SAFETY_ANALYSIS;
@@ -148,17 +149,18 @@ class Runtime final {
   void watch_inherited(InheritedOwner& from);
 
   inline static Mutex making_;
-  // In a forked child, until its own Runtime is made:
+  // The parent's Runtime in a forked child, until the child's own is made.
   inline static Runtime* forked_from_ = nullptr;
   inline static std::list<InheritedOwner> inheritance_;
 
   const ProcessId id_;
-  Runtime* parent_ = nullptr;  ///< in a forked child; never destroyed, and so seen by leak checkers
+  /// The parent's Runtime in a forked child; never destroyed, which leak checkers accept because it is referenced here.
+  Runtime* parent_ = nullptr;
   const std::string name_;
   SegmentTable segments_;
   AdoptedExtents adopted_;
   Pools pools_;
-  PinnedObjects objects_;  // before ledger_, whose blocks keep them
+  PinnedObjects objects_;  // declared before ledger_, whose blocks keep the objects
   Ledger ledger_;
   AdoptedAllocations allocations_;
   EventLoop loop_;
@@ -186,9 +188,9 @@ class Runtime final {
   std::atomic<std::uint64_t> shared_total_{0};
   std::atomic<std::uint64_t> opened_total_{0};
 
-  bool cleaned_up_ = false;  ///< see clean_up(); of the watch thread, once the Runtime is made
+  bool cleaned_up_ = false;  ///< see clean_up(); used by the watch thread once the Runtime is made
   std::list<InheritedOwner> inherited_;
-  std::optional<ForkPage> child_;  ///< during a fork: the child's claims on our blocks
+  std::optional<ForkPage> child_;  ///< the child's claims on our blocks; set during a fork
   std::list<InheritedOwner>
       child_place_;  ///< and, made while that may fail, the place for it in the child's list
 };

@@ -102,7 +102,7 @@ std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::u
   std::uint64_t before = segment.stamp_.load();
   if (before == OpenSegment::kWriting ||
       !segment.stamp_.compare_exchange_strong(before, OpenSegment::kWriting))
-    return blocks;  // another thread writes it
+    return blocks;  // another thread is writing it
   segment.blocks_.store(blocks.get());
   segment.segment_size_.store(row.segment_size);
   segment.segment_.store(row.segment);
@@ -117,7 +117,8 @@ std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::u
 bool Session::is_closed(const BorrowedBlocks& blocks) noexcept { return blocks.is_closed(); }
 
 /// Reads all fields before checking that no other epoch has begun. All loads and stores of an OpenSegment have one
-/// order: a caller that announced itself before sees what was taken out before the caller was looked for.
+/// total order, so a caller that announced itself sees whether the blocks were taken out before another thread looked
+/// for callers.
 std::optional<Session::OpenBlock> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
   constexpr auto kInOrder = std::memory_order_seq_cst;
   if (!segment.is_open(epoch)) return {};
@@ -148,7 +149,8 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
     data =
         at->borrowed->locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
   }
-  // Open by the slow way waits for the driver; this way may hold a queue's lock.
+  // The slow way of opening waits for the driver. This function must not wait, because the caller may hold a queue's
+  // lock.
   if (!data || PinnedRanges::is_unpinning(data, reach)) return {};
   runtime_.count_opened();
   return {std::move(block), data + offset, layout, at->device, at->access};
@@ -164,7 +166,7 @@ void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_
 
 void Session::list_arena(ArenaReports::Describe describe) {
   runtime_.arenas_.add(std::move(describe));
-  runtime_.broker_.listen();  // a process that is not reached is not listed
+  runtime_.broker_.listen();  // a process that does not listen is not listed
 }
 
 HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
@@ -193,8 +195,8 @@ HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) 
   return fields;
 }
 
-/// Makes the holder the maker, since any holder of the block can serve it: a forked child that holds a handle of its
-/// parent's holds it itself.
+/// Holds a handle. Makes this process the maker of the result, since any holder of the block can serve it, such as a
+/// forked child with a handle of its parent's.
 Handle Runtime::hold(const Handle& handle) {
   if (!handle.block())
     throw Error(ErrorCode::invalid_argument,
@@ -235,7 +237,7 @@ HandleFields Runtime::name_in_order(const Tensor& tensor, Stream stream) {
   return fields;
 }
 
-/// A handle has room for one point: the host waits for all others.
+/// Makes one point, because a handle has room for only one. The host waits for all other streams.
 TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
   if (!PinnedRanges::may_be_filled(kCpu, tensor.data(), std::max<std::size_t>(1, tensor.nbytes())))
     return {};
@@ -244,7 +246,7 @@ TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
   return points.empty() ? TimelinePoint{} : points.front();
 }
 
-/// Names each tensor of a framework's reducers, with one copy of the fields, and no tick.
+/// Names a tensor for a framework's reducers, with a single copy of the fields.
 Handle Session::share_held(const Tensor& tensor, Stream stream) {
   HandleFields fields = runtime_.name_in_order(tensor, stream);
   fields.hold = holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);
@@ -266,15 +268,15 @@ Tensor Runtime::open(const HandleFields& handle, const OpenOptions& options) {
   return streams_.order_release(tensor, *options.stream);
 }
 
-/// An adopted allocation is exposed as a whole, other tensors of the framework included. Another process's memory may
-/// have been adopted, so it counts as if it was.
+/// Describes what a handle exposes. An adopted allocation is exposed as a whole, with other tensors of the framework.
+/// Memory of another process counts as adopted, since it may be.
 std::string Runtime::exposes(const Tensor& tensor) const {
-  constexpr std::uint64_t kRounding = 511;  // allocators may add so much to a request
-  if (!is_shareable(tensor)) return {};     // share() says so
+  constexpr std::uint64_t kRounding = 511;  // allocators may add as much to a request
+  if (!is_shareable(tensor)) return {};     // share() reports the reason
   SharedBlocks& group = shared_blocks(tensor, "share");
   const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
   const bool ours = group.owner() == id() && !allocations_.contains(place.info.segment);
-  // The size of an exact block is the size that was requested.
+  // An exact block has the size that was requested.
   const bool exact = ours || tensor.device() == kCpu;
   const std::uint64_t seen = exact ? place.info.size : place.segment_size;
   const std::uint64_t bytes = tensor.layout().extent_bytes();

@@ -22,7 +22,7 @@ void settle_at_exit() {
 StreamOrder::StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop)
     : self_(self), peers_(peers), releases_(timeline_), looks_(loop, [this] { return look(); }) {
   timeline_.on_first_mark = [] {
-    static std::once_flag once;  // after the driver's own handlers, and so run before them
+    static std::once_flag once;  // registered after the driver's own handlers, and so run before them
     std::call_once(once, [] { std::atexit(settle_at_exit); });
   };
   timeline_.on_wait = [this] { look_soon(); };
@@ -45,7 +45,8 @@ void StreamOrder::look_soon() noexcept {
   looks_.request();
 }
 
-/// A stream that has reached one mark is likely to reach the next soon.
+/// Looks often while marks are being reached, because a stream that has reached one mark is likely to reach the next
+/// soon.
 Timer::Pause StreamOrder::look() {
   constexpr std::chrono::milliseconds kLongestPause{160};
   const bool was_asked = is_asked_.exchange(false);
@@ -59,7 +60,7 @@ Timer::Pause StreamOrder::look() {
   return pause_;
 }
 
-/// Returns whether streams of ours wait for other processes'.
+/// Returns whether streams of this process wait for streams of others.
 bool StreamOrder::poll_waits() {
   bool waiting = false;
   for (const auto& peer : peers_.list()) waiting = peer->poll_waits() || waiting;
@@ -84,7 +85,7 @@ std::vector<TimelinePoint> StreamOrder::mark_work(Stream stream) {
     try {
       if (const TimelinePoint point = mark(at.device, at.stream)) points.push_back(point);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::unsupported)  // a captured stream does nothing now
+      if (error.code() != ErrorCode::unsupported)  // a stream that is being captured does no work now
         log_warning("memory is handed over before the work of {} could be marked: {}", at.device.str(),
                     error.what());
     }
@@ -114,7 +115,8 @@ bool StreamOrder::may_wait_on_host(const ProcessId& maker, Device device) const 
   return !timeline || timeline->may_wait_on_host(device);
 }
 
-/// The points may never be reached: that is logged, not thrown at the caller that opens a tensor.
+/// Notes the use of a device. Logs an error of waiting for value points instead of throwing it at a caller that opens a
+/// tensor.
 void StreamOrder::note_use(Device device, Stream stream) {
   if (device == kCpu || !used_devices_.note(device)) return;
   for (const ValuePoints::Entry& entry : value_points_.all()) {

@@ -21,8 +21,8 @@
 
 namespace onecopy {
 
-/// The points that other streams had reached when they put values that this process has got. A device that this process
-/// begins to use later comes after them, too. Points that are passed are forgotten.
+/// The points that other processes' streams had reached when they put values that this process has got. Work on a
+/// device that this process begins to use later runs after these points, too. Points that have passed are forgotten.
 ///
 /// Thread safety: all members may be called concurrently.
 class ValuePoints {
@@ -32,7 +32,8 @@ class ValuePoints {
     TimelinePoint point;
   };
 
-  /// A later point of a stream replaces an earlier one. REQUIRES: `has_passed(entry)` takes no lock of a caller's.
+  /// Adds a point. A later point of a stream replaces an earlier one. REQUIRES: `has_passed(entry)` takes no lock that
+  /// a caller holds.
   template <class HasPassed>
   void remember(const Entry& entry, HasPassed&& has_passed) {
     constexpr std::size_t kMany = 64;
@@ -56,64 +57,68 @@ class ValuePoints {
   }
 
   mutable Mutex mutex_;
-  Latest latest_ GUARDED_BY(mutex_);  ///< by putter and slot
+  Latest latest_ GUARDED_BY(mutex_);  ///< the latest point of each putter and slot
 };
 
 class Peers;
 
-/// The order between streams of this process and streams of others: marks in ours, waits for theirs, and references
-/// that end in stream order.
+/// The order between streams of this process and of others: marks in own streams, waits for marks of others, and
+/// references that end in stream order.
 ///
 /// Thread safety: all members may be called concurrently, except the members for the runtime.
 class StreamOrder {
  public:
   StreamOrder(const ProcessId& self, Peers& peers, EventLoop& loop);
 
-  /// A point after all that is in the stream now, for others to wait for.
+  /// Returns a point after all work that is in the stream now, for which others can wait.
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
-  /// Points after the work of the current streams (CurrentStreams), or else of `stream` on each device that this
-  /// process has used. Idle streams have none. A stream that cannot be marked now has none either; logged.
+  /// Returns points after the work of the current streams (CurrentStreams), or else of `stream` on each device that
+  /// this process has used. Idle streams have no point, nor has a stream that cannot be marked now, which is logged.
   std::vector<TimelinePoint> mark_work(Stream stream);
-  /// Makes a stream wait for a point in one of `maker`'s, unless it has passed.
+  /// Makes a stream wait for a point in a stream of `maker`, unless the point has passed.
   void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
-  /// Afterwards wait_for() asks no other process, and is quick. Throws as connecting does.
+  /// Asks `maker` for its words if necessary, so that a later wait_for() asks no other process and is quick. Throws
+  /// what connecting throws.
   void prepare_wait(const ProcessId& maker, Device device);
-  enum class MarkState : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
+  enum class MarkState : std::uint8_t { yes, no, unknown };  ///< unknown: only the maker can tell
   MarkState has_passed(const ProcessId& maker, const TimelinePoint& point) const;
   /// Returns whether wait_for() might keep the host waiting. REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
 
-  /// Notes that this process shares or opens memory of `device` in `stream`. At the first use of a device the stream
-  /// waits for all work that precedes values got so far.
+  /// Notes that this process shares or opens memory of `device` in `stream`. At the first use of a device, makes the
+  /// stream wait for all points of values that this process has got.
   void note_use(Device device, Stream stream = {});
   const UsedDevices& used_devices() const noexcept { return used_devices_; }
-  /// Devices that are used later come after this point of a value that was got.
+  /// Remembers the point of a value that this process has got, for devices that are used later.
   void remember_point(const ProcessId& putter, const TimelinePoint& point);
-  /// The host waits for the point, unless it has passed: its memory is filled until then. Asks the maker for its words;
-  /// if it is gone, it is not waited for. Throws peer_died if it ended, or its device failed, before it came there.
+  /// Waits on the host until the point has passed, because the memory may be filled until then. Asks the maker for its
+  /// words; does not wait if the maker is gone. Throws peer_died if the maker ended, or its device failed, before it
+  /// reached the point.
   void wait_to_read(const ProcessId& maker, const TimelinePoint& point);
-  /// Waits on the host, for streams that cannot wait. Asks no other process: returns at once while the putter is not
-  /// known.
+  /// Waits on the host, for streams that cannot wait. Asks no other process, and returns at once if the putter is
+  /// unknown.
   void wait_on_host_for(const ProcessId& putter, const TimelinePoint& point);
 
-  /// Wraps the tensor: the reference ends once `stream` has done the work that is in it when the tensor is dropped.
+  /// Wraps the tensor, so that its reference ends once `stream` has done the work that is in it when the tensor is
+  /// dropped.
   Tensor order_release(const Tensor& tensor, Stream stream);
-  /// Waits until the marks of this process are written, ten seconds at most. A process that ends before loses them.
+  /// Waits until the marks of this process are written, for at most ten seconds. A process that ends earlier loses
+  /// marks.
   void settle() const noexcept;
 
   // The following members serve the runtime.
   Timeline& timeline() noexcept { return timeline_; }
-  /// Ends releases that are due. True while some are waiting.
+  /// Ends releases that are due. Returns true while some are waiting.
   bool sweep_releases() noexcept { return releases_.sweep(); }
-  /// Marks the ends of releases that wait for a mark. May have to wait for room in a stream.
+  /// Marks the releases that wait for a mark. May wait for room in a stream.
   void mark_left() noexcept { releases_.mark_left(); }
   std::size_t waiting_releases() const noexcept { return releases_.size(); }
-  /// Ends marks in the background; waits for a mark that is under way.
+  /// Stops making marks in the background. Waits for a mark that is being made.
   void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
 
  private:
-  /// Looks at waits, devices and releases. A new wait may end soon; one that was looked at before may take longer
-  /// still.
+  /// Looks at waits, devices and releases. Returns a short pause after a new wait, which may end soon, and longer ones
+  /// for older waits.
   Timer::Pause look();
   void look_soon() noexcept;
   bool poll_waits();
@@ -124,10 +129,10 @@ class StreamOrder {
   UsedDevices used_devices_;
   ValuePoints value_points_;
   StreamReleases releases_;
-  /// A thread of its own: a mark may have to wait for room in the stream.
+  /// A thread of its own, because a mark may have to wait for room in the stream.
   Worker marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
-  std::atomic<bool> is_asked_{false};              ///< since the last look
-  std::chrono::milliseconds pause_{Timer::kSoon};  ///< the watch thread's own
+  std::atomic<bool> is_asked_{false};              ///< whether a look was requested since the last one
+  std::chrono::milliseconds pause_{Timer::kSoon};  ///< used by the watch thread only
   Timer looks_;
 };
 
