@@ -196,8 +196,7 @@ void Node::note(Member& to, Message&& message, Stream stream) {
   out.ring_for_call();
 }
 
-/// Returns whether an answer can be sent to the member. Connects if needed: a member may call before a worker has read
-/// its answer to this process's greeting.
+/// Returns whether an answer can be sent. Connects if needed: a member may call before a worker has read its greeting.
 bool Node::can_answer(Member& to, Deadline deadline) {
   if (to.has_ended || to.out.load(std::memory_order_acquire)) return !to.has_ended;
   try {

@@ -64,8 +64,8 @@ BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) {
   return claimed;
 }
 
-/// Asks about a block that the owner has freed while another borrower passes it on. Sets `silence` if the owner does
-/// not answer, which is not a refusal.
+/// Asks the owner about a block that it has freed while another borrower passes the block on. Returns whether the block
+/// is kept. If the owner does not answer, which is not a refusal, sets `silence`.
 bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
                      std::optional<Error>& silence) noexcept {
   try {
@@ -113,7 +113,8 @@ bool Peer::wait_until_frozen() noexcept {
   return true;
 }
 
-/// Returns true also while the peer is being asked for its words.
+/// Returns whether memory of a device is mapped here or streams use the peer's words; also true while a thread asks for
+/// the words.
 bool Peer::uses_devices() noexcept {
   if (!timeline_mutex_.try_lock()) return true;
   const LockGuard lock(timeline_mutex_, std::adopt_lock);
@@ -124,8 +125,8 @@ bool Peer::has_left() const noexcept {
   return is_gone() || process_.has_ended() || (broker_.is_over() && process_.has_lost_mark());
 }
 
-/// An exec closes the sockets and unmaps everything at almost the same time, so a few looks see it. A process that
-/// hung up and lives on is looked at again when the importer looks for another reason, once a second at most.
+/// An exec closes the sockets and unmaps all memory at almost the same time, so a few looks detect it. A process that
+/// hung up and lives on is looked at again only when the importer looks for another reason, at most once a second.
 bool Peer::poll_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
@@ -136,9 +137,10 @@ bool Peer::poll_hangup() {
   return false;
 }
 
-/// Returns false while another thread asks it a question, which ends now: call again.
+/// Ends the connection to a process that is gone. Returns false while another thread asks a question, which fails soon:
+/// the caller must try again.
 bool Peer::end() {
-  HazardGuard::prepare();  // for when it is closed, with locks held
+  HazardGuard::prepare();  // now, because close() runs with locks held
   if (!broker_.try_end()) return false;
   loop_->remove(process_.pidfd());
   process_.set_gone();
@@ -147,14 +149,15 @@ bool Peer::end() {
                 segment);
   {
     const LockGuard lock(timeline_mutex_);
-    if (timeline_) timeline_->end();  // this process's streams write nothing more for it
+    // After this, streams of this process write no more words for the peer.
+    if (timeline_) timeline_->end();
     look_at_words();
   }
   looks_->request();
   return true;
 }
 
-/// Returns whether streams of ours wait for its words.
+/// Returns whether streams of this process wait for the peer's words.
 bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::WaitState::nothing;
   if (awaited == ForeignTimeline::WaitState::never) {
@@ -169,7 +172,7 @@ bool Peer::look_at_words() {
 }
 
 bool Peer::poll_waits() {
-  if (!timeline_mutex_.try_lock()) return true;  // it is being asked for its words
+  if (!timeline_mutex_.try_lock()) return true;  // a thread is asking the peer for its words
   const LockGuard lock(timeline_mutex_, std::adopt_lock);
   return look_at_words();
 }
@@ -208,14 +211,14 @@ void Peer::unlock() {
 
 void Peer::prepare_fork() {
   if (is_closed() || is_gone()) return;
-  if (broker_.is_over())  // it may live: without the child's page it counts all blocks of ours as held
+  if (broker_.is_over())  // the owner may live; without the child's page it counts all our blocks as held
     announce_child(blocks_.leases().page());
   else fork_page_ = send_child_page(blocks_.leases().page(), broker_.socket());
 }
 
 void Peer::finish_fork_in_child() noexcept {
-  if (is_closed()) return;  // before the fork: the importer has been locked
-  // Empty if the owner is gone, or counts us with our parent.
+  if (is_closed()) return;  // closed before the fork, because the importer has been locked since
+  // The page is empty if the owner is gone or counts this process with its parent.
   ForkPage mine = std::exchange(fork_page_, {}).value_or(ForkPage{});
   blocks_.leases().go_on_in_child(std::move(mine.memory));
   broker_.go_on_in_child(std::move(mine.socket));

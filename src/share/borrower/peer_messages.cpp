@@ -35,7 +35,7 @@ void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
   const wire::Prove proof{onecopy::prove(secret, "borrower", mine, challenge.nonce),
                           wire::to_name(my_name)};
   broker_.send(wire::pack(proof));
-  if (wanted_) broker_.request_ahead(want_segment(*wanted_));  // before the welcome has come
+  if (wanted_) broker_.request_ahead(want_segment(*wanted_));  // sent before the welcome arrives
 }
 
 void Peer::finish_handshake() {
@@ -46,7 +46,7 @@ void Peer::finish_handshake() {
   blocks_.leases().set_page(map_claims(packet.fds[1]));
   if (!wanted_) return;
   packet = broker_.receive_answer();
-  // Refused: a thread that claims the block asks again and gets the reason.
+  // If the owner refused, a thread that claims the block asks again and gets the reason.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
     blocks_.segments().map(
         *wanted_, with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted_->segment));
@@ -76,7 +76,7 @@ void Peer::fetch_ahead(std::span<const SegmentRequest> wanted, std::span<const S
                       [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
 }
 
-/// Asks for many in one message: a model in memory of cudaMalloc lies in thousands of allocations.
+/// Asks for many segments in one message, because a model in memory of cudaMalloc has thousands of allocations.
 void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
   constexpr std::size_t kAhead = 3;
   std::vector<std::span<const SegmentRequest>> parts;
@@ -91,7 +91,8 @@ void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
                       [&](std::size_t at, const Packet& packet) { map_answers(parts[at], packet); });
 }
 
-/// A segment that is left out is asked for again when one of its blocks is opened; the caller gets the reason then.
+/// Maps the segment of an answer. A segment that is skipped is asked for again when one of its blocks is opened, and
+/// the caller then gets the reason.
 void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segment) return;
@@ -101,7 +102,7 @@ void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
   }
 }
 
-/// Leaves out each segment that cannot be mapped by itself.
+/// Maps the segments of an answer. Skips each segment that cannot be mapped.
 void Peer::map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segments) return;
@@ -123,11 +124,11 @@ ForeignTimeline& Peer::timeline() {
   {
     const LockGuard lock(timeline_mutex_);
     if (timeline_) return *timeline_;
-  }  // a fork takes it, and does not wait for the owner
+  }  // released, because a fork takes the lock and must not wait for the owner
   const Packet packet = broker_.request(wire::pack(wire::WantTimeline{}), wire::Type::timeline);
   if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
   const LockGuard lock(timeline_mutex_);
-  if (timeline_) return *timeline_;  // another thread has asked, too
+  if (timeline_) return *timeline_;  // another thread has asked first
   timeline_ = std::make_unique<ForeignTimeline>(packet.fds[0], [this] { return process_.has_ended(); });
   if (is_gone()) timeline_->end();
   return *timeline_;

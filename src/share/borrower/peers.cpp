@@ -17,8 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Returns whether the memory is frozen: memory of the host is, once the owner's program has ended. A device may be at
-/// work until its process ends.
+/// Returns whether the memory is frozen: memory of the host is frozen once the owner's program has ended, memory of a
+/// device, which may still be at work, once the owner's process has ended.
 bool is_frozen(const Peer& peer, const ExportedMemory& memory) {
   return peer.process().has_ended() || (device_type(memory.kind) == DeviceType::cpu && peer.has_left());
 }
@@ -28,8 +28,8 @@ bool is_frozen(const Ledger& ledger, const ExportedMemory& memory) {
                                                      : is_gone(ledger.origin());
 }
 
-/// Returns nothing if the group does not have the segment, or cannot pass it on: then sets `why`. `holder` knows
-/// whether the group's owner has ended.
+/// Exports the group's segment. Returns nothing if the group does not have the segment, or if it cannot pass the
+/// segment on, in which case it sets `why`. `holder` knows whether the group's owner has ended.
 template <class Holder>
 std::optional<HeldSegment> try_export(const SharedBlocks& group, const Holder& holder,
                                       std::uint32_t segment, Access access, std::optional<Error>& why) {
@@ -38,7 +38,7 @@ std::optional<HeldSegment> try_export(const SharedBlocks& group, const Holder& h
     ExportedMemory memory = group.export_segment(segment, access);
     const bool owner_gone = is_frozen(holder, memory);
     return HeldSegment{std::move(table), std::move(memory), owner_gone};
-  } catch (const Error& e) {  // not opened, or allocated after the fork: another group may have it
+  } catch (const Error& e) {  // not opened here, or made after the fork: another group may have it
     if (e.code() == ErrorCode::unsupported) why = e;
     else if (e.code() != ErrorCode::owner_died && e.code() != ErrorCode::stale_handle) throw;
     return {};
@@ -78,7 +78,7 @@ Peers::Peers(std::string name, EventLoop& loop, SegmentRetention& retention, Wak
     : name_(std::move(name)), loop_(loop), retention_(retention), contact_(std::move(contact)) {}
 
 Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentRequest> wanted) {
-  constexpr int kCalls = 3;  // of a broker that hangs up
+  constexpr int kCalls = 3;  // the max number of calls to a broker that hangs up
   const auto live = [&] {
     PeerRef peer = find(process);
     return peer && !peer->broker().is_over() ? peer : nullptr;
@@ -88,7 +88,7 @@ Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentReq
   const SingleFlight turn(*this, process);
   if (PeerRef peer = live()) return peer;
   const PeerRef known = find(process);
-  if (known && known->process().has_ended())  // another may listen under its name
+  if (known && known->process().has_ended())  // another process may listen under its name
     throw Error(ErrorCode::peer_died, "that process has ended");
   if (std::optional<Dial> begun = EarlyDial::take(process))
     if (PeerRef peer = try_attach(*std::move(begun), wanted)) return peer;
@@ -101,14 +101,14 @@ Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentReq
                   kCalls));
 }
 
-/// Returns null if the broker hung up: it does so on a caller that takes too long. A process that has ended refuses the next
-/// call.
+/// Connects. Returns null if the broker hung up, as it does on a caller that takes too long. If the process has ended,
+/// the next call is refused.
 Peers::PeerRef Peers::try_attach(Dial call, const std::optional<SegmentRequest>& wanted) {
   try {
     log_debug(
         [&] { return fmt::format("connected to process {}, owner {}", call.credentials.pid, call.name); });
     PeerRef peer = Peer::begin_handshake(std::move(call), name_, wanted);
-    loop_.start();  // while the other looks at our proof
+    loop_.start();  // started while the other process checks our proof
     contact_();
     peer->finish_handshake();
     log_debug([&] { return fmt::format("attached to owner {}", peer->process().name()); });
@@ -119,11 +119,11 @@ Peers::PeerRef Peers::try_attach(Dial call, const std::optional<SegmentRequest>&
   }
 }
 
-/// A disconnected peer of that process stays: this process holds leases of it.
+/// Adds a peer. Keeps a disconnected peer of the same process, because this process has leases of it.
 Peers::PeerRef Peers::add(PeerRef peer) {
   {
     const LockGuard lock(mutex_);
-    open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
+    open_.push_back(peer);  // added first, because its handlers may run even if a later step throws
   }
   peer->watch(loop_, looks_, retention_);
   const LockGuard lock(mutex_);
@@ -136,7 +136,7 @@ Peers::PeerRef Peers::freeze(const ProcessId& owner, HeldSegment held, const Seg
   if (PeerRef peer = find_open(owner)) return peer;
   PeerRef frozen = Peer::frozen(owner, public_name(owner), std::move(held.table));
   frozen->blocks().segments().map(wanted, std::move(held.memory));
-  // Last: no caller holds it yet, so any sweep may close it from here on.
+  // Added last, because from then on a sweep may close the peer, which no caller holds yet.
   return add(std::move(frozen));
 }
 
@@ -151,7 +151,7 @@ Peers::PeerRef Peers::find_open(const ProcessId& process) const {
   return peer && !peer->is_closed() ? peer : nullptr;
 }
 
-/// The lock keeps the peer here until the claim does; a PeerRef of the caller's own takes twice as long.
+/// The lock keeps the peer until the claim does. A PeerRef would take twice as long.
 std::pair<BorrowedBlocks*, BlockRef> Peers::try_claim(const HandleFields& handle) noexcept {
   const LockGuard lock(mutex_);
   const auto at = by_process_.find(handle.owner);
@@ -161,13 +161,13 @@ std::pair<BorrowedBlocks*, BlockRef> Peers::try_claim(const HandleFields& handle
 }
 
 std::optional<BlockRef> Peers::claim_frozen(Peer& peer, const HandleFields& handle) {
-  const LockGuard no_sweep(mutex_);  // which may have been in the middle of trying to close it
+  const LockGuard no_sweep(mutex_);  // a sweep may be in the middle of closing the peer
   if (peer.is_closed()) return {};
   return peer.claim(handle.block, handle.generation);
 }
 
-/// Returns null for a process that has ended. A process that hung up on us has not ended, nor one whose sockets are closed
-/// while its device may still work.
+/// Returns the words of a process; null if the process has ended. A process that hung up has not ended, nor has one
+/// whose sockets are closed while its device may still be at work.
 ForeignTimeline* Peers::timeline_of(const ProcessId& process) {
   if (ForeignTimeline* known = known_timeline_of(process)) return known;
   const auto deadline = Clock::now() + kDeathTakesAtMost;
@@ -194,7 +194,7 @@ ForeignTimeline* Peers::known_timeline_of(const ProcessId& process) const {
 std::optional<HeldSegment> Peers::find_segment(const SegmentKey& segment, Access access) const {
   std::optional<Error> why;
   {
-    const LockGuard no_sweep(mutex_);  // a sweep gives back segments that are being handed out
+    const LockGuard no_sweep(mutex_);  // a sweep could give segments back while they are being exported
     for (const auto& peer : open_)
       if (peer->process().name() == segment.first && !peer->is_closed())
         if (auto held = try_export(peer->blocks(), *peer, segment.second, access, why)) return held;
@@ -245,7 +245,8 @@ bool Peers::sweep() noexcept {
   return waiting;
 }
 
-/// A process that has become another program is not forgotten: a device may still work for it, see timeline_of().
+/// Forgets processes that have ended. Keeps a process that runs another program now, for which a device may still be at
+/// work, see timeline_of().
 void Peers::forget_ended() noexcept {
   std::erase_if(by_process_, [](const auto& e) {
     if (!e.second->is_closed() || !e.second->process().has_ended()) return false;
@@ -254,15 +255,16 @@ void Peers::forget_ended() noexcept {
   });
 }
 
-/// Runs on the watch thread, since elsewhere it may be in the middle of one of their handlers. A peer that is forgotten
-/// later is destroyed by the sweep after the next end of an owner.
+/// Destroys peers that no caller remembers. Does so only on the watch thread, because on other threads a handler of the
+/// peer may be running. A peer that is forgotten later is destroyed by the sweep after the next end of an owner.
 void Peers::destroy_forgotten() noexcept {
   if (!loop_.runs_here()) return;
   std::erase_if(closed_,
                 [](const PeerRef& peer) { return peer.use_count() == 1 && peer->is_destroyable(); });
 }
 
-/// Unless this process holds blocks of that owner in another way, too.
+/// Ends what other processes retain of these owners for this process, except for owners of whose blocks it still holds
+/// some in another way.
 void Peers::release_closed(const std::set<std::string>& owners) noexcept {
   for (const std::string& owner : owners) {
     const auto is_open = [&](const auto& peer) {
@@ -278,7 +280,7 @@ void Peers::release_closed(const std::set<std::string>& owners) noexcept {
 
 void Peers::inherit(Peers& parent) {
   {
-    const LockGuard lock(mutex_);  // the watch thread may be at work already
+    const LockGuard lock(mutex_);  // the watch thread may already be running
     inherited_ = std::move(parent.inherited_);
     by_process_ = std::move(parent.by_process_);
     open_ = std::move(parent.open_);

@@ -21,7 +21,7 @@ void LocalQueues::remove(std::uint64_t queue, bool is_over) noexcept {
   if (is_over) note_over(queue);
 }
 
-/// Notes that a queue is over. If there is no memory for the note, items of the dead are kept until time ends that.
+/// Notes that a queue is over. If there is no memory for the note, items of dead processes are kept until a timeout.
 void LocalQueues::note_over(std::uint64_t queue) noexcept {
   const auto now = std::chrono::steady_clock::now();
   std::erase_if(over_, [&](const auto& one) { return now - one.second > 2 * Holds::kLifetime; });
@@ -59,8 +59,8 @@ bool is_of_host(const ExportedMemory& memory) noexcept {
   return device_type(memory.kind) == DeviceType::cpu;
 }
 
-/// Watches an owner of the host's memory by the mark on its table alone where the system refuses a descriptor of its
-/// process.
+/// Opens a descriptor of the owner's process. If the system refuses one, an owner of memory of the host is watched by
+/// the mark on its table alone.
 Fd open_pidfd_if_possible(const ProcessOrigin& origin, bool is_device_memory) {
   try {
     return open_pidfd(origin);
@@ -86,7 +86,7 @@ RetainedSegments::Added RetainedSegments::add(const SegmentKey& key, const Proce
     report_refusal(origin);
     return Added::no_room;
   }
-  if (at == entries_.end())  // whole or not at all: the next attempt must not find half of one
+  if (at == entries_.end())  // adds the entry entirely or not at all, also on an error
     at = entries_.emplace(key, make_entry(key, origin, std::move(table), std::move(memory))).first;
   Use& use = at->second.queues[queue];
   use.end.reset();
@@ -215,9 +215,9 @@ bool RetainedSegments::is_requested(const Entry& entry) noexcept {
                      [](const auto& use) { return !use.second.requests.empty(); });
 }
 
-/// A dead owner's segment stays while it is requested. Then it stays until every queue it was retained for has passed
-/// the last item put before the requests ended. A live owner's stays: it will not be handed over again. Returns true
-/// while a queue has not come so far.
+/// Drops queues of an entry that need the segment no longer. A dead owner's segment is needed while it is requested,
+/// and then until the queue has passed the last item that was put before the requests ended. Returns true while a queue
+/// has not passed that item.
 bool RetainedSegments::drop_passed(Entry& entry) {
   return queues_.drop_passed(entry.queues, /*closed_is_passed=*/true,
                              [](Use& use) { return use.requests.empty() ? &use.end : nullptr; });

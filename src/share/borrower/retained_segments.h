@@ -30,10 +30,11 @@ struct QueueProgress {
   bool operator==(const QueueProgress&) const = default;
 };
 
-/// The end of a queue at some moment: the first look after the mark was made or reset. Thread safety: as a value.
+/// The end that a queue had at one moment: at the first look after the mark was made or reset. Thread safety: as a
+/// value.
 class QueueMark {
  public:
-  /// Returns whether all items are taken that had been put at the first look.
+  /// Returns whether all items have been taken that were put before the first look.
   bool is_passed_at(const QueueProgress& now) noexcept {
     if (!put_) put_ = now.put;
     return now.taken >= *put_;
@@ -47,25 +48,25 @@ class QueueMark {
 /// A queue as the share layer sees it. Both functions are called on the watch thread, and must neither throw nor call
 /// back.
 struct QueueHooks {
-  /// Returns the progress; nothing if the queue is closed.
+  /// Returns the queue's progress, or nothing if the queue is closed.
   std::function<std::optional<QueueProgress>()> progress;
-  /// Tells the queue's creator how many other processes have it open, at each change.
+  /// Tells the queue's creator, at each change, how many other processes have the queue open.
   std::function<void(std::size_t users)> users;
 };
 
-/// The queues that this process has open, by their numbers: random, and equal in every process.
+/// The queues that this process has open, by their numbers, which are random and the same in all processes.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: no hook is called once remove() has returned.
 class LocalQueues {
  public:
   void add(std::uint64_t queue, QueueHooks hooks);
-  /// `is_over`: no process takes its items from here on. Then all of them count as taken.
+  /// Removes a queue. `is_over`: no process takes its items any longer, so all of them count as taken.
   void remove(std::uint64_t queue, bool is_over = false) noexcept;
   bool contains(std::uint64_t queue) const;
   void report_users(std::uint64_t queue, std::size_t users) const noexcept;
 
   /// Drops each element of `marks` whose queue's head has passed its mark. `mark_of` returns a pointer to an element's
-  /// mark, or null for an element that stays. Elements of queues that are closed, or not open here, go if
+  /// mark, or null for an element that stays. Also drops elements of queues that are closed, or not open here, if
   /// `closed_is_passed`. Returns true while an element waits for its queue.
   template <class Element, class MarkOf>
   bool drop_passed(std::map<std::uint64_t, Element>& marks, bool closed_is_passed, MarkOf&& mark_of) const;
@@ -80,7 +81,7 @@ class LocalQueues {
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, QueueHooks> queues_ GUARDED_BY(mutex_);
-  /// Queues that are over, and since when: as long as items of the dead are waited for.
+  /// The queues that are over, with the time of their end; kept as long as items of dead processes are waited for.
   std::map<std::uint64_t, std::chrono::steady_clock::time_point> over_ GUARDED_BY(mutex_);
 };
 
@@ -101,15 +102,15 @@ bool LocalQueues::drop_passed(std::map<std::uint64_t, Element>& marks, bool clos
   return is_waiting;
 }
 
-/// A segment as a holder other than its owner hands it out.
+/// A segment that a holder other than its owner gives to a third process.
 struct HeldSegment {
   Fd table;  ///< the owner's block table
   ExportedMemory memory;
   bool owner_gone = false;
 };
 
-/// A process that asked for a segment to be retained: a connection of our broker's, or null for this process. The
-/// putter may put more items of the segment without another request.
+/// A process that has asked to retain a segment: a connection of our broker, or null for this process. The putter may
+/// put more items of the segment without another request.
 using Putter = const void*;
 
 /// A putter's request. The putter releases all of its requests up to a number; a later request has a higher number.
@@ -118,11 +119,11 @@ struct RetainRequest {
   std::uint64_t number = 0;
 };
 
-/// Descriptors of other processes' segments, retained so that items in our queues can be opened after the segment's
-/// owner has died.
+/// The descriptors of other processes' segments that this process retains, so that items in its queues can be opened
+/// after the owner of the segment has died.
 ///
-/// A segment is retained for a queue while its owner lives, or while a putter has not released it. After both it is
-/// retained while an item put before that is still in the queue. A kept descriptor never outlives the segment at its
+/// A segment is retained for a queue while its owner lives, or while a putter has not released it; after that, while an
+/// item that was put earlier is still in the queue. A descriptor is never kept longer than the segment exists at its
 /// owner.
 ///
 /// A segment of a device may come with thousands of descriptors; at most kMaxOfDevices descriptors are kept in all, and
@@ -135,7 +136,7 @@ class RetainedSegments {
 
   explicit RetainedSegments(const LocalQueues& queues) noexcept : queues_(queues) {}
 
-  /// The ends of owners are noticed from here on, and `due` is called, with a lock, when sweep() may find something to
+  /// Starts watching for the ends of owners. `due` is called, with a lock held, when sweep() may find something to
   /// drop. REQUIRES: nothing is retained yet.
   void watch(EventLoop& loop, Wakeup due) noexcept {
     loop_ = &loop;
@@ -144,27 +145,27 @@ class RetainedSegments {
 
   enum class Added : std::uint8_t {
     yes,
-    queue_is_closed,  ///< here
-    no_room,          ///< for the descriptors of a device's memory
+    queue_is_closed,  ///< this process has closed the queue
+    no_room,          ///< too many descriptors of memory of devices are kept
   };
-  /// Retains a segment for `queue`. Without a request it comes from its owner. Throws unsupported if the system does not
-  /// let this process watch the owner of a device's memory.
+  /// Retains a segment for `queue`. Without a request, the segment's owner has sent it. Throws unsupported if the
+  /// system does not let this process watch the owner of memory of a device.
   Added add(const SegmentKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
             std::uint64_t queue, std::optional<RetainRequest> request = {});
   std::optional<HeldSegment> open(const SegmentKey& key, Access access) const;
-  /// Ends the putter's requests up to this one.
+  /// Ends the requests of the putter up to this one.
   void release(const SegmentKey& key, const RetainRequest& last) noexcept;
-  /// The putter has closed the queue; or has ended.
+  /// Ends all requests of a putter that has closed the queue, or has ended.
   void release_all_by(Putter putter, std::uint64_t queue) noexcept;
   void release_all_by(Putter putter) noexcept;
   /// Ends the requests of this process for segments of that owner.
   void release_all_of(const std::string& owner) noexcept;
-  /// The owner has given the segment back.
+  /// Forgets a segment that its owner has given back.
   void forget(const SegmentKey& key) noexcept;
-  /// REQUIRES: the queue has been removed from the LocalQueues.
+  /// Forgets a queue. REQUIRES: the queue has been removed from the LocalQueues.
   void forget_queue(std::uint64_t queue) noexcept;
 
-  /// Drops segments that nobody needs. Returns true while more looks are due: an item is waited for.
+  /// Drops segments that are no longer needed. Returns true if it must be called again, because an item is waited for.
   bool sweep() noexcept;
   std::size_t size() const;
 
@@ -176,15 +177,15 @@ class RetainedSegments {
  private:
   /// The need of one queue for a segment.
   struct Use {
-    std::map<Putter, std::uint64_t> requests;  ///< with the number of each putter's last
-    QueueMark end;  ///< of the queue, when the owner was first seen gone with no request left
+    std::map<Putter, std::uint64_t> requests;  ///< the number of the last request of each putter
+    QueueMark end;  ///< the queue's end when the owner was first seen gone without a request
   };
-  /// The process that owns segments: one for all of them.
+  /// A process that owns segments; one object for all its segments.
   struct Owner {
-    Fd pidfd;  ///< empty for a process that has ended, or that cannot be watched
+    Fd pidfd;  ///< empty if the process has ended or cannot be watched
     Fd table;
     std::uint64_t table_inode;
-    EventLoop* loop;  ///< that watches the pidfd; null if none does
+    EventLoop* loop;  ///< the loop that watches the pidfd; null if none does
 
     ~Owner() {
       if (loop && pidfd) loop->remove(pidfd.get());
@@ -197,11 +198,11 @@ class RetainedSegments {
     std::shared_ptr<Owner> owner;  ///< shared by all segments of the owner
     ExportedMemory memory;
     std::map<std::uint64_t, Use> queues;
-    /// Removes the name of a named file with its last user. Without this user the name would go.
+    /// A use of a named file, whose name is removed with its last user.
     std::unique_ptr<DeviceMemory> user = {};
 
-    /// Returns whether its owner has stopped writing to it, and to its table. A device may be at work for a program
-    /// that has ended until its process ends.
+    /// Returns whether the owner no longer writes to the segment and to its table. A device may work for an ended
+    /// program until the process ends.
     bool is_frozen() const noexcept;
   };
 
@@ -219,10 +220,11 @@ class RetainedSegments {
   const LocalQueues& queues_;
   EventLoop* loop_ = nullptr;
   Wakeup due_;
-  mutable Mutex mutex_;  ///< taken before that of queues_
+  mutable Mutex mutex_;  ///< locked before the mutex of queues_
   std::map<SegmentKey, Entry> entries_ GUARDED_BY(mutex_);
   bool has_refused_ GUARDED_BY(mutex_) = false;
-  /// Sweeps that are left to see the end of a program. The sockets of the owner close a moment before its mark goes.
+  /// The number of sweeps that are left to detect the end of a program: an owner's sockets are closed shortly before
+  /// its mark is removed.
   int looks_ GUARDED_BY(mutex_) = 0;
 };
 

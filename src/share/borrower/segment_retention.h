@@ -15,35 +15,36 @@
 
 namespace onecopy {
 
-/// A keeper no longer needs to retain the segment for this process, for requests up to `number`.
+/// A notice that a keeper no longer needs to retain a segment for requests of this process up to `number`.
 struct Release {
   SegmentKey segment;
   ProcessId keeper{};
   std::uint64_t number = 0;
 };
 
-/// The segments that other processes, their keepers, retain for this one. Notices that keepers have not heard yet wait
-/// here, too: a segment has ended at its owner, or this process needs it no more.
+/// The segments that other processes, their keepers, retain for this one. Also queues notices for keepers: a segment
+/// has ended at its owner, or this process no longer needs it.
 ///
 /// Thread safety: all members may be called concurrently. on_news is set before, and called without locks.
 class RetainedElsewhere {
  public:
-  /// Runs when there are notices.
+  /// Runs when there are notices to send.
   std::function<void()> on_news;
 
-  /// Notes a request to `keeper` to retain the segment. Returns the number of the request, which grows.
+  /// Notes a request to `keeper` to retain the segment. Returns the request's number, which is higher than all earlier
+  /// ones.
   std::uint64_t add(const SegmentKey& segment, const ProcessId& keeper);
   /// Forgets a segment that its owner has given back. After a bad_alloc the caller must call retire() again.
   void retire(const SegmentKey& segment);
-  /// As retire(), but returns true where that calls on_news.
+  /// Does what retire() does, but returns true instead of calling on_news.
   bool note_retired(const SegmentKey& segment);
   /// Releases what others retain for this process, which holds no block of that owner.
   void release_all_of(const std::string& owner) noexcept;
 
-  /// Takes the segments that have ended, each with its keepers.
+  /// Removes and returns the segments that have ended, each with its keepers.
   std::map<SegmentKey, std::set<ProcessId>> take_retired() noexcept;
   std::vector<Release> take_releases() noexcept;
-  /// The keeper could not be told; it is told later.
+  /// Queues a notice for a keeper that could not be told.
   void release_later(Release again);
 
   // Called around a fork; keepers retain nothing for a child.
@@ -60,7 +61,7 @@ class RetainedElsewhere {
   std::map<SegmentKey, std::set<ProcessId>> retired_ GUARDED_BY(mutex_);
 };
 
-/// The means by which items in queues outlive the owners of their segments: the queues of this process, the segments
+/// The objects by which items in queues outlive the owners of their segments: the queues of this process, the segments
 /// that it retains for them, and the segments that other processes retain for it. Thread safety: as its parts.
 struct SegmentRetention {
   LocalQueues queues;

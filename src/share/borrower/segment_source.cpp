@@ -19,11 +19,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLookAgain{1};
-/// The holders that are asked may have to read /proc.
+/// The longest pause between two looks, chosen because holders may have to read /proc to answer.
 constexpr std::chrono::milliseconds kLongestLookAgain{20};
 
-/// The first look at a device takes its driver longer than a connection. The work happens here, while the owner wakes
-/// up.
+/// Looks at the device while the owner wakes up, because the driver's first look takes longer than a connection.
 void look_at_device(const HandleFields& handle) noexcept {
   try {
     find_device(device_type(handle.kind), handle.device);
@@ -75,9 +74,9 @@ SegmentRequest request_of(const WantedSegment& wanted) {
   return request_of(wanted.handle.segment, wanted.handle.kind, wanted.access, wanted.user);
 }
 
-/// Looks again while the owner's sockets are closed and its process or program is not yet known to have ended. Another
-/// user's socket under the owner's name counts as none. A socket that does not answer may belong to another user, or to
-/// a stopped owner: the holders are asked with little time.
+/// Repeats the attempt while the owner's sockets are closed and its process or program has not certainly ended. Another
+/// user's socket under the owner's name counts as none. A socket that does not answer may belong to another user or to
+/// a stopped owner, so the holders are asked with little time.
 Peers::PeerRef SegmentSource::reach(const WantedSegment& wanted) {
   const ProcessId& owner = wanted.handle.owner;
   if (auto peer = peers_.find_open(owner)) return peer;
@@ -93,7 +92,7 @@ Peers::PeerRef SegmentSource::reach(const WantedSegment& wanted) {
       if (e.code() != ErrorCode::peer_died) why = e;
     }
     const bool is_silent = why && why->code() == ErrorCode::timeout;
-    std::optional<DeadlineScope> at_most;  // a tenth of a second for each holder
+    std::optional<DeadlineScope> at_most;  // allows a tenth of a second for each holder
     if (is_silent) at_most.emplace(Clock::now());
     std::optional<HeldSegment> found = ask_holders(wanted);
     at_most.reset();
@@ -126,21 +125,22 @@ void SegmentSource::obtain(BorrowedBlocks& blocks, const WantedSegment& wanted) 
   blocks.segments().map(request, std::move(found->memory));
 }
 
-/// Returns nothing if the owner is gone. An owner that closed the connection and lives was short of memory or descriptors when
-/// we last spoke: a new connection is made. Leases of the old one stay good as long as this process lives.
+/// Asks the owner. Returns nothing if the owner is gone. An owner that closed the connection and lives was short of
+/// memory or descriptors, so a new connection is made. Leases of the old connection stay valid as long as this process
+/// lives.
 std::optional<ExportedMemory> SegmentSource::ask_owner(const ProcessId& owner,
                                                        const SegmentRequest& wanted) {
   for (Peers::PeerRef asked;; std::this_thread::sleep_for(kLookAgain)) {
     const auto peer = unless_absent([&] { return peers_.connect(owner); });
     if (!peer) return {};
-    if (*peer == asked) continue;  // the watch thread has not seen the end of the connection yet
+    if (*peer == asked) continue;  // the watch thread has not noticed the end of the connection yet
     if (auto memory = unless_absent([&] { return (*peer)->fetch_memory(wanted); })) return memory;
     if (asked) return {};
     asked = *peer;
   }
 }
 
-/// Holders that are not known to be silent come first.
+/// Returns the holders to ask. Holders that are not known to be silent come first.
 std::vector<ProcessId> SegmentSource::candidate_holders(const WantedSegment& wanted) const {
   std::vector<ProcessId> asked(wanted.holders.begin(), wanted.holders.end());
   asked.push_back(wanted.handle.maker);
@@ -153,7 +153,8 @@ std::vector<ProcessId> SegmentSource::candidate_holders(const WantedSegment& wan
   return asked;
 }
 
-/// Returns nothing if the holder is gone or does not have the segment. Also if the holder may have it: then `why` says the obstacle.
+/// Asks a holder. Returns nothing if the holder is gone or does not have the segment, and also if it may have the
+/// segment, in which case `why` is the obstacle.
 std::optional<HeldSegment> SegmentSource::ask_holder(const ProcessId& holder, const SegmentKey& segment,
                                                      const SegmentRequest& request,
                                                      std::optional<Error>& why) {
@@ -167,8 +168,8 @@ std::optional<HeldSegment> SegmentSource::ask_holder(const ProcessId& holder, co
   }
 }
 
-/// Returns nothing if all say that they do not have the segment. Throws timeout if a holder that may have it does not answer,
-/// unsupported if one has it and cannot pass it on.
+/// Asks all holders. Returns nothing if none has the segment. Throws timeout if a holder that may have the segment does
+/// not answer, and unsupported if one has it and cannot pass it on.
 std::optional<HeldSegment> SegmentSource::ask_holders(const WantedSegment& wanted) {
   constexpr std::chrono::milliseconds kOneOfManyTakesAtMost{2000};
   const SegmentKey key{public_name(wanted.handle.owner), wanted.handle.segment};

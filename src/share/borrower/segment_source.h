@@ -12,16 +12,17 @@
 
 namespace onecopy {
 
-/// A handle's segment as this process wants it.
+/// A request for the segment of a handle.
 struct WantedSegment {
   const HandleFields& handle;
   Access access;
-  std::optional<Device> user;          ///< the device of this process that uses it; none: the memory's own
-  std::span<const ProcessId> holders;  ///< asked for frozen memory as well as the maker of the handle
+  /// The device of this process that uses the memory; empty for the memory's own device.
+  std::optional<Device> user;
+  std::span<const ProcessId> holders;  ///< asked for frozen memory, as is the maker of the handle
 };
 
-/// Knows whom to ask for a segment of another process: its owner, a process that retains it (this one included), the
-/// maker of the handle, or the parent that this process was forked from.
+/// Finds a segment of another process: asks its owner, a process that retains it (this one included), the maker of the
+/// handle, or the parent of this process.
 ///
 /// Thread safety: all members may be called concurrently.
 class SegmentSource {
@@ -29,16 +30,16 @@ class SegmentSource {
   SegmentSource(const ProcessId& self, Peers& peers, SegmentRetention& retention) noexcept
       : self_(self), peers_(peers), retention_(retention) {}
 
-  /// Returns the peer of the segment's owner: connects while the owner lives, and else makes a frozen one from what a
-  /// holder has. Throws owner_died if no process has the segment.
+  /// Returns the peer of the segment's owner: connects if the owner lives, and otherwise makes a frozen peer from what
+  /// a holder has. Throws owner_died if no process has the segment.
   Peers::PeerRef reach(const WantedSegment& wanted);
   /// Maps the segment for `blocks`, one of which the caller holds. Throws owner_died if no process has the segment.
   void obtain(BorrowedBlocks& blocks, const WantedSegment& wanted);
-  /// Returns the segment in the first of all the ways in which this process has it: retained for a queue, opened,
-  /// inherited through fork. Empty if it has it in none. Throws unsupported if it has the segment and cannot pass it on.
+  /// Returns the segment if this process has it: retained for a queue, opened, or inherited through fork, in this
+  /// order; empty otherwise. Throws unsupported if this process has the segment and cannot pass it on.
   std::optional<HeldSegment> find_here(const SegmentKey& segment, Access access) const;
-  /// Exports a segment of the group's for a third process, also after this process and the owner have died. If this
-  /// borrower has not kept the descriptors, the owner is asked. Throws unsupported if the owner is gone then.
+  /// Exports a segment of the group for a third process, which can use it even after this process and the owner have
+  /// died. If this process has not kept the descriptors, asks the owner. Throws unsupported if the owner is gone.
   ExportedMemory pass_on(const SharedBlocks& group, std::uint32_t segment);
 
  private:
@@ -53,7 +54,7 @@ class SegmentSource {
   SegmentRetention& retention_;
 };
 
-/// Returns the question for a segment. The driver may need the number of the process that opens it.
+/// Returns a request for a segment, with the number by which a driver may need to know this process.
 SegmentRequest request_of(std::uint32_t segment, SegmentKind kind, Access access,
                           std::optional<Device> user);
 SegmentRequest request_of(const WantedSegment& wanted);

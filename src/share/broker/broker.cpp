@@ -36,21 +36,22 @@ void Broker::listen() {
   if (listening_) return;
   const LockGuard lock(mutex_);
   if (listening_) return;
-  if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
+  // Otherwise a later step failed.
+  if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));
   make_spare_page();
-  loop_.add(listener_.fd(), [this] { accept_some(); });  // which may run before this returns
+  loop_.add(listener_.fd(), [this] { accept_some(); });  // may run before add() returns
   listening_ = true;
 }
 
-/// Accepts as many as a turn may take: a process that connects without end must not keep the watch thread. The rest
-/// is reported again.
+/// Accepts as many connections as one turn may take, so that a process that connects endlessly does not occupy the
+/// watch thread. The rest is reported again.
 void Broker::accept_some() {
   try {
     for (int i = 0; i < kAcceptsATurn && !loop_.is_stopping(); ++i) {
       auto socket = listener_.try_accept();
       if (!socket) break;
       point("broker.accepted");
-      if (const PeerCredentials peer = socket->peer(); !peer.is_our_user) {  // which closes it
+      if (const PeerCredentials peer = socket->peer(); !peer.is_our_user) {  // the socket closes here
         log_debug([&] { return fmt::format("refused a process that {}", describe_other_user(peer.uid)); });
         continue;
       }
@@ -61,7 +62,7 @@ void Broker::accept_some() {
     if (!is_shortage(e.code())) throw;
     if (!starving_) log_warning("borrowers have to wait: {}", e.what());
     starving_ = true;
-    loop_.remove(listener_.fd());  // it would be reported without end; look() tries again
+    loop_.remove(listener_.fd());  // it would be reported all the time; look() tries again
     starved_ = true;
     looks_.request();
   }
@@ -73,7 +74,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
   at->credentials = socket.peer();
   at->socket = std::move(socket);
   loop_.add(at->socket.fd(), [this, at] { serve(at); });
-  looks_.request();  // a stranger that stays silent raises no event
+  looks_.request();  // a silent stranger causes no event
   return at;
 }
 
@@ -82,7 +83,7 @@ void Broker::serve(At at) {
     stranger->heard_since = Clock::now();
   bool answering = false;
   try {
-    // Other connections wait; unread packets are reported again.
+    // Reads a few packets, because other connections wait; unread packets are reported again.
     for (int i = 0; i < kPacketsATurn; ++i) {
       answering = false;
       auto packet = at->socket.try_receive();
@@ -94,13 +95,13 @@ void Broker::serve(At at) {
     if (e.code() != ErrorCode::peer_died)
       log_warning("a borrower (pid {}): {}", at->credentials.pid, e.what());
     if ((answering || e.code() != ErrorCode::peer_died) &&
-        !at->suspect_since)  // false if it closed, and all was read
+        !at->suspect_since)  // false if the connection closed and all packets were read
       at->suspect_since = Clock::now();
     on_hangup(at);
   }
 }
 
-/// The message names this process: the borrower must not look for the shortage at home.
+/// Sends a refusal. The message names this process, so that nobody looks for a shortage in the borrower.
 void Broker::refuse(Connection& c, const Error& why) {
   log_debug([&] { return fmt::format("refused process {}: {}", c.credentials.pid, why.what()); });
   if (!is_shortage(why.code())) return reply(c, wire::refuse(why));
@@ -109,7 +110,7 @@ void Broker::refuse(Connection& c, const Error& why) {
                                              current_pid(), why.what()))));
 }
 
-/// Makes the page ahead, so that the next borrower need not wait. If that fails now, the page is made when the borrower
+/// Makes a claim page ahead, so that the next borrower need not wait. If that fails, the page is made when the borrower
 /// has proved itself, and the borrower gets the error.
 void Broker::make_spare_page() noexcept {
   try {
@@ -132,7 +133,7 @@ void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
   send(c, message, fds);
 }
 
-/// A borrower that has closed its end needs no message. Earlier packets of the borrower are still read.
+/// Sends a message, unless the borrower has closed its end. Earlier packets of the borrower are still read.
 void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& fds) {
   bool is_sent = true;
   try {
@@ -158,19 +159,19 @@ void Broker::announce_retired(std::uint32_t segment) {
   if (waiting) looks_.request();
 }
 
-/// Tells of as many segments as find room.
+/// Tells a borrower of as many retired segments as its socket has room for.
 void Broker::tell_retired(Connection& c) noexcept {
   auto next = c.untold.begin();
   try {
     while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Retire{*next}))) ++next;
-  } catch (const Error& e) {  // it is gone, which its hangup says too, or the system is short of memory
+  } catch (const Error& e) {  // the borrower is gone, as its hang-up tells, or memory is short
     if (e.code() == ErrorCode::peer_died) next = c.untold.end();
-  } catch (const std::bad_alloc&) {  // this process is short of memory: later
+  } catch (const std::bad_alloc&) {  // this process is short of memory; tries again later
   }
   c.untold.erase(c.untold.begin(), next);
 }
 
-/// Returns whether there are borrowers that do not read.
+/// Tells all borrowers of retired segments. Returns whether some of them do not read.
 bool Broker::tell_all_retired() noexcept {
   const LockGuard lock(mutex_);
   bool waiting = false;
@@ -227,7 +228,8 @@ void Broker::abandon() noexcept {
   if (listener_) Fd(listener_.release()).reset();
 }
 
-// Which processes have which queue open, and which segments of ours they retain for it should this process die.
+// The following functions record which processes have which queue open, and which segments of ours they retain for the
+// queue in case this process dies.
 void Broker::spread(std::uint32_t segment, std::uint64_t queue) {
   const LockGuard lock(mutex_);
   if (!spread_[queue].insert(segment).second) return;
@@ -256,7 +258,8 @@ void Broker::ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t q
   }
 }
 
-/// Items in the queue may lie in our segments, and we may die before they are taken.
+/// Notes that a borrower has opened the queue, and gives it the segments of ours that the queue's items are in, because
+/// this process may die before the items are taken.
 void Broker::join(Connection& c, ByteSpan packet) {
   const std::uint64_t queue = wire::body_of<wire::JoinQueue>(packet).queue;
   {

@@ -33,14 +33,14 @@ namespace onecopy {
 /// broker's first look at the connection. Tests lower it.
 inline std::atomic<int> stranger_silence_ms{5'000};
 
-/// The server inside a process. Lets borrowers of the same user attach once they have proved that they hold one of
-/// its handles. Hands out descriptors, and lets a borrower's claims fall when it dies.
+/// The server inside a process. Lets borrowers of the same user attach once they have proved that they hold one of its
+/// handles. Sends descriptors, and ends a borrower's claims when it dies.
 ///
-/// A borrower whose socket closes is not dead yet. A borrower's claims fall when the pidfd says that the borrower is
-/// gone, or when it no longer maps its claim page (it has exec'ed another program). An exec is not a sign for a
-/// borrower that was sent memory of a device, which may still be at work.
+/// A borrower whose socket closes is not dead yet. A borrower's claims end when the pidfd says that the borrower is
+/// gone, or when it no longer maps its claim page because it has exec'ed another program. An exec does not end the
+/// claims of a borrower that was sent memory of a device, which may still be at work.
 ///
-/// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
+/// Thread safety: connections are handled on the watch thread only; comments name the members that any thread may call.
 class Broker {
  public:
   /// Returns the answer to `want_info`.
@@ -51,26 +51,27 @@ class Broker {
 
   /// Starts listening at the first call. Any thread.
   void listen();
-  /// Removes a socket with a path from its directory. REQUIRES: at exit, with the event loop stopped.
+  /// Closes the listening socket, and removes its file if it has one. REQUIRES: called at exit, with the event loop
+  /// stopped.
   void stop_listening() noexcept { listener_ = UnixSocket(); }
 
-  /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
+  /// Tells borrowers to unmap a segment of ours that has left the table. Any thread.
   void announce_retired(std::uint32_t segment);
-  /// Gives a segment of ours to each process that has `queue` open or will have, to be retained should this process
-  /// die. Any thread.
+  /// Gives a segment of ours to each process that has `queue` open, or opens it later, to be retained in case this
+  /// process dies. Any thread.
   void spread(std::uint32_t segment, std::uint64_t queue);
   void forget_queue(std::uint64_t queue) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
-  /// Returns whether a forked child of this process lives, as far as is known.
+  /// Returns whether a forked child of this process is known to live.
   bool has_children() const;
-  /// Blocks of dead borrowers' items that are still in queues.
+  /// Returns the blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
 
   // Called around a fork, with the event loop stopped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
-  /// Attaches the page of the coming child. The child gets the ForkPage that is returned.
+  /// Attaches a claim page for a child that is about to be forked. The child gets the returned ForkPage.
   ForkPage prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
   /// Closes what a forked child inherited.
   void abandon() noexcept;
@@ -87,30 +88,31 @@ class Broker {
     Stage stage;
     Mapping page;
     std::uint64_t page_inode = 0;
-    std::optional<Ledger::PageRef> attached;  ///< the page, of all but strangers
-    std::vector<std::uint64_t> joined;        ///< the queues that it has open
-    std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
-    /// The time since which messages of it may have been lost, a child's page among them. Set if we hung up on it, or
-    /// were short of memory or descriptors when the page came.
+    std::optional<Ledger::PageRef> attached;  ///< the attached page; empty for a stranger
+    std::vector<std::uint64_t> joined;        ///< the queues that the borrower has open
+    std::vector<std::uint32_t> untold;        ///< retired segments of which its socket had no room to tell
+    /// The time since which messages of the borrower may have been lost, such as a child's page. Set if this process
+    /// hung up on it, or was short of memory or descriptors when the page arrived.
     std::optional<Clock::time_point> suspect_since;
-    std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
-    bool is_child = false;                       ///< forked from this process, or from a child of it
-    bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
+    /// Says that memory of a device was sent on this connection, or on another one to the same process.
+    std::atomic<bool> has_device_memory{false};
+    bool is_child = false;  ///< forked from this process, or from a child of it
+    bool leaving = false;   ///< the page is being detached, so only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
-    std::uint32_t serial = 0;  ///< of the question being answered
+    std::uint32_t serial = 0;  ///< the number of the question that is being answered
 
     bool is_open() const noexcept { return std::holds_alternative<Borrower>(stage); }
     bool has_joined(std::uint64_t queue) const noexcept {
       return std::find(joined.begin(), joined.end(), queue) != joined.end();
     }
-    /// Returns whether it is not a stranger, and not known to be dead.
+    /// Returns whether the connection is a borrower's that is not known to be dead.
     bool is_borrower() const noexcept { return is_open() || std::holds_alternative<HungUp>(stage); }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
 
   // broker.cpp: connections
-  /// Looks after borrowers whose socket has closed but whose process has not ended.
+  /// Looks at borrowers whose socket has closed but whose process has not ended.
   Timer::Pause look();
   void accept_some();
   At add_connection(UnixSocket socket);
@@ -176,13 +178,15 @@ class Broker {
   mutable Mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
-  ClaimFile spare_page_;        ///< for the claims of the next borrower; watch thread, once it listens
-  bool starved_ = false;        ///< the listener is not watched, for want of descriptors; watch thread
+  /// A page for the next borrower; used by the watch thread once the broker listens.
+  ClaimFile spare_page_;
+  /// The listener is not watched, because there are no descriptors; watch thread.
+  bool starved_ = false;
   bool starving_ = false;       ///< the shortage has been logged
   UntrackedMappers untracked_;  ///< watch thread
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_
-      GUARDED_BY(mutex_);  ///< our segments in our queues
+      GUARDED_BY(mutex_);  ///< the segments of ours in each queue
   Timer looks_{loop_, [this] { return look(); }};
 };
 

@@ -12,7 +12,7 @@
 namespace onecopy {
 namespace {
 
-/// A borrower answers a challenge within this time, even if it has to make its own tables first.
+/// The time within which a borrower usually answers a challenge, even if it has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
 
 /// Adds the borrower to the list of processes that may open the memory, which some drivers keep.
@@ -42,7 +42,7 @@ void Broker::answer(At at, Packet packet) {
   }
 }
 
-/// Answers messages that need no proof, or are one. Returns false for all others.
+/// Answers messages that need no proof, and proofs themselves. Returns false for all other messages.
 bool Broker::answer_anybody(At at, wire::Type type, ByteSpan packet) {
   switch (type) {
     case wire::Type::hello: return challenge(*at, packet), true;
@@ -100,7 +100,7 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   loop_.stay_awake(kSoon);
 }
 
-/// Strangers whose proof is on its way.
+/// Returns the number of strangers whose proof is awaited.
 std::size_t Broker::challenged() const {
   return static_cast<std::size_t>(
       std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) {
@@ -122,7 +122,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   c.page = std::move(page.memory);
   c.page_inode = inode_of(page.file);
   {
-    // A segment that retires before the welcome is not announced to it.
+    // Locked before the welcome is written: a segment that retires before that is not announced to the borrower.
     const LockGuard lock(mutex_);
     c.attached = ledger_.borrowers().attach(claims_in(c.page));
     c.stage = Borrower{};
@@ -131,7 +131,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   }
   log_debug([&] { return fmt::format("process {} is attached", c.credentials.pid); });
   if (challenged() == 0) loop_.may_sleep();
-  looks_.request();  // makes another spare page later: this borrower's next question comes first
+  looks_.request();  // makes another spare page later, because this borrower's next question comes first
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
@@ -154,7 +154,8 @@ void Broker::send_segments(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(body, tail));
 }
 
-/// Returns nothing for a segment that takes descriptors, or cannot be exported: its borrower asks for it alone.
+/// Returns the memory of a segment; nothing if it takes descriptors or cannot be exported, in which case the borrower
+/// asks for it alone.
 std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
                                                    const wire::WantSegment& wanted) noexcept {
   try {
@@ -177,8 +178,8 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Rest{}), numbers);
 }
 
-/// A process asks over a new connection if we hung up on its old one. The borrower's claims stand in the old
-/// connection's page.
+/// Notes that memory of a device was sent to the borrower, on all connections of its process: after a hang-up a process
+/// asks over a new connection, while its claims are in the page of the old one.
 void Broker::flag_device_memory(const Connection& c, const ExportedMemory& memory) noexcept {
   if (device_type(memory.kind) == DeviceType::cpu) return;
   for (Connection& other : connections_)
@@ -202,12 +203,12 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
   const auto suspect_since = parent.suspect_since;
-  if (!suspect_since) parent.suspect_since = Clock::now();  // should anything fail
+  if (!suspect_since) parent.suspect_since = Clock::now();  // in case a later step fails
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
   {
     const LockGuard lock(mutex_);
-    child->credentials = {};  // the parent's, until child_hello comes
+    child->credentials = {};  // they are the parent's until child_hello arrives
   }
   child->page = map_claims(packet.fds[0]);
   child->page_inode = inode_of(packet.fds[0]);
@@ -216,7 +217,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
     child->attached = ledger_.borrowers().attach(claims_in(child->page));
     child->stage = Borrower{};
     child->is_child = parent.is_child;
-    child->untold = parent.untold;  // it has inherited the mappings
+    child->untold = parent.untold;  // the child has inherited the mappings
   }
   point("adopt.attached");
   ledger_.borrowers().attach_child(*parent.attached);
@@ -228,7 +229,7 @@ void Broker::greet_child(At at, ByteSpan packet) {
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from another process");
   Fd pidfd =
-      // Empty for another pid namespace, whose numbers differ.
+      // The pidfd is empty for a process in another pid namespace, whose numbers differ.
       open_pidfd(ProcessOrigin{body.pid, body.start_time});
   const LockGuard lock(mutex_);
   if (pidfd) at->credentials.pid = body.pid;

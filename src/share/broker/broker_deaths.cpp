@@ -11,7 +11,7 @@
 #include "share/broker/connection_stage.h"
 #include "share/owner/holds.h"
 
-// The end of a borrower's claims once its connection is closed.
+// The functions that end a borrower's claims after its connection has closed.
 namespace onecopy {
 
 void Broker::on_hangup(At at) {
@@ -19,14 +19,15 @@ void Broker::on_hangup(At at) {
   {
     const LockGuard lock(mutex_);
     if (at->attached) at->stage = HungUp{};
-    at->socket = UnixSocket();  // it may live on: it must not wait for answers
+    at->socket = UnixSocket();  // closed, because the process may live on and must not wait for answers
   }
   if (!at->attached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
   loop_.add(at->pidfd.get(), [this, at] { bury(at); });
   looks_.request();
 }
 
-/// Returns true while a look is needed to see whether any of them has ended.
+/// Looks at all borrowers without a connection. Returns true while more looks are needed to learn whether one of them
+/// has ended.
 bool Broker::poll_closed() {
   std::vector<At> looked_after;
   {
@@ -96,9 +97,9 @@ std::optional<Broker::Clock::time_point> Broker::first_suspect_since() const {
   return first;
 }
 
-/// Takes one look for all lost borrowers; returns nothing if it is not time for one. A process that was connected
-/// before any child could be missed is not a missed child. A younger one may be, and have inherited our table beside
-/// its own.
+/// Looks once for unseen children of all lost borrowers. Returns nothing if it is too early for a look. A process that
+/// was connected before a child could be missed is not a missed child; a younger one may be, and may have inherited our
+/// table beside its own.
 std::optional<bool> Broker::look_for_unseen() {
   const auto missed_since = first_suspect_since();
   if (!missed_since || !untracked_.is_due()) return {};
@@ -113,7 +114,7 @@ std::optional<bool> Broker::look_for_unseen() {
   return untracked_.look(files);
 }
 
-/// The borrower is gone. The items that it had put into queues stay for the receivers.
+/// Ends the claims of a borrower that is gone, except on blocks of items in queues, which stay for their receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) loop_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, at->joined.back());
@@ -166,8 +167,8 @@ Step Borrower::hang_up(const Sight& sight) {
   return !sight.has_pidfd || sight.has_exited ? Step::end : Step::look_again;
 }
 
-/// A process that has exec'ed another program has ended, too: it maps its page no more. A lost mark is not a sign for a
-/// process whose device may still be at work.
+/// A process that has exec'ed another program counts as ended, because it no longer maps its page, unless a device may
+/// still be at work for it.
 Step HungUp::look(const Sight& sight) {
   if (sight.has_exited) return Step::end;
   if (sight.has_device_memory) return Step::wait;

@@ -16,12 +16,12 @@
 
 namespace onecopy {
 
-/// The time that a block of a dead process's item stays held after the item was taken. The receiver may still be
-/// reading the item. Tests lower it.
+/// The time that a block of a dead process's item stays held after the item was taken, because the receiver may still
+/// be reading the item. Tests lower it.
 inline std::atomic<int> after_transit_ms{5'000};
 
-/// Blocks of a dead borrower's items that are still in queues. The borrower's claim page holds the blocks until their
-/// receivers have them.
+/// The blocks of a dead borrower's items that are still in queues. The borrower's claim page holds the blocks until
+/// their receivers have them.
 ///
 /// Thread safety: used by one thread, but for blocks() and age(), which any thread may call.
 class UndeliveredItems {
@@ -32,70 +32,73 @@ class UndeliveredItems {
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
-  /// Returns whether the receivers have all blocks, or have had the time. The borrower has noted its queues; queues
-  /// that are open here tell how far they have come.
+  /// Returns whether the receivers have all blocks, or have had enough time to claim them. The borrower has noted its
+  /// queues, and queues that are open here report their progress.
   bool are_delivered(const LocalQueues& queues);
 
  private:
   const std::size_t blocks_;
   const Clock::time_point since_ = Clock::now();
   bool knows_queues_ = false;
-  /// The queues whose items are not all taken yet, with the ends that they had at the first look.
+  /// The queues of which not all items have been taken, with their ends at the first look.
   std::map<std::uint64_t, QueueMark> waiting_for_;
-  std::optional<Clock::time_point> taken_;  ///< since when all items are taken
+  std::optional<Clock::time_point> taken_;  ///< the time since which all items have been taken
 };
 
-// The stages of a borrower's connection, and the steps from one to the next. Nothing here knows a socket or a process:
-// the Broker reports events, and carries out the step.
+// The stages of a borrower's connection, and the steps from one to the next. The stages use no socket or process: the
+// Broker reports events and carries out the steps.
 
-/// The Broker's view of a connection.
+/// The facts about a connection that decide its next step.
 struct Sight {
   std::chrono::steady_clock::time_point now;
-  bool has_spoken = false;  ///< messages wait to be read
-  bool has_pidfd = true;    ///< then the end of its process is an event
+  bool has_spoken = false;  ///< there are unread messages
+  bool has_pidfd = true;    ///< if so, the end of the process is an event
   bool has_exited = false;
-  bool has_device_memory = false;     ///< a device may still be at work for it when its mappings are gone
-  std::function<bool()> maps_page{};  ///< takes long: asked only when it is due
-  std::optional<bool> may_have_children{};  ///< that never connected; empty if it was not time to look
+  /// A device may still be at work for the process when its mappings are gone.
+  bool has_device_memory = false;
+  std::function<bool()> maps_page{};  ///< takes long, so it is called only when it is due
+  /// Says whether there may be children that never connected; empty if it was too early to look.
+  std::optional<bool> may_have_children{};
 };
 
 enum class Step : std::uint8_t {
-  wait,        ///< an event reports the next step, or nothing ever does
-  look_again,  ///< only another look will tell
-  end,         ///< its process has ended
-  release,     ///< its claims fall, except the claims of items in queues
-  drop,        ///< nothing is left of it
+  wait,        ///< wait for an event, which may never come
+  look_again,  ///< look again later
+  end,         ///< the process has ended
+  release,     ///< end its claims, except on blocks of items in queues
+  drop,        ///< remove the connection
 };
 
-/// Has not proved yet that it holds a handle.
+/// A process that has not yet proved that it holds a handle.
 struct Stranger {
-  bool is_challenged = false;  ///< its proof is on its way
-  /// The time since which its messages are read. The packets may have waited before, for a watch thread that was late.
+  bool is_challenged = false;  ///< its proof is awaited
+  /// The time of the first look at the connection. Packets may have waited before that, if the watch thread was late.
   std::optional<std::chrono::steady_clock::time_point> heard_since{};
 
   Step look(const Sight& sight, std::chrono::milliseconds silence);
 };
 
-/// Has a claim page. A forked child's connection begins here.
+/// A process with a claim page. A forked child's connection begins in this stage.
 struct Borrower {
-  /// The connection has closed, which is a sign to look, not yet a death.
+  /// Returns the step after the connection has closed, which is a reason to look but not yet a death.
   static Step hang_up(const Sight& sight);
 };
 
-/// The connection has closed, the process may live, and the claims stand.
+/// A borrower whose connection has closed, whose process may live, and whose claims still count.
 struct HungUp {
-  Backoff looks{};  ///< at its mappings
+  Backoff looks{};  ///< the pauses between looks at its mappings
 
   Step look(const Sight& sight);
 };
 
-/// The process has ended, and children of it may live that never connected. The page stays attached: an awaited child
-/// counts as holding everything.
+/// A borrower whose process has ended, and of which children may live that never connected. The page stays attached,
+/// because an awaited child counts as holding all blocks.
 struct MaybeForked {
-  bool is_visible;  ///< false in another pid namespace: its processes cannot be seen
+  bool is_visible;  ///< false in another pid namespace, whose processes cannot be seen
   int times_gone = 0;
 
-  /// Releases after two looks in a row: a child that forked and ended during one may have been missed.
+  /// Returns `release` after two successive looks without a child, because a child that forked and ended during one
+  /// look may have been missed.
   Step look(const Sight& sight);
 };
 

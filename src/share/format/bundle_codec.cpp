@@ -142,7 +142,7 @@ Header checked_header(ByteSpan table) {
   return h;
 }
 
-/// Cuts the sections off the front of the bytes behind the header.
+/// Cuts sections off the front of the bytes that follow the header.
 class SectionCutter {
  public:
   explicit SectionCutter(ByteSpan rest) : rest_(rest) {}
@@ -249,7 +249,7 @@ HandleFields BundleReader::fields(std::size_t row) const {
   return f;
 }
 
-/// Rows whose names cannot be read are left out: name() reports the fault.
+/// Builds the index of names. Skips rows whose names cannot be read: name() reports the fault.
 void BundleReader::build_index() const {
   std::vector<std::uint32_t> index(std::bit_ceil(std::size_t{row_count_} * 2 + 1));
   for (std::uint32_t row = 0; row < row_count_; ++row) {

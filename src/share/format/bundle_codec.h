@@ -27,8 +27,8 @@ inline constexpr std::size_t kBundleRowSize = 48;
 class BundleWriter {
  public:
   void reserve(std::size_t rows);
-  /// Names may repeat. Throws invalid_argument, also for a name that is not UTF-8. REQUIRES: all rows are of one boot
-  /// and have no hold, timeline or bundle flag, which belong to the bundle's handle.
+  /// Adds a row. Names may repeat. Throws invalid_argument, also for a name that is not UTF-8. REQUIRES: all rows are
+  /// of one boot and have no hold, timeline or bundle flag, which belong to the bundle's handle.
   void add(std::string_view name, const HandleFields& fields);
   std::size_t size() const noexcept { return rows_; }
 
@@ -94,7 +94,8 @@ class BundleReader {
   std::vector<SegmentOrigin> origins_;
   mutable Mutex index_mutex_;
   mutable std::atomic<bool> indexed_{false};
-  mutable std::vector<std::uint32_t> index_;  ///< row + 1 by hash of its name, open addressing; 0 = free
+  /// A hash table by name with open addressing: row + 1, or 0 if free.
+  mutable std::vector<std::uint32_t> index_;
 };
 
 }  // namespace onecopy
@@ -106,7 +107,7 @@ namespace onecopy::bundle_format {
 inline constexpr char kMagic[6] = {'1', 'C', 'B', 'N', 'D', '\0'};
 inline constexpr std::uint16_t kVersion = 1;
 inline constexpr std::size_t kDimSize = 16;  ///< size and stride
-/// Rows address dimensions and names with 32 bits.
+/// The max size of a section: rows address dimensions and names with 32 bits.
 inline constexpr std::uint64_t kMaxSection = UINT32_MAX;
 
 /// The first bytes of a table: magic, version, checksums and the sizes of its sections.

@@ -16,7 +16,7 @@ namespace onecopy {
 /// for an error.
 struct Subject {
   const char* kind = "handle";
-  std::int64_t number = -1;  ///< of the row or origin; -1 = none
+  std::int64_t number = -1;  ///< the number of the row or origin; -1 for a handle
 };
 
 /// Throws bad_handle: "This handle <problem>." or "Row 12 of this bundle <problem>."
@@ -35,10 +35,11 @@ void check_block(const Subject& subject, std::uint64_t generation, std::uint64_t
 Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t ndim, const std::byte* dims,
                       std::uint64_t tensor_offset, std::uint64_t storage_size);
 
-/// A rank above kMaxDims is refused without a look at the dimensions.
+/// Refuses a rank above kMaxDims, before the dimensions are read.
 void check_ndim(const Subject& subject, std::uint8_t ndim);
 
-// The header of a handle, the origins and the rows of a bundle have fields of the same names.
+// The following templates work on the header of a handle and on the origins and rows of a bundle, whose fields have the
+// same names.
 
 template <class Encoded>
 void write_segment(const SegmentOrigin& from, Encoded& to) noexcept {
@@ -90,7 +91,7 @@ void store_dims(const Layout& layout, std::byte* out) noexcept;
 /// Copies bytes that another process may be changing, so that the checked bytes are the used ones. Without the
 /// barrier the compiler could read the source a second time.
 inline void copy_once(void* to, const std::byte* from, std::size_t bytes) noexcept {
-  if (bytes != 0) std::memcpy(to, from, bytes);  // without bytes either end may be null
+  if (bytes != 0) std::memcpy(to, from, bytes);  // memcpy() requires pointers that are not null
   asm volatile("" : : "r"(to) : "memory");
 }
 

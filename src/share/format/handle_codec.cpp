@@ -51,7 +51,7 @@ constexpr std::uint16_t kTimelineTag = 1;
 struct PartHeader {
   std::uint16_t tag;
   std::uint16_t flags;
-  std::uint32_t length;  ///< bytes behind the header
+  std::uint32_t length;  ///< the number of bytes that follow the header
 };
 static_assert(sizeof(PartHeader) == 8);
 
@@ -219,10 +219,11 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
-/// Returns the length of the handle that begins with `digits`, as far as they tell; 0 if they begin no handle of ours.
+/// Returns the length of the handle that begins with `digits`, if they contain it; 0 if they are not the beginning of a
+/// handle.
 std::size_t announced_bytes(std::string_view digits) {
   constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
-  constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes
+  constexpr std::size_t kUntilLength = 16;  // the digits of 12 bytes
   if (digits.substr(0, kMagicAndVersion.size()) != kMagicAndVersion) return 0;
   if (digits.size() < kUntilLength) return sizeof(HandleHeader);
   Bytes start;
@@ -232,7 +233,7 @@ std::size_t announced_bytes(std::string_view digits) {
   return length <= kMaxHandleBytes ? length : 0;
 }
 
-/// Terminals break a long line, and a part of it is not copied.
+/// Throws if a part of the text is missing, as happens when a long line is copied from a terminal.
 void check_whole(std::string_view digits) {
   const std::size_t before = kTextPrefix.size();
   if (const std::size_t space = digits.find_first_of(kSpace); space != std::string_view::npos)

@@ -14,7 +14,7 @@ using nlohmann::json;
   throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
 }
 
-/// A value is copied and freed level by level on the stack, so its nesting is limited.
+/// Limits the nesting of a text, because values are copied and freed recursively, on the stack.
 void check_nesting(const std::string& text) {
   constexpr int kMaxNested = 8;
   int depth = 0;

@@ -43,7 +43,8 @@ inline constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 26> 
 /// Returns the JSON in which a process describes itself to `onecopy ls`, which prints it with `--format json`.
 /// Other releases can read it.
 std::string to_json(const OwnerInfo& info);
-/// Reads that JSON. Missing fields are zero, unknown ones are skipped. Throws protocol if it is not JSON.
+/// Reads the JSON of to_json(). Missing fields are zero; unknown ones are skipped. Throws protocol if the text is not
+/// JSON.
 OwnerInfo owner_from_json(const std::string& text);
 
 }  // namespace onecopy

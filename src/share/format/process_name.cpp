@@ -30,15 +30,16 @@ const char* runtime_directory() {
   return directory;
 }
 
-/// Returns whether the name is one of ours: other programs' sockets may begin like ours, and any user can make one.
+/// Returns whether the name is a public_name(): sockets of other programs may begin in the same way, and any user can
+/// make one.
 bool is_name_of_ours(std::string_view name) noexcept {
   if (!name.starts_with(kPrefix)) return false;
   name.remove_prefix(kPrefix.size());
   return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// Returns whether the socket is old enough: between a listener's bind and its listen lie microseconds, in which the
-/// socket looks abandoned.
+/// Returns whether the socket is old enough to be abandoned: in the microseconds between bind and listen a new socket
+/// looks abandoned.
 bool may_be_abandoned(const SocketName& socket) noexcept {
   std::error_code ignored;
   const auto young = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(10);
@@ -78,7 +79,7 @@ void remove_abandoned_sockets() noexcept {
     for (const std::string& name : listening_names())
       if (const SocketName socket = socket_name(name); may_be_abandoned(socket))
         remove_if_abandoned(socket);
-  } catch (const std::exception&) {  // listening in that directory reports the error
+  } catch (const std::exception&) {  // the error is reported by listening in that directory
   }
 }
 
@@ -88,7 +89,7 @@ std::vector<std::string> listening_names() {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory, error))
       names.push_back(entry.path().filename().string());
-    if (error && error != std::errc::no_such_file_or_directory)  // the first that listens makes it
+    if (error && error != std::errc::no_such_file_or_directory)  // made by the first process that listens
       throw_errno(fmt::format("cannot read {} (ONECOPY_RUNTIME_DIR)", directory), error.value());
   } else {
     names = list_abstract_names(std::string(kPrefix));

@@ -12,27 +12,28 @@
 
 namespace onecopy {
 
-/// Names a segment in every process.
+/// The name of a segment, valid in every process.
 struct SegmentRef {
   ProcessId owner{};
-  ProcessId maker{};  ///< holds it too, and serves it when the owner is gone
-  Uuid device{};      ///< zero for the CPU
+  ProcessId maker{};  ///< the process that also holds the segment, and serves it when the owner is gone
+  Uuid device{};      ///< the device's UUID; zero for the CPU
   SegmentKind kind = SegmentKind::memfd;
-  std::uint32_t number = 0;  ///< of the owner; never reused
+  std::uint32_t number = 0;  ///< the segment's number at its owner; never reused
   std::uint64_t size = 0;    ///< bytes
 };
 
-/// Names a segment for processes that do not know its owner's id: public_name() of the owner, and the number there.
+/// The name of a segment for processes that do not know its owner's id: public_name() of the owner, and the segment's
+/// number at the owner.
 using SegmentKey = std::pair<std::string, std::uint32_t>;
 
-/// Names one allocation in the block table of an owner.
+/// The name of an allocation in the block table of its owner.
 struct BlockName {
   std::uint32_t block = 0;
   std::uint64_t generation = 0;
   auto operator<=>(const BlockName&) const = default;
 };
 
-/// The name of a process for others without its handles: a one-way image of its id, 32 hex digits.
+/// Returns the name of a process for others that do not have its handles: 32 hex digits of a one-way hash of its id.
 std::string public_name(const ProcessId& id);
 
 /// Returns where the broker of a process listens: an abstract socket, or one in ONECOPY_RUNTIME_DIR if that is set (for

@@ -97,7 +97,7 @@ namespace {
   throw Error(ErrorCode::protocol, fmt::format("an answer about {} segments does not have them", wanted));
 }
 
-/// Takes so many bytes from the front.
+/// Removes `bytes` bytes from the front and returns them.
 ByteSpan take(ByteSpan& rest, std::size_t bytes, std::size_t wanted) {
   if (rest.size() < bytes) refuse_answer(wanted);
   const ByteSpan taken = rest.first(bytes);

@@ -18,44 +18,45 @@
 #include "os/unix_socket.h"
 
 /// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail.
-/// Messages are written and read on one host only, so bodies travel as they lie in memory.
+/// Messages are written and read on one host only, so bodies are sent as they are in memory.
 namespace onecopy::wire {
 
 inline constexpr std::uint32_t kVersion = 4;
 
 enum class Type : std::uint32_t {
-  hello = 1,     ///< borrower: here I am
-  challenge,     ///< broker: prove it; and my own proof
-  prove,         ///< borrower: my proof
-  welcome,       ///< broker: block table and claim page
-  refused,       ///< broker: an error code and its text, instead of any answer
-  want_segment,  ///< borrower: descriptors of a segment of yours
-  want_foreign,  ///< borrower: descriptors of a segment of another owner that you hold
-  segment,       ///< broker: the answer to both
-  ask_limbo,     ///< borrower, its slot raised: is this block still held, though you have freed it?
-  limbo,         ///< broker: yes or no
-  /// A process that knows its number: the handle with this hold has arrived (no answer).
+  hello = 1,     ///< borrower: greets the broker
+  challenge,     ///< broker: asks for a proof, and sends its own
+  prove,         ///< borrower: sends its proof
+  welcome,       ///< broker: sends block table and claim page
+  refused,       ///< broker: sends an error code and its text in place of an answer
+  want_segment,  ///< borrower: asks for the descriptors of a segment of the broker's process
+  want_foreign,  ///< borrower: asks for the descriptors of another owner's segment
+  segment,       ///< broker: answers both
+  ask_limbo,     ///< borrower, with its slot raised: asks whether a freed block is still held
+  limbo,         ///< broker: answers yes or no
+  /// Tells, from any process that knows the hold's number, that the hold's handle has arrived (no answer).
   acknowledge,
-  adopt_child,  ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
-  child_hello,  ///< that child, over that socket: my pid (no answer)
-  retain,       ///< putter: retain this segment for the getters of your queue
-  retained,     ///< broker: done
-  /// Asks, from a borrower: I have your queue open; before the answer comes `retain_mine` for segments in use.
+  adopt_child,  ///< borrower: sends a claim page and a socket for its next forked child (no answer)
+  child_hello,  ///< the child, over its socket: sends its pid (no answer)
+  retain,       ///< putter: asks to retain a segment for the getters of the broker's queue
+  retained,     ///< broker: confirms
+  /// Tells, from a borrower, that it has opened the broker's queue. Before the answer, the broker sends `retain_mine`
+  /// for segments in use.
   join_queue,
-  leave_queue,    ///< borrower: I have closed your queue (no answer)
-  retain_mine,    ///< broker, unasked: retain this segment of mine, I may die before you take the item
-  retire,         ///< owner, unasked: this segment is gone, drop your mapping
-  want_info,      ///< any process of the same user: describe yourself
-  info,           ///< broker: JSON
-  joined,         ///< broker: all segments that you would need, should I die, have been sent
-  want_timeline,  ///< borrower: the words that your streams write
-  timeline,       ///< broker: a descriptor of the page with them
-  forget,         ///< putter: the owner has given back this segment, which you retain for me (no answer)
-  want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
-  rest,           ///< owner: the wanted rest, and nothing else
-  release,        ///< putter: I hold nothing of this segment, and will put nothing of it (no answer)
-  want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
-  segments,       ///< owner: the blobs that open them, in their order
+  leave_queue,    ///< borrower: tells that it has closed the queue (no answer)
+  retain_mine,    ///< broker, unasked: asks to retain its segment, in case it dies before the item is taken
+  retire,         ///< owner, unasked: tells that a segment is gone and must be unmapped
+  want_info,      ///< any process of the same user: asks for a description of the process
+  info,           ///< broker: sends the description in JSON
+  joined,         ///< broker: tells that it has sent all segments that would be needed if it died
+  want_timeline,  ///< borrower: asks for the words that the process's streams write
+  timeline,       ///< broker: sends a descriptor of the page with the words
+  forget,         ///< putter: tells that the owner has given back a retained segment (no answer)
+  want_rest,      ///< borrower: asks for more descriptors of a segment, if one message could not take all
+  rest,           ///< owner: sends the remaining descriptors, and nothing else
+  release,        ///< putter: tells that it holds and will put no block of a segment (no answer)
+  want_segments,  ///< borrower: asks for several segments of a kind that takes no descriptors
+  segments,       ///< owner: sends the blobs that open the segments, in the same order
 };
 /// The last type above, for tests that try every type.
 inline constexpr Type kLastType = Type::segments;
@@ -66,7 +67,8 @@ using Name = std::array<char, 32>;
 struct Head {
   Type type;
   std::uint32_t version = kVersion;
-  std::uint32_t serial = 0;  ///< an answer has its question's; 0 = not asked for
+  /// An answer has the number of its question; 0 in a message that is not an answer.
+  std::uint32_t serial = 0;
 };
 struct Hello {
   static constexpr Type kType = Type::hello;
@@ -80,7 +82,7 @@ struct Challenge {
 struct Prove {
   static constexpr Type kType = Type::prove;
   Digest proof;
-  Name name;  ///< public name of the borrower
+  Name name;  ///< the public name of the borrower
 };
 struct Welcome {
   static constexpr Type kType = Type::welcome;
@@ -98,7 +100,7 @@ struct WantSegment {
 struct WantRest {
   static constexpr Type kType = Type::want_rest;
   std::uint32_t segment;
-  std::uint32_t first;  ///< the number of the first descriptor wanted
+  std::uint32_t first;  ///< the number of the first wanted descriptor
 };
 struct WantForeign {
   static constexpr Type kType = Type::want_foreign;
@@ -115,7 +117,8 @@ struct Segment {
   std::uint8_t has_table;
   std::uint8_t owner_gone;
   Uuid device;
-  std::uint32_t missing = 0;  ///< descriptors that this message has no room for: want_rest
+  /// The number of descriptors for which this message has no room, see want_rest.
+  std::uint32_t missing = 0;
 };
 /// A question whose tail is `count` bodies of want_segment.
 struct WantSegments {
@@ -159,8 +162,8 @@ struct Retain {
   std::int32_t owner_pid;
   std::uint64_t owner_start;
   std::uint64_t size;
-  std::uint64_t queue;   ///< random, equal in every process
-  std::uint64_t number;  ///< of the putter's request, which grows; 0 in `retain_mine`
+  std::uint64_t queue;   ///< the random number of the queue, the same in all processes
+  std::uint64_t number;  ///< the number of the putter's request, higher than all before; 0 in `retain_mine`
   std::uint32_t segment;
   std::uint8_t kind;
   Uuid device;
@@ -183,7 +186,7 @@ struct Release {
   static constexpr Type kType = Type::release;
   Name owner;
   std::uint32_t segment;
-  std::uint64_t number;  ///< of the last request that ends
+  std::uint64_t number;  ///< the number of the last request that ends
 };
 struct JoinQueue {
   static constexpr Type kType = Type::join_queue;
@@ -211,12 +214,12 @@ struct Info {
 struct WantTimeline {
   static constexpr Type kType = Type::want_timeline;
 };
-/// An answer with a descriptor: the page with the words.
+/// An answer with a descriptor of the page with the words.
 struct Timeline {
   static constexpr Type kType = Type::timeline;
 };
 
-/// A message of any type and body. For tests of messages that no process sends; others use pack().
+/// Returns a message of any type and body, for tests of messages that no process sends; other code uses pack().
 template <class Body>
 Bytes pack_as(Type type, const Body& body, ByteSpan tail = {}) {
   static_assert(std::is_trivially_copyable_v<Body>);
@@ -228,23 +231,23 @@ Bytes pack_as(Type type, const Body& body, ByteSpan tail = {}) {
   return bytes;
 }
 
-/// The message whose type is the body's.
+/// Returns a message with this body and its type.
 template <class Body>
 Bytes pack(const Body& body, ByteSpan tail = {}) {
   return pack_as(Body::kType, body, tail);
 }
 
-/// Throws protocol, version_mismatch.
+/// Returns the type of a packet. Throws protocol, version_mismatch.
 Type type_of(ByteSpan packet);
-/// Returns false for messages whose sender awaits no answer: a refusal would be taken for the answer to another
-/// question.
+/// Returns whether the sender of a message of this type expects an answer. To others no refusal may be sent, because it
+/// would be taken for the answer to another question.
 bool is_answered(Type type) noexcept;
-/// REQUIRES: type_of() did not throw.
+/// Returns the serial number of a packet. REQUIRES: type_of() did not throw.
 std::uint32_t serial_of(ByteSpan packet) noexcept;
 void set_serial(Bytes& packet, std::uint32_t serial) noexcept;
-/// Throws protocol when the packet is too short.
+/// Throws protocol if the packet is shorter than `size`.
 void require_size(ByteSpan packet, std::size_t size);
-/// Turns a `refused` into the Error it carries, and any other type than `expected` into protocol.
+/// Throws the Error of a `refused`, and protocol for another type than `expected`.
 void expect(ByteSpan packet, Type expected);
 Bytes refuse(const Error& error);
 
@@ -259,8 +262,8 @@ ByteSpan tail_of(ByteSpan packet) {
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
 
-/// The memory that came with `segment`, `retain` and `retain_mine`, whose first descriptors may be others. REQUIRES:
-/// the other descriptors are there.
+/// Returns the memory that came with `segment`, `retain` or `retain_mine`, without `others` descriptors at the
+/// beginning. REQUIRES: the packet has at least as many descriptors.
 template <class Body>
 ExportedMemory memory_in(Packet packet, std::size_t others) {
   const auto body = body_of<Body>(packet.bytes);
@@ -273,15 +276,17 @@ ExportedMemory memory_in(Packet packet, std::size_t others) {
 }
 
 Bytes want_segments(std::span<const WantSegment> wanted);
-/// Throws protocol if the packet has fewer than it says, or says too many.
+/// Returns the questions of a `want_segments`. Throws protocol if the packet has fewer than it announces, or announces
+/// too many.
 std::vector<WantSegment> segments_wanted(ByteSpan packet);
-/// Adds one to the tail of `segments`; if empty, the borrower asks for it alone.
+/// Adds a segment to the tail of `segments`; if `memory` is empty, the borrower asks for that segment alone.
 void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory);
-/// As many as were asked for. Throws protocol for another number, and for bytes that do not fit into the packet.
+/// Returns the segments of an answer, as many as were asked for. Throws protocol for another number, and for bytes that
+/// do not fit into the packet.
 std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted);
 
-/// The numbers of the descriptors that travel with `segment`, `retain` and `retain_mine`: the block table first, if it
-/// does.
+/// Returns the descriptors to send with `segment`, `retain` and `retain_mine`: the block table first, if it is sent,
+/// then the memory.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
 
 Name to_name(const std::string& public_name);

@@ -213,8 +213,8 @@ void Ledger::Inheritance::leave_limbo_to_parent() noexcept {
   }
 }
 
-/// Removes and returns the references that one freed block keeps; empty if there is no more. The child does not hold the
-/// block, and so would never release the references.
+/// Removes and returns the references kept by a freed block; empty if there is no further block. The child does not
+/// hold the block, and so would never release the references.
 std::vector<BlockRef> Ledger::Inheritance::take_kept_of_freed() noexcept {
   const LockGuard lock(ledger_.mutex_);
   for (auto at = ledger_.kept_.begin(); at != ledger_.kept_.end();) {

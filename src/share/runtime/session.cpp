@@ -149,8 +149,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
     data =
         at->borrowed->locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
   }
-  // The slow way of opening waits for the driver. This function must not wait, because the caller may hold a queue's
-  // lock.
+  // The slow way of opening waits for the driver. try_open() must not, because its caller may hold a queue's lock.
   if (!data || PinnedRanges::is_unpinning(data, reach)) return {};
   runtime_.count_opened();
   return {std::move(block), data + offset, layout, at->device, at->access};
