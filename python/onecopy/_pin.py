@@ -89,6 +89,8 @@ def _tensor(value: Any, place: str) -> _core.Tensor:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
+        if _core._is_stored(value.data_ptr()):
+            raise InvalidArgument(f"{place} is memory of the store: open an arena with pin=True, or pin a copy")
         return _core.torch_share_block(value.untyped_storage())[0]
     if hasattr(value, "__dlpack__"):
         return _core.from_dlpack(value)

@@ -305,17 +305,18 @@ class Store:
         """Opens the current version at addresses where ``update()`` maps later versions. Raises as ``open()``."""
         return Follower(self._core.follow(name, dict(key or {})), self._framework)
 
-    def arena(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu") -> Arena:
+    def arena(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> Arena:
         """Opens the arena of that name, or makes it in the memory of the device. ``delete()`` removes it.
 
-        The arena stays when all its users have ended. All users of an arena are in one PID namespace.
+        The arena stays when all its users have ended. All users of an arena are in one PID namespace. ``pin`` pins
+        memory of the host for this process's card, so that copies run at the speed of the link.
 
         Raises:
             InvalidArgument: the arena has other sizes or another device, or the name is that of an object.
             OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the arena.
-            Unsupported: memory of the device ends with the process that made it.
+            Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
         """
-        return Arena(self._core.arena(name, blocks, block_bytes, device), self._framework)
+        return Arena(self._core.arena(name, blocks, block_bytes, device, pin), self._framework)
 
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None

@@ -56,6 +56,14 @@ def test_a_removed_key_is_gone_for_all_users(arena):
     assert run("print(arena.find([b'a']), arena.clear())") == "[] 2\n" and arena.stats()["free"] == 8
 
 
+def test_pin_refuses_memory_of_the_store(store):
+    torch = pytest.importorskip("torch")
+    arena = onecopy.store.connect(framework="torch").arena("pinned", **SIZES)
+    assert isinstance(arena.tensor, torch.Tensor)
+    with pytest.raises(onecopy.InvalidArgument, match="open an arena with pin=True"):
+        onecopy.pin(arena.tensor)
+
+
 def test_other_sizes_and_objects_are_refused(store, arena):
     with pytest.raises(onecopy.InvalidArgument, match="8 blocks of 4096 bytes, and 9 of 4096"):
         store.arena("kv", blocks=9, block_bytes=4096)

@@ -210,9 +210,10 @@ class Store {
 
   /// Opens the arena of that name, or makes the arena in memory of the device, where it stays until remove(). Throws
   /// invalid_argument for sizes or a device other than the arena's, and for an object that is not an arena; out_of_memory;
-  /// unsupported for a device whose memory ends with its process.
+  /// unsupported for a device whose memory ends with its process. `pinned` pins memory of the host for this process's card
+  /// while this process has the arena open, and throws as pin() does.
   Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-              Device device = kCpu);
+              Device device = kCpu, bool pinned = false);
 
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.

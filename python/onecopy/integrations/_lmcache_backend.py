@@ -53,7 +53,9 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         size = -(-chunk // 64) * 64 + _FORM_BYTES
         blocks = int(float(self._extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30) / size)
         name = f"lmcache/{self._extra.get('onecopy.title', '')}/{chunk}"
-        return store.connect(framework="torch").arena(name, blocks=blocks, block_bytes=size)
+        return store.connect(framework="torch").arena(
+            name, blocks=blocks, block_bytes=size, pin=self.dst_device != "cpu"
+        )
 
     # --- memory: LMCache allocates here what it puts, and frees here what it has got
 

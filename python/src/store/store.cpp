@@ -11,6 +11,7 @@
 #include "binding/gil.h"
 #include "binding/no_collection.h"
 #include "binding/open.h"
+#include "binding/pin.h"
 #include "onecopy/core/error.h"
 #include "store/incoming.h"
 
@@ -245,9 +246,10 @@ void init_store(nb::module_& m) {
       .def("watch", &Store::watch)
       .def("arena",
            [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-              nb::handle device) {
+              nb::handle device, bool pin) {
              const Device where = device_arg(device, "device");
-             return without_gil([&] { return s.arena(name, blocks, block_bytes, where); });
+             if (pin) watch_captures();
+             return without_gil([&] { return s.arena(name, blocks, block_bytes, where, pin); });
            })
       .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
       .def("rollback", [](Store& s, const std::string& name,
@@ -266,6 +268,7 @@ void init_store(nb::module_& m) {
           nb::sig("def keeper(self) -> dict[str, int]"))
       .def("stop", [](Store& s) { without_gil([&] { s.stop(); }); });
   m.def("_store_connect", &connect);
+  m.def("_is_stored", [](std::uintptr_t at) { return store::is_stored(reinterpret_cast<void*>(at)); });
 }
 
 }  // namespace onecopy::python

@@ -189,6 +189,13 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
            milliseconds(present - begin), milliseconds(Clock::now() - present));
 }
 
+void Pinning::pin_memory(std::byte* at, std::size_t bytes, Access access) {
+  const Device card = card_to_pin_for();
+  const LockGuard making(making_);
+  make_room(bytes);
+  PinnedRanges::get().pin(card, at, bytes, access);
+}
+
 void Pinning::make_room(std::uint64_t bytes) {
   const std::uint64_t most = limit();
   const auto is_enough = [&] {

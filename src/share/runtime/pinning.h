@@ -67,6 +67,10 @@ class Pinning {
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
+  /// Pins pages that lie in no segment, for a card that this process uses. The caller calls PinnedRanges::unpin() before it
+  /// unmaps them. Throws unsupported without a card, and out_of_memory beyond the limit.
+  void pin_memory(std::byte* at, std::size_t bytes, Access access);
+
   /// Returns how many bytes a process may pin: ONECOPY_PIN_LIMIT, or else half of the memory that it may use.
   static std::uint64_t limit();
 

@@ -81,8 +81,8 @@ void check_arena(const std::string& name, const Table& table, Device device) {
 
 }  // namespace
 
-Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-                   Device device) {
+Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes, Device device,
+                   bool pinned) {
   check_sizes(blocks, block_bytes);
   client().welcome(Deadline::after(kKeeperPatience));
   const Fd lock = lock_arenas(client().place());
@@ -103,7 +103,9 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
   BlockRef block = MappedMemory::open(device, memory_of(table, std::move(files)), std::move(*reading),
                                       Access::read_write);
-  std::byte* const data = static_cast<MappedMemory*>(block.group())->data();
+  const auto& mapped = *static_cast<MappedMemory*>(block.group());
+  if (pinned && device == kCpu) mapped.pin();
+  std::byte* const data = mapped.data();
   Tensor tensor(std::move(block), data, table.rows.front().layout, device, Access::read_write);
   std::byte* const control = memory.data();
   return Arena(std::shared_ptr<Arena::State>(

@@ -8,11 +8,13 @@
 #include <iterator>
 #include <map>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/crew.h"
 #include "os/memfd.h"
 #include "os/mutex.h"
 #include "os/process.h"
+#include "share/runtime/runtime.h"
 #include "store/format/message.h"
 
 namespace onecopy::store {
@@ -115,11 +117,14 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::
 
 MappedMemory::~MappedMemory() {
   if (size_ != 0) StoredRanges::all().remove(*this);
+  if (PinnedRanges::any()) PinnedRanges::get().unpin(data());
 }
 
 void MappedMemory::populate() const {
   if (device_ == kCpu && size_ != 0) enter_pages(data(), size_);
 }
+
+void MappedMemory::pin() const { Runtime::current().pinning().pin_memory(data(), size_, access_); }
 
 bool is_stored(const void* at) noexcept { return StoredRanges::all().has(at); }
 Tensor stored_tensor(void* at, const Layout& layout) {

@@ -44,6 +44,9 @@ class MappedMemory final : public BlockGroup {
   ExportedMemory export_chunks(Access access = Access::read_only) const;
   /// Enters all pages into the page tables, if the memory is on the host.
   void populate() const;
+  /// Pins memory of the host until it is unmapped. Throws as Pinning::pin_memory(). REQUIRES: neither protect() nor show()
+  /// is called.
+  void pin() const;
 
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {

@@ -282,6 +282,19 @@ TEST_P(StoreTest, AnArenaOutlivesAllItsUsersAndTheWorker) {
   EXPECT_THROW(store.open("kv"), Error);
 }
 
+TEST_F(StoreTest, AnArenaIsPinnedWhileThisProcessHasIt) {
+  Store store = start();
+  const std::uint64_t before = stats().pinned_bytes;
+  Tensor blocks;
+  {
+    Arena arena = store.arena("kv", 8, 4096, kCpu, true);
+    blocks = arena.memory();
+  }
+  EXPECT_GE(stats().pinned_bytes, before + blocks.nbytes());
+  blocks.release();
+  EXPECT_EQ(stats().pinned_bytes, before);
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
                          [](const auto& device) { return device.param.substr(0, device.param.find(':')); });
 
