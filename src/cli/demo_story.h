@@ -18,7 +18,7 @@
 
 namespace onecopy::cli {
 
-/// The max time that a borrower may take for an answer.
+/// The max time that a borrower may need for an answer.
 inline constexpr std::chrono::seconds kDemoPatience{60};
 /// The max cost of sharing beside the tensors, in bytes: tables, stacks and page rounding.
 inline constexpr std::uint64_t kDemoAllowance = std::uint64_t{16} << 20;

@@ -13,7 +13,7 @@ namespace onecopy::cli {
 /// The tensors of a file, and the time that loading took.
 struct LoadedFile {
   std::vector<NamedTensor> tensors;
-  /// The result is a bundle; false for .npy, which is one tensor without a name.
+  /// Says that the result is a bundle; false for .npy, which is one tensor without a name.
   bool is_bundle = true;
   std::uint64_t bytes = 0;
   std::chrono::nanoseconds duration{};

@@ -127,7 +127,7 @@ void call_cuda(const SharedLibrary& driver, const char* name, Parameters... para
     throw Error(ErrorCode::unsupported, fmt::format("{} failed with error {}", name, error));
 }
 
-/// Allocates memory as frameworks do, with cudaMalloc. It is freed when this process ends.
+/// Allocates memory with cudaMalloc, as frameworks do. The memory is freed when this process ends.
 void* allocate_by_cuda(int ordinal, std::size_t bytes) {
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
   std::string why;

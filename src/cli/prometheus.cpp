@@ -14,7 +14,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// Numbers that only grow. All others are sizes of the moment.
+/// The numbers that only grow. All others can also shrink.
 const std::set<std::string_view> kCounters{
     "shared_total", "opened_total",    "host_waits",     "direct_copies", "staged_copies",
     "staged_bytes", "pageable_copies", "pageable_bytes", "cut_copies",    "late_releases",
@@ -37,7 +37,8 @@ std::string labels(const OwnerInfo& owner) {
 }  // namespace
 
 std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t silent) {
-  std::map<std::string, std::string> rows;  // by number, since all rows of a metric stand together
+  // The rows by the name of the number, because all rows of a metric must be together.
+  std::map<std::string, std::string> rows;
   for (const ListedOwner& owner : owners) {
     const nlohmann::json stats = nlohmann::json::parse(to_json(owner.info)).at("stats");
     for (const auto& [number, value] : stats.items())

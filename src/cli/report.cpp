@@ -33,7 +33,7 @@ struct ReportOptions {
   std::string file = "onecopy-report.html";
   double seconds = 5;
   double every = 0.5;
-  std::string version;  ///< of this program
+  std::string version;  ///< the version of this program
 };
 
 constexpr std::size_t kMaxMoments = 1000;
@@ -64,7 +64,7 @@ void thin(std::vector<Moment>& past) {
   past.resize(kept);
 }
 
-/// Looks repeatedly until the time is over or the user ends it; at least once.
+/// Looks at the processes at least once, and repeatedly until the time is over or the user ends the watch.
 Observations watch(const ReportOptions& options) {
   Interrupts interrupts;
   if (options.seconds > 0)

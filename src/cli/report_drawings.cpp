@@ -154,7 +154,7 @@ std::string memory_chart(const std::vector<Moment>& past) {
 }
 
 std::string borrowing_map(const Look& look) {
-  std::map<int, std::size_t> right;  // the row of a borrower
+  std::map<int, std::size_t> right;  // the row of each borrower, by its pid
   std::string lines, boxes;
   std::size_t owners = 0, hidden = 0;
   for (const ListedOwner& owner : look.owners) {

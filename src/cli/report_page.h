@@ -15,13 +15,13 @@ namespace onecopy::cli {
 
 /// The result of one look at all processes.
 struct Look {
-  double seconds = 0;  ///< since the first look
+  double seconds = 0;  ///< the time since the first look
   std::vector<ListedOwner> owners;
   std::vector<SilentOwner> silent;
-  std::vector<store::ObjectInfo> objects;  ///< of the store
+  std::vector<store::ObjectInfo> objects;  ///< the objects of the store
 };
 
-/// The part of a look that is kept: the memory of each owner by its pid.
+/// The part of a look that is remembered: the memory of each owner by its pid.
 struct Moment {
   double seconds = 0;
   std::map<int, std::uint64_t> memory;

@@ -28,8 +28,8 @@ struct StoreOptions {
   std::string name;
   std::string path;
   std::uint64_t version = 0;
-  std::uint32_t keep = 2;  ///< of put
-  std::uint32_t left = 0;  ///< of rm
+  std::uint32_t keep = 2;  ///< the option of put
+  std::uint32_t left = 0;  ///< the option of rm
   store::ServeOptions serve;
   std::vector<std::string> max_device_bytes;
   std::uint64_t max_age = 0;  ///< seconds

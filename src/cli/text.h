@@ -66,8 +66,8 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::left;
-    bool shrinks =
-        false;  ///< if the lines would be too long, its cells lose their middle; for one column at most
+    /// Says that cells lose their middle if lines would be too long; for at most one column.
+    bool shrinks = false;
   };
   explicit Table(std::vector<Column> columns, std::string indent = "");
 

@@ -42,7 +42,7 @@ void append_base64url(ByteSpan bytes, std::string& out) {
 std::size_t decode_base64url(std::string_view text, Bytes& out) {
   out.reserve(out.size() + text.size() * 3 / 4);
   std::uint32_t bits = 0;
-  unsigned waiting = 0;  // bits read and not yet written
+  unsigned waiting = 0;  // the number of bits that were read and not yet written
   for (std::size_t i = 0; i < text.size(); ++i) {
     const std::uint8_t digit = kDigits[static_cast<unsigned char>(text[i])];
     if (digit == kNoDigit) return i;

@@ -10,7 +10,7 @@ namespace onecopy::crc {
 using Update = std::uint32_t (*)(std::uint32_t crc, const std::byte* at, std::size_t size) noexcept;
 
 std::uint32_t update_by_table(std::uint32_t crc, const std::byte* at, std::size_t size) noexcept;
-/// The processor's own instruction; null when it has none.
+/// Returns a function that uses the processor's instruction; null if there is none.
 Update hardware_update() noexcept;
 
 }  // namespace onecopy::crc

@@ -41,7 +41,7 @@ struct ExportedMemory {
   /// A function for open() that asks the owner for the descriptors from number `first` on. Empty if all are here.
   std::function<std::vector<Fd>(std::size_t first)> rest{};
 };
-/// Throws unsupported if descriptors are missing: only the owner can pass on memory with so many.
+/// Throws unsupported if descriptors are missing, because then only the owner can pass the memory on.
 void require_all(const ExportedMemory& memory);
 
 /// A device by its name in this process and its name on this host. There is one object for each pair.
@@ -60,7 +60,7 @@ class DeviceMemory {
   virtual std::byte* data() const noexcept = 0;
   virtual std::size_t size() const noexcept = 0;
   virtual SegmentKind kind() const noexcept = 0;
-  /// Returns the access with which it was opened; read_write in its owner.
+  /// Returns the access with which the memory was opened; read_write in its owner.
   Access access() const noexcept { return access_; }
   /// Reserves physical memory for [offset, offset + bytes), so that a later access cannot fail. Throws out_of_memory
   /// with the numbers, read_only, invalid_argument; nothing has changed then.
@@ -72,7 +72,7 @@ class DeviceMemory {
   virtual std::size_t present() const noexcept { return size(); }
   /// Gives physical memory back to the system. The content is lost.
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
-  /// Returns the bytes and descriptors by which another process maps this. Throws out_of_descriptors, read_only,
+  /// Returns the bytes and descriptors by which another process maps the memory. Throws out_of_descriptors, read_only,
   /// unsupported.
   ExportedMemory export_memory(Access access) const;
   /// Returns descriptors from number `first` on, as many as one message takes; empty if there are no more.
@@ -110,18 +110,18 @@ struct DeviceInfo {
 
 /// The properties of a backend's memory.
 struct BackendTraits {
-  SegmentKind kind = SegmentKind::memfd;  ///< of new segments, unless kind_on() returns another
-  std::size_t alignment = 64;             ///< of blocks, as in the vendor's own allocator
-  /// Says that physical memory comes and goes with a whole segment: commit() of a part reserves all of it, and
-  /// decommit() of a part does nothing.
+  SegmentKind kind = SegmentKind::memfd;  ///< the kind of new segments, unless kind_on() returns another
+  std::size_t alignment = 64;             ///< the alignment of blocks, as in the vendor's own allocator
+  /// Says that physical memory is reserved and given back for whole segments only: commit() of a part reserves all of
+  /// it, and decommit() of a part does nothing.
   bool whole_segments = false;
-  /// The host can access the memory through its addresses. If false, only copy() can.
+  /// Says that the host can access the memory through its addresses. If false, only copy() can.
   bool host_memory = true;
   /// The environment variable that hides devices from a process.
   const char* visibility = "";
-  /// Reservations may map one chunk at several places at once.
+  /// Says that reservations can map one chunk at several places at once.
   bool maps_one_chunk_twice = false;
-  /// Reservations may map a part of a chunk.
+  /// Says that reservations can map a part of a chunk.
   bool maps_parts = false;
 };
 
@@ -159,7 +159,7 @@ class Backend {
   /// Returns the smallest unit of create() and commit() in bytes.
   virtual std::size_t granularity() const noexcept = 0;
   /// Returns the kind of segments to create() on this device, which may be less capable than others. The first call may
-  /// try it out. Throws what create() throws if the device does not exist.
+  /// find out the kind by a trial. Throws what create() throws if the device does not exist.
   virtual SegmentKind kind_on(int) const { return traits().kind; }
   /// Reserves a range of addresses of `bytes` (a multiple of granularity()); commit() adds memory. `number` is the
   /// segment's number, `owner` the 32 hex digits of its process: named kinds use them.

@@ -106,8 +106,8 @@ class PinnedRanges {
 
   static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
-  inline static std::atomic<Address> leaving_begin_{
-      0};  ///< of the range that is being unpinned; 0 if there is none
+  /// The beginning of the range that is being unpinned; 0 if there is none.
+  inline static std::atomic<Address> leaving_begin_{0};
   inline static std::atomic<Address> leaving_end_{0};
   inline static std::function<void()> on_segment_end_;
 

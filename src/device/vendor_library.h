@@ -30,7 +30,7 @@ class VendorCall<Vendor, Result(Arguments...)> {
       Vendor::throw_missing(name_, since_);
     return address_(arguments...);
   }
-  /// Throws for every result but success.
+  /// Calls the function. Throws for every result but success.
   void must(Arguments... arguments) const { Vendor::check((*this)(arguments...), name_); }
 
  private:

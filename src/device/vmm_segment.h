@@ -39,9 +39,9 @@ class VmmSegment final : public DeviceMemory {
   const int home_;  ///< the device that holds the memory
   const int user_;  ///< the device that the memory was mapped for; `home_` in the owner
   mutable Mutex mutex_;
-  std::set<int> allowed_ GUARDED_BY(mutex_);  ///< devices besides `user_`
+  std::set<int> allowed_ GUARDED_BY(mutex_);  ///< the devices other than `user_` that may use the memory
   std::vector<std::unique_ptr<PhysicalChunk>> chunks_;
-  const std::unique_ptr<Reservation> reservation_;  // after chunks_: unmapped first
+  const std::unique_ptr<Reservation> reservation_;  // declared after chunks_, so that it is unmapped first
 };
 
 }  // namespace onecopy

@@ -19,7 +19,7 @@ namespace onecopy::graph {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr std::size_t kPart = 2 * kMiB;  // the least that a window gets of its own
+constexpr std::size_t kPart = 2 * kMiB;  // the least memory that a window gets of its own
 constexpr std::size_t kLargestPage = 64 * kMiB;
 constexpr std::size_t kMaxBytes = SIZE_MAX / 2;  // rounding up does not overflow
 constexpr std::size_t kGrowth = 4;  // a page is at most this many times as large as all pages before it
@@ -48,11 +48,11 @@ using Chunks = std::map<std::size_t, std::unique_ptr<PhysicalChunk>>;
 /// The addresses and pages of a window.
 struct Arena::View {
   std::shared_ptr<Reservation> addresses;  // shared by all windows where memory has one address
-  std::size_t max_bytes = 0;               // bytes that it may grow to
+  std::size_t max_bytes = 0;               // the max size in bytes
   std::size_t bytes = 0;
-  std::size_t end = 0;               // of its last page
-  std::set<std::size_t> in_parts{};  // pages that it maps in parts, by offset
-  Chunks own{};                      // parts that belong to it alone, by offset
+  std::size_t end = 0;               // the end of its last page
+  std::set<std::size_t> in_parts{};  // the pages that the window maps in parts, by offset
+  Chunks own{};                      // the parts that belong to the window alone, by offset
 
   bool shows(const Page& page) const { return page.offset() < end; }
   bool shows_whole(const Page& page) const { return shows(page) && !in_parts.contains(page.offset()); }

@@ -24,7 +24,7 @@ class Page {
   std::size_t end() const noexcept { return offset_ + bytes_; }
   std::size_t part_bytes() const noexcept { return part_bytes_; }
 
-  /// Returns the memory of the whole page, or of the part at an offset. Both throw out_of_memory.
+  /// Returns the memory of the whole page; part() returns the part at an offset. Both functions throw out_of_memory.
   const PhysicalChunk& whole();
   const PhysicalChunk& part(std::size_t at);
   /// Returns whether the page has memory only in parts.
@@ -40,7 +40,8 @@ class Page {
   std::size_t bytes_;
   std::size_t part_bytes_;
   std::unique_ptr<PhysicalChunk> whole_{};
-  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> parts_{};  ///< by offset in the arena
+  /// The parts by their offset in the arena.
+  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> parts_{};
 };
 
 }  // namespace onecopy::graph

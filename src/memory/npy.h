@@ -18,9 +18,9 @@ struct NpyHeader {
 
 inline constexpr std::uint64_t kMaxNpyHeader = std::uint64_t{1} << 20;
 
-// Thread safety: all functions may be called concurrently. All throw bad_file with the reason if the bytes contradict
-// the format, and unsupported for elements that are not plain little-endian numbers: object arrays (pickle), records,
-// strings, big-endian numbers.
+// Thread safety: all functions may be called concurrently. All functions throw bad_file with the reason if the bytes
+// contradict the format, and unsupported for elements that are not plain little-endian numbers: object arrays (pickle),
+// records, strings, big-endian numbers.
 
 /// Parses a header. `head` starts at the file's first byte and reaches at least to the data.
 NpyHeader parse_npy_header(ByteSpan head, std::uint64_t file_size);

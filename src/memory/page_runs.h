@@ -39,7 +39,7 @@ class PageRuns {
   /// Takes exactly `pages` from the best fit among the warm runs.
   std::optional<PageRun> take_warm(std::uint32_t pages);
 
-  /// Pages to reserve memory for, of which the first `warm` have memory already.
+  /// A run of pages for which memory must be reserved, except for the first `warm` pages.
   struct Growth {
     PageRun run;
     std::uint32_t warm = 0;
@@ -67,8 +67,9 @@ class PageRuns {
   std::uint64_t warm_pages() const noexcept { return warm_pages_; }
 
  private:
-  using Place = std::pair<std::uint32_t, std::uint32_t>;                 // segment, first page
-  using Size = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pages, segment, first
+  using Place = std::pair<std::uint32_t, std::uint32_t>;  // the segment and the first page
+  // The number of pages, the segment and the first page.
+  using Size = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
   struct Free {
     std::uint32_t pages;
     Kind kind;

@@ -16,7 +16,7 @@ Extent Pool::allocate(std::uint64_t bytes) {
   try {
     return impl_->allocate(bytes);
   } catch (...) {
-    if (on_idle) on_idle();  // memory reserved before a listener threw waits to be given back
+    if (on_idle) on_idle();  // memory that was reserved before a listener threw must be given back
     throw;
   }
 }
@@ -25,7 +25,7 @@ void Pool::free(const Extent& extent) noexcept {
   try {
     if (impl_->free(extent) && on_idle) on_idle();
   } catch (const std::bad_alloc&) {
-    // There is no room to note the free pages: they stay unused.
+    // There is no memory to note the free pages, which stay unused.
   }
 }
 

@@ -37,8 +37,8 @@ struct SegmentInfo {
   std::uint32_t number = 0;
   SegmentKind kind = SegmentKind::memfd;
   Device device;
-  std::uint64_t size = 0;       ///< address range in bytes
-  std::uint64_t committed = 0;  ///< bytes of physical memory reserved
+  std::uint64_t size = 0;       ///< the size of the address range in bytes
+  std::uint64_t committed = 0;  ///< the physical memory that is reserved, in bytes
   const DeviceIdentity* identity = nullptr;
 };
 
@@ -125,11 +125,11 @@ class SegmentTable {
 /// The counts of one pool, read at one moment.
 struct PoolStats {
   std::uint64_t live_blocks = 0;
-  std::uint64_t live_bytes = 0;  ///< as rounded up by the pool
+  std::uint64_t live_bytes = 0;  ///< sizes as the pool has rounded them up
   std::uint64_t committed_bytes = 0;
   std::uint64_t peak_committed_bytes = 0;
   std::uint64_t segments = 0;
-  std::uint64_t allocations = 0;  ///< since the beginning
+  std::uint64_t allocations = 0;  ///< all allocations since the beginning
   std::uint64_t warm_bytes = 0;   ///< free, but with physical memory; included in committed_bytes
 };
 
@@ -167,11 +167,11 @@ class Pool final : public ExtentOwner {
   void free(const Extent& extent) noexcept override;
 
   struct TrimResult {
-    std::uint64_t bytes = 0;  ///< given back now
-    bool waiting = false;     ///< there is more to give back, now or later: call again
+    std::uint64_t bytes = 0;  ///< the bytes that were given back by this call
+    bool waiting = false;     ///< more is to be given back, now or later, so the caller must call again
   };
   /// Gives back about `max_bytes` of the memory that has been idle for kDecay at `now`; the system takes 0.1 s for a
-  /// GiB. Cheap to call often.
+  /// GiB. Frequent calls are cheap.
   TrimResult trim(std::chrono::steady_clock::time_point now, std::uint64_t max_bytes = kAll) noexcept;
   /// Gives back all memory that is not in use, and returns the number of bytes.
   std::uint64_t trim_all() noexcept;

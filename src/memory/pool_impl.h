@@ -36,12 +36,12 @@ class Pool::Impl {
  private:
   struct Segment {
     std::uint32_t number = 0;
-    DeviceMemory* memory = nullptr;  // owned by the segment table
+    DeviceMemory* memory = nullptr;  // the segment table owns it
     std::uint64_t bytes = 0;
-    bool own = false;                  // one extent fills it
-    bool live = false;                 // of an own segment: the extent is in use
-    PoolTime freed_at;                 // of an own segment that is not in use
-    std::vector<std::uint32_t> pages;  // of a shared segment: the mark of each page
+    bool own = false;                  // the segment consists of one extent
+    bool live = false;                 // for an own segment: the extent is in use
+    PoolTime freed_at;                 // for an own segment that is not in use: when it was freed
+    std::vector<std::uint32_t> pages;  // for a shared segment: the mark of each page
   };
 
   // An entry of a page table is 0, or a slab (at each of its pages), or a run (at its first page).
@@ -96,12 +96,12 @@ class Pool::Impl {
   const std::string owner_;
   SegmentTable& table_;
   const BackendTraits traits_;
-  const std::uint64_t unit_;  // of a segment's size
+  const std::uint64_t unit_;  // the unit of segment sizes
   const std::uint32_t
       page_bytes_;  // the piece that segments are cut into; less than unit_ where segments are committed whole
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
-  Mutex reclaiming_;  // held while memory goes back: an allocation without memory waits for that
+  Mutex reclaiming_;  // held while memory is given back, for which an allocation that finds no memory waits
   Mutex growth_;      // one thread at a time reserves memory in shared segments
   mutable Mutex mutex_;
   std::unordered_map<std::uint32_t, Segment> segments_ GUARDED_BY(mutex_);
@@ -114,11 +114,11 @@ class Pool::Impl {
     std::uint64_t left;  ///< bytes that still have memory, counted from the segment's beginning
   };
   std::vector<SegmentReturn> leaving_ GUARDED_BY(mutex_);
-  std::uint64_t warm_own_ GUARDED_BY(mutex_) = 0;  // bytes of own segments not in use
+  std::uint64_t warm_own_ GUARDED_BY(mutex_) = 0;  // the bytes of own segments that are not in use
   PoolTime looked_at_
-      GUARDED_BY(mutex_);  // by trim; long ago if the last look left something that it found
-  std::atomic<bool> is_kept_pinned_{false};  // the last look left runs because they are pinned
-  bool waiting_ GUARDED_BY(mutex_) = false;  // something was freed since trim found nothing to wait for
+      GUARDED_BY(mutex_);  // the last look of trim(); long ago if that look left memory that it had found
+  std::atomic<bool> is_kept_pinned_{false};  // the last look left runs that are pinned
+  bool waiting_ GUARDED_BY(mutex_) = false;  // memory was freed since trim() found nothing to wait for
   PoolStats stats_ GUARDED_BY(mutex_);
   bool abandoned_ = false;
 };

@@ -19,7 +19,7 @@ struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::u8;
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;  ///< of the bytes, counted from SafetensorsHeader::data_offset
+  std::uint64_t begin = 0;  ///< the offset of the first byte after SafetensorsHeader::data_offset
   std::uint64_t end = 0;
 };
 
@@ -27,7 +27,7 @@ struct SafetensorsEntry {
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes, which follow without gaps
   std::map<std::string, std::string> metadata;
-  std::uint64_t data_offset = 0;  ///< where the data begins in the file
+  std::uint64_t data_offset = 0;  ///< the offset of the data in the file
   std::uint64_t file_size = 0;
 };
 

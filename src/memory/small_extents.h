@@ -30,16 +30,16 @@ class SmallExtents {
 
   struct Slot {
     std::uint32_t segment;
-    std::uint64_t offset;  ///< in the segment
+    std::uint64_t offset;  ///< the offset in the segment
   };
-  /// Allocates a slot. Returns nothing if the class has no free slot: add a slab then.
+  /// Allocates a slot. Returns nothing if the class has no free slot, after which the caller must add a slab.
   std::optional<Slot> allocate(unsigned size_class) noexcept;
   /// Adds a slab and returns its number.
   std::uint32_t add_slab(unsigned size_class, const PageRun& run);
 
   struct FreedExtent {
-    std::uint32_t bytes = 0;      ///< of the slot; 0 if there is no live slot at that place
-    std::optional<PageRun> slab;  ///< pages to give back: the slab became empty
+    std::uint32_t bytes = 0;      ///< the size of the slot; 0 if there is no live slot
+    std::optional<PageRun> slab;  ///< the pages to give back if the slab became empty
   };
   FreedExtent free(std::uint32_t slab, std::uint64_t offset) noexcept;
 

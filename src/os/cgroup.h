@@ -34,7 +34,7 @@ class CgroupTree {
   struct Mount {
     std::string group;  ///< the group that is mounted, "/" for all
     std::string path;
-    std::string controllers;  ///< v1: ",cpu,cpuacct,"; v2: empty
+    std::string controllers;  ///< e.g. ",cpu,cpuacct," for v1; empty for v2
     bool v2 = false;
   };
 

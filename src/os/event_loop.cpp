@@ -234,7 +234,7 @@ void EventLoop::run(Timer& timer) noexcept {
   running_timer_ = &timer;
   timer.runs_soon_ = false;
   mutex_.unlock();
-  Timer::Pause pause = Timer::kSoon;  // also for a task that failed
+  Timer::Pause pause = Timer::kSoon;  // this pause also follows a task that failed
   run_logged([&] { pause = timer.task_(); });
   mutex_.lock();
   running_timer_ = nullptr;

@@ -103,7 +103,8 @@ class EventLoop {
   bool wanted_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
   // Times that the thread leaves to its successor, so that passes are on time even in a process that forks often.
-  Clock::time_point next_due_ = Clock::time_point::max();  ///< of the timers, requests aside
+  /// The earliest time of a timer that was not requested.
+  Clock::time_point next_due_ = Clock::time_point::max();
   Clock::time_point rested_at_ =
       Clock::time_point::min();  ///< time of the last pass, or of events without one
   Clock::time_point awake_until_{};

@@ -28,7 +28,7 @@ class Fd {
     fd_ = -1;
     return fd;
   }
-  /// Closes its descriptor and takes over `fd`. Keeps errno.
+  /// Closes the owned descriptor and takes over `fd`. Preserves errno.
   void reset(int fd = -1) noexcept;
   /// Returns another descriptor of the same open file, close-on-exec. Throws out_of_descriptors.
   Fd duplicate() const;

@@ -9,7 +9,7 @@ namespace onecopy {
 
 /// A TCP port of a host, which an IPv4 address names. Thread safety: as a value.
 struct HostPort {
-  std::uint32_t host = 0;  ///< in the byte order of this machine
+  std::uint32_t host = 0;  ///< the IPv4 address in the byte order of this machine
   std::uint16_t port = 0;
 
   /// Parses e.g. "10.0.0.1:4711". Throws invalid_argument.

@@ -48,8 +48,8 @@ void log_info(fmt::format_string<Args...> format, Args&&... args) noexcept {
   log_formatted(LogLevel::info, format, fmt::make_format_args(args...));
 }
 
-/// Returns whether ONECOPY_LOG lets debug lines through. Costs a read and a branch, for paths that run a million times
-/// a second.
+/// Returns whether ONECOPY_LOG lets debug lines through. Costs a read and a branch, so that paths which run a million
+/// times a second can call it.
 bool logs_debug() noexcept;
 
 /// Logs the line that `text()` returns. Calls `text` only if the line is let through. The line is lost if `text`

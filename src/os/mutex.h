@@ -7,7 +7,7 @@
 #include <shared_mutex>
 
 /// The macros of Clang's thread-safety analysis: a member that is GUARDED_BY() a Mutex is accessed only while the mutex
-/// is held, and a function that REQUIRES() one is called only then. Other compilers ignore them.
+/// is held, and a function that REQUIRES() one is called only then. Other compilers ignore the macros.
 #if defined(__clang__)
 #define ONECOPY_ANNOTATION(x) __attribute__((x))
 #else
@@ -38,7 +38,7 @@
 
 namespace onecopy {
 
-/// A std::mutex that the analysis knows.
+/// A std::mutex that the analysis can check.
 class CAPABILITY("mutex") Mutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }
@@ -52,7 +52,7 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-/// A std::shared_mutex that the analysis knows.
+/// A std::shared_mutex that the analysis can check.
 class CAPABILITY("shared_mutex") SharedMutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }
@@ -126,7 +126,7 @@ class SCOPED_CAPABILITY ReleasableLock {
   bool is_held_ = true;
 };
 
-/// A condition that threads wait for, of the data that a Mutex guards.
+/// A condition variable for data that a Mutex guards.
 class Condition {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {
@@ -134,7 +134,7 @@ class Condition {
     changed_.wait(lock);
     lock.release();
   }
-  /// Returns false at the deadline.
+  /// Waits until a notification or the deadline. Returns false at the deadline.
   template <class Clock, class Duration>
   bool wait_until(Mutex& mutex, const std::chrono::time_point<Clock, Duration>& deadline) REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);

@@ -23,9 +23,9 @@ bool maps_file(int pid, const MappedFile& file);
 struct BorrowerFiles {
   MappedFile table;
   const char* page_name;
-  std::set<std::uint64_t> pages;  ///< inodes of the known pages
-  std::function<bool(int pid)>
-      is_harmless;  ///< true for a process that is a known user, whatever its mappings
+  std::set<std::uint64_t> pages;  ///< the inodes of the known pages
+  /// Returns true for a process that is a known user, whatever its mappings.
+  std::function<bool(int pid)> is_harmless;
 };
 
 /// A detector of processes that use this process's memory without being known here: they map the table more often than
@@ -36,8 +36,8 @@ class UntrackedMappers {
   /// Makes a scan due, because a new caller waits for it.
   void hurry() noexcept { looks_.hurry(); }
   bool is_due() const noexcept { return looks_.is_due(); }
-  /// Returns whether an unknown process, other than this one, uses the memory. Also true if processes cannot be seen.
-  /// May miss a process that forks and ends during the scan.
+  /// Returns whether an unknown process, other than this one, uses the memory. Returns true also if processes cannot be
+  /// seen. May miss a process that forks and ends during the scan.
   bool look(const BorrowerFiles& files);
 
  private:

@@ -26,7 +26,7 @@ class RobustMutex {
   void init();
   void lock();
   bool try_lock();
-  /// Returns false if `timeout` passed first.
+  /// Locks the mutex. Returns false if `timeout` passed first.
   bool try_lock_for(std::chrono::nanoseconds timeout);
   /// Releases the mutex. REQUIRES: this thread holds it.
   void unlock() noexcept;

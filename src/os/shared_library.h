@@ -18,7 +18,7 @@ class SharedLibrary {
   static std::optional<SharedLibrary> open(const std::vector<std::string>& names,
                                            std::string* why = nullptr);
 
-  /// Returns whether any part of this process has loaded one of them. Loads none.
+  /// Returns whether a part of this process has loaded one of the libraries. Loads none itself.
   static bool is_loaded(const std::vector<std::string>& names) noexcept;
 
   /// Returns the symbol's address, or null if the library does not define it.

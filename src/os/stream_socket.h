@@ -28,7 +28,7 @@ class StreamSocket {
   /// Listens at an address. Creates a missing directory of a path (mode 0700); only this user may connect to a path.
   /// Throws invalid_argument for other addresses, system if the address is taken.
   static StreamSocket listen(const std::string& address, int backlog = 128);
-  /// Connects. Throws peer_died if no socket listens there, timeout, invalid_argument.
+  /// Connects to an address. Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
   /// Listens or connects across hosts. Throws as above.
   static StreamSocket listen(const HostPort& at, int backlog = 128);

@@ -29,7 +29,7 @@ Fd make_unix_socket(int type);
 /// Binds and listens. Only this user can connect to a path. Replaces an existing path on which no socket listens.
 /// REQUIRES: the path's directory exists.
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog);
-/// Connects. Throws peer_died, timeout, other_user.
+/// Connects the socket to the name. Throws peer_died, timeout, other_user.
 void connect_unix(const Fd& fd, const SocketName& name, std::chrono::milliseconds timeout);
 
 /// Accepts the next waiting connection, non-blocking and close-on-exec; returns an empty Fd if none waits.

@@ -47,16 +47,16 @@ class UnixSocket {
   /// socket file on which no process listens is replaced. Throws invalid_argument (name too long), other_user
   /// (directory open to others), system (name taken).
   static UnixSocket listen(const SocketName& name, int backlog = 128);
-  /// Connects. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). The caller must
-  /// check peer().is_our_user before trusting the other side.
+  /// Connects to a name. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). The
+  /// caller must check peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 
   /// Accepts a waiting connection; empty if there is none. Throws out_of_descriptors; the connection stays queued then.
   std::optional<UnixSocket> try_accept();
 
-  /// Returns false, with nothing sent, if the peer's buffer is full. Throws peer_died, invalid_argument (empty, or
-  /// above kMaxPacketBytes or kMaxPacketFds), out_of_descriptors (too many in flight).
+  /// Sends a packet without waiting. Returns false, with nothing sent, if the peer's buffer is full. Throws peer_died,
+  /// invalid_argument (empty, or above kMaxPacketBytes or kMaxPacketFds), out_of_descriptors (too many in flight).
   bool try_send(ByteSpan bytes, std::span<const int> fds = {});
   /// Sends a packet, waiting for room. Throws what try_send() throws, and timeout.
   void send(ByteSpan bytes, std::span<const int> fds, std::chrono::milliseconds timeout);

@@ -116,9 +116,9 @@ struct Member {
   std::atomic<Inbound*> in{nullptr};      ///< null until this process has greeted the member
   std::atomic<bool> has_ended{false};
   std::atomic<bool> is_over{false};  ///< the member has ended, and its calls have failed
-  std::atomic<bool> is_full{
-      false};                   ///< the last call found so many unread messages that the next one waits
-  std::atomic<int> senders{0};  ///< threads that may use `out` now; see LaneGuard
+  /// The last call found so many unread messages that the next one waits.
+  std::atomic<bool> is_full{false};
+  std::atomic<int> senders{0};        ///< threads that may use `out` now; see LaneGuard
   std::atomic<bool> has_left{false};  ///< the member said farewell; otherwise it died
   ToldNames told;
   Counters counters;

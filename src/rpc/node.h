@@ -204,8 +204,8 @@ class Node final : private TransportHost {
 
   mutable Mutex members_mutex_;
   std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);
-  std::vector<std::unique_ptr<const MemberList>>
-      lists_;  ///< all lists ever made, because a reader may still use an old one
+  /// Keeps all lists ever made, because a reader may still use an old one.
+  std::vector<std::unique_ptr<const MemberList>> lists_;
   std::atomic<const MemberList*> list_;
 
   Mutex turn_;                               ///< held by the thread that looks at the lanes

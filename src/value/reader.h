@@ -22,7 +22,7 @@ namespace onecopy::value {
   throw Error(ErrorCode::bad_handle, "a value of another process cannot be read: " + problem);
 }
 
-/// Reads one value, and makes its objects through a sink. Checks all that the bytes say before anything is made of it.
+/// Reads one value, and makes its objects through a sink. Checks the bytes before it makes an object of them.
 ///
 /// A Sink has a type `Object`, and these functions: none(), boolean(bool), integer(int64), long_integer(ByteSpan), real(d),
 /// complex(d, d), text(ByteSpan), bytes(ByteSpan); tensor(index, flags), card_tensor(index, flags, card),
@@ -35,11 +35,11 @@ class Reader {
  public:
   using Object = typename Sink::Object;
 
-  /// `tensors` is how many lie beside the bytes.
+  /// Constructs a reader. `tensors` is the number of tensors that came with the bytes.
   Reader(ByteSpan data, std::size_t tensors, Sink& sink)
       : rest_(data), tensors_(tensors), sink_(sink), key_parts_left_(max_key_parts(data.size())) {}
 
-  /// The only value. Throws bad_handle, and what the sink throws.
+  /// Reads the only value. Throws bad_handle, and what the sink throws.
   Object read_all() {
     Object value = read(0);
     if (!rest_.empty()) refuse(std::to_string(rest_.size()) + " bytes follow it");
@@ -136,7 +136,7 @@ class Reader {
     return finish(begin_numbered(), std::move(object), cost);
   }
 
-  /// An item of a container whose hash needs the item's.
+  /// Reads an item of a container whose hash needs the item's hash.
   Object read_part(int depth, HashCost& cost) {
     Object part = read(depth + 1);
     cost.add(cost_);
@@ -188,7 +188,8 @@ class Reader {
     if (next_tensor_ == tensors_) refuse("it has fewer tensors than it refers to");
     return next_tensor_++;
   }
-  /// A length that lies makes nothing large. REQUIRES: every item takes at least `bytes`.
+  /// Refuses a count for which too few bytes are left, so that a false count allocates no memory. REQUIRES: every item
+  /// takes at least `bytes`.
   void check_count(std::size_t count, std::size_t bytes, int depth) const {
     if (count > rest_.size() / bytes) refuse("a container is longer than the message");
     if (depth == kMaxDepth) refuse("it is nested too deeply");
@@ -212,11 +213,11 @@ class Reader {
   Sink& sink_;
   std::size_t next_tensor_ = 0;
   struct Numbered {
-    std::optional<Object> object;  ///< empty: a container whose items are being read
+    std::optional<Object> object;  ///< empty while the items of a container are being read
     HashCost cost;
   };
   SmallVector<Numbered, kUsualObjects> numbered_;
-  HashCost cost_;  ///< of the value that was read last
+  HashCost cost_;  ///< the cost of the value that was read last
   std::uint64_t key_parts_left_;
 };
 

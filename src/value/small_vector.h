@@ -7,7 +7,7 @@
 
 namespace onecopy::value {
 
-/// A vector whose first `kFew` items lie within itself: most values have no more, and need no memory then.
+/// A vector whose first `kFew` items are stored inside it. Most values have no more items, and so need no allocation.
 /// Thread safety: as a vector.
 template <class T, std::size_t kFew>
 class SmallVector {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The wire format of values, which Writer and Reader share: docs/design/formats/python-message-v1.md.
+/// The wire format of values, which Writer and Reader share, described in docs/design/formats/python-message-v1.md.
 namespace onecopy::value {
 
 /// The depth to which values may be nested.
@@ -43,9 +43,9 @@ enum Tag : std::uint8_t {
 
 inline constexpr std::size_t kMaxShortText = 31;
 inline constexpr std::size_t kMaxShortTuple = 15;
-inline constexpr std::size_t kMaxShortItems = 7;  ///< of lists and dicts
+inline constexpr std::size_t kMaxShortItems = 7;  ///< the max number of items of a short list or dict
 
-/// Flags of a tensor: bit 0 says that it is a torch tensor; the bits below do not change its elements.
+/// The flags of a tensor: bit 0 says that it is a torch tensor; the bits below do not change its elements.
 inline constexpr std::uint8_t kTorchTensor = 1;
 inline constexpr std::uint8_t kHarmlessFlags = 7;
 

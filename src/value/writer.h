@@ -11,8 +11,8 @@
 
 namespace onecopy::value {
 
-/// Appends values to bytes, each in the shortest form that fits. Whoever walks over the values calls this, and numbers the
-/// objects: again() refers to one of them.
+/// Appends values to bytes, each in the shortest form that fits. The caller walks over the values and numbers the
+/// objects, to which again() refers.
 /// Thread safety: a writer belongs to one thread.
 class Writer {
  public:
@@ -27,7 +27,7 @@ class Writer {
     if (std::in_range<std::int32_t>(number)) return put(kInt32, static_cast<std::int32_t>(number));
     put(kInt64, number);
   }
-  /// `bytes` are the number's two's complement, little endian.
+  /// Appends an integer. `bytes` are its two's complement, little endian.
   void long_integer(ByteSpan bytes) {
     put(kLongInt, static_cast<std::uint32_t>(bytes.size()));
     append(bytes);
@@ -40,30 +40,30 @@ class Writer {
 
   /// Returns whether a str or bytes of that size is an object with a number.
   static constexpr bool is_numbered(std::size_t size) noexcept { return size > UINT8_MAX; }
-  /// REQUIRES: valid UTF-8, of less than 4 GiB.
+  /// Appends a str. REQUIRES: valid UTF-8 of less than 4 GiB.
   void text(std::string_view utf8) {
     if (utf8.size() <= kMaxShortText) tag(kShortStr | utf8.size());
     else sized(kStr, kLongStr, utf8.size());
     append(std::as_bytes(std::span(utf8)));
   }
-  /// REQUIRES: less than 4 GiB.
+  /// Appends bytes. REQUIRES: less than 4 GiB.
   void bytes(ByteSpan bytes) {
     sized(kBytes, kLongBytes, bytes.size());
     append(bytes);
   }
 
-  // The items follow.
+  // The following functions begin a tuple, list or dict, whose items follow.
   void tuple(std::size_t count) { counted(kShortTuple, kMaxShortTuple, kTuple, count); }
   void list(std::size_t count) { counted(kShortList, kMaxShortItems, kList, count); }
   void dict(std::size_t count) { counted(kShortDict, kMaxShortItems, kDict, count); }
-  /// REQUIRES: a kind of at most 255 bytes.
+  /// Begins an object made of parts, which follow. REQUIRES: a kind of at most 255 bytes.
   void object(std::string_view kind, std::size_t parts) {
     put(kObject, static_cast<std::uint8_t>(kind.size()));
     append(std::as_bytes(std::span(kind)));
     put(static_cast<std::uint32_t>(parts));
   }
 
-  /// The message's next tensor.
+  /// Appends a reference to the message's next tensor.
   void tensor(std::uint8_t flags) { put(kTensor, flags); }
   void card_tensor(std::uint8_t flags, std::uint8_t card) {
     put(kCardTensor, flags);

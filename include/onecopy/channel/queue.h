@@ -19,15 +19,15 @@ class Channel;
 
 /// A message of a queue: bytes, and tensors that are passed without a copy.
 struct Message {
-  std::uint32_t tag = 0;  ///< the user's own
+  std::uint32_t tag = 0;  ///< a number of the program's own
   Bytes data;
   std::vector<Tensor> tensors;
   MessageKind kind = MessageKind::user;
 };
 
-/// Options of Queue::create().
+/// The options of Queue::create().
 struct QueueOptions {
-  std::uint64_t maxsize = 0;  ///< items; 0 = as many as memory allows
+  std::uint64_t maxsize = 0;  ///< the max number of messages; 0 for as many as memory allows
   /// The address space for messages, in bytes, which each process reserves twice. Memory is used only for the messages
   /// present. The value is rounded down to a power of two of at least 1 MiB (4,096 messages), and halved until the
   /// process may reserve it. put() throws out_of_memory when the range is full. Programs with hundreds of queues should
@@ -73,9 +73,9 @@ class Queue {
   // its device.
   //
   // A message without tensors of a device is ordered as well, once this process has shared or opened memory of a
-  // device: it comes after the work that is in the stream (or in each such device's default stream) at the put. A
-  // consumer receives the message at once; work given to the consumer's streams after the get waits, on every device
-  // whose memory the consumer has opened or opens later.
+  // device: the message comes after the work that is in the stream (or in the default stream of each of these devices)
+  // at the put. A consumer receives the message at once; work given to the consumer's streams after the get waits, on
+  // every device whose memory the consumer has opened or opens later.
   //
   // A named stream must then belong to the one device that this process has used. If the process has used several,
   // put() throws invalid_argument, and a get waits on the host, as does a get in a stream that is being captured. An
@@ -102,8 +102,8 @@ class Queue {
   /// returns false if the queue's creator must first be asked to keep memory, which prepare_put() does.
   bool try_put_at_once(const Message& message, Stream stream = {});
   /// Asks the queue's creator to keep the memory of this message's tensors for later consumers, unless it was asked
-  /// before. Puts nothing; a put asks by itself. Waits at most two seconds if the creator does not answer, and not
-  /// longer than the timeout or a tenth of a second, whichever is greater. Throws what put() throws.
+  /// before. Puts nothing. A put also asks if necessary. Waits at most two seconds if the creator does not answer, and
+  /// not longer than the timeout or a tenth of a second, whichever is greater. Throws what put() throws.
   void prepare_put(const Message& message, std::chrono::nanoseconds timeout);
   /// Waits until the queue has space, which other producers may take, or is closed. Puts nothing. Returns false if the
   /// queue stayed full for the timeout.

@@ -11,24 +11,25 @@ namespace onecopy {
 enum class ErrorCode : std::uint8_t {
   invalid_argument,    ///< the call itself is wrong: shape, stride, size, name
   bad_handle,          ///< the bytes are not a handle: truncated, damaged, contradictory
-  version_mismatch,    ///< a handle or peer of another protocol version
-  other_boot,          ///< a handle made before this machine was restarted, or on another machine
+  version_mismatch,    ///< a handle or peer has another protocol version
+  other_boot,          ///< the handle was made before this machine was restarted, or on another machine
   other_user,          ///< the peer belongs to another user
   bad_secret,          ///< the peer could not prove that it knows the handle's secret
   owner_died,          ///< the owner is gone and no other process holds the memory
-  peer_died,           ///< a process this call was waiting for is gone, or its device has failed
+  peer_died,           ///< a process for which the call waited is gone, or its device has failed
   stale_handle,        ///< the block was freed, or reused for something else
   out_of_memory,       ///< memory, address space or a cgroup's limit is used up
   out_of_descriptors,  ///< RLIMIT_NOFILE or the system's limit is reached
   out_of_mappings,     ///< vm.max_map_count or RLIMIT_AS is reached
-  read_only,           ///< a write was asked of memory opened read-only
-  timeout,             ///< the time given was not enough
+  read_only,           ///< a write was requested to memory that was opened read-only
+  timeout,             ///< the given time was not enough
   closed,              ///< the queue, pipe or listener is closed
-  unsupported,         ///< this machine, device or build cannot do it
+  unsupported,         ///< this machine, device or build lacks the feature
   bad_file,            ///< a file's content contradicts its format
-  protocol,            ///< a peer sent something it never should
-  remote_error,        ///< a function called in another process, or here by another process, has thrown
-  system,              ///< an operating-system call failed; see system_code()
+  protocol,            ///< a peer violated the protocol
+  /// A function that was called in another process, or here by another process, has thrown.
+  remote_error,
+  system,  ///< an operating-system call failed; see Error::vendor_code()
 };
 
 /// The vendor that defines the number in Error::vendor_code().

@@ -21,9 +21,9 @@ namespace onecopy::graph {
 class Page;
 class Window;
 
-/// Options of Arena::make().
+/// The options of Arena::make().
 struct ArenaOptions {
-  std::size_t limit_bytes = SIZE_MAX;  ///< of physical memory
+  std::size_t limit_bytes = SIZE_MAX;  ///< the max physical memory of the arena
 };
 
 /// A range of bytes in a window.
@@ -36,8 +36,8 @@ struct Extent {
 struct Footprint {
   std::size_t shared = 0;  ///< physical memory that windows have in common
   std::size_t own = 0;     ///< physical memory that belongs to one window
-  std::size_t mapped = 0;  ///< addresses of all windows together
-  std::size_t limit = 0;   ///< for the pages of a window
+  std::size_t mapped = 0;  ///< the addresses of all windows together
+  std::size_t limit = 0;   ///< the max size of a window's pages
   std::size_t windows = 0;
   std::size_t mappings = 0;  ///< pieces of memory that the driver shows in all windows, own ones among them
   bool parked = false;
@@ -59,7 +59,7 @@ struct Footprint {
 ///
 /// Thread safety: all members may be called concurrently. Invariant: at least one window shows the last page. A parked
 /// arena holds no memory.
-class Arena : public std::enable_shared_from_this<Arena> {  // shared by its windows and its maker
+class Arena : public std::enable_shared_from_this<Arena> {  // owned by its windows and its maker
  public:
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
   ~Arena();
@@ -122,8 +122,8 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   std::vector<Page> pages_;
   std::set<View*> views_;
   std::shared_ptr<Reservation> common_;  ///< without aliases: the addresses that all windows share
-  std::size_t common_max_ = 0;           ///< bytes of pages that common_ has room for
-  std::size_t shown_ = 0;                ///< bytes of common_ that show pages
+  std::size_t common_max_ = 0;           ///< the bytes of pages for which common_ has room
+  std::size_t shown_ = 0;                ///< the bytes of common_ that map pages
   bool parked_ = false;
 };
 

@@ -9,10 +9,10 @@ namespace onecopy {
 
 /// The place of a block, in coordinates that all processes share.
 struct BlockInfo {
-  std::uint32_t number = 0;      ///< index in the owner's block table
-  std::uint64_t generation = 0;  ///< of the block when it was allocated
-  std::uint32_t segment = 0;     ///< segment number of the owner; never reused
-  std::uint64_t offset = 0;      ///< bytes from the start of the segment
+  std::uint32_t number = 0;      ///< the index in the owner's block table
+  std::uint64_t generation = 0;  ///< the block's generation when it was allocated
+  std::uint32_t segment = 0;     ///< the segment's number at the owner; never reused
+  std::uint64_t offset = 0;      ///< the offset in the segment, in bytes
   std::uint64_t size = 0;        ///< bytes
 };
 

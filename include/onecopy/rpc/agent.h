@@ -36,18 +36,18 @@ using Function = std::function<Values(Values&&)>;
 using PlainFunction = std::function<Value(const Value::List& arguments)>;
 
 struct AgentOptions {
-  std::string name;          ///< of this member, unique in its group
-  std::uint32_t number = 0;  ///< of this member, unique in its group
+  std::string name;          ///< the member's name, unique in its group
+  std::uint32_t number = 0;  ///< the member's number, unique in its group
   /// The timeout of calls that name none; zero means no limit.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
   /// The time for which a thread polls for a message before it sleeps; polling is faster than waking a process. A
-  /// negative value means ONECOPY_RPC_SPIN_US, or 100 µs. Zero: sleeps at once.
+  /// negative value means ONECOPY_RPC_SPIN_US, or 100 µs. Zero means that the thread sleeps at once.
   std::chrono::nanoseconds spin{-1};
   /// The max number of threads that run functions. When all are taken, a function that waits for a call of its own runs
   /// other functions while it waits, so that calls that wait for each other cannot exhaust the threads.
   std::size_t max_workers = 1024;
-  /// The transport to other hosts: "tls", or "ucx", which does not encrypt. Empty: the value of ONECOPY_RPC_FABRIC, or
-  /// "tls". All members of a group need the same one.
+  /// The transport to other hosts: "tls", or "ucx", which does not encrypt. An empty text means the value of
+  /// ONECOPY_RPC_FABRIC, or "tls". All members of a group need the same one.
   std::string transport{};
 };
 

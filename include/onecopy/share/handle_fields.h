@@ -23,7 +23,7 @@ using BootId = std::array<std::uint8_t, 8>;
 
 /// The bits of HandleFields::flags.
 inline constexpr std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
-inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends it for reading only
+inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends the memory for reading only
 inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory belongs to a queue
 
 inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
@@ -49,12 +49,12 @@ struct HandleFields : SegmentOrigin {
   std::uint32_t block = 0;
   std::uint64_t generation = 0;
   std::uint64_t storage_size = 0;   ///< bytes of the block that belong to the tensor's storage
-  std::uint64_t tensor_offset = 0;  ///< bytes from the start of the block to element 0
+  std::uint64_t tensor_offset = 0;  ///< the offset of element 0 in the block, in bytes
   std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 means no hold
   std::uint32_t flags = 0;
   Layout layout{};
-  std::uint32_t timeline_slot =
-      0;  ///< with timeline_value: the point to wait for before touching the memory
+  /// Names, with timeline_value, the point to wait for before the memory is used.
+  std::uint32_t timeline_slot = 0;
   std::uint64_t timeline_value = 0;  ///< slot and value 0 mean that there is nothing to wait for
 
   bool is_bundle() const noexcept { return (flags & kHandleIsBundle) != 0; }

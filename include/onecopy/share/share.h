@@ -18,7 +18,7 @@ namespace onecopy {
 /// seconds for memory whose release is pending in streams.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
-/// Options of empty().
+/// The options of empty().
 struct AllocateOptions {
   /// Pins the memory for this process's cards, see onecopy/share/pin.h. REQUIRES: `device` is the CPU.
   bool pinned = false;
@@ -72,7 +72,7 @@ void end_hold(const Handle& handle) noexcept;
 /// shrunk.
 Tensor adopt_file(int fd, std::size_t size, std::size_t offset = 0);
 
-/// Options of open().
+/// The options of open().
 struct OpenOptions {
   Access access = Access::read_write;
   /// The device that will use the memory; by default the memory's own device. On CUDA only that device gets a context.
@@ -99,12 +99,12 @@ Tensor use_on(const Tensor& tensor, Device device);
 /// exact to the byte, except that up to 511 bytes are allowed behind a tensor at the start of a framework's allocation,
 /// for rounding.
 enum class Exact : std::uint8_t {
-  no,      ///< share it
+  no,      ///< share the tensor
   refuse,  ///< throw unsupported, with the numbers
   copy,    ///< share a copy, which lives as long as the handle
 };
-/// Options of share(). Streams order the work of tensors on devices; tensors on the CPU have no streams. The host does
-/// not wait if the device's streams can wait for words in memory.
+/// The options of share(). Streams order the work of tensors on devices; tensors on the CPU have no streams. The host
+/// does not wait if the device's streams can wait for words in memory.
 struct ShareOptions {
   Exact exact = Exact::no;
   /// Makes the opener's stream wait for all work that this stream holds now. A copy is made in this stream as well.

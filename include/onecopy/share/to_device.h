@@ -21,7 +21,7 @@ namespace onecopy {
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream = {});
 
 /// Reads a safetensors file, or a directory of them (see load_safetensors()), straight to a card. A few threads read
-/// parts into pinned memory while the card copies others from it. Parts that are not in the page cache are read past it
+/// parts into pinned memory while the card copies other parts. Parts that are not in the page cache are read around it
 /// if the file system supports direct reads. Each file becomes a block of shareable memory of the card, each tensor at
 /// a multiple of 256 bytes. The copies are done on return. Throws what load_safetensors() and empty() throw.
 std::vector<NamedTensor> load_safetensors(const std::string& path, Device device, Stream stream = {},

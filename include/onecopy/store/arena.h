@@ -13,14 +13,14 @@
 
 namespace onecopy::store {
 
-inline constexpr std::size_t kMaxArenaKey = 32;  ///< bytes of a key
+inline constexpr std::size_t kMaxArenaKey = 32;  ///< the max length of a key in bytes
 
 struct ArenaStats {
   std::uint32_t blocks = 0;
-  std::uint32_t free = 0;       ///< without a lease and a key
-  std::uint32_t idle = 0;       ///< with a key, in an entry without leases: they can be evicted
-  std::uint32_t users = 0;      ///< processes
-  std::uint64_t evictions = 0;  ///< entries, since the arena was made
+  std::uint32_t free = 0;       ///< blocks without a lease and without a key
+  std::uint32_t idle = 0;       ///< blocks with a key whose entry has no leases, so that it can be evicted
+  std::uint32_t users = 0;      ///< the processes that use the arena
+  std::uint64_t evictions = 0;  ///< entries that were evicted since the arena was made
 };
 
 /// A row of blocks of writable memory, for KV caches, which all processes of the user share by its name in the
@@ -29,8 +29,8 @@ struct ArenaStats {
 ///
 /// Members throw timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
 ///
-/// Thread safety: all members may be called concurrently. Copies are the same object. The content of a block is the
-/// users' to synchronise. A forked child holds no leases.
+/// Thread safety: all members may be called concurrently. Copies are the same object. Users must synchronise their
+/// accesses to a block. A forked child holds no leases.
 class Arena {
  public:
   /// Returns the numbers of `count` blocks, each with a lease of this process. Their content is undefined. Evicts entries if
@@ -38,7 +38,8 @@ class Arena {
   std::vector<std::uint32_t> allocate(std::uint32_t count);
   /// Adds a lease to each block. Throws invalid_argument, with nothing changed, for a block that no process has leased.
   void share(std::span<const std::uint32_t> numbers);
-  /// Ends a lease on each block. Throws invalid_argument, with nothing changed, for a block on which this process has none.
+  /// Ends a lease on each block. Throws invalid_argument, with nothing changed, for a block on which this process has
+  /// no lease.
   void release(std::span<const std::uint32_t> numbers);
   /// Makes the blocks, whose content is complete, the entry of a key of 1 to 32 bytes. Returns false if the key has an
   /// entry. Throws invalid_argument, with nothing changed, for blocks that this process has not leased or that have a key.

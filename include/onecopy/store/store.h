@@ -18,8 +18,9 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/store/arena.h"
 
-/// Tensors under a name that outlive the process that made them. A keeper, two processes that replace each other,
-/// holds the memory of each version and maps none. `onecopy store` is the same as a command.
+/// The store: named tensors that outlive the process that made them. A keeper, which consists of two processes that
+/// restart each other, holds the memory of each version and maps none. The command `onecopy store` offers the same
+/// functions.
 namespace onecopy::store {
 
 class Client;
@@ -28,25 +29,25 @@ class Client;
 using Texts = std::map<std::string, std::string>;
 
 struct ConnectOptions {
-  /// Starts a keeper if there is none. ONECOPY_STORE_AUTOSTART=0 turns that off, too.
+  /// Starts a keeper if there is none. ONECOPY_STORE_AUTOSTART=0 prevents the start, too.
   bool autostart = true;
-  /// The onecopy command, which is the keeper: a path, or a name that PATH finds.
+  /// The onecopy command, which runs the keeper: a path, or a name that is found in PATH.
   std::string command = "onecopy";
 };
 
 /// The place of the tensors of a version.
 enum class Placement : std::uint8_t {
-  slot,  ///< memory of its own, into which they are copied
-  /// The memory in which they lie, if it is onecopy's and this process owns it, or if a version has it. Other tensors are copied
-  /// into memory of onecopy. This process keeps the memory until the version is gone and no process reads the version. If both
-  /// halves of the keeper are killed at once, the version is lost unless a process has it open: open() throws stale_handle. REQUIRES: no
-  /// process writes to the tensors after that.
+  slot,  ///< memory of the version's own, into which the tensors are copied
+  /// The memory in which the tensors already are, if it belongs to onecopy and this process owns it, or if it belongs
+  /// to a version. Other tensors are copied into memory of onecopy. This process keeps the memory until the version is
+  /// gone and no process reads the version. If both halves of the keeper are killed at once, the version is lost unless
+  /// a process has it open: open() throws stale_handle. REQUIRES: no process writes to the tensors afterwards.
   as_is,
 };
 
 struct PublishOptions {
-  /// The number of versions of the object that stay, the new one included: the versions that were current last. A
-  /// version that a process reads stays as long as it is read.
+  /// The number of versions of the object that stay, the new one included: the versions that were current last. Other
+  /// versions stay only as long as a process reads them.
   std::uint32_t keep = 2;
   /// The identity of the version, for open(): a digest of the checkpoint, a rank, a quantization.
   Texts key{};
@@ -58,7 +59,7 @@ struct PublishOptions {
   bool copies = true;
 };
 
-/// A tensor to be: its name, and a row-major layout.
+/// The name and the row-major layout of a tensor to be made.
 struct TensorSpec {
   std::string name;
   Layout layout;
@@ -73,7 +74,7 @@ class Contents {
   const Layout& layout(std::size_t row) const;
   std::optional<std::size_t> find(std::string_view name) const;
   Tensor tensor(std::size_t row) const;
-  /// Returns all of the memory as a row of bytes, in which a tensor begins at offset().
+  /// Returns all memory as a row of bytes, in which a tensor begins at offset().
   Tensor memory() const;
   std::uint64_t offset(std::size_t row) const;
   Device device() const noexcept;
@@ -106,11 +107,11 @@ class Version : public Contents {
 /// The current version of an object at addresses that stay the same: tensors and captured graphs stay valid.
 class Follower : public Version {
  public:
-  /// Shows the object's current version, and returns its number. Waits for the work that this process has given to the
-  /// device, and then changes all tensors together. REQUIRES: no thread uses the tensors during the call.
+  /// Changes all tensors to the object's current version at once, and returns its number. Waits before that for the
+  /// work that this process has given to the device. REQUIRES: no thread uses the tensors during the call.
   ///
   /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if the
-  /// object does not exist; timeout if the keeper does not answer in time. The tensors are as before then.
+  /// object does not exist; timeout if the keeper does not answer in time. After an error the tensors are unchanged.
   std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10));
 
  private:
@@ -118,12 +119,12 @@ class Follower : public Version {
   friend class Store;
 };
 
-/// The memory for the next version of an object, writable and zero. If a draft is dropped before publish(), nothing is
-/// left of it.
+/// The memory for the next version of an object, writable and zero. If a draft is dropped before publish(), its memory
+/// is released.
 class Draft : public Contents {
  public:
-  /// Makes the content the object's current version, and returns its number. The memory becomes
-  /// read-only, also here. May be called again if it throws timeout, peer_died, out_of_memory (a limit of the keeper).
+  /// Makes the content the object's current version, and returns its number. The memory becomes read-only, also in this
+  /// process. May be called again after timeout, peer_died, or out_of_memory (a limit of the keeper).
   std::uint64_t publish();
 
  private:
@@ -131,15 +132,16 @@ class Draft : public Contents {
   friend class Store;
 };
 
-/// The versions of an object as they become current. Thread safety: none. Move-only.
+/// An iterator over the versions of an object as they become current. Thread safety: none. Move-only.
 class Watch {
  public:
   Watch(Watch&&) noexcept;
   Watch& operator=(Watch&&) noexcept;
   ~Watch();
 
-  /// Waits until the object's current version is another one than the one returned last; the first call returns the
-  /// present one. Versions that were current in between are passed over. Empty if the time is over.
+  /// Waits until the object's current version differs from the last returned one, and returns its number; the first
+  /// call returns the present one at once. Skips versions that were current in between. Returns nothing after the
+  /// timeout.
   std::optional<std::uint64_t> next(std::chrono::nanoseconds timeout);
 
  private:
@@ -149,8 +151,8 @@ class Watch {
   friend class Store;
 };
 
-/// Returns whether memory of the device stays when the process that made it ends, as a version must. Ascend's does not. Throws
-/// unsupported for a device that is absent.
+/// Returns whether memory of the device outlives the process that made it, as a version must. Memory of Ascend devices
+/// does not. Throws unsupported for a device that is absent.
 bool outlives_its_maker(Device device);
 
 /// Returns whether an address lies in memory of the store that this process has mapped: memory of the store is shared
@@ -166,7 +168,7 @@ struct VersionInfo {
   std::uint64_t bytes = 0;
   std::int64_t made_at = 0;  ///< nanoseconds since 1970
   int publisher = 0;         ///< pid
-  unsigned readers = 0;      ///< connected processes that read it
+  unsigned readers = 0;      ///< connected processes that read the version
   std::string device;
 };
 struct ObjectInfo {
@@ -180,14 +182,15 @@ struct KeeperInfo {
   int guard = 0;
 };
 
-/// The store of this user. A keeper that is restarted goes unnoticed: calls wait for the new one and ask again. If both
-/// halves of the keeper were killed, the versions that this process reads come back with its next call.
+/// The store of this user. Users do not notice that a keeper is restarted, because calls wait for the new one and ask
+/// again. If both halves of the keeper were killed, the versions that this process reads come back with its next call.
 ///
-/// Thread safety: all members may be called concurrently. Copies are the same connection. A forked child gets its own
-/// with its first call, which is not concurrent. All throw peer_died if there is no keeper, timeout, other_user.
+/// Thread safety: all members may be called concurrently. Copies are the same connection. A forked child gets a
+/// connection of its own with its first call, which must not be concurrent. All members throw peer_died if there is no
+/// keeper, timeout and other_user.
 class Store {
  public:
-  /// Throws unsupported if the keeper cannot be started, with the reason.
+  /// Connects to the keeper. Throws unsupported, with the reason, if the keeper cannot be started.
   static Store connect(const ConnectOptions& options = {});
 
   /// Makes memory for a version with this layout. Throws invalid_argument (names, layouts), out_of_memory with the numbers,
@@ -221,15 +224,15 @@ class Store {
   /// Drops all versions but the `keep` that were current last. Readers keep what they have mapped.
   void remove(const std::string& name, std::uint32_t keep = 0);
   KeeperInfo keeper();
-  /// Ends the keeper, and returns when its processes have ended, after ten seconds at most. Memory that no process has mapped is
-  /// gone.
+  /// Ends the keeper, and returns when its processes have ended, after at most ten seconds. Memory that no process has
+  /// mapped is then gone.
   void stop();
 
  private:
   explicit Store(std::shared_ptr<Client> client) noexcept : client_(std::move(client)) {}
   Client& client();
 
-  std::shared_ptr<Client> client_;  // shared with what was opened
+  std::shared_ptr<Client> client_;  // shared with the opened versions, drafts and watches
 };
 
 }  // namespace onecopy::store

@@ -88,7 +88,7 @@ class SegmentLookup {
   /// A flag that is true once the connection to the creator has ended.
   using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
   struct CachedSegment {
-    std::uint16_t index = kWholeHandle;      ///< in the directory
+    std::uint16_t index = kWholeHandle;      ///< the segment's index in the directory
     std::uint32_t epoch = UINT32_MAX;        ///< the epoch of that index
     bool is_unkept = false;                  ///< unkept() counts the segment
     TimePoint ask_again = TimePoint::max();  ///< when to ask the creator again, unless it is still silent

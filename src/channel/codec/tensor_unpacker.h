@@ -57,7 +57,7 @@ class TensorUnpacker {
 
   const SegmentDirectory& directory_;
   Holders holders_;
-  Mapping open_segments_;  ///< by index in the directory
+  Mapping open_segments_;  ///< the open segments, by index in the directory
   using Owners = std::unordered_map<std::uint16_t, BlocksRef>;
 
   Mutex owners_mutex_;

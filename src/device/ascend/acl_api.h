@@ -75,8 +75,9 @@ inline constexpr aclError ACL_ERROR_RT_LOST_HEARTBEAT = 507010;
 inline constexpr aclError ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046;
 inline constexpr aclError ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047;
 inline constexpr aclError ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR = 507054;
-inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< returned for misuse of IPC
-inline constexpr aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;        ///< between host and device
+inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< the result of a misuse of IPC
+/// The connection between host and device is closed.
+inline constexpr aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;
 
 // Memory.
 inline constexpr int ACL_MEM_MALLOC_HUGE_FIRST = 0;
@@ -101,7 +102,7 @@ inline constexpr int ACL_MEMCPY_DEFAULT = 4;
 inline constexpr int kLastMemcpyKind = 7;
 inline constexpr int ACL_HOST_REGISTER_MAPPED = 0;
 inline constexpr int ACL_HOST_REGISTER_READONLY = 8;
-inline constexpr std::size_t kKeyBytes = 65;  ///< of an IPC key, with its final zero
+inline constexpr std::size_t kKeyBytes = 65;  ///< the length of an IPC key, with its final zero
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 1;
 inline constexpr std::uint64_t ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;

@@ -18,11 +18,12 @@ struct DeviceEntry {
       info;  ///< total_bytes is 0 until the device is used, because asking would create a context on it
   std::once_flag opened;
   aclrtContext context = nullptr;    ///< the default context; see Devices::context()
-  std::atomic<bool> is_open{false};  ///< the library has used it
-  std::atomic<SegmentKind> kind{};   ///< of new segments; empty until it was tried, see segment_kind.h
-  std::atomic<aclError> failed{
-      ACL_SUCCESS};     ///< the error after which the device does not work in this process
-  std::set<int> peers;  ///< devices whose memory it reaches; under Devices::mutex_
+  std::atomic<bool> is_open{false};  ///< onecopy has used the device
+  /// The kind of new segments; empty until it was tried, see segment_kind.h.
+  std::atomic<SegmentKind> kind{};
+  /// The error after which the device does not work in this process.
+  std::atomic<aclError> failed{ACL_SUCCESS};
+  std::set<int> peers;  ///< the devices whose memory this one reaches; guarded by Devices::mutex_
 };
 
 /// The devices of this process, as ASCEND_RT_VISIBLE_DEVICES leaves them. Thread safety: all members may be called

@@ -13,8 +13,8 @@ struct ExportedKeys {
   Access access = Access::read_write;
   std::uint64_t bytes = 0;
   Uuid device{};                ///< the device that holds the memory
-  std::uint64_t shareable = 0;  ///< of kind ascend_vmm
-  std::string key;              ///< of kind ascend_key
+  std::uint64_t shareable = 0;  ///< the number of memory of kind ascend_vmm
+  std::string key;              ///< the key of memory of kind ascend_key
 };
 
 Bytes encode(const ExportedKeys& exported);

@@ -68,7 +68,7 @@ class ParkedMemory {
 
   Mutex mutex_;
   std::multimap<std::pair<int, std::size_t>, KeyMapping> free_ GUARDED_BY(mutex_);
-  std::vector<std::string> keys_ GUARDED_BY(mutex_);  ///< all of this process
+  std::vector<std::string> keys_ GUARDED_BY(mutex_);  ///< all keys of this process
 };
 
 [[noreturn]] void throw_no_room(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {

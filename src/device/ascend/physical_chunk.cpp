@@ -70,7 +70,7 @@ class Physical {
 
  private:
   const int ordinal_;
-  const int imported_at_;  ///< or kMade
+  const int imported_at_;  ///< the device that imported the memory, or kMade
   const aclrtDrvMemHandle handle_;
   std::uint64_t number_;
 };

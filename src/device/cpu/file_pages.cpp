@@ -28,13 +28,14 @@ namespace {
 
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
 constexpr std::size_t kBatch = std::size_t{16}
-                               << 20;  // of the threads of one crew; it cannot be interrupted
-constexpr std::size_t kPiece = std::size_t{1} << 20;  // bytes of one system call
+                               << 20;  // the bytes that the threads of a crew reserve without interruption
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // the bytes of one system call
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
 constexpr std::size_t kBlock = 512;  // the unit of stat(2)
 constexpr std::size_t kMaxThreads = 4;
 
-constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;  // at the memory limits
+// The bytes between two looks at the memory limits.
+constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;
 /// The bytes kept free for reservations that other processes (about three) make between their check and ours.
 constexpr std::size_t kMargin = 4 * kBetweenLooks;
 

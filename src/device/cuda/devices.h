@@ -17,7 +17,7 @@ struct DeviceEntry {
   DeviceInfo info;
   bool exports_descriptors = false;   ///< memory can be allocated that is exported as a descriptor
   bool has_stream_words = false;      ///< streams can wait for and write 64-bit words
-  bool has_host_addresses = false;    ///< uses registered host memory at its own addresses
+  bool has_host_addresses = false;    ///< the device uses registered host memory at the host's addresses
   std::atomic<int> open_exports = 0;  ///< segments that keep a descriptor, see physical_chunk.cpp
   std::once_flag retained;
   CUcontext context = nullptr;  ///< the primary context; see Devices::context()

@@ -14,7 +14,7 @@ namespace onecopy::cuda {
 struct ExportedChunks {
   Access access = Access::read_write;
   std::vector<std::uint64_t> sizes;
-  CUipcMemHandle handle{};  ///< of kind cuda_ipc
+  CUipcMemHandle handle{};  ///< the handle of memory of kind cuda_ipc
 
   std::uint64_t total() const noexcept;
 };

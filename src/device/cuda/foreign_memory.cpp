@@ -250,13 +250,13 @@ class LegacyMemory final : public DeviceMemory {
  private:
   void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
-  const int home_;  ///< whose memory it is
-  const int user_;  ///< the device that finds it at `base_`
+  const int home_;  ///< the device that holds the memory
+  const int user_;  ///< the device for which the memory is at `base_`
   const CUdeviceptr base_;
   const std::size_t bytes_;
   const CUipcMemHandle handle_;
   Mutex mutex_;
-  std::map<int, CUdeviceptr> others_;  ///< for devices beside `user_`
+  std::map<int, CUdeviceptr> others_;  ///< the addresses for devices other than `user_`
 };
 
 LegacyMemory::~LegacyMemory() {
@@ -276,7 +276,7 @@ std::byte* LegacyMemory::allow(int ordinal) {
   return reinterpret_cast<std::byte*>(at->second);
 }
 
-/// The owner's handle opens it for others, too.
+/// Exports the owner's handle, which opens the memory for other processes, too.
 ExportedMemory LegacyMemory::do_export(Access access) const {
   ExportedMemory memory;
   memory.kind = kind();
@@ -312,8 +312,8 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
   return found;
 }
 
-/// An allocation, and a mapping, has one buffer id, which is never used again. In a row of several mappings each may
-/// have been exchanged, and the row's identity is the id of none.
+/// An allocation or a mapping has a buffer id, which is never reused. In a row of several mappings each may have been
+/// replaced, and the row's identity is not the id of any of them.
 bool is_still(const ForeignMemory& memory, const void* at) noexcept {
   int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
   unsigned long long buffer_id = 0;

@@ -20,7 +20,7 @@ inline Room room_for_received{kMaxReceived};
 inline constexpr std::size_t kMaxExports = 8;
 inline Room room_for_exports{kMaxExports};
 
-/// Descriptors of device memory that outlive the call that needed them. Each also keeps its memory alive. A forked
+/// The descriptors of device memory that outlive the call that needed them. Each also keeps its memory alive. A forked
 /// child cannot use one, and gets /dev/null in its place (UnsharedDescriptor), unless the child cannot open any file.
 /// The memory is therefore free once its processes have released it.
 ///
@@ -32,7 +32,7 @@ class KeptDescriptors {
   KeptDescriptors& operator=(const KeptDescriptors&) = delete;
   ~KeptDescriptors() { close(); }
 
-  /// Keeps all of them or, if there is no room for all, none. REQUIRES: nothing is kept.
+  /// Keeps all descriptors or, if there is no room for all, none. REQUIRES: nothing is kept.
   void keep(std::vector<Fd> fds);
   void close() noexcept;
   const std::vector<Fd>& fds() const noexcept { return fds_; }

@@ -172,7 +172,7 @@ std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemo
   const RelaxedCapture relaxed(driver);
   const std::vector<std::uint64_t> sizes = decode_chunks(memory).sizes;
   std::vector<AllocationHandle> handles;
-  std::size_t first = 0;  // of the descriptors that are here
+  std::size_t first = 0;  // the number of the first descriptor in this message
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (i - first == memory.fds.size()) memory.fds = rest_of(memory, first = i);
     handles.push_back(import_handle(driver, memory.fds[i - first]));

@@ -109,11 +109,11 @@ class Timeline {
   int pid_ = 0;          ///< the process that created the page
   Fd file_;
   Mapping page_;
-  std::atomic<const Word*> words_{nullptr};  ///< in the page
+  std::atomic<const Word*> words_{nullptr};  ///< the words, which are in the page
   RegisteredDevices registered_;
   Lines lines_ GUARDED_BY(mutex_);  ///< entries are never removed
   std::map<Device, Failure> failed_ GUARDED_BY(mutex_);
-  std::atomic<bool> has_failures_{false};  ///< for readers without the lock
+  std::atomic<bool> has_failures_{false};  ///< read without the lock
 };
 
 /// The timeline of another process, as this process waits for it. Thread safety: all members may be called
@@ -147,7 +147,8 @@ class ForeignTimeline {
   /// Ends all waits for the words of a process that is gone and whose devices have stopped.
   void end() noexcept;
   enum class WaitState : std::uint8_t { nothing, something, never };
-  /// Returns whether streams of this process wait for it. A point that is never reached is reported once.
+  /// Returns whether streams of this process wait for the other process. Reports a point that will never be reached
+  /// once.
   WaitState look() noexcept;
   /// Returns why a device of the process has stopped writing words, e.g. "CUDA error 700". Empty while all devices
   /// write, and after the process has ended, which is then the reason.

@@ -192,7 +192,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_ GUARDED_BY(mutex_);
   Mapping everything_;  ///< see Inheritance::hold_everything()
   Claims inherited_;
-  TransitCounts transits_;  ///< of a forked child
+  TransitCounts transits_;  ///< the items in queues of a forked child
 };
 
 /// An interface of a ledger for the broker: the claim pages of borrowers.

@@ -191,8 +191,8 @@ class Runtime final {
   bool cleaned_up_ = false;  ///< see clean_up(); used by the watch thread once the Runtime is made
   std::list<InheritedOwner> inherited_;
   std::optional<ForkPage> child_;  ///< the child's claims on our blocks; set during a fork
-  std::list<InheritedOwner>
-      child_place_;  ///< and, made while that may fail, the place for it in the child's list
+  /// The place for `child_` in the child's list, made while allocating may still fail.
+  std::list<InheritedOwner> child_place_;
 };
 
 }  // namespace onecopy

@@ -66,8 +66,8 @@ class Parcel {
  private:
   Message message_;
   Bytes first_;
-  std::vector<ByteSpan>
-      parts_;  ///< the data, and then each tensor; empty if the first frame contains all of it
+  /// The data, and then each tensor; empty if the first frame contains all of it.
+  std::vector<ByteSpan> parts_;
   std::vector<std::unique_ptr<std::byte[]>> kept_;
   std::uint64_t bytes_ = 0, given_ = 0;
   bool is_begun_ = false, is_withdrawn_ = false, has_ended_ = false;

@@ -42,8 +42,8 @@ class UcxInbox {
  private:
   struct Incoming {
     Arrived what;
-    std::vector<std::uint64_t>
-        apart;  ///< the bytes of each tensor that is sent apart and not asked for yet, or 0
+    /// The bytes of each tensor that is sent apart and not asked for yet, or 0.
+    std::vector<std::uint64_t> apart;
     std::size_t missing = 0;
     bool is_in_order = false;
   };

@@ -19,8 +19,8 @@ class UcxChannel;
 
 /// The head of an active message. `session` is the random number that the receiver has given to the channel.
 struct UcxHead {
-  static constexpr std::uint32_t kAnswer =
-      UINT32_MAX;  ///< in place of a piece: all that was sent before the question has arrived
+  /// Stands in place of a piece: all that was sent before the question has arrived.
+  static constexpr std::uint32_t kAnswer = UINT32_MAX;
 
   std::uint64_t session = 0;
   std::uint64_t number = 0;  ///< the message's number, from 1 on
