@@ -8,7 +8,7 @@
 namespace onecopy::cli {
 
 /// A directory of this process under TMPDIR or /tmp, removed with its content by the destructor. Thread safety: none.
-/// Neither copied nor moved.
+/// Objects cannot be copied or moved.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();

@@ -210,7 +210,7 @@ class Backend {
 
   /// Pins [at, at + bytes) of the host, whole pages that are mapped with this access. Copies between them and any
   /// device of this type then run at the speed of the link and do not block the caller. A driver refuses a copy that
-  /// crosses the edge of a pinned range, so copy_bytes() cuts it. Called by PinnedRanges.
+  /// crosses the edge of a pinned range, so copy_bytes() cuts it. PinnedRanges calls it.
   ///
   /// Throws unsupported with the missing feature, invalid_argument if a part is pinned already, out_of_memory.
   /// REQUIRES: unpin_host() before the pages are unmapped, remapped or given back, or the device continues to use the

@@ -163,7 +163,7 @@ class Pool final : public ExtentOwner {
   /// is undefined. Throws out_of_memory (with the numbers), out_of_descriptors, out_of_mappings; nothing has changed
   /// then.
   Extent allocate(std::uint64_t bytes);
-  /// Frees an extent of allocate(). Only its segment and offset matter.
+  /// Frees an extent of allocate(). Reads only the segment and the offset.
   void free(const Extent& extent) noexcept override;
 
   struct TrimResult {

@@ -12,7 +12,7 @@ namespace onecopy {
 /// A set of descriptors to wait for (epoll), each identified by a token that the caller chooses.
 ///
 /// Thread safety: add, rearm and remove may be called while another thread waits. Does not own the descriptors: remove
-/// a descriptor before closing it. Not usable in a forked child: construct a new one there.
+/// a descriptor before closing it. A Poller cannot be used in a forked child, which must construct a new one.
 class Poller {
  public:
   Poller();

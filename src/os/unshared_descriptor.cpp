@@ -13,8 +13,8 @@
 namespace onecopy {
 namespace {
 
-/// The descriptors that are kept from children, locked across a fork. Never destroyed: descriptors of static objects
-/// outlive static objects here.
+/// The descriptors that are kept from children, locked across a fork. The object is never destroyed, because
+/// descriptors of other static objects may outlive it.
 struct Numbers {
   Mutex mutex;
   std::vector<int> all GUARDED_BY(mutex);

@@ -14,8 +14,8 @@ namespace onecopy::rpc {
 
 /// The two functions by which a waiting thread reads the lanes of this process.
 struct Lanes {
-  /// Looks at the lanes `looks` times, or until the call `mine` is done. Returns whether a lane contains a message. May
-  /// be called by any thread.
+  /// Looks at the lanes `looks` times, or until the call `mine` is done. Returns whether a lane contains a message. Any
+  /// thread may call it.
   std::function<bool(int looks, const Call* mine)> watch;
   /// Handles the messages in the lanes, unless another thread does. `mine` is the call that the thread waits for.
   std::function<void(const Call* mine)> look;

@@ -99,8 +99,8 @@ struct Member {
   Transport* transport = nullptr;  ///< null: the member is this process
   bool shares_memory = true;       ///< Transport::shares_memory()
   Route far_route = Route::tls;    ///< the route of all tensors if the transport shares no memory
-  /// A flag that is set once the member sends no further message; its lane may still contain some. Shared with the
-  /// transport's thread.
+  /// A flag that is set once the member sends no further message; its lane may still contain some. The transport's
+  /// thread shares the flag.
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }

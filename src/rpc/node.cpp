@@ -85,7 +85,7 @@ void Node::make_transports() {
 
 /// Leaves the listings alone in a forked child, whose session is another one and lists nothing of the parent's node.
 Node::~Node() {
-  // First, because their threads enter members.
+  // The transports stop first, because their threads enter members.
   for (const auto& transport : transports_) transport->stop();
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)

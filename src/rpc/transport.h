@@ -43,7 +43,7 @@ class Connection {
   virtual void drop_sent() noexcept {}
 };
 
-/// The state that a transport keeps with a member. Guarded by the member's `opening`.
+/// The state that a transport keeps with a member. The member's mutex `opening` guards it.
 struct TransportState {
   virtual ~TransportState() = default;
 };

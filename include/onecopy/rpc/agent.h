@@ -61,7 +61,7 @@ class Future {
 
   /// Waits for the result and returns it. Throws the function's exception (an Error as it was, anything else as
   /// remote_error), timeout at the call's deadline, and peer_died if the member has ended; the function may have run
-  /// then, and is not run again. May be called once.
+  /// then, and is not run again. REQUIRES: called only once.
   Values get();
   /// Returns whether the call completes within the timeout.
   bool wait_for(std::chrono::nanoseconds timeout);

@@ -77,7 +77,7 @@ class SegmentLookup {
   /// Returns the number of known segments that the creator does not retain.
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
 
-  // Called around a fork. A forked child forgets its parent's requests.
+  // The fork handlers call the following members. A forked child forgets its parent's requests.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void reset() noexcept;

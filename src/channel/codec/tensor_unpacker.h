@@ -32,7 +32,7 @@ class TensorUnpacker {
   /// Unpacks without asking another process. Returns false as soon as a row would need a question.
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(owners_mutex_) { owners_mutex_.lock(); }
   void unlock() RELEASE(owners_mutex_) { owners_mutex_.unlock(); }
   /// Forgets the peers of the parent, and names the parent as a holder. REQUIRES: this is a forked child.

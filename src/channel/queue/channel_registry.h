@@ -14,8 +14,8 @@
 
 namespace onecopy {
 
-/// The channels that are open in this process. Never destroyed, like Session. Thread safety: all members may be called
-/// concurrently, but for the fork ones.
+/// The channels that are open in this process. The registry is never destroyed, like Session. Thread safety: all
+/// members may be called concurrently, but for the fork ones.
 class ChannelRegistry {
  public:
   static ChannelRegistry& instance();

@@ -54,8 +54,8 @@ class ItemsInFlight {
   /// Returns the number of blocks and their age, for listings.
   TransitInfo info(std::string where) const;
 
-  // Called around a fork. A child keeps no blocks, since its parent does. Items that a putter was about to push are
-  // dropped.
+  // The fork handlers call the following members. A child keeps no blocks, since its parent does. Items that a putter
+  // was about to push are dropped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;

@@ -37,8 +37,8 @@ class Readiness {
   /// Ends the thread, before a fork and at exit. start_again() restarts it.
   void stop() noexcept;
   void start_again() noexcept;
-  // Called around a fork, with the thread stopped. A child destroys the object, because its parent has the same
-  // descriptor.
+  // The fork handlers call the following members, with the thread stopped. A child destroys the object, because its
+  // parent has the same descriptor.
   void lock() noexcept ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() noexcept RELEASE(mutex_) { mutex_.unlock(); }
 

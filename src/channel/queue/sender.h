@@ -44,7 +44,7 @@ class Sender {
   ItemsInFlight& in_flight() noexcept { return in_flight_; }
   const ItemsInFlight& in_flight() const noexcept { return in_flight_; }
 
-  // Called around a fork. A forked child forgets what its parent had put.
+  // The fork handlers call the following members. A forked child forgets what its parent had put.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void reset() noexcept;

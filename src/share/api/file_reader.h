@@ -51,7 +51,7 @@ struct FilePiece {
 /// Thread safety: none. REQUIRES: run() is called once.
 class FileReader {
  public:
-  /// Constructs a reader. REQUIRES: `pieces` ascend by `from`. `name` is for messages.
+  /// Constructs a reader. REQUIRES: `pieces` are sorted by `from`. `name` is for messages.
   FileReader(const Fd& fd, std::string name, std::span<const FilePiece> pieces);
 
   /// Reads all pieces. Throws bad_file if the file ends early, system if it cannot be read, and any exception of

@@ -55,7 +55,7 @@ class OwnerProcess {
   /// Closes the descriptor of the process.
   void forget() noexcept;
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 

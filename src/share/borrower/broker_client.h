@@ -120,7 +120,7 @@ class BrokerClient {
   /// Closes the socket. REQUIRES: the connection is over.
   void close() noexcept;
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_, telling_mutex_);
   void unlock() RELEASE(mutex_, telling_mutex_);
   /// REQUIRES: locked.

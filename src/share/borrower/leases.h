@@ -157,7 +157,7 @@ class Leases {
     return HazardGuard::readers_of(this) == HazardGuard::Readers::none;
   }
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   Claims& page() noexcept { return page_; }
   /// Takes over the leases in a forked child, in a page of its own; without one, in memory that no owner sees.
   void go_on_in_child(Mapping page) noexcept;

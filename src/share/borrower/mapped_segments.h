@@ -83,7 +83,7 @@ class SegmentPlaces {
 struct SegmentRequest {
   std::uint32_t segment;
   Access access;
-  std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
+  std::int32_t number = 0;  ///< the result of Backend::borrower_number() for the segment's kind
   /// The device of this process that uses the segment; empty for the memory's own device.
   std::optional<Device> user{};
 };
@@ -123,7 +123,7 @@ class MappedSegments {
   /// Unmaps all segments for ever. REQUIRES: this process holds no block of them.
   void close() noexcept;
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 

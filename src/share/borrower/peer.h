@@ -94,8 +94,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// Closes the descriptor of the process. REQUIRES: the peer is closed.
   void forget_process() noexcept { process_.forget(); }
 
-  // Called around a fork. prepare_fork() makes a page and a connection for the child and announces the child to the
-  // owner.
+  // The fork handlers call the following members. prepare_fork() makes a page and a connection for the child and
+  // announces the child to the owner.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void prepare_fork();
@@ -182,7 +182,7 @@ class Peers {
   /// Drops owners that are gone and of which no lease is left. Returns true while dead owners are left.
   bool sweep() noexcept;
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Returns the open peers. REQUIRES: locked.

@@ -71,7 +71,7 @@ class LocalQueues {
   template <class Element, class MarkOf>
   bool drop_passed(std::map<std::uint64_t, Element>& marks, bool closed_is_passed, MarkOf&& mark_of) const;
 
-  // Called around a fork. A child keeps the queues of its parent.
+  // The fork handlers call the following members. A child keeps the queues of its parent.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
@@ -169,7 +169,7 @@ class RetainedSegments {
   bool sweep() noexcept;
   std::size_t size() const;
 
-  // Called around a fork; a child retains nothing.
+  // The fork handlers call the following members. A child retains nothing.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;

@@ -47,7 +47,7 @@ class RetainedElsewhere {
   /// Queues a notice for a keeper that could not be told.
   void release_later(Release again);
 
-  // Called around a fork; keepers retain nothing for a child.
+  // The fork handlers call the following members. Keepers retain nothing for a child.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;
@@ -85,7 +85,7 @@ struct SegmentRetention {
     segments.forget_queue(queue);
   }
 
-  // Called around a fork. A child keeps the queues, and retains nothing.
+  // The fork handlers call the following members. A child keeps the queues, and retains nothing.
   void lock() NO_THREAD_SAFETY_ANALYSIS {
     segments.lock();
     queues.lock();

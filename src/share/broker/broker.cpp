@@ -36,7 +36,7 @@ void Broker::listen() {
   if (listening_) return;
   const LockGuard lock(mutex_);
   if (listening_) return;
-  // Otherwise a later step failed.
+  // There is a listener if an earlier call has failed in a later step.
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));
   make_spare_page();
   loop_.add(listener_.fd(), [this] { accept_some(); });  // may run before add() returns

@@ -68,7 +68,7 @@ class Broker {
   /// Returns the blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
 
-  // Called around a fork, with the event loop stopped.
+  // The fork handlers call the following members, with the event loop stopped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Attaches a claim page for a child that is about to be forked. The child gets the returned ForkPage.

@@ -113,7 +113,7 @@ struct ForkPage {
 /// stopped: descriptors in sockets count for the whole user. Never waits.
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 
-/// Sends the child's pid to the owner. Called in the child. Returns false if the owner is gone.
+/// Sends the child's pid to the owner, from the child. Returns false if the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;
 
 /// Runs a step that a forked child needs. If it fails, ends the child with a message, because without claims of its own

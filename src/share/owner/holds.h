@@ -91,7 +91,7 @@ class Holds {
   /// Returns when each hold was made.
   std::vector<Clock::time_point> list() const;
 
-  // Called around a fork; a child holds nothing for others.
+  // The fork handlers call the following members. A child holds nothing for others.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;

@@ -63,7 +63,7 @@ class LateReleases {
   std::uint64_t total() const noexcept { return total_; }
   std::size_t size() const noexcept { return size_; }
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   static void lock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   static void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   /// Ends all kept references in a forked child, which does not use its parent's devices. REQUIRES: the child has

@@ -186,7 +186,7 @@ void Ledger::end_transit(std::uint32_t block) noexcept {
   if (inherited_) transits_.end(block);
 }
 
-// Called around a fork.
+// The fork handlers call the following functions.
 
 void Ledger::Inheritance::hold_everything() {
   if (ledger_.everything_) return;

@@ -45,7 +45,7 @@ class Pools {
   /// Destroys the pools of that kind. REQUIRES: no block is in use.
   void end(SegmentKind kind);
 
-  // Called around a fork.
+  // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_);
   void unlock() RELEASE(mutex_);
   /// Calls Pool::abandon() of all pools.
@@ -90,7 +90,7 @@ class FormerMemory {
     return bytes_;
   }
 
-  // Called around a fork. A child has no thread that reads its parent's memory.
+  // The fork handlers call the following members. A child has no thread that reads its parent's memory.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;
