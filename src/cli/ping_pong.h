@@ -37,7 +37,7 @@ struct PingPong {
   }
 
  private:
-  /// Spins, and yields now and then, because there may be only one processor.
+  /// Spins until the condition is true. Yields now and then, because there may be only one processor.
   template <class Condition>
   static void spin_until(Condition&& condition) {
     for (int spins = 0; !condition(); ++spins)

@@ -11,7 +11,7 @@ namespace onecopy {
 /// The control group that leaves this process the least memory.
 struct MemoryLimit {
   std::uint64_t limit = 0;
-  /// Bytes in use, without the file cache, which the kernel would drop first.
+  /// The bytes in use, without the file cache, which the kernel would drop first.
   std::uint64_t usage = 0;
   std::string cgroup;  ///< its directory
 

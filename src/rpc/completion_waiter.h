@@ -21,9 +21,9 @@ struct Lanes {
   std::function<void(const Call* mine)> look;
 };
 
-/// Threads that wait for calls. One of them, the leader, looks at the lanes and completes any call; the others sleep on
-/// their call's word. A leader whose call is done makes a follower the leader, or leaves the lanes to the workers. So a
-/// thread that waits alone takes its answer itself, without the help of another thread.
+/// The threads that wait for calls. One of them, the leader, looks at the lanes and completes any call; the others
+/// sleep on their call's word. A leader whose call is done makes a follower the leader, or leaves the lanes to the
+/// workers. So a thread that waits alone takes its answer itself, without the help of another thread.
 ///
 /// Thread safety: all members may be called concurrently. Invariants: while a thread waits, a leader listens to the
 /// answers' bell, or is about to. Without a leader, the bell may stay awake only if no call under way is wanted. No

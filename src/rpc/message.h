@@ -38,7 +38,8 @@ struct CallContext {
 
   std::uint32_t parts = 0;  ///< bits of Part: the fields that are used
   std::uint32_t mark_bytes =
-      /// Bytes of marks in front of the context: a bit for each tensor says whether the record contains the tensor.
+      /// The number of bytes of marks before the context: a bit for each tensor says whether the record contains the
+      /// tensor.
       0;
   std::uint64_t autograd = 0;  ///< the id of a context of distributed autograd
   std::uint64_t record = 0;  ///< the number of the sender's record of the message's tensors in that context

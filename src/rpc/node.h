@@ -167,7 +167,8 @@ class Node final : private TransportHost {
   template <class Stop>
   bool watch_lanes(int looks, Stop&& stop) const;
   bool has_message() const;
-  /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
+  /// Handles the messages in the lanes, unless another thread does. Returns false if there was no message. `own` gets
+  /// the first work.
   bool look(const Call* mine, Work* own = nullptr);
   void look_for_damage();
   void end_damaged(Member& member);
@@ -212,7 +213,7 @@ class Node final : private TransportHost {
   std::size_t first_ GUARDED_BY(turn_) = 0;  ///< the index of the member whose lane is read first
   Work* own_ GUARDED_BY(turn_) = nullptr;    ///< gets the first work, if a worker looks at the lanes
 
-  /// Threads in watch_lanes(), which use the lanes of living members.
+  /// The number of threads in watch_lanes(), which use the lanes of living members.
   mutable std::atomic<int> lookers_{0};
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};

@@ -22,7 +22,7 @@ constexpr int kMessagesAtOnce = 64;
 
 }  // namespace
 
-/// REQUIRES: this thread is counted in lookers_.
+/// Returns whether a lane contains a message. REQUIRES: this thread is counted in lookers_.
 bool Node::has_message() const {
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))

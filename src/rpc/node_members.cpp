@@ -13,7 +13,7 @@
 #include "rpc/transport/ring/ring_transport.h"
 #include "share/session.h"
 
-/// Members: the table of them, and their connections.
+/// The part of a node that keeps the table of members and their connections.
 namespace onecopy::rpc {
 namespace {
 

@@ -33,7 +33,7 @@ class ScopedCount {
 
 }  // namespace
 
-/// REQUIRES: turn_. If a worker looks at the lanes, it takes the first work itself.
+/// Gives work to a worker. A worker that looks at the lanes takes the first work itself. REQUIRES: turn_.
 void Node::hand_out(Work&& work) {
   turn_.assert_held();
   const bool is_own =

@@ -16,7 +16,7 @@ namespace onecopy::rpc {
 struct Member;
 class DoorbellMemory;
 
-/// Messages from all threads of this process to one member, in the order of their sends.
+/// A connection that sends the messages of all threads of this process to one member, in the order of the calls.
 /// Thread safety: all members may be called concurrently.
 class Connection {
  public:
@@ -43,7 +43,7 @@ class Connection {
   virtual void drop_sent() noexcept {}
 };
 
-/// The state that a transport keeps with a member. The member's mutex `opening` guards it.
+/// The state that a transport keeps with a member. The member's mutex `opening` guards the state.
 struct TransportState {
   virtual ~TransportState() = default;
 };

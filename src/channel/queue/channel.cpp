@@ -117,7 +117,7 @@ int Channel::ready_fd(Readiness::LookAround look_around) {
   return ChannelRegistry::instance().ready_fd(*this, std::move(look_around));
 }
 
-/// REQUIRES: the registry's lock, and no thread in note_change().
+/// Drops the descriptor of ready_fd(). REQUIRES: the registry's lock, and no thread in note_change().
 void Channel::forget_readiness() noexcept {
   ready_ = nullptr;
   readiness_.reset();

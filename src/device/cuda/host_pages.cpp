@@ -41,7 +41,7 @@ void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   check(result, "cuMemHostRegister");
 }
 
-/// Unpins. A failed device has unpinned the range already.
+/// Unpins the range. A failed device has already unpinned it.
 void unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);

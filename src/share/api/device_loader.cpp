@@ -180,7 +180,7 @@ std::uint64_t DeviceLoader::read_directly(std::byte* to, std::uint64_t from, std
   return std::min(done, bytes);
 }
 
-/// REQUIRES: the part has been read.
+/// Lets the card copy a part. REQUIRES: the part has been read.
 void DeviceLoader::copy(const std::byte* slot, std::uint64_t from, std::uint64_t bytes) {
   auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), from,
                                 [](std::uint64_t at, const DevicePiece& p) { return at < p.from; });

@@ -123,7 +123,7 @@ class BrokerClient {
   // The fork handlers call the following members.
   void lock() ACQUIRE(mutex_, telling_mutex_);
   void unlock() RELEASE(mutex_, telling_mutex_);
-  /// REQUIRES: locked.
+  /// Returns the socket. REQUIRES: locked.
   UnixSocket& socket() noexcept { return socket_; }
   /// Continues in a forked child over a connection of its own. If `socket` is empty, sends nothing more and keeps the
   /// parent's socket open, because the broker counts the child with its parent as long as that socket is open.

@@ -109,7 +109,8 @@ struct WantForeign {
   std::uint8_t read_only;
   std::int32_t number = 0;
 };
-/// Descriptors: the block table first when `has_table`, then the segment's own. The tail contains vendor bytes.
+/// An answer with descriptors: the block table first if `has_table`, then the descriptors of the segment. The tail
+/// contains vendor bytes.
 struct Segment {
   static constexpr Type kType = Type::segment;
   std::uint64_t size;
@@ -155,7 +156,7 @@ struct ChildHello {
   std::int32_t pid;
   std::uint64_t start_time;
 };
-/// Descriptors: block table, then the segment's own. The tail contains vendor bytes.
+/// A request with descriptors: the block table, then the descriptors of the segment. The tail contains vendor bytes.
 struct Retain {
   static constexpr Type kType = Type::retain;
   Name owner;

@@ -13,9 +13,9 @@
 
 namespace onecopy::rpc {
 
-/// Messages between this process and another one over UCX, both ways. Each side gives the channel a random number, by
-/// which the messages to that side name the channel. The numbers and the addresses of the workers are exchanged over
-/// TLS.
+/// A channel for messages between this process and another one over UCX, in both directions. Each side gives the
+/// channel a random number, by which the messages to that side name the channel. The numbers and the addresses of the
+/// workers are exchanged over TLS.
 ///
 /// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the
 /// receiver has reserved. UCX reads a tensor while sending it, so the tensor stays claimed until it is sent, and what
