@@ -82,6 +82,19 @@ TEST(Mapping, MovingHandsTheRangeOver) {
   EXPECT_FALSE(second);
 }
 
+/// A large one goes part by part: another thread that maps memory waits for a part alone.
+TEST(Mapping, OfManyPartsGoesWhole) {
+  constexpr std::size_t kMiB = 1 << 20;
+  for (const std::size_t size : {16 * kMiB - page(), 16 * kMiB, 40 * kMiB + page()}) {
+    Mapping large = Mapping::anonymous(size);
+    std::byte* const begin = large.data();
+    large.reset();
+    unsigned char found = 0;
+    for (std::size_t at = 0; at < size; at += page())
+      ASSERT_NE(::mincore(begin + at, page(), &found), 0) << at;
+  }
+}
+
 TEST(Mapping, WritingThroughAReadOnlyOneIsASegmentationFault) {
   const Fd fd = create_memfd("test", kPage);
   const Mapping mapping = Mapping::of(fd, kPage, Access::read_only);

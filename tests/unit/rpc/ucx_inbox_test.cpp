@@ -8,8 +8,10 @@
 #include <numeric>
 #include <random>
 
+#include "device/backend.h"
 #include "onecopy/share/share.h"
 #include "rpc/message.h"
+#include "share/session.h"
 #include "support/refusal.h"
 
 namespace onecopy::rpc {
@@ -121,6 +123,21 @@ TEST(AUcxInbox, GivesAllOutOnceAndThoseThatAreInOrderBehindTheirPredecessors) {
     std::iota(expected.begin(), expected.end(), 1);
     EXPECT_EQ(out, expected);
   }
+}
+
+/// All of it at once takes a second a GiB, in which the event loop serves nobody else.
+TEST(AUcxInbox, ReservesTheMemoryOfALargeTensorInParts) {
+  UcxInbox inbox;
+  constexpr std::size_t kBytes = std::size_t{512} << 20;
+  Message message = rpc::message(1, kAnswer, 0);
+  message.tensors.push_back(Session::current().adopt(
+      backend(DeviceType::cpu).create(0, kBytes, SegmentKind::memfd, "of a test", 0), kBytes));
+  std::vector<std::uint32_t> apart;
+  inbox.begin(1, encode_beginning(message, apart));
+  int parts = 1;
+  while (!inbox.reserve(1, 1)) ++parts;
+  EXPECT_GE(parts, 32);
+  EXPECT_EQ(inbox.room(1, 1, kBytes).nbytes(), kBytes);
 }
 
 TEST(AUcxInbox, RefusesWhatNoMemberSends) {

@@ -7,20 +7,14 @@
 #include <cstring>
 #include <utility>
 
-#include "device/backend.h"
 #include "onecopy/core/error.h"
-#include "onecopy/share/share.h"
 #include "os/log.h"
-#include "share/session.h"
 
 namespace onecopy::rpc {
 namespace {
 
 /// The max bytes of a message that is sent as one frame.
 constexpr std::size_t kMaxInFirst = 32 << 10;
-/// The size from which a tensor gets memory of its own, reserved part by part, which no later tensor reuses.
-constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
-constexpr std::size_t kReservedAtOnce = std::size_t{16} << 20;
 
 }  // namespace
 
@@ -100,22 +94,20 @@ void Parcel::withdraw() {
 void Assembly::begin(ByteSpan payload) {
   if (is_begun_) refuse_frame("begins a message within another");
   const ParcelHead head = cut_head(payload, max_bytes_);
-  rows_.clear();
-  data_bytes_ = head.data_bytes;
+  std::vector<Layout> layouts;
   std::uint64_t tensor_bytes = 0;
   for (std::uint32_t i = 0; i < head.tensors; ++i) {
-    Layout layout = cut_layout(payload);
-    const std::size_t bytes = layout.extent_bytes();
+    layouts.push_back(cut_layout(payload));
+    const std::size_t bytes = layouts.back().extent_bytes();
     if (bytes > max_bytes_ - std::min(tensor_bytes, max_bytes_)) refuse_frame("is of too large a tensor");
     tensor_bytes += bytes;
-    rows_.push_back({.layout = std::move(layout), .bytes = bytes});
   }
-  left_ = data_bytes_ + tensor_bytes;
+  left_ = head.data_bytes + tensor_bytes;
   if (!payload.empty() && payload.size() != left_) refuse_frame("has another length than its message");
   is_begun_ = true;
   message_ = Message{head.tag, {}, {}};
   part_ = at_ = 0;
-  allocate();
+  allocate(head.data_bytes, layouts);
   while (!payload.empty()) {
     skip_full_parts();
     const auto into = is_lost_ ? room(payload.size()) : part(part_).subspan(at_);
@@ -125,51 +117,33 @@ void Assembly::begin(ByteSpan payload) {
   }
 }
 
-/// Allocates the tensors' memory, as rows of bytes at first, because the layout of a tensor may have gaps.
-void Assembly::allocate() {
+void Assembly::allocate(std::size_t data_bytes, const std::vector<Layout>& layouts) {
   is_lost_ = false;
+  tensors_.clear();
   try {
-    message_.data.resize(data_bytes_);
-    for (Row& row : rows_) message_.tensors.push_back(allocate(row));
+    message_.data.resize(data_bytes);
+    for (const Layout& layout : layouts) tensors_.emplace_back(layout);
   } catch (const std::exception& error) {
     lose(error.what());
   }
-}
-
-Tensor Assembly::allocate(Row& row) {
-  const Layout bytes(DType::u8, {static_cast<std::int64_t>(row.bytes)});
-  if (row.bytes < kReservedInParts)
-    return row.layout.is_contiguous() ? empty(row.layout) : empty(bytes).with_layout(row.layout);
-  Backend& host = backend(DeviceType::cpu);
-  const std::size_t unit = host.granularity();
-  auto memory = host.create(0, (row.bytes + unit - 1) / unit * unit, SegmentKind::memfd, "arriving", 0);
-  row.memory = memory.get();
-  return Session::current().adopt(std::move(memory), row.bytes).with_layout(row.layout);
-}
-
-/// Reserves memory for the row's first bytes.
-void Assembly::reserve(Row& row, std::size_t bytes) {
-  if (!row.memory || bytes <= row.reserved) return;
-  const std::size_t more = std::min(kReservedAtOnce, row.memory->size() - row.reserved);
-  row.memory->populate(row.reserved, more);
-  row.reserved += more;
 }
 
 /// Gives the message up: its remaining bytes are read and dropped.
 void Assembly::lose(const char* why) {
   log_warning(fmt::format("a message from another host was lost: {}", why));
   message_ = {};
+  tensors_.clear();
   is_lost_ = true;
   scrap_.resize(kMaxFrameBytes);
 }
 
 std::span<std::byte> Assembly::part(std::size_t i) noexcept {
   if (i == 0) return message_.data;
-  return {message_.tensors[i - 1].as<std::byte>(), rows_[i - 1].bytes};
+  return {tensors_[i - 1].tensor().as<std::byte>(), tensors_[i - 1].bytes()};
 }
 
 void Assembly::skip_full_parts() noexcept {
-  while (!is_lost_ && part_ <= rows_.size() && at_ == part(part_).size()) {
+  while (!is_lost_ && part_ <= tensors_.size() && at_ == part(part_).size()) {
     ++part_;
     at_ = 0;
   }
@@ -182,7 +156,7 @@ std::span<std::byte> Assembly::room(std::size_t bytes) {
   const auto rest = part(part_).subspan(at_);
   if (bytes > rest.size()) refuse_frame("reaches from one tensor into another");
   try {
-    if (part_ != 0) reserve(rows_[part_ - 1], at_ + bytes);
+    if (part_ != 0) tensors_[part_ - 1].reserve(at_ + bytes);
   } catch (const Error& error) {
     lose(error.what());
     return std::span(scrap_).first(bytes);
@@ -198,6 +172,7 @@ void Assembly::fill(std::size_t bytes) noexcept {
 void Assembly::withdraw() {
   if (!is_begun_) refuse_frame("withdraws no message");
   is_begun_ = false;
+  tensors_.clear();
   message_ = {};
   left_ = 0;
 }
@@ -205,6 +180,8 @@ void Assembly::withdraw() {
 std::optional<Message> Assembly::take() {
   is_begun_ = false;
   if (is_lost_) return {};
+  for (const ArrivingTensor& arrived : tensors_) message_.tensors.push_back(arrived.tensor());
+  tensors_.clear();
   to_deadline(message_);
   return std::move(message_);
 }

@@ -7,11 +7,8 @@
 #include <vector>
 
 #include "onecopy/channel/queue.h"
+#include "rpc/transport/arriving_tensor.h"
 #include "rpc/transport/wire.h"
-
-namespace onecopy {
-class DeviceMemory;
-}
 
 /// The messages of rpc as frames of a TLS connection, described byte by byte in docs/design/formats/rpc-stream-v1.md.
 namespace onecopy::rpc {
@@ -84,8 +81,7 @@ class Assembly {
   /// Takes a frame of kind message. Throws protocol.
   void begin(ByteSpan payload);
   /// Returns the memory for the bytes of the next frame of kind more. Throws protocol if the message has no room for
-  /// them. Reserves the memory of a large tensor part by part, because reserving all of it at once takes a second per
-  /// GiB, during which other connections wait.
+  /// them.
   std::span<std::byte> room(std::size_t bytes);
   /// Notes that so many bytes of the room were filled.
   void fill(std::size_t bytes) noexcept;
@@ -99,22 +95,13 @@ class Assembly {
  private:
   std::span<std::byte> part(std::size_t i) noexcept;
   void skip_full_parts() noexcept;
-  void allocate();
-  struct Row {
-    Layout layout;
-    std::size_t bytes;
-    DeviceMemory* memory = nullptr;  ///< the tensor's memory, if it is reserved part by part
-    std::size_t reserved = 0;
-  };
-  Tensor allocate(Row& row);
-  void reserve(Row& row, std::size_t bytes);
+  void allocate(std::size_t data_bytes, const std::vector<Layout>& layouts);
   void lose(const char* why);
 
   const std::uint64_t max_bytes_;
   Message message_;
-  std::vector<Row> rows_;
+  std::vector<ArrivingTensor> tensors_;
   Bytes scrap_;  ///< takes the bytes of a message for which there is no memory
-  std::size_t data_bytes_ = 0;
   std::size_t left_ = 0;
   std::size_t part_ = 0, at_ = 0;
   bool is_begun_ = false, is_lost_ = false;

@@ -83,7 +83,9 @@ void UcxChannel::send(const Message& message, Stream stream, Deadline deadline) 
 bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart,
                           const Message& message, bool is_small) {
   {
+    worker_.senders_.fetch_add(1);
     const LockGuard lock(worker_.using_);
+    worker_.senders_.fetch_sub(1);
     if (is_over_ || !endpoint_) return false;
     const UcxHead head{their_session_, ++sent_, 0, 0};
     post(std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(beginning), {}, is_small}));

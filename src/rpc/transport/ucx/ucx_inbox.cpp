@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "onecopy/share/share.h"
 #include "rpc/message.h"
 
 namespace onecopy::rpc {
@@ -20,12 +19,6 @@ constexpr std::uint32_t kQuestion = UINT32_MAX;  // stands in place of a tag
 
 bool is_in_order(std::uint32_t tag) noexcept {
   return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
-}
-
-/// Returns a new tensor of this layout; if the layout has gaps, the memory is a row of bytes.
-Tensor make_tensor(const Layout& layout) {
-  if (layout.is_contiguous()) return empty(layout);
-  return empty(Layout(DType::u8, {static_cast<std::int64_t>(layout.extent_bytes())})).with_layout(layout);
 }
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
@@ -74,8 +67,9 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
     const auto is_apart = load<Place>(cut_bytes(beginning, sizeof(Place)).data());
     all += std::min(layout.extent_bytes(), kMaxMessageBytes);
     if (all > kMaxMessageBytes) refuse_frame("is of too large a message");
-    message.tensors.push_back(make_tensor(layout));
-    incoming.apart.push_back(is_apart != 0 ? layout.extent_bytes() : 0);
+    const ArrivingTensor& tensor = incoming.tensors.emplace_back(layout);
+    message.tensors.push_back(tensor.tensor());
+    incoming.apart.push_back(is_apart != 0 ? tensor.bytes() : 0);
     incoming.missing += is_apart != 0 ? 1 : 0;
   }
   const ByteSpan data = cut_bytes(beginning, head.data_bytes);
@@ -89,6 +83,13 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
   if (!beginning.empty()) refuse_frame("has another length than its message");
   if (incoming.missing == 0) complete(number, std::move(incoming));
   else incoming_.emplace(number, std::move(incoming));
+}
+
+bool UcxInbox::reserve(std::uint64_t number, std::uint32_t piece) {
+  const auto at = incoming_.find(number);
+  if (at == incoming_.end() || piece == 0 || piece > at->second.tensors.size()) return true;
+  ArrivingTensor& tensor = at->second.tensors[piece - 1];
+  return tensor.reserve(tensor.bytes());
 }
 
 Tensor UcxInbox::room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "rpc/transport/arriving_tensor.h"
 #include "rpc/transport/wire.h"
 
 namespace onecopy::rpc {
@@ -31,6 +32,8 @@ class UcxInbox {
   /// Takes the beginning of a message. Throws protocol.
   void begin(std::uint64_t number, ByteSpan beginning);
   bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
+  /// Reserves a further part of the memory of a piece. Returns whether room() may be called. Throws out_of_memory.
+  bool reserve(std::uint64_t number, std::uint32_t piece);
   /// Returns the tensor into which a piece of so many bytes goes. Throws protocol when there is none.
   Tensor room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes);
   /// Records that a tensor has arrived.
@@ -42,6 +45,7 @@ class UcxInbox {
  private:
   struct Incoming {
     Arrived what;
+    std::vector<ArrivingTensor> tensors;
     /// The bytes of each tensor that is sent apart and not asked for yet, or 0.
     std::vector<std::uint64_t> apart;
     std::size_t missing = 0;

@@ -168,6 +168,7 @@ bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
   auto landing = std::make_unique<Landing>(Landing{*this, offer.head, {}, {}});
   try {
     if (offer.head.piece == 0) landing->bytes.resize(offer.bytes);
+    else if (!to.inbox_.reserve(offer.head.number, offer.head.piece)) return offers_.push_back(offer), true;
     else landing->tensor = to.inbox_.room(offer.head.number, offer.head.piece, offer.bytes);
   } catch (const std::exception& error) {
     log_warning(fmt::format("a message over UCX was refused: {}", error.what()));
@@ -224,11 +225,14 @@ bool UcxWorker::progress() {
   return land_offers() || has_moved;
 }
 
-/// Returns true once UCX has nothing more to do and will report further work by its descriptor.
+/// Returns true once UCX has nothing more to do and will report further work by its descriptor. Ends after a while, so
+/// that messages are given out and other threads send.
 bool UcxWorker::progress_for_a_while() {
-  constexpr int kSteps = 256;
-  for (int i = 0; i < kSteps; ++i)
+  constexpr std::chrono::milliseconds kTurn{1};
+  const Deadline end = Deadline::after(kTurn);
+  do {
     if (!progress() && library_.ucp_worker_arm(worker_) != ucx::UCS_ERR_BUSY) return true;
+  } while (!end.has_passed());
   return false;
 }
 
@@ -249,6 +253,7 @@ void UcxWorker::turn() noexcept {
           found.push_back({channel->weak_from_this().lock(), channel->inbox_.take()});
       }
     }
+    if (senders_.load() != 0) std::this_thread::yield();  // else this thread takes the lock again first
     for (Found& one : found) {
       if (!one.channel) continue;
       one.channel->handle(std::move(one.arrived));

@@ -95,7 +95,8 @@ class UcxWorker {
   Bytes address_;
   std::map<std::uint64_t, UcxChannel*> channels_ GUARDED_BY(using_);
   std::vector<Offer> offers_ GUARDED_BY(using_);
-  std::atomic<int> under_way_{0};  ///< the number of UCX's requests
+  std::atomic<int> under_way_{0};  ///< requests of UCX
+  std::atomic<int> senders_{0};    ///< threads that wait for the worker
 };
 
 }  // namespace onecopy::rpc
