@@ -33,6 +33,10 @@ Message message(std::uint64_t number, std::uint32_t tag, std::int64_t bytes) {
 
 std::uint64_t number_of(const Message& message) { return load<std::uint64_t>(message.data.data()); }
 
+UcxHead head_of(std::uint64_t number, std::uint32_t piece, std::uint32_t part = 0) {
+  return {0, number, piece, part};
+}
+
 /// The pieces of a message, and the inbox into which they go.
 struct Pieces {
   std::uint64_t number;
@@ -44,9 +48,10 @@ struct Pieces {
       : number(n), message(rpc::message(n, tag, bytes)), beginning(encode_beginning(message, apart)) {}
   void begin(UcxInbox& inbox) const { inbox.begin(number, beginning); }
   void fill(UcxInbox& inbox) const {
-    const Tensor into = inbox.room(number, 1, message.tensors[0].nbytes());
-    std::copy_n(message.tensors[0].as<std::byte>(), message.tensors[0].nbytes(), into.as<std::byte>());
-    inbox.fill(number);
+    const std::size_t bytes = message.tensors[0].nbytes();
+    const Tensor into = inbox.room(head_of(number, 1), bytes);
+    std::copy_n(message.tensors[0].as<std::byte>(), bytes, into.as<std::byte>());
+    inbox.fill(number, bytes);
   }
 };
 
@@ -126,18 +131,28 @@ TEST(AUcxInbox, GivesAllOutOnceAndThoseThatAreInOrderBehindTheirPredecessors) {
 }
 
 /// All of it at once takes a second a GiB, in which the event loop serves nobody else.
-TEST(AUcxInbox, ReservesTheMemoryOfALargeTensorInParts) {
+TEST(AUcxInbox, ReservesTheMemoryOfALargeTensorAsItsPartsCome) {
   UcxInbox inbox;
-  constexpr std::size_t kBytes = std::size_t{512} << 20;
+  constexpr std::size_t kBytes = (std::size_t{512} << 20) + 4096;
+  constexpr std::uint32_t kLast = kBytes / UcxHead::kPartBytes;
   Message message = rpc::message(1, kAnswer, 0);
   message.tensors.push_back(Session::current().adopt(
       backend(DeviceType::cpu).create(0, kBytes, SegmentKind::memfd, "of a test", 0), kBytes));
   std::vector<std::uint32_t> apart;
   inbox.begin(1, encode_beginning(message, apart));
-  int parts = 1;
-  while (!inbox.reserve(1, 1)) ++parts;
-  EXPECT_GE(parts, 32);
-  EXPECT_EQ(inbox.room(1, 1, kBytes).nbytes(), kBytes);
+  EXPECT_TRUE(inbox.reserve(head_of(1, 1, 0)));
+  EXPECT_FALSE(inbox.reserve(head_of(1, 1, kLast)));
+  while (!inbox.reserve(head_of(1, 1, kLast))) continue;
+  for (std::uint32_t part = 0; part <= kLast; ++part) {
+    const std::size_t bytes = part == kLast ? 4096 : UcxHead::kPartBytes;
+    expect_refusal(ErrorCode::protocol, {"no message"},
+                   [&] { inbox.room(head_of(1, 1, part), bytes - 1); });
+    inbox.room(head_of(1, 1, part), bytes);
+    EXPECT_FALSE(inbox.has_arrived());
+    inbox.fill(1, bytes);
+  }
+  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(head_of(1, 1, kLast + 1), 4096); });
+  EXPECT_EQ(numbers(inbox.take()), (std::vector<std::uint64_t>{1}));
 }
 
 TEST(AUcxInbox, RefusesWhatNoMemberSends) {
@@ -145,10 +160,10 @@ TEST(AUcxInbox, RefusesWhatNoMemberSends) {
   const Pieces large(1, kAnswer, 100'000);
   large.begin(inbox);
   expect_refusal(ErrorCode::protocol, {"again"}, [&] { large.begin(inbox); });
-  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(1, 1, 99'999); });
-  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(1, 2, 100'000); });
-  inbox.room(1, 1, 100'000);
-  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(1, 1, 100'000); });
+  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(head_of(1, 1), 99'999); });
+  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(head_of(1, 2), 100'000); });
+  inbox.room(head_of(1, 1), 100'000);
+  expect_refusal(ErrorCode::protocol, {"no message"}, [&] { inbox.room(head_of(1, 1), 100'000); });
   const Pieces small(2, kAnswer, 100);
   for (std::size_t size = 0; size < small.beginning.size(); ++size)
     expect_refusal(ErrorCode::protocol, {}, [&] { inbox.begin(2, ByteSpan(small.beginning).first(size)); });

@@ -33,8 +33,12 @@ struct UcxChannel::Sending {
   Tensor tensor;  ///< sent instead of `bytes`
   bool is_small = false;
 
-  const void* data() const { return bytes.empty() ? tensor.data() : bytes.data(); }
-  std::size_t size() const { return bytes.empty() ? tensor.layout().extent_bytes() : bytes.size(); }
+  bool is_part() const { return bytes.empty(); }
+  const void* data() const { return is_part() ? tensor.as<std::byte>() + head.offset() : bytes.data(); }
+  std::size_t size() const {
+    if (!is_part()) return bytes.size();
+    return std::min(tensor.layout().extent_bytes() - head.offset(), UcxHead::kPartBytes);
+  }
 };
 
 UcxChannel::UcxChannel(std::shared_ptr<UcxWorker> worker)
@@ -90,24 +94,40 @@ bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& a
     const UcxHead head{their_session_, ++sent_, 0, 0};
     post(std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(beginning), {}, is_small}));
     for (const std::uint32_t i : apart) {
-      const UcxHead piece{their_session_, sent_, i + 1, 0};
-      post(std::make_unique<Sending>(Sending{shared_from_this(), piece, {}, message.tensors[i], is_small}));
+      const Tensor& tensor = message.tensors[i];
+      large_ += tensor.layout().extent_bytes();
+      for (UcxHead part{their_session_, sent_, i + 1, 0}; part.offset() < tensor.layout().extent_bytes();
+           ++part.part)
+        parts_.push_back({part, tensor});
     }
+    post_parts();
   }
   if (has_failed_) fail();
   return true;
 }
 
+/// Gives UCX a few parts of tensors, and each further part when one has been sent: small messages go in between.
+void UcxChannel::post_parts() {
+  constexpr int kPartsUnderWay = 4;
+  while (parts_under_way_ < kPartsUnderWay && !parts_.empty() && !has_failed_ && endpoint_) {
+    Part part = std::move(parts_.front());
+    parts_.pop_front();
+    ++parts_under_way_;
+    post(std::make_unique<Sending>(
+        Sending{shared_from_this(), part.head, {}, std::move(part.tensor), false}));
+  }
+}
+
 /// Starts an operation, which ends at once, continues in the background, or fails.
 void UcxChannel::post(std::unique_ptr<Sending> sending) {
   if (has_failed_) return;
-  under_way(sending->is_small) += sending->size();
+  if (!sending->is_part()) under_way(sending->is_small) += sending->size();
   ucx::ucp_request_param_t params{};
   params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_USER_DATA |
                         ucx::UCP_OP_ATTR_FIELD_FLAGS | ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   params.cb.send = &UcxChannel::sent;
   params.user_data = sending.get();
-  params.flags = sending->bytes.empty() ? ucx::UCP_AM_SEND_FLAG_RNDV : 0;
+  params.flags = sending->is_part() ? ucx::UCP_AM_SEND_FLAG_RNDV : 0;
   params.memory_type = ucx::UCS_MEMORY_TYPE_HOST;
   void* const outcome = worker_.library_.ucp_am_send_nbx(endpoint_, 0, &sending->head, sizeof sending->head,
                                                          sending->data(), sending->size(), &params);
@@ -122,16 +142,19 @@ void UcxChannel::post(std::unique_ptr<Sending> sending) {
 
 void UcxChannel::finish(Sending& sending) noexcept {
   UcxChannel& channel = *sending.channel;
+  channel.worker_.using_.assert_held();
+  channel.parts_under_way_ -= sending.is_part() ? 1 : 0;
   channel.under_way(sending.is_small) -= sending.size();
   if (channel.waiters_.load() == 0) return;
   const LockGuard lock(channel.room_mutex_);
   channel.has_changed_.notify_all();
 }
 
-void UcxChannel::sent(void* request, ucx::ucs_status_t, void* sending) {
+void UcxChannel::sent(void* request, ucx::ucs_status_t, void* sending) NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_ptr<Sending> ended(static_cast<Sending*>(sending));
   --ended->channel->worker_.under_way_;
   finish(*ended);
+  ended->channel->post_parts();
   Library::get().ucp_request_free(request);
 }
 
@@ -183,6 +206,7 @@ void UcxChannel::close() noexcept {
     const LockGuard lock(worker_.using_);
     worker_.channels_.erase(session_);
     worker_.drop_offers(session_);
+    parts_.clear();
     if (endpoint_) {
       ucx::ucp_request_param_t params{};
       params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_FLAGS;

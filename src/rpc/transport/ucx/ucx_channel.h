@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -17,9 +18,9 @@ namespace onecopy::rpc {
 /// channel a random number, by which the messages to that side name the channel. The numbers and the addresses of the
 /// workers are exchanged over TLS.
 ///
-/// A message goes as active messages: its beginning, and each large tensor, by rendezvous, into memory that the
-/// receiver has reserved. UCX reads a tensor while sending it, so the tensor stays claimed until it is sent, and what
-/// is written into the tensor before that may or may not arrive.
+/// A message goes as active messages: its beginning, and each part of a large tensor, by rendezvous, into memory that the
+/// receiver has reserved. UCX reads a tensor while sending it, so the tensor stays claimed until it is sent, and what is
+/// written into the tensor before that may or may not arrive.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
@@ -60,6 +61,10 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  private:
   friend class UcxWorker;
   struct Sending;
+  struct Part {
+    UcxHead head;
+    Tensor tensor;
+  };
 
   std::atomic<std::uint64_t>& under_way(bool is_small) noexcept { return is_small ? small_ : large_; }
   bool wait_for_room(bool is_small, Deadline until);
@@ -67,6 +72,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   /// Returns false on a channel that is not open.
   bool post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart, const Message& message,
                 bool is_small);
+  void post_parts() REQUIRES(worker_.using_);
   static void finish(Sending& sending) noexcept;
   static void sent(void* request, ucx::ucs_status_t status, void* sending);
   static void broken(void* channel, ucx::ucp_ep_h endpoint, ucx::ucs_status_t status);
@@ -81,6 +87,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   ucx::ucp_ep_h endpoint_ GUARDED_BY(worker_.using_) = nullptr;
   std::uint64_t sent_ GUARDED_BY(worker_.using_) = 0;
   UcxInbox inbox_ GUARDED_BY(worker_.using_);
+  std::deque<Part> parts_ GUARDED_BY(worker_.using_);  ///< that UCX does not have yet
+  int parts_under_way_ GUARDED_BY(worker_.using_) = 0;
 
   std::atomic<std::uint64_t> small_{0}, large_{0};  ///< bytes under way
   std::atomic<bool> is_over_{false}, has_failed_{false}, has_answer_{false}, is_closed_{false};

@@ -70,7 +70,7 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
     const ArrivingTensor& tensor = incoming.tensors.emplace_back(layout);
     message.tensors.push_back(tensor.tensor());
     incoming.apart.push_back(is_apart != 0 ? tensor.bytes() : 0);
-    incoming.missing += is_apart != 0 ? 1 : 0;
+    incoming.missing += incoming.apart.back();
   }
   const ByteSpan data = cut_bytes(beginning, head.data_bytes);
   message.data.assign(data.begin(), data.end());
@@ -85,25 +85,29 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
   else incoming_.emplace(number, std::move(incoming));
 }
 
-bool UcxInbox::reserve(std::uint64_t number, std::uint32_t piece) {
-  const auto at = incoming_.find(number);
-  if (at == incoming_.end() || piece == 0 || piece > at->second.tensors.size()) return true;
-  ArrivingTensor& tensor = at->second.tensors[piece - 1];
-  return tensor.reserve(tensor.bytes());
+bool UcxInbox::reserve(const UcxHead& head) {
+  const auto at = incoming_.find(head.number);
+  if (at == incoming_.end() || head.piece == 0 || head.piece > at->second.tensors.size()) return true;
+  ArrivingTensor& tensor = at->second.tensors[head.piece - 1];
+  return tensor.reserve(std::min(tensor.bytes(), head.offset() + UcxHead::kPartBytes));
 }
 
-Tensor UcxInbox::room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes) {
-  const auto at = incoming_.find(number);
-  if (at == incoming_.end() || piece == 0 || piece > at->second.apart.size() || bytes == 0 ||
-      at->second.apart[piece - 1] != bytes)
+Tensor UcxInbox::room(const UcxHead& head, std::uint64_t bytes) {
+  const auto at = incoming_.find(head.number);
+  if (at == incoming_.end() || head.piece == 0 || head.piece > at->second.apart.size())
     refuse_frame("has bytes of no message");
-  at->second.apart[piece - 1] = 0;
-  return at->second.what.message.tensors[piece - 1];
+  const ArrivingTensor& tensor = at->second.tensors[head.piece - 1];
+  std::uint64_t& left = at->second.apart[head.piece - 1];
+  if (bytes == 0 || bytes > left || head.offset() >= tensor.bytes() ||
+      bytes != std::min(tensor.bytes() - head.offset(), UcxHead::kPartBytes))
+    refuse_frame("has bytes of no message");
+  left -= bytes;
+  return tensor.tensor();
 }
 
-void UcxInbox::fill(std::uint64_t number) {
+void UcxInbox::fill(std::uint64_t number, std::uint64_t bytes) {
   const auto at = incoming_.find(number);
-  if (at == incoming_.end() || --at->second.missing != 0) return;
+  if (at == incoming_.end() || (at->second.missing -= bytes) != 0) return;
   Incoming whole = std::move(at->second);
   incoming_.erase(at);
   complete(number, std::move(whole));

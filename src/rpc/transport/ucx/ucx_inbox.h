@@ -11,6 +11,22 @@
 
 namespace onecopy::rpc {
 
+/// The head of an active message. `session` is the random number that the receiver has given to the channel.
+struct UcxHead {
+  /// Stands in place of a piece: all that was sent before the question has arrived.
+  static constexpr std::uint32_t kAnswer = UINT32_MAX;
+  /// The bytes of each part of a large tensor but the last. UCX sends a part in one go, and nothing else meanwhile.
+  static constexpr std::size_t kPartBytes = std::size_t{4} << 20;
+
+  std::uint64_t session = 0;
+  std::uint64_t number = 0;  ///< the message's number, from 1 on
+  std::uint32_t piece = 0;   ///< 0: the beginning of the message; otherwise a tensor's number, from 1 on
+  std::uint32_t part = 0;    ///< the part of the tensor, from 0 on
+
+  std::size_t offset() const noexcept { return part * kPartBytes; }
+};
+static_assert(sizeof(UcxHead) == 24);
+
 /// Returns the beginning of a message: its tag, the layouts of its tensors, its plain bytes, and the bytes of small tensors
 /// in memory
 /// of the CPU. docs/design/formats/rpc-stream-v1.md describes it. `apart` gets the numbers of the other tensors, which are
@@ -32,12 +48,12 @@ class UcxInbox {
   /// Takes the beginning of a message. Throws protocol.
   void begin(std::uint64_t number, ByteSpan beginning);
   bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
-  /// Reserves a further part of the memory of a piece. Returns whether room() may be called. Throws out_of_memory.
-  bool reserve(std::uint64_t number, std::uint32_t piece);
-  /// Returns the tensor into which a piece of so many bytes goes. Throws protocol when there is none.
-  Tensor room(std::uint64_t number, std::uint32_t piece, std::uint64_t bytes);
-  /// Records that a tensor has arrived.
-  void fill(std::uint64_t number);
+  /// Reserves further memory for a part of a tensor. Returns whether room() may be called. Throws out_of_memory.
+  bool reserve(const UcxHead& head);
+  /// Returns the tensor into which a part of so many bytes goes. Throws protocol when there is none.
+  Tensor room(const UcxHead& head, std::uint64_t bytes);
+  /// Records that so many bytes of a message's tensors have arrived.
+  void fill(std::uint64_t number, std::uint64_t bytes);
   bool has_arrived() const noexcept { return !arrived_.empty(); }
   /// Returns the messages that may be handled now, in order.
   std::vector<Arrived> take() { return std::exchange(arrived_, {}); }
@@ -46,9 +62,9 @@ class UcxInbox {
   struct Incoming {
     Arrived what;
     std::vector<ArrivingTensor> tensors;
-    /// The bytes of each tensor that is sent apart and not asked for yet, or 0.
+    /// The bytes of each tensor that are sent apart and not asked for yet.
     std::vector<std::uint64_t> apart;
-    std::size_t missing = 0;
+    std::uint64_t missing = 0;  ///< bytes
     bool is_in_order = false;
   };
 

@@ -165,11 +165,11 @@ bool UcxWorker::land_offers() {
 
 bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
   to.worker_.using_.assert_held();
-  auto landing = std::make_unique<Landing>(Landing{*this, offer.head, {}, {}});
+  auto landing = std::make_unique<Landing>(Landing{*this, offer.head, offer.bytes, {}, {}});
   try {
     if (offer.head.piece == 0) landing->bytes.resize(offer.bytes);
-    else if (!to.inbox_.reserve(offer.head.number, offer.head.piece)) return offers_.push_back(offer), true;
-    else landing->tensor = to.inbox_.room(offer.head.number, offer.head.piece, offer.bytes);
+    else if (!to.inbox_.reserve(offer.head)) return offers_.push_back(offer), true;
+    else landing->tensor = to.inbox_.room(offer.head, offer.bytes);
   } catch (const std::exception& error) {
     log_warning(fmt::format("a message over UCX was refused: {}", error.what()));
     to.has_failed_ = true;
@@ -181,8 +181,8 @@ bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
   params.cb.recv_am = &UcxWorker::landed;
   params.user_data = landing.get();
   params.memory_type = ucx::UCS_MEMORY_TYPE_HOST;
-  void* const into =
-      offer.head.piece == 0 ? static_cast<void*>(landing->bytes.data()) : landing->tensor.data();
+  std::byte* const into =
+      offer.head.piece == 0 ? landing->bytes.data() : landing->tensor.as<std::byte>() + offer.head.offset();
   void* const outcome = library_.ucp_am_recv_data_nbx(worker_, offer.data, into, offer.bytes, &params);
   if (outcome && !ucx::is_error(outcome)) {
     ++under_way_;
@@ -209,7 +209,7 @@ void UcxWorker::take_landed(Landing& landing, ucs_status_t status) {
   to->worker_.using_.assert_held();
   if (status < 0) to->has_failed_ = true;
   else if (landing.head.piece == 0) take_bytes(*to, landing.head, landing.bytes);
-  else to->inbox_.fill(landing.head.number);
+  else to->inbox_.fill(landing.head.number, landing.size);
 }
 
 void UcxWorker::drop_offers(std::uint64_t session) {

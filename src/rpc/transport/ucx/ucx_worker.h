@@ -17,18 +17,6 @@ namespace onecopy::rpc {
 
 class UcxChannel;
 
-/// The head of an active message. `session` is the random number that the receiver has given to the channel.
-struct UcxHead {
-  /// Stands in place of a piece: all that was sent before the question has arrived.
-  static constexpr std::uint32_t kAnswer = UINT32_MAX;
-
-  std::uint64_t session = 0;
-  std::uint64_t number = 0;  ///< the message's number, from 1 on
-  std::uint32_t piece = 0;   ///< 0: the beginning of the message; otherwise a tensor's number, from 1 on
-  std::uint32_t reserved = 0;
-};
-static_assert(sizeof(UcxHead) == 24);
-
 /// The UCX context and worker of this process: the channels send through it, and it receives for all of them.
 ///
 /// Thread safety: all members may be called concurrently. One thread at a time uses the worker: the one that sends, or the
@@ -57,8 +45,9 @@ class UcxWorker {
   struct Landing {
     UcxWorker& worker;
     const UcxHead head;
-    Bytes bytes;    ///< the memory, if the piece is a beginning
-    Tensor tensor;  ///< the memory, if the piece is a tensor
+    const std::size_t size;
+    Bytes bytes;    ///< of a beginning
+    Tensor tensor;  ///< else
   };
   struct Offer {
     UcxHead head;
