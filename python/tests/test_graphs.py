@@ -391,6 +391,26 @@ def test_keys_that_never_come_again_run_eagerly_and_one_that_does_is_captured():
     assert graphs.report(pool).replays >= 10
 
 
+def test_shapes_that_cannot_be_captured_are_kept_up_to_the_limit_as_well():
+    pool = graphs.arena(limit=1 << 16)
+    call = compiled(lambda x: torch.sin(x * 2) + 1, pool, dynamic=True, limit=2)
+    for count in range(100_000, 100_008):
+        x = torch.randn(count)
+        assert torch.equal(call(x), torch.sin(x * 2) + 1)
+    [function] = pool.functions
+    assert len(function.entries) == 2 and "no room" in str(function.eager)
+
+
+def test_placed_inputs_that_move_at_every_call_run_eagerly_in_the_end():
+    pool = graphs.arena()
+    call = compiled(lambda x: torch.sin(x * 2) + 1, pool, inputs="place")
+    inputs = [torch.randn(1000) for _ in range(40)]  # all alive, so that each is elsewhere
+    for x in inputs:
+        assert torch.equal(call(x), torch.sin(x * 2) + 1)
+    report = graphs.report(pool)
+    assert report.moves < 25 and any("elsewhere" in reason or "mov" in reason for reason in report.eager)
+
+
 def test_an_arena_is_on_the_device_of_its_first_graph():
     pool = graphs.graph_pool_handle()
     assert graphs.report(pool).shared_bytes == 0 and "no device yet" in str(graphs.report(pool))

@@ -50,8 +50,8 @@ __attribute__((target("sse4.2,pclmul"))) __m128i ahead(std::uint64_t crc) noexce
                               0);
 }
 
-/// Each instruction waits for the one before, so three lanes of the bytes take turns. See Intel, "Fast CRC Computation for
-/// iSCSI Polynomial Using CRC32 Instruction" (2011).
+/// Computes three lanes of the bytes in turn, since each instruction waits for the one before it in its lane. See Intel,
+/// "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (2011).
 __attribute__((target("sse4.2,pclmul"))) std::uint32_t update_by_instruction(std::uint32_t crc,
                                                                              const std::byte* at,
                                                                              std::size_t size) noexcept {

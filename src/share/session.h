@@ -100,6 +100,8 @@ class Session final {
   void take_back() noexcept;
   /// Keeps memory for a second after it was exchanged for shared memory, see FormerMemory.
   void keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes);
+  /// Pins pages of the host that lie in no segment, see Pinning::pin_memory().
+  void pin_memory(std::byte* at, std::size_t bytes, Access access);
   /// Keeps `kept` as long as a process holds `block`. REQUIRES: owns(block).
   void keep_with(const BlockRef& block, std::vector<BlockRef> kept);
 

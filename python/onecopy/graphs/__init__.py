@@ -3,11 +3,11 @@
 
 >>> import torch
 >>> from onecopy import graphs
->>> pool = graphs.arena("cpu")
->>> model = torch.compile(module, backend=graphs.backend(pool), dynamic=True)
+>>> arena = graphs.arena("cpu")
+>>> model = torch.compile(module, backend=graphs.backend(arena), dynamic=True)
 >>> with torch.no_grad():
 ...     model(x)  # the first call with a shape captures a graph, later calls replay it
->>> print(graphs.report(pool))
+>>> print(graphs.report(arena))
 
 An engine that captures a graph for each batch size needs the scratch memory of its largest graph only, not of all of
 them. Outputs that a program still holds stay valid after later replays.

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena: the scratch memory that captured graphs share."""
+"""The arena: the scratch memory that captured graphs share.
+
+A *window* is a range of addresses, one for each graph, mapped to the shared pages of the arena. Comments of the package
+name its invariants:
+
+- I1: between replays the shared pages hold no value that anybody may read.
+- I2: replays and captures of one arena never overlap, on threads or on the device.
+- I3: a graph is replayed only after all inputs in place were compared with the graph's, in the same call.
+- I5: a capture succeeds whole or leaves nothing behind.
+- I6: keys are compared in full, and only the least recently used graphs are removed, after their last replay.
+- I7: torch's pool and allocator, and the window, live until their last segment was freed.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +94,10 @@ class Arena:
         return self._memory.open(max(nbytes, 1))
 
     def open_pool(self) -> Any:
-        """Returns a window for one capture on a card. Raises OutOfMappings; InvalidArgument while parked."""
+        """Returns a memory pool of torch in a new window, for one capture on a card.
+
+        Raises OutOfMappings; InvalidArgument while parked.
+        """
         from ._pool import CapturePool, captures_of
 
         assert self.device is not None
@@ -98,7 +112,7 @@ class Arena:
         return CapturePool(window)
 
     def collect(self) -> None:
-        """Returns the memory of unreferenced graphs."""
+        """Frees the memory of unreferenced graphs."""
         if self.device is not None and self.device.type == "cuda":
             close_dropped()
 

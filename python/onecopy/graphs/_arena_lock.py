@@ -39,7 +39,7 @@ class ArenaLock:
 
     @contextlib.contextmanager
     def of(self, stream: Any) -> Iterator[None]:
-        """Gives the arena to this ``torch.cuda.Stream`` for the block, after the work of the last stream."""
+        """Lets this ``torch.cuda.Stream`` use the arena in the block, after the work of the last stream."""
         self.core.enter_stream(stream.cuda_stream)
         try:
             yield

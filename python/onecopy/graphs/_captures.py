@@ -118,7 +118,7 @@ def drop_later(close: Callable[[], bool]) -> None:
 
 
 def close_dropped() -> None:
-    """Returns the memory of unreferenced graphs. A graph whose arena or outputs are in use is tried again later."""
+    """Frees the memory of unreferenced graphs. A graph whose arena or outputs are in use is tried again later."""
     if torch.cuda.is_current_stream_capturing():
         return
     for _ in range(len(_dropped)):

@@ -44,7 +44,7 @@ def backend(
         outputs: ``"copy"`` returns new tensors from each call; ``"view"`` returns tensors in the arena, and moves
             those that are still held before a later call overwrites them (torch 2.12 and later; older versions raise
             ``OutputInUse``); ``"private"`` allocates memory for the outputs of each graph.
-        limit: the maximum number of graphs of one function; the shapes used last are kept.
+        limit: the maximum number of shapes of one function; the most recently used ones are kept.
         one_arena_a_graph: gives each graph its own arena, so that nothing is shared.
 
     Raises:

@@ -107,7 +107,7 @@ class Eager:
         self.reason = reason
         self.last_used = 0
         self.windows = windows
-        """The number of windows when the arena was full; the capture is retried once the number changes."""
+        """The number of windows when the arena had no room; a capture is tried again when it differs. None: never."""
 
 
 Graph = HostGraph | CudaGraph
@@ -115,7 +115,7 @@ Key = tuple[Any, ...]
 
 
 class Function:
-    """The function that torch.compile calls, with the graphs of the shapes that were used last (I6).
+    """The function that torch.compile calls, with the graphs of the shapes that were used most recently (I6).
 
     The first call of a shape runs eagerly and returns the results of this run, whether the capture that follows
     succeeds or is undone (I5).
@@ -125,7 +125,7 @@ class Function:
         static: the indices of parameters and buffers.
         mutated: the indices of inputs that the function changes.
         options: the options of ``backend()``.
-        whole: the indices of inputs whose storage the function reads, and not only their elements.
+        whole: the indices of inputs whose storage the function reads beyond their elements, as by as_strided().
 
     Thread safety: any thread may call; calls in one arena run one at a time (I2). A nested call runs eagerly.
     """
@@ -223,8 +223,13 @@ class Function:
         """Returns whether a graph captured or moved now would probably not be replayed."""
         if not self._thrash.is_thrashing(self.replays - self.moves):
             return False
-        tensors = (arguments[i] for i in sorted(self._in_place) if isinstance(arguments[i], torch.Tensor))
+        in_place = sorted(self._in_place_of(arguments))
+        tensors = (arguments[i] for i in in_place if isinstance(arguments[i], torch.Tensor))
         return not self._thrash.has_come_to_rest((key, tuple(tensor.data_ptr() for tensor in tensors)))
+
+    def _in_place_of(self, arguments: Sequence[Any]) -> set[int]:
+        """Returns the indices of the inputs that graphs read where they are."""
+        return set(range(len(arguments))) if self._options.inputs == "place" else self._in_place
 
     def _use(self, entry: Graph | Eager) -> None:
         entry.last_used = self._table.tick() if self._table is not None else next(self._ticks)
@@ -239,9 +244,7 @@ class Function:
         self.eager[reason] += 1
 
     def _first(self, key: Key, arguments: list[Any]) -> list[Any]:
-        in_place = self._in_place
-        if self._options.inputs == "place":
-            in_place = set(range(len(arguments)))
+        in_place = self._in_place_of(arguments)
         arena = Arena(self._code.device) if self._options.one_arena_a_graph else self.arena
         try:
             _check_storages(arguments, set(self._whole) - in_place)
@@ -262,11 +265,15 @@ class Function:
         except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
             return
-        self.entries[key] = entry
         self.arenas.add(arena)
         self.captures += 1
         self._thrash.note_miss()
         self._enable_fast_path(entry, arguments)
+        self._keep(key, entry)
+
+    def _keep(self, key: Key, entry: Graph | Eager) -> None:
+        """Enters a shape, and removes the least recently used one beyond the limit."""
+        self.entries[key] = entry
         self._use(entry)
         while len(self.entries) > self._options.limit:
             self._evict()
@@ -292,7 +299,7 @@ class Function:
     def _give_up(self, key: Key, reason: str, windows: int | None = None) -> None:
         """Marks the shape as one that runs eagerly."""
         self._count_eager(reason)
-        self.entries[key] = Eager(reason, windows)
+        self._keep(key, Eager(reason, windows))
 
     def _move(self, key: Key, entry: Graph, arguments: list[Any]) -> Graph | Eager:
         """Moves the graph to the addresses of these inputs. Returns the graph, or an Eager if it cannot be moved."""

@@ -93,7 +93,7 @@ class HostGraph:
     # --- the list of calls ------------------------------------------------------------------------------
 
     def move(self, arguments: Sequence[Any]) -> None:
-        """Makes the calls again for these inputs. Nothing is recorded again."""
+        """Builds the list of calls for these inputs, and runs none of them."""
         with torch.no_grad(), torch.inference_mode(False):  # calls in all modes use the arena's tensors
             self._bind_all(arguments)
 

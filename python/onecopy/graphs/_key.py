@@ -16,8 +16,8 @@ class Keys:
     """Makes the keys of calls. Keys are compared in full (I6).
 
     Args:
-        static: the indices of parameters and buffers, which the graph compares itself.
-        whole: the indices of inputs whose storage the graph reads, and not only their elements.
+        static: the indices of parameters and buffers. They are not in the key: a graph compares their addresses itself.
+        whole: the indices of inputs whose storage the graph reads beyond their elements, as by as_strided().
         passing: the indices of numbers that the graph does not use.
         on_card: whether the graph runs on a card.
     """

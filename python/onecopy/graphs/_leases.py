@@ -38,7 +38,7 @@ class Leases:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether no output was returned since the last call of evacuate()."""
+        """Returns whether evacuate() has nothing to do: no output was returned since its last call."""
         return not self._leases
 
     def show_all(self, results: list[Any]) -> None:

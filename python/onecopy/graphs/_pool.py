@@ -78,7 +78,7 @@ class CapturePool:
         ]
 
     def keep_alive(self) -> None:
-        """Moves the ranges alive after a capture to memory that no other window maps (I1)."""
+        """Maps the ranges alive after a capture to pages of their own, which are undefined then (I1)."""
         alive = self.alive()
         if alive:
             self.window.keep_alive(alive)

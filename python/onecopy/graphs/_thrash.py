@@ -14,8 +14,9 @@ class ThrashDetector:
 
     The detector has two states. *Capturing*: graphs are captured and moved as calls need it; each time counts as a
     miss, and each replay of a graph that was ready removes half a miss. *Thrashing*, from 8 misses on: a call that
-    would move a graph, or evict one to capture another, runs eagerly. A call with the key and inputs of the call
-    before may still capture, since its inputs no longer move, and its replays lead back to *capturing*.
+    would move a graph, or evict one to capture another, runs eagerly. A call with the key and inputs of the
+    last call that was refused may still capture, since its inputs no longer move, and its replays lead back to
+    *capturing*.
 
     Thread safety: the caller holds the arena's lock.
     """

@@ -159,6 +159,10 @@ ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) 
   return runtime_.peers_.connect(handle.owner)->fetch_memory({handle.segment, access});
 }
 
+void Session::pin_memory(std::byte* at, std::size_t bytes, Access access) {
+  runtime_.pinning().pin_memory(at, bytes, access);
+}
+
 void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes) {
   runtime_.former_.keep(std::move(memory), bytes);
 }

@@ -14,7 +14,7 @@
 #include "os/memfd.h"
 #include "os/mutex.h"
 #include "os/process.h"
-#include "share/runtime/runtime.h"
+#include "share/session.h"
 #include "store/format/message.h"
 
 namespace onecopy::store {
@@ -124,7 +124,7 @@ void MappedMemory::populate() const {
   if (device_ == kCpu && size_ != 0) enter_pages(data(), size_);
 }
 
-void MappedMemory::pin() const { Runtime::current().pinning().pin_memory(data(), size_, access_); }
+void MappedMemory::pin() const { Session::current().pin_memory(data(), size_, access_); }
 
 bool is_stored(const void* at) noexcept { return StoredRanges::all().has(at); }
 Tensor stored_tensor(void* at, const Layout& layout) {

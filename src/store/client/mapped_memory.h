@@ -44,7 +44,7 @@ class MappedMemory final : public BlockGroup {
   ExportedMemory export_chunks(Access access = Access::read_only) const;
   /// Enters all pages into the page tables, if the memory is on the host.
   void populate() const;
-  /// Pins memory of the host until it is unmapped. Throws as Pinning::pin_memory(). REQUIRES: neither protect() nor show()
+  /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor show()
   /// is called.
   void pin() const;
 
