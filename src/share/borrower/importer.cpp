@@ -72,8 +72,8 @@ BlockRef Importer::claim_from(Peers::PeerRef& peer, const WantedSegment& wanted)
   }
 }
 
-/// Replaces a connection that is over. If no socket listens either, the owner is dying: throws `silence`, so that the
-/// claim is repeated until the owner has ended. Throws peer_died if the owner lives on without its sockets.
+/// Replaces a connection that is over. If no socket listens either, the owner is dying: throws `silence`, a timeout
+/// that tells the caller to try again. Throws peer_died if the owner lives on without its sockets.
 Peers::PeerRef Importer::connect_again(Peer& old, const WantedSegment& wanted, const Error& silence) {
   try {
     return peers_.connect(wanted.handle.owner, request_of(wanted));

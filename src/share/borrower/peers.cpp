@@ -166,8 +166,8 @@ std::optional<BlockRef> Peers::claim_frozen(Peer& peer, const HandleFields& hand
   return peer.claim(handle.block, handle.generation);
 }
 
-/// Returns the words of a process; null if the process has ended. A process that hung up has not ended, nor has one
-/// whose sockets are closed while its device may still be at work.
+/// Returns the timeline of a process, whose words count the marks in its streams; null if the process has ended. A
+/// process that hung up has not ended, nor has one whose sockets are closed while its device may still be at work.
 ForeignTimeline* Peers::timeline_of(const ProcessId& process) {
   if (ForeignTimeline* known = known_timeline_of(process)) return known;
   const auto deadline = Clock::now() + kDeathTakesAtMost;

@@ -74,9 +74,10 @@ SegmentRequest request_of(const WantedSegment& wanted) {
   return request_of(wanted.handle.segment, wanted.handle.kind, wanted.access, wanted.user);
 }
 
-/// Repeats the attempt while the owner's sockets are closed and its process or program has not certainly ended. Another
-/// user's socket under the owner's name counts as none. A socket that does not answer may belong to another user or to
-/// a stopped owner, so the holders are asked with little time.
+/// Tries again, for at most kDeathTakesAtMost, while the owner cannot be reached and a holder of the segment says that
+/// the owner has not ended. Throws if no process holds the segment. Another user's socket under the owner's name counts
+/// as none. A socket that does not answer may belong to another user or to a stopped owner, so the holders are asked
+/// with little time.
 Peers::PeerRef SegmentSource::reach(const WantedSegment& wanted) {
   const ProcessId& owner = wanted.handle.owner;
   if (auto peer = peers_.find_open(owner)) return peer;
@@ -92,7 +93,7 @@ Peers::PeerRef SegmentSource::reach(const WantedSegment& wanted) {
       if (e.code() != ErrorCode::peer_died) why = e;
     }
     const bool is_silent = why && why->code() == ErrorCode::timeout;
-    std::optional<DeadlineScope> at_most;  // allows a tenth of a second for each holder
+    std::optional<DeadlineScope> at_most;  // each holder still gets a tenth of a second
     if (is_silent) at_most.emplace(Clock::now());
     std::optional<HeldSegment> found = ask_holders(wanted);
     at_most.reset();

@@ -43,7 +43,7 @@ class SegmentPins {
   void note_own(std::uint32_t segment);
   void end_own(std::uint32_t segment) noexcept;
 
-  /// Begins and ends a hole as PageGuard says.
+  /// Begins and ends a hole, which is pages that go back to the system, as PageGuard says.
   bool begin_hole(std::uint32_t segment) noexcept;
   void end_hole(std::uint32_t segment) noexcept;
 

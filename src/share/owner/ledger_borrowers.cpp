@@ -177,7 +177,8 @@ std::uint64_t Ledger::Borrowers::claims_of(PageRef page) const noexcept {
   return claims;
 }
 
-/// Counts nothing in the owner's own process: if it dies, the processes that hold its segments keep its blocks.
+/// Counts the block for an item on its way, unless this process owns the block: the counts tell an owner what the items
+/// of a dead borrower still need, and no process reuses the memory of a dead owner.
 void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
   if (inherited_) transits_.begin(block, channel);
 }

@@ -23,7 +23,7 @@ void warn(const char* why) noexcept {
   }
 }
 
-/// Runs a function, and ends the process if an exception would pass through fork().
+/// Runs a function. Logs an exception and goes on, since no exception may pass through fork().
 template <class F>
 void or_log(F&& f) noexcept {
   try {
@@ -103,9 +103,9 @@ void Runtime::become_child() {
   forked_from_ = this;
 }
 
-/// Claims inherited blocks in the child's page. If the owner is gone, there is no page, and its memory is frozen. If
-/// the owner counts the child with its parent, the child keeps the parent's socket, and the owner waits until the
-/// socket is closed.
+/// Claims inherited blocks in the child's page. If the owner has ended, there is no page, and no process reuses its
+/// memory. If the owner does not know the child, the child keeps a copy of its parent's socket to the owner open, so
+/// that the owner does not end the parent's claims before the child has ended.
 void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)

@@ -28,8 +28,8 @@ namespace onecopy {
 ///
 /// A piece stays pinned when its blocks are freed, since later blocks will be in it, too. A piece is unpinned by
 /// unpin() or trim(), to make room below the limit, or when nothing else has its segment mapped, but never while this
-/// process has another block in the piece, see PinnedRanges. A pinned piece keeps its segment mapped: memory that a
-/// driver has pinned is never unmapped, nor mapped over.
+/// process has a block in the piece other than the one that unpin() names, see PinnedRanges. A pinned piece keeps its
+/// segment mapped: memory that a driver has pinned is never unmapped, nor mapped over.
 ///
 /// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device, so it is
 /// done by unpin(), trim(), callers that need room, and otherwise by end_left(), on a thread for which no other waits.

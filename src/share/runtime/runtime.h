@@ -33,8 +33,9 @@ namespace onecopy {
 /// The parts of onecopy in this process, put together. Only the implementation of the API includes it; other layers see
 /// a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything else.
 ///
-/// A forked child gets a Runtime of its own at once, in which its parent's references are leases. Thread safety: all
-/// members may be called concurrently.
+/// A forked child gets a Runtime of its own at once, or at its next use if it lacks descriptors. In it, references to
+/// the parent's blocks are leases on the parent, as of any other owner. Thread safety: all members may be called
+/// concurrently.
 class Runtime final {
  public:
   /// Returns the Runtime of this process. Throws as Session::current() does.
@@ -117,7 +118,7 @@ class Runtime final {
   Tensor open_for(const HandleFields& handle, Access access, std::optional<Device> user);
   void count_opened() noexcept { opened_total_.fetch_add(1, std::memory_order_relaxed); }
 
-  // report.cpp
+  // api/stats.cpp
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 

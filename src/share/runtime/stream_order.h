@@ -77,8 +77,8 @@ class StreamOrder {
   std::vector<TimelinePoint> mark_work(Stream stream);
   /// Makes a stream wait for a point in a stream of `maker`, unless the point has passed.
   void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
-  /// Asks `maker` for its words if necessary, so that a later wait_for() asks no other process and is quick. Throws
-  /// what connecting throws.
+  /// Asks `maker` for the words of its timeline if necessary, so that a later wait_for() asks no other process and is
+  /// quick. Throws what connecting throws.
   void prepare_wait(const ProcessId& maker, Device device);
   enum class MarkState : std::uint8_t { yes, no, unknown };  ///< unknown: only the maker can tell
   MarkState has_passed(const ProcessId& maker, const TimelinePoint& point) const;
