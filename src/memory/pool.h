@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -93,7 +95,9 @@ class SegmentTable {
   std::vector<Fd> export_rest(std::uint32_t number, std::size_t first) const;
   /// Implements DeviceMemory::allow().
   std::byte* allow(std::uint32_t number, int ordinal) const;
-  SegmentInfo info(std::uint32_t number) const;
+  /// Returns the description, whose `committed` only list() may read. Throws stale_handle if the segment does not exist.
+  /// REQUIRES: the caller uses a block of the segment.
+  const SegmentInfo& info(std::uint32_t number) const;
   std::vector<SegmentInfo> list() const;
   /// Calls DeviceMemory::remove_name() of all segments. Afterwards no other process can open a segment that had a name.
   void remove_names() noexcept;
@@ -106,16 +110,22 @@ class SegmentTable {
 
  private:
   struct Entry {
-    const DeviceIdentity* identity;
+    SegmentInfo info;
     /// The memory, shared by the table, callers inside a vendor's call, and holders that have it pinned.
     std::shared_ptr<DeviceMemory> memory;
-    std::uint64_t committed = 0;
   };
+  /// A segment that info() finds without the lock; number 0 means none.
+  struct Known {
+    std::atomic<std::uint32_t> number{0};
+    std::atomic<const SegmentInfo*> info{nullptr};
+  };
+  static constexpr std::size_t kKnown = 64;
   Entry find(std::uint32_t number) const;
   const Entry& entry(std::uint32_t number) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::uint32_t, Entry> entries_ GUARDED_BY(mutex_);
+  mutable std::array<Known, kKnown> known_;  ///< written under mutex_
   std::vector<std::uint32_t> retired_
       GUARDED_BY(mutex_);  ///< not reported to on_retire yet; has room for all entries
   std::uint32_t last_ GUARDED_BY(mutex_) = 0;

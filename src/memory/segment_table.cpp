@@ -9,15 +9,6 @@
 
 namespace onecopy {
 
-namespace {
-
-SegmentInfo describe(std::uint32_t number, const DeviceIdentity& identity, const DeviceMemory& memory,
-                     std::uint64_t committed) {
-  return {number, memory.kind(), identity.device, memory.size(), committed, &identity};
-}
-
-}  // namespace
-
 SegmentTable::~SegmentTable() {
   if (!abandoned_) return;
   // The memory is kept because tensors that a forked child inherited may be used until the very end of the process.
@@ -38,7 +29,8 @@ void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<Devi
   const LockGuard lock(mutex_);
   const std::size_t most = retired_.size() + entries_.size() + 1;
   if (retired_.capacity() < most) retired_.reserve(2 * most);
-  entries_.emplace(number, Entry{&identity, std::move(memory), 0});
+  const SegmentInfo info{number, memory->kind(), identity.device, memory->size(), 0, &identity};
+  entries_.emplace(number, Entry{info, std::move(memory)});
 }
 
 void SegmentTable::remove(std::uint32_t number) noexcept {
@@ -48,6 +40,7 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
     const auto at = entries_.find(number);
     if (at == entries_.end()) return;
     memory = std::move(at->second.memory);
+    if (Known& known = known_[number % kKnown]; known.number == number) known.number = 0;
     entries_.erase(at);
     if (on_retire) retired_.push_back(number);
   }
@@ -98,7 +91,7 @@ std::shared_ptr<DeviceMemory> SegmentTable::memory(std::uint32_t number) const n
 void SegmentTable::add_committed(std::uint32_t number, std::int64_t bytes) noexcept {
   const LockGuard lock(mutex_);
   const auto at = entries_.find(number);
-  if (at != entries_.end()) at->second.committed += static_cast<std::uint64_t>(bytes);
+  if (at != entries_.end()) at->second.info.committed += static_cast<std::uint64_t>(bytes);
 }
 
 const SegmentTable::Entry& SegmentTable::entry(std::uint32_t number) const {
@@ -117,7 +110,7 @@ SegmentTable::Entry SegmentTable::find(std::uint32_t number) const {
 ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) const {
   const Entry found = find(number);
   ExportedMemory memory = found.memory->export_memory(access);
-  memory.device = found.identity->uuid;
+  memory.device = found.info.identity->uuid;
   return memory;
 }
 
@@ -130,18 +123,25 @@ std::byte* SegmentTable::allow(std::uint32_t number, int ordinal) const {
   return find(number).memory->allow(ordinal);
 }
 
-SegmentInfo SegmentTable::info(std::uint32_t number) const {
+/// Takes no lock for most segments. A slot of `known_` changes only after its segment was removed, and numbers are not
+/// reused, so a slot with the number of a segment in use has the description of that segment.
+const SegmentInfo& SegmentTable::info(std::uint32_t number) const {
+  Known& known = known_[number % kKnown];
+  if (known.number == number) return *known.info.load();
   const LockGuard lock(mutex_);
-  const Entry& found = entry(number);
-  return describe(number, *found.identity, *found.memory, found.committed);
+  const SegmentInfo& info = entry(number).info;
+  if (known.number == 0) {
+    known.info = &info;
+    known.number = number;
+  }
+  return info;
 }
 
 std::vector<SegmentInfo> SegmentTable::list() const {
   const LockGuard lock(mutex_);
   std::vector<SegmentInfo> infos;
   infos.reserve(entries_.size());
-  for (const auto& [number, found] : entries_)
-    infos.push_back(describe(number, *found.identity, *found.memory, found.committed));
+  for (const auto& [number, found] : entries_) infos.push_back(found.info);
   return infos;
 }
 

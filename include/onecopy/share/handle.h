@@ -30,12 +30,14 @@ class Handle {
   Bytes to_bytes() const { return encode(fields_); }
   /// Decodes the bytes of to_bytes(). Throws bad_handle or version_mismatch. Only open() finds out whether the tensor
   /// can still be opened.
-  static Handle from_bytes(ByteSpan bytes);
+  static Handle from_bytes(ByteSpan bytes) { return Handle(bytes); }
   /// Returns "onecopy:...", for command lines and environment variables.
   std::string to_text() const;
   static Handle from_text(std::string_view text);
 
  private:
+  explicit Handle(ByteSpan bytes) : fields_(decode_handle(bytes)) {}
+
   HandleFields fields_;
   BlockRef keep_;
 };

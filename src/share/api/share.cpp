@@ -139,8 +139,6 @@ Tensor record_stream(const Tensor& tensor, Stream stream) {
   return Session::current().streams().order_release(tensor, stream);
 }
 
-Handle Handle::from_bytes(ByteSpan bytes) { return {decode_handle(bytes), BlockRef()}; }
-
 std::string Handle::to_text() const { return onecopy::to_text(to_bytes()); }
 
 Handle Handle::from_text(std::string_view text) { return from_bytes(onecopy::from_text(text)); }

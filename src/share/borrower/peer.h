@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <list>
 #include <map>
@@ -195,6 +197,13 @@ class Peers {
  private:
   /// The right of one thread to connect to a process.
   class SingleFlight;
+  /// An order of identities as pairs of numbers, which calls no memcmp() while a lock is held.
+  struct InPairs {
+    bool operator()(const ProcessId& a, const ProcessId& b) const noexcept {
+      using Pair = std::array<std::uint64_t, 2>;
+      return std::bit_cast<Pair>(a) < std::bit_cast<Pair>(b);
+    }
+  };
 
   PeerRef try_attach(Dial call, const std::optional<SegmentRequest>& wanted);
   PeerRef add(PeerRef peer);
@@ -212,7 +221,7 @@ class Peers {
   Mutex turns_;  ///< before mutex_
   Condition turn_ended_;
   std::set<ProcessId> in_turn_ GUARDED_BY(turns_);  ///< processes to which a thread is connecting
-  std::map<ProcessId, PeerRef> by_process_ GUARDED_BY(mutex_);
+  std::map<ProcessId, PeerRef, InPairs> by_process_ GUARDED_BY(mutex_);
   List open_ GUARDED_BY(mutex_);
   List closed_ GUARDED_BY(mutex_);  ///< closed peers, which callers may still reference
   std::map<ProcessId, ForeignTimeline*> timelines_

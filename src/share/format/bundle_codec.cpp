@@ -165,7 +165,8 @@ SegmentOrigin checked_origin(const std::byte* at, std::size_t number) {
   Origin o;
   copy_once(&o, at, sizeof o);
   const Subject subject{"Origin", static_cast<std::int64_t>(number)};
-  SegmentOrigin origin = read_segment(subject, o);
+  SegmentOrigin origin;
+  read_segment(subject, o, origin);
   if (o.reserved != 0) refuse(subject, fmt::format("has {} in its reserved bytes", o.reserved));
   return origin;
 }

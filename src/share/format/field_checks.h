@@ -52,12 +52,19 @@ void write_segment(const SegmentOrigin& from, Encoded& to) noexcept {
   to.segment_size = from.segment_size;
 }
 
+// The following two read into the place that a handle keeps, because copying fields right after they were written stalls
+// the processor.
+
 template <class Encoded>
-SegmentOrigin read_segment(const Subject& subject, const Encoded& from) {
+void read_segment(const Subject& subject, const Encoded& from, SegmentOrigin& to) {
   check_segment(subject, from.device_type, from.device, from.kind, from.segment, from.segment_size);
-  return {from.owner,       from.maker,   static_cast<DeviceType>(from.device_type),
-          from.device,      from.segment, static_cast<SegmentKind>(from.kind),
-          from.segment_size};
+  to.owner = from.owner;
+  to.maker = from.maker;
+  to.device_type = static_cast<DeviceType>(from.device_type);
+  to.device = from.device;
+  to.segment = from.segment;
+  to.kind = static_cast<SegmentKind>(from.kind);
+  to.segment_size = from.segment_size;
 }
 
 template <class Encoded>

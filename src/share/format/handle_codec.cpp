@@ -64,11 +64,6 @@ static_assert(sizeof(TimelinePart) == 16);
 
 bool has_timeline(const HandleFields& f) noexcept { return f.timeline_slot != 0 || f.timeline_value != 0; }
 
-std::uint32_t checksum(const HandleHeader& header_without_crc, ByteSpan rest) noexcept {
-  const auto head = std::as_bytes(std::span(&header_without_crc, 1));
-  return crc32c(rest, crc32c(head));
-}
-
 HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcept {
   HandleHeader h;
   std::memcpy(h.magic, kHandleMagic, sizeof kHandleMagic);
@@ -119,7 +114,8 @@ HandleHeader checked_handle_header(ByteSpan bytes) {
   if (h.length > kMaxHandleBytes)
     refuse(kHandle, fmt::format("has {} bytes; the most is {}", h.length, kMaxHandleBytes));
   const std::uint32_t crc = std::exchange(h.crc, 0);
-  if (const std::uint32_t actual = checksum(h, bytes.subspan(sizeof h)); actual != crc)
+  const std::uint32_t head = crc32c(std::as_bytes(std::span(&h, 1)));
+  if (const std::uint32_t actual = crc32c(bytes.subspan(sizeof h), head); actual != crc)
     refuse(
         kHandle,
         fmt::format("is damaged: its checksum is {:08x}, it should be {:08x}; ask its maker for it again",
@@ -179,23 +175,24 @@ std::string_view trimmed(std::string_view text) {
 }  // namespace
 
 Bytes encode(const HandleFields& f) {
-  const std::size_t parts = sizeof(HandleHeader) + kHandleDimSize * f.layout.ndim();
-  Bytes out(parts + (has_timeline(f) ? sizeof(PartHeader) + sizeof(TimelinePart) : 0));
-  HandleHeader h = handle_header_of(f, out.size());
-  store_dims(f.layout, out.data() + sizeof h);
+  std::byte out[kMaxHandleBytes];  // on the stack, because a vector would be filled with zeros first
+  std::byte* end = out + sizeof(HandleHeader) + kHandleDimSize * f.layout.ndim();
+  store_dims(f.layout, out + sizeof(HandleHeader));
   if (has_timeline(f)) {
-    write_value(out.data() + parts, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
-    write_value(out.data() + parts + sizeof(PartHeader),
-                TimelinePart{f.timeline_slot, 0, f.timeline_value});
+    write_value(end, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
+    write_value(end + sizeof(PartHeader), TimelinePart{f.timeline_slot, 0, f.timeline_value});
+    end += sizeof(PartHeader) + sizeof(TimelinePart);
   }
-  h.crc = checksum(h, ByteSpan(out).subspan(sizeof h));
-  write_value(out.data(), h);
-  return out;
+  write_value(out, handle_header_of(f, static_cast<std::size_t>(end - out)));
+  write_value(out + offsetof(HandleHeader, crc), crc32c(ByteSpan(out, end)));
+  return {out, end};
 }
 
 HandleFields decode_handle(ByteSpan bytes) {
   const HandleHeader h = checked_handle_header(bytes);
-  HandleFields f{read_segment(kHandle, h), h.boot};
+  HandleFields f;
+  read_segment(kHandle, h, f);
+  f.boot = h.boot;
   read_block(kHandle, h, kKnownFlags, f);
   f.hold = h.hold;
   const ByteSpan rest = bytes.subspan(sizeof h);

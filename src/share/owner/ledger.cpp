@@ -245,7 +245,7 @@ std::span<std::byte> Ledger::bytes_of(std::uint32_t block, Access) {
 
 ExportedBlock Ledger::export_block(std::uint32_t block, Access) {
   const MappedBlock spot = export_spot(block);
-  const SegmentInfo segment = segments_.info(spot.info.segment);
+  const SegmentInfo& segment = segments_.info(spot.info.segment);
   return {spot.info, segment.kind, segment.size, spot.data, segment.identity};
 }
 

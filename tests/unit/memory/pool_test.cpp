@@ -109,6 +109,7 @@ TEST_F(PoolTest, ReturnsLargeFreedBlocksToTheSystem) {
   const Extent shared = pool.allocate(16 * kMiB);
   const Extent small = pool.allocate(100);
   const auto before = Clock::now();
+  EXPECT_EQ(segments.info(own.segment).number, own.segment);
   pool.free(own);
   pool.free(shared);
   EXPECT_TRUE(pool.trim(before).waiting);
