@@ -150,10 +150,11 @@ void UcxChannel::finish(Sending& sending) noexcept {
   channel.has_changed_.notify_all();
 }
 
-void UcxChannel::sent(void* request, ucx::ucs_status_t, void* sending) NO_THREAD_SAFETY_ANALYSIS {
+void UcxChannel::sent(void* request, ucx::ucs_status_t status, void* sending) NO_THREAD_SAFETY_ANALYSIS {
   const std::unique_ptr<Sending> ended(static_cast<Sending*>(sending));
   --ended->channel->worker_.under_way_;
   finish(*ended);
+  if (status < 0) ended->channel->has_failed_ = true;  // nothing may be sent while UCX ends the endpoint
   ended->channel->post_parts();
   Library::get().ucp_request_free(request);
 }
