@@ -230,7 +230,7 @@ def test_the_page_of_errors_quotes_what_the_errors_say(repository):
     import ast
 
     page = (repository / "docs/reference/errors.md").read_text()
-    rows = page[page.index("## Calls between processes") : page.index("## Plugs")].splitlines()
+    rows = page[page.index("## Calls between processes") : page.index("## Integrations")].splitlines()
     quotes = [quote for row in rows if row.startswith("|") for quote in row.split("|")[1].split('"')[1::2]]
     said = set()
     for path in (repository / "python/onecopy").rglob("*.py"):
