@@ -42,10 +42,11 @@ CallRef Calls::find(std::uint64_t number) {
   return index < slots_.size() && slots_[index].number == number ? slots_[index].call : nullptr;
 }
 
-CallRef Calls::take(std::uint64_t number) {
+CallRef Calls::take(std::uint64_t number, std::optional<std::uint32_t> member) {
   const std::size_t index = number & ((std::uint64_t{1} << kIndexBits) - 1);
   const LockGuard lock(mutex_);
   if (number == 0 || index >= slots_.size() || slots_[index].number != number) return {};
+  if (member && slots_[index].call->member() != *member) return {};
   return take_out(index);
 }
 

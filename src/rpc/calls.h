@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "os/mutex.h"
@@ -21,8 +22,8 @@ class Calls {
   std::uint64_t add(const CallRef& call);
   /// Returns the call of that number, or null if the call is over.
   CallRef find(std::uint64_t number);
-  /// Removes the call of that number and returns it, or null if the call is over.
-  CallRef take(std::uint64_t number);
+  /// Removes the call of that number and returns it, or null if the call is over or was not made to `member`.
+  CallRef take(std::uint64_t number, std::optional<std::uint32_t> member = {});
   /// Removes and returns the calls whose deadline has passed. Costs one load if no deadline has passed.
   std::vector<CallRef> take_late(TimePoint now);
   std::vector<CallRef> take_of(std::uint32_t member, std::uint32_t session);

@@ -87,7 +87,8 @@ struct Member {
     while (Member* const behind = last->next) last = behind;
     return *last;
   }
-  /// Returns whether the connection to the member has been lost.
+  /// Returns whether there was a connection to the member and is none: the session has ended, or it follows another one
+  /// and is not connected yet.
   bool is_gone() const noexcept { return has_ended || (before && !out); }
 
   const Address address;

@@ -37,10 +37,8 @@ struct CallContext {
   enum Part : std::uint32_t { kAutograd = 1, kRecord = 2, kTrace = 4, kResult = 8 };
 
   std::uint32_t parts = 0;  ///< bits of Part: the fields that are used
-  std::uint32_t mark_bytes =
-      /// The number of bytes of marks before the context: a bit for each tensor says whether the record contains the
-      /// tensor.
-      0;
+  /// The number of bytes of marks before the context: a bit for each tensor says whether the record contains the tensor.
+  std::uint32_t mark_bytes = 0;
   std::uint64_t autograd = 0;  ///< the id of a context of distributed autograd
   std::uint64_t record = 0;  ///< the number of the sender's record of the message's tensors in that context
   GroupId trace{};           ///< the first of the nested calls that led to this one

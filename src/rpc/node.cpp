@@ -96,8 +96,7 @@ void Node::check_can_send(const Member& to) const {
   if (Session::existing() != &session_)
     throw Error(ErrorCode::unsupported,
                 "rpc does not survive fork(): this process was forked from a member of the group, and has "
-                "to join as "
-                "one of its own");
+                "to join as one of its own");
   if (is_stopped()) throw Error(ErrorCode::closed, "this process has left the group");
   if (to.has_ended) throw Error(ErrorCode::peer_died, fmt::format("{} has {}", to.name(), why_ended(to)));
 }
@@ -138,18 +137,18 @@ void Node::wait_for_room(Member& to, Deadline deadline) {
     Connection* const out = guard.lane();
     return out && out->is_full();
   };
-  while (to.is_full.load(std::memory_order_relaxed)) [[unlikely]] {
-      check_can_send(to);
-      if (!is_full()) {
-        to.is_full = false;
-        return;
-      }
-      if (deadline.has_passed())
-        throw Error(ErrorCode::timeout,
-                    fmt::format("{} has read none of the calls that wait for it in time", to.name()));
-      look_once();
-      std::this_thread::sleep_for(kPause);
+  while (to.is_full.load(std::memory_order_relaxed)) {
+    check_can_send(to);
+    if (!is_full()) {
+      to.is_full = false;
+      return;
     }
+    if (deadline.has_passed())
+      throw Error(ErrorCode::timeout,
+                  fmt::format("{} has read none of the calls that wait for it in time", to.name()));
+    look_once();
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline) {

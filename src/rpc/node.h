@@ -42,8 +42,9 @@ struct NodeOptions {
 /// the lanes.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
-/// Invariants: a call completes once. A lane is read in order, and a member that ends has its lane read to the end before
-/// its calls fail. No lock is held while waiting, except turn_, which the thread that looks at the lanes holds.
+/// Invariants: a call completes once. A lane is read in order. A member's calls fail once its lane has been read to the
+/// end, to its farewell, or to a damaged message. No lock is held while waiting, except turn_, which the thread that
+/// looks at the lanes holds.
 class Node final : private TransportHost {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
@@ -56,8 +57,8 @@ class Node final : private TransportHost {
   std::uint32_t number() const noexcept { return options_.number; }
   /// Returns what others join(). Valid until the node's end.
   Address address() override;
-  /// Adds another member, or this process, which is connected to at its first call. Throws peer_died if the member has
-  /// already ended, and invalid_argument if another member has its number.
+  /// Adds a member, which may be this process. The first call to the member connects to it. Throws peer_died if the
+  /// member has already ended, and invalid_argument if another member has its number.
   Member& join(const Address& address);
   /// Returns the last session with the member of that number, or with the first living member of that name; null if
   /// there is none.
@@ -66,8 +67,8 @@ class Node final : private TransportHost {
   /// Returns the session in which a member is called: the last one, or a new one if the connection of the last one was
   /// cut.
   Member& session_with(Member& known);
-  /// Returns whether the member may still live: it is connected, connects again now, or does not answer. Returns false
-  /// if the member has left or no process listens at its address.
+  /// Connects to the member if its connection was lost. Returns false if the member has left or no process listens at
+  /// its address, and true for a member that does not answer.
   bool may_return(Member& member, Deadline deadline);
 
   /// Connects to a member, unless it is connected. Throws peer_died, timeout.

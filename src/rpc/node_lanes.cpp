@@ -154,8 +154,9 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
 
 void Node::handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine) {
   const AnswerTail tail = take_tail<AnswerTail>(message.data);
-  CallRef call = calls_.take(tail.call);
-  if (!call || call->member() != from.number()) return;  // the call has timed out or was cancelled
+  CallRef call = calls_.take(tail.call, from.number());
+  if (!call)
+    return;  // the call has timed out or was cancelled, or the member answers another member's call
   Counters::count_alone(from.counters.answers);
   point("rpc.answer.taken");
   if (!is_in_order) {

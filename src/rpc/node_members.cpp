@@ -149,7 +149,7 @@ void Node::connect(Member& to, Deadline deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
   while (!to.opened->is_done()) {
     check_can_send(to);
-    to.transport->open(to, deadline);  // repeated, because another thread may have failed to open it
+    to.transport->open(to, deadline);  // throws its own failure; tries again if another thread failed
     point("rpc.lane.greeted");
     if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
     if (!waiter_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&

@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// The number of idle workers that stay. Further ones, which a burst of calls has started, end after
-/// kSlicesBeforeRetiring slices without work.
+/// The number of idle workers that stay. Further workers, which a burst of calls has started, end after
+/// kSlicesBeforeRetiring slices (kSleepSlice, a tenth of a second) without work.
 constexpr int kIdleWorkers = 4;
 constexpr int kSlicesBeforeRetiring = 10;
 
@@ -88,7 +88,7 @@ bool Node::look_for_work(Work& work) {
 }
 
 /// Decrements idle_ if enough idle workers remain, and returns whether it did. A worker that takes work reads idle_
-/// later, so one of the two sees that no idle worker is left.
+/// after that, in wants_worker(), so that it or the retiring worker sees that no idle worker is left.
 bool Node::try_retire() noexcept {
   int idle = idle_.load();
   while (idle > kIdleWorkers)

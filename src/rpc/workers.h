@@ -19,7 +19,8 @@ class Workers {
  public:
   /// Does one piece of work, and throws nothing.
   using Run = std::function<void(Work&)>;
-  /// Makes an object for threads of the program: `start` makes one more thread call work(), and throws nothing.
+  /// Makes an object for threads that the caller owns and limits: `start` makes one more thread call work(), and throws
+  /// nothing.
   Workers(Node& node, Run run, std::function<void()> start)
       : node_(node), run_(std::move(run)), start_(std::move(start)) {}
   /// Makes an object that starts up to `max_threads` threads itself.

@@ -153,6 +153,16 @@ TEST_F(Nodes, EndACallFromHereOnce) {
   EXPECT_EQ(a_.calls_under_way(), 0U);
 }
 
+TEST_F(Nodes, TakeNoAnswerFromAMemberThatWasNotCalled) {
+  answer_to("f", {});
+  const CallRef call = a_.begin_here(kForever, nullptr, [](void*) noexcept {});
+  b_.answer(*b_.find(0), call->number, Status::value, {});
+  answer_to("f", {});  // its answer comes behind the wrong one
+  EXPECT_FALSE(call->is_done());
+  EXPECT_EQ(a_.find_call(call->number), call);
+  EXPECT_TRUE(a_.end_call(call, End::cancelled));
+}
+
 TEST_F(Nodes, RefuseAMemberUnderATakenNumber) {
   Node other({"other", 1, 0ns});
   expect_refusal(ErrorCode::invalid_argument, {"member 1 of the group is b"},

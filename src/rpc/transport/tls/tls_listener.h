@@ -18,8 +18,8 @@ namespace onecopy::rpc {
 /// stranger. Strangers are limited in number, in total and for each address, and each stranger has five seconds. The
 /// kernel holds a connection back until its first bytes arrive.
 ///
-/// Thread safety: none of its own: the event loop's thread, but for the constructor, and the destructor once the loop has
-/// stopped.
+/// Thread safety: the event loop's thread alone calls the members. Any thread may construct a listener, and destroy it
+/// once the loop has stopped.
 class TlsListener {
  public:
   static constexpr std::size_t kMaxStrangers = 256, kMaxOfAnAddress = 64;

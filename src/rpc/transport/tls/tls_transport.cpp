@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kBeat{1000};
-/// A living process answers sooner.
+/// The max times for connecting and proving the key, and for a peer to say which member it is.
 constexpr std::chrono::seconds kConnectPatience{10}, kHelloPatience{5};
 
 /// A connection that sends messages over a link. The other process's own thread wakes the member.
@@ -131,8 +131,8 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
   return link;
 }
 
-/// Connects to a member that was cut off. Tries once, because the process may have ended or the network may still be
-/// cut.
+/// Connects to a member that was cut off. Reports a member that cannot be reached as peer_died, so that the call fails
+/// and its caller decides whether to call again.
 TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
   try {
     return connect(to, deadline);
@@ -365,9 +365,8 @@ void TlsTransport::flush() noexcept {
   while (!have_arrived() && !end.has_passed()) std::this_thread::sleep_for(1ms);
 }
 
-/// Abandons the connections in a forked child: they are the parent's, and the loop has no thread and perhaps a lock that
-/// stays
-/// locked.
+/// Abandons the connections in a forked child. The connections are the parent's, and the loop has no thread and perhaps
+/// a lock that stays locked.
 void TlsTransport::abandon() noexcept NO_THREAD_SAFETY_ANALYSIS {
   if (loop_) loop_->abandon();
   static_cast<void>(loop_.release());

@@ -32,8 +32,8 @@ class UcxWorker;
 /// for a single peer.
 class TlsTransport final : public Transport {
  public:
-  /// Makes the transport that TlsOptions::of_environment() describes. Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken, unsupported
-  /// without OpenSSL.
+  /// Makes the transport that TlsOptions::of_environment() describes. Throws invalid_argument for a listener beyond
+  /// loopback without a key, system if the address is taken, and unsupported without OpenSSL.
   explicit TlsTransport(TransportHost& host, const std::string& transport = {});
   ~TlsTransport() override { stop(); }
 
