@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import in_threads
+
 torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).resolve().parent
@@ -91,6 +93,11 @@ def test_there_is_no_memory_for_a_chunk_when_all_blocks_are_read(backend, other)
     assert not lmcache.store(backend, 10), "the other engine reads chunk 0"
     kept[1].ref_count_down()
     assert lmcache.store(backend, 10)
+
+
+def test_threads_that_come_first_together_use_one_arena(backend):
+    in_threads(lmcache.store, [(backend, number) for number in range(8)])
+    assert backend._arena.stats()["users"] == 1 and backend._arena.stats()["idle"] == 4
 
 
 def test_a_smaller_chunk_keeps_its_shape(backend):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import threading
@@ -39,15 +38,21 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         if config.local_cpu:
             raise ValueError("set local_cpu: false: LMCache's own cache would hold chunks of the arena for ever")
         self._extra = config.extra_config or {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._opened: store.Arena | None = None
         self._pins: dict[str, list[int]] = defaultdict(list)  # a lease for each pin, by key
 
     def __str__(self) -> str:
         return "OnecopyBackend"
 
-    @functools.cached_property
+    @property
     def _arena(self) -> store.Arena:
         """The arena of chunks of this size. LMCache knows the size when the engine has registered its layers."""
+        with self._lock:  # one arena for all threads, since a lease ends by the object that made it
+            self._opened = self._opened or self._open()
+            return self._opened
+
+    def _open(self) -> store.Arena:
         shapes, dtypes = self.metadata.get_shapes(), self.metadata.get_dtypes()
         chunk = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         size = -(-chunk // 64) * 64 + _FORM_BYTES

@@ -64,6 +64,7 @@ class ArenaBlocks::Change {
     throw Error(ErrorCode::timeout,
                 "a process of the arena is stopped in the middle of a call: let it go on, or end it");
   }
+
   void end() noexcept {
     point("arena.ends");
     std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -31,6 +31,12 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
   }
 }
 
+/// Throws invalid_argument for an arena.
+void check_object(const std::string& name, const Table& table) {
+  if (table.attributes.contains(kArenaAttribute))
+    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an arena: open it with arena()", name));
+}
+
 void check_request(const std::string& name, const PublishOptions& options) {
   check_name(name);
   if (options.keep == 0)
@@ -120,6 +126,7 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
 Draft Store::draft(const std::string& name, std::uint32_t keep) {
   const auto reading = client().open(name, 0, nullptr, Deadline::after(kKeeperPatience));
   const Table table = OpenTable(reading->files().front()).table;
+  check_object(name, table);
   std::vector<TensorSpec> tensors;
   for (const Row& row : table.rows) tensors.push_back({row.name, row.layout});
   return draft(name, tensors, device_of(table),
@@ -145,8 +152,7 @@ Version Store::open(const std::string& name, std::optional<std::uint64_t> number
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
   const VersionRecord version = reading->version();
-  if (opened.table.attributes.contains(kArenaAttribute))
-    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an arena: open it with arena()", name));
+  check_object(name, opened.table);
   check_key(opened.table.key, key, version);
   BlockRef memory = MappedMemory::open(device_of(opened.table), memory_of(opened.table, std::move(files)),
                                        std::move(*reading));

@@ -182,7 +182,7 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
   peer.deliver = [lane](Message&& message) {
     const bool is_answer = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::answer);
     lane->send(message, {}, kForever);
-    message.tensors.clear();  // to free a large one takes long, and is not left to the loop's thread
+    message.tensors.clear();  // so that the reader frees a large tensor, not the loop's thread
     if (is_answer && (message.tag & kInOrder) == 0) lane->ring_for_answer();
     else lane->ring_for_call();
   };

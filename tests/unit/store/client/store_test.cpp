@@ -280,6 +280,7 @@ TEST_P(StoreTest, AnArenaOutlivesAllItsUsersAndTheWorker) {
   EXPECT_THROW(store.arena("kv", 8, 4096, device == kCpu ? Device::parse("cuda:0") : kCpu), Error);
   EXPECT_THROW(store.arena("none", 0, 4096, device), Error);
   EXPECT_THROW(store.open("kv"), Error);
+  EXPECT_THROW(store.draft("kv"), Error);
 }
 
 TEST_F(StoreTest, AnArenaIsPinnedWhileThisProcessHasIt) {
