@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "device/backend.h"
+#include "memory/known_segments.h"
 #include "os/mutex.h"
 
 namespace onecopy {
@@ -114,18 +113,12 @@ class SegmentTable {
     /// The memory, shared by the table, callers inside a vendor's call, and holders that have it pinned.
     std::shared_ptr<DeviceMemory> memory;
   };
-  /// A segment that info() finds without the lock; number 0 means none.
-  struct Known {
-    std::atomic<std::uint32_t> number{0};
-    std::atomic<const SegmentInfo*> info{nullptr};
-  };
-  static constexpr std::size_t kKnown = 64;
   Entry find(std::uint32_t number) const;
   const Entry& entry(std::uint32_t number) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::uint32_t, Entry> entries_ GUARDED_BY(mutex_);
-  mutable std::array<Known, kKnown> known_;  ///< written under mutex_
+  mutable KnownSegments<SegmentInfo> known_;  ///< written under mutex_
   std::vector<std::uint32_t> retired_
       GUARDED_BY(mutex_);  ///< not reported to on_retire yet; has room for all entries
   std::uint32_t last_ GUARDED_BY(mutex_) = 0;

@@ -40,7 +40,7 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
     const auto at = entries_.find(number);
     if (at == entries_.end()) return;
     memory = std::move(at->second.memory);
-    if (Known& known = known_[number % kKnown]; known.number == number) known.number = 0;
+    known_.forget(number);
     entries_.erase(at);
     if (on_retire) retired_.push_back(number);
   }
@@ -123,17 +123,11 @@ std::byte* SegmentTable::allow(std::uint32_t number, int ordinal) const {
   return find(number).memory->allow(ordinal);
 }
 
-/// Takes no lock for most segments. A slot of `known_` changes only after its segment was removed, and numbers are not
-/// reused, so a slot with the number of a segment in use has the description of that segment.
 const SegmentInfo& SegmentTable::info(std::uint32_t number) const {
-  Known& known = known_[number % kKnown];
-  if (known.number == number) return *known.info.load();
+  if (const SegmentInfo* known = known_.find(number)) return *known;
   const LockGuard lock(mutex_);
   const SegmentInfo& info = entry(number).info;
-  if (known.number == 0) {
-    known.info = &info;
-    known.number = number;
-  }
+  known_.remember(number, info);
   return info;
 }
 

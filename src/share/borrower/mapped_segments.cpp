@@ -19,15 +19,13 @@ Access other_than(Access access) noexcept {
 }  // namespace
 
 SegmentPlace MappedSegments::find(std::uint32_t segment, Access access) {
-  if (!places_) return {};
-  if (const SegmentPlace place = places_->find(segment, access)) return place;
+  KnownSegments<SegmentPlace>& known = known_[static_cast<std::size_t>(access)];
+  if (const SegmentPlace* place = known.find(segment)) return *place;
   const LockGuard lock(mutex_);
   const Mapped* mapped = find_mapped(segment, access);
   if (!mapped) return {};
-  const DeviceMemory& memory = *mapped->memory;
-  const SegmentPlace place{memory.data(), memory.size(), memory.kind(), mapped->identity, mapped->user};
-  places_->remember(segment, access, place);
-  return place;
+  known.remember(segment, mapped->place);
+  return mapped->place;
 }
 
 SegmentPlace MappedSegments::find_any(std::uint32_t segment, Access access) {
@@ -51,10 +49,9 @@ void MappedSegments::map(const SegmentRequest& wanted, ExportedMemory memory) {
   // Logged first: other threads may open tensors of the segment as soon as it is known, and log after this line.
   log_debug([&] { return fmt::format("mapped segment {}, {} bytes", wanted.segment, size); });
   const LockGuard lock(mutex_);
-  Segments& known = mapped_[static_cast<std::size_t>(wanted.access)];
-  if (wanted.segment >= known.size()) known.resize(wanted.segment + 1);
-  if (!known[wanted.segment].memory)  // another thread may have mapped it first
-    known[wanted.segment] = {std::move(mapped), &identity, ordinal};
+  if (find_mapped(wanted.segment, wanted.access)) return;  // another thread has mapped it first
+  const SegmentPlace place{mapped->data(), mapped->size(), mapped->kind(), &identity, ordinal};
+  mapped_[static_cast<std::size_t>(wanted.access)][wanted.segment] = {place, std::move(mapped)};
 }
 
 ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access access) const {
@@ -66,7 +63,7 @@ ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access acces
                 fmt::format("segment {} of that owner is not mapped here {}", segment,
                             access == Access::read_write ? "for writing" : "any more"));
   ExportedMemory memory = mapped->memory->export_memory(access);
-  memory.device = mapped->identity->uuid;
+  memory.device = mapped->place.identity->uuid;
   return memory;
 }
 
@@ -84,17 +81,14 @@ std::shared_ptr<DeviceMemory> MappedSegments::memory(std::uint32_t segment, Acce
 
 std::size_t MappedSegments::count() const {
   const LockGuard lock(mutex_);
-  std::size_t count = 0;
-  for (const Segments& known : mapped_)
-    count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
-  return count;
+  return mapped_[0].size() + mapped_[1].size();
 }
 
 bool MappedSegments::uses_devices() const {
   const LockGuard lock(mutex_);
   return std::any_of(mapped_.begin(), mapped_.end(), [](const Segments& known) {
-    return std::any_of(known.begin(), known.end(), [](const Mapped& m) {
-      return m.memory && device_type(m.memory->kind()) != DeviceType::cpu;
+    return std::any_of(known.begin(), known.end(), [](const auto& mapped) {
+      return device_type(mapped.second.place.kind) != DeviceType::cpu;
     });
   });
 }
@@ -103,31 +97,33 @@ std::vector<std::uint32_t> MappedSegments::weak() const {
   const LockGuard lock(mutex_);
   std::vector<std::uint32_t> numbers;
   for (const Segments& known : mapped_)
-    for (std::size_t segment = 0; segment < known.size(); ++segment)
-      if (known[segment].memory && is_weak(known[segment].memory->kind()))
-        numbers.push_back(static_cast<std::uint32_t>(segment));
+    for (const auto& [segment, mapped] : known)
+      if (is_weak(mapped.place.kind)) numbers.push_back(segment);
   return numbers;
 }
 
 void MappedSegments::retire(std::uint32_t segment) noexcept {
-  std::array<std::shared_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
+  std::array<Segments::node_type, 2> retired;  // unmapped without the lock
   const LockGuard lock(mutex_);
-  if (places_) places_->forget(segment);
-  for (std::size_t access = 0; access < 2; ++access)
-    if (segment < mapped_[access].size()) retired[access] = std::move(mapped_[access][segment].memory);
+  for (std::size_t access = 0; access < 2; ++access) {
+    known_[access].forget(segment);
+    retired[access] = mapped_[access].extract(segment);
+  }
 }
 
 void MappedSegments::close() noexcept {
   const LockGuard lock(mutex_);
-  places_.reset();
-  // Frees its capacity as well, because closed peers stay.
-  for (Segments& known : mapped_) known = Segments();
+  for (std::size_t access = 0; access < 2; ++access) {
+    for (const auto& [segment, mapped] : mapped_[access]) known_[access].forget(segment);
+    mapped_[access].clear();
+  }
 }
 
 const MappedSegments::Mapped* MappedSegments::find_mapped(std::uint32_t segment,
                                                           Access access) const noexcept {
   const Segments& known = mapped_[static_cast<std::size_t>(access)];
-  return segment < known.size() && known[segment].memory ? &known[segment] : nullptr;
+  const auto at = known.find(segment);
+  return at == known.end() ? nullptr : &at->second;
 }
 
 const MappedSegments::Mapped* MappedSegments::find_any_mapped(std::uint32_t segment,

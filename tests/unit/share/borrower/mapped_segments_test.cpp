@@ -92,6 +92,19 @@ TEST(MappedSegments, ThatAreRetiredAreGoneForEveryAccess) {
   EXPECT_FALSE(segments.find_any(2, Access::read_only));
 }
 
+/// Few segments are found without the lock; the numbers of these two have one place there.
+TEST(MappedSegments, WhoseNumbersCollideAreAllFound) {
+  MappedSegments segments;
+  for (const std::uint32_t number : {3U, 3U + 64}) segments.map({number, Access::read_only}, segment());
+  std::byte* const second = segments.find(3 + 64, Access::read_only).data;
+  std::byte* const first = segments.find(3, Access::read_only).data;
+  EXPECT_NE(first, second);
+  EXPECT_EQ(segments.find(3 + 64, Access::read_only).data, second);
+  segments.retire(3 + 64);
+  EXPECT_EQ(segments.find(3, Access::read_only).data, first);
+  EXPECT_FALSE(segments.find(3 + 64, Access::read_only));
+}
+
 TEST(MappedSegments, MappedForReadingArePassedOnForReadingOnly) {
   MappedSegments segments;
   segments.map({1, Access::read_only}, segment());
