@@ -48,7 +48,7 @@ Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
       part_(part),
       is_to_host_(device_arg(device, "device") == kCpu) {}
 
-std::size_t Copies::add(nb::list objects) {
+std::size_t Copies::add(const nb::list& objects) {
   std::size_t added = 0;
   for (const nb::handle object : objects) {
     auto one = tensor_of(object);

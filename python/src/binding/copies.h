@@ -34,7 +34,7 @@ class Copies {
   Copies(nb::handle device, nb::object stream, std::size_t part);
 
   /// Adds objects up to the first that is not a plain tensor of onecopy or torch. Returns how many it added.
-  std::size_t add(nb::list objects);
+  std::size_t add(const nb::list& objects);
   /// Returns the copies. Throws as to_device().
   nb::list end();
 

@@ -56,6 +56,7 @@ NB_MODULE(_core, m) {
 
 #undef PyInit__core
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): the name that Python looks up
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   try {
     require_main_interpreter();

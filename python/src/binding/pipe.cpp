@@ -90,7 +90,7 @@ PipeEnd connect_handle(const PipeHandle& handle) {
 
 nb::bytes handle_bytes(const PipeHandle& handle) { return to_python(handle.to_bytes()); }
 
-PipeHandle handle_from_bytes(nb::bytes bytes) { return PipeHandle::from_bytes(span_of(bytes)); }
+PipeHandle handle_from_bytes(const nb::bytes& bytes) { return PipeHandle::from_bytes(span_of(bytes)); }
 
 void init_handle(nb::module_& m) {
   nb::class_<PipeHandle>(
@@ -108,6 +108,7 @@ void init_handle(nb::module_& m) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_pipe(nb::module_& m) {
   init_handle(m);
   m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),

@@ -210,7 +210,7 @@ Queue make_queue(std::int64_t maxsize) {
   return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
 }
 
-Queue connect_bytes(nb::bytes handle) {
+Queue connect_bytes(const nb::bytes& handle) {
   const ByteSpan bytes = span_of(handle);
   return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
 }

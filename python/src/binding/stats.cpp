@@ -96,6 +96,7 @@ void set_strategy_by_name(nb::handle name) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_stats(nb::module_& m) {
   m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
         "Returns counters of this process's memory, its holders, and memory of other processes.\n"

@@ -171,6 +171,7 @@ Handles capture_copies(nb::handle device, std::uintptr_t stream,
   GraphDriver* graphs = backend(on.type).graphs();
   if (!graphs) throw Error(ErrorCode::unsupported, "graphs of this device do not support copies");
   std::vector<CopyRange> ranges;
+  ranges.reserve(memory.size());
   for (const auto& [at, bytes] : memory)
     ranges.push_back({reinterpret_cast<std::byte*>(at), reinterpret_cast<const std::byte*>(at), bytes});
   Handles nodes;

@@ -90,6 +90,7 @@ std::uint64_t publish_as_it_is(store::Store& store, const std::string& name,
   return without_gil([&] { return store.publish(name, all, options); });
 }
 
+// NOLINTNEXTLINE(readability-function-size): the arguments of the function in Python
 std::uint64_t publish(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
                       const store::Texts& key, const store::Texts& attributes, bool checksums,
@@ -206,6 +207,7 @@ void add_arena(nb::module_& m) {
       .def("find",
            [](Arena& a, const std::vector<nb::bytes>& keys) {
              std::vector<std::string> texts;
+             texts.reserve(keys.size());
              for (const nb::bytes& key : keys) texts.push_back(key_of(key));
              return without_gil([&] { return a.find(texts); });
            })

@@ -441,7 +441,9 @@ std::optional<FlaggedTensor> share(PyObject* object) {
   const nb::handle tensor(object);
   auto placed = torch.placed(object);
   if (!placed) return std::nullopt;
-  auto& [layout, device, data] = *placed;
+  Layout& layout = placed->layout;
+  const Device device = placed->device;
+  std::byte* const data = placed->data;
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
@@ -585,6 +587,7 @@ nb::object reduce_shared(nb::handle tensor) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_torch(nb::module_& m) {
   m.def(
       "torch_share",

@@ -54,7 +54,8 @@ std::vector<Tensor> rows_of(const nb::list& tensors) {
   return rows;
 }
 
-nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, nb::handle classes) {
+nb::object decode_values(const nb::bytes& data, const nb::list& tensors, nb::handle rebuild,
+                         nb::handle classes) {
   const std::vector<Tensor> rows = rows_of(tensors);
   if (rebuild.is_none()) return decode_value(span_of(data), rows);
   std::vector<nb::object> received;
@@ -65,7 +66,7 @@ nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild, n
 }
 
 /// Reads a value as a program in C++ does, and returns the bytes of the value written again.
-nb::object rewrite_value(nb::bytes data, nb::list tensors) {
+nb::object rewrite_value(const nb::bytes& data, const nb::list& tensors) {
   Message message;
   rpc::encode_value(rpc::decode_value(span_of(data), rows_of(tensors)), message);
   return nb::make_tuple(to_python(message.data), to_list(message.tensors));

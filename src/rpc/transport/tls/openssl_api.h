@@ -12,7 +12,7 @@ namespace onecopy::openssl {
 
 using OSSL_LIB_CTX = struct LibraryContextTag;
 using SSL_METHOD = struct MethodTag;
-using SSL_CTX = struct ContextTag;
+using SSL_CTX = struct SslContextTag;
 using SSL = struct ConnectionTag;
 using SSL_SESSION = struct SessionTag;
 using SSL_CIPHER = struct CipherTag;

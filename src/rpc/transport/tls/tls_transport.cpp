@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -370,8 +371,9 @@ void TlsTransport::flush() noexcept {
 void TlsTransport::abandon() noexcept NO_THREAD_SAFETY_ANALYSIS {
   if (loop_) loop_->abandon();
   static_cast<void>(loop_.release());
-  static_cast<void>(new std::shared_ptr<UcxWorker>(std::move(ucx_)));  // UCX does not survive a fork
-  static_cast<void>(new auto(std::move(old_ucx_)));
+  // UCX does not survive a fork.
+  static_cast<void>(new (std::nothrow) std::shared_ptr<UcxWorker>(std::move(ucx_)));
+  static_cast<void>(new (std::nothrow) std::vector<std::shared_ptr<UcxWorker>>(std::move(old_ucx_)));
 }
 
 void TlsTransport::stop() noexcept {

@@ -10,8 +10,7 @@
 namespace onecopy::ucx {
 
 /// The library libucp.so.0 of UCX 1.17 or later, loaded at first use and never unloaded: the one that ONECOPY_UCX_LIBRARY
-/// names, else the
-/// system's, else the one of the wheel libucx-cu13 beside this package.
+/// names, else the system's, else the one of the wheel libucx-cu13 beside this package.
 /// Thread safety: all members may be called concurrently.
 class Library {
  public:

@@ -5,15 +5,14 @@
 #include <cstdint>
 
 /// The part of UCP's C interface that is used here, with the names of its headers, so that building needs no UCX. Where the
-/// real
-/// headers are there, tests/unit/rpc/ucp_abi_test.cpp compares these declarations with them. Nothing of it is linked: ucp.h
-/// finds
-/// the calls at run time. UCP keeps its interface stable from 1.17 on: a structure says in its mask which fields are set.
+/// real headers are there, tests/unit/rpc/ucp_abi_test.cpp compares these declarations with them. Nothing of it is linked:
+/// ucp.h finds the calls at run time. UCP keeps its interface stable from 1.17 on: a structure says in its mask which fields
+/// are set.
 // NOLINTBEGIN(readability-identifier-naming): the names of UCX
 namespace onecopy::ucx {
 
 using ucp_config_t = struct ConfigTag;
-using ucp_context_h = struct ContextTag*;
+using ucp_context_h = struct UcpContextTag*;
 using ucp_worker_h = struct WorkerTag*;
 using ucp_ep_h = struct EndpointTag*;
 using ucp_address_t = struct AddressTag;

@@ -28,9 +28,8 @@ struct UcxHead {
 static_assert(sizeof(UcxHead) == 24);
 
 /// Returns the beginning of a message: its tag, the layouts of its tensors, its plain bytes, and the bytes of small tensors
-/// in memory
-/// of the CPU. docs/design/formats/rpc-stream-v1.md describes it. `apart` gets the numbers of the other tensors, which are
-/// sent apart.
+/// in memory of the CPU. docs/design/formats/rpc-stream-v1.md describes it. `apart` gets the numbers of the other tensors,
+/// which are sent apart.
 Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart);
 /// Returns the beginning that asks the receiver to tell when it has all that was sent before.
 Bytes encode_question();
