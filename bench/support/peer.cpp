@@ -60,9 +60,6 @@ void Talk::say(std::string_view text) {
 }
 
 bool Talk::try_hear(std::string& text) {
-  pollfd wait{socket_.get(), POLLIN, 0};
-  if (::poll(&wait, 1, kPatienceMs) == 0)
-    throw Error(ErrorCode::timeout, "the other process of the benchmark says nothing");
   text.resize(64 * 1024);
   const ssize_t size = ::recv(socket_.get(), text.data(), text.size(), 0);
   text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
@@ -70,6 +67,9 @@ bool Talk::try_hear(std::string& text) {
 }
 
 std::string Talk::hear() {
+  pollfd wait{socket_.get(), POLLIN, 0};
+  if (::poll(&wait, 1, kPatienceMs) == 0)
+    throw Error(ErrorCode::timeout, "the other process of the benchmark says nothing");
   std::string text;
   if (!try_hear(text)) throw Error(ErrorCode::peer_died, "the other process of the benchmark ended");
   if (text.rfind("error: ", 0) == 0)

@@ -19,7 +19,7 @@ class Talk {
   /// Returns the next message. Throws peer_died if the other end has ended, timeout after two minutes.
   std::string hear();
   double hear_number();
-  /// Receives the next message. Returns false if the other end sends no more.
+  /// Waits for the next message without a limit. Returns false if the other end sends no more.
   bool try_hear(std::string& text);
 
  private:
