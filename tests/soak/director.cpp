@@ -118,6 +118,7 @@ void Director::run_round() {
   while (agents_.size() < 2) start_program();
   model_.forget_old_blocks(kKeptBlocks);
   planner_.begin_round();
+  model_.begin_round();
   Parts parts = choose_parts();
   for (Part& part : parts) send(part);
   strike(parts);

@@ -68,25 +68,28 @@ bool Model::is_held_elsewhere(const Item& item) const {
   return std::all_of(item.blocks.begin(), item.blocks.end(), [&](Id block) { return is_held(block); });
 }
 
+std::set<Id> Model::owners_of(const Item& item) const {
+  std::set<Id> owners;
+  for (const Id block : item.blocks)
+    if (const auto at = blocks.find(block); at != blocks.end()) owners.insert(at->second.owner);
+  return owners;
+}
+
 std::set<Id> Model::owners_that_wait_for(Id putter) const {
   std::set<Id> owners;
-  const auto add = [&](const Item& item) {
-    if (item.putter != putter) return;
-    for (const Id block : item.blocks)
-      if (const auto at = blocks.find(block); at != blocks.end()) owners.insert(at->second.owner);
-  };
   for (const auto& [name, queue] : queues)
-    for (const Item& item : queue.items) add(item);
-  const auto now = std::chrono::steady_clock::now();
+    for (const Item& item : queue.items)
+      if (item.putter == putter) owners.merge(owners_of(item));
   for (const Passed& passed : passed_)
-    if (now - passed.since <= kPutterLooksWithin) add(passed.item);
+    if (passed.putter == putter && round_began_ - passed.since <= kPutterLooksWithin)
+      owners.insert(passed.owners.begin(), passed.owners.end());
   return owners;
 }
 
 void Model::pass_first(QueueModel& queue) {
-  const auto now = std::chrono::steady_clock::now();
-  while (!passed_.empty() && now - passed_.front().since > kPutterLooksWithin) passed_.pop_front();
-  passed_.push_back({now, std::move(queue.items.front())});
+  while (!passed_.empty() && round_began_ - passed_.front().since > kPutterLooksWithin) passed_.pop_front();
+  const Item& item = queue.items.front();
+  passed_.push_back({std::chrono::steady_clock::now(), item.putter, owners_of(item)});
   queue.items.pop_front();
 }
 

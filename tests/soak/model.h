@@ -88,9 +88,10 @@ class Model {
   /// Returns whether a live process that the getter cannot know holds all blocks of the item.
   bool is_held_elsewhere(const Item& item) const;
 
+  void begin_round() { round_began_ = std::chrono::steady_clock::now(); }
   /// Owners of blocks that the dead putter's page may still count as under way: of its items in queues, and of items
-  /// taken too short a time ago for it to have looked. The owner waits ten minutes for a queue that it does not have
-  /// open.
+  /// taken too short a time before this round for it to have looked, since it may have been stopped when the round began.
+  /// The owner waits ten minutes for a queue that it does not have open.
   std::set<Id> owners_that_wait_for(Id putter) const;
 
   // The outcome.
@@ -107,11 +108,14 @@ class Model {
   static constexpr std::chrono::seconds kPutterLooksWithin{1};
   struct Passed {
     std::chrono::steady_clock::time_point since;
-    Item item;
+    Id putter;
+    std::set<Id> owners;  ///< of the item's blocks, which may be forgotten before the putter dies
   };
 
   bool serves(Id agent, const QueueModel& queue, const Item& item, Id owner) const;
+  std::set<Id> owners_of(const Item& item) const;
 
+  std::chrono::steady_clock::time_point round_began_;
   std::deque<Passed> passed_;
 };
 
