@@ -217,7 +217,7 @@ TEST_F(TlsMembers, ThatAreKilledAtAnyMomentEndCallsWithAnAnswerOrAnError) {
 }
 
 TEST_F(TlsMembers, EndWhileOthersConnect) {
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 30; ++round) {
     auto ending = std::make_unique<Agent>(AgentOptions{.name = "ending", .number = 1});
     Agent caller({.name = "caller"});
     caller.join(ending->address());

@@ -272,7 +272,7 @@ TEST(Queue, LeavesNothingBehind) {
 TEST(Queue, TwoThreadsMayMeetASegmentForTheFirstTimeTogether) {
   Watchdog watchdog;
   const Tensor tensor = number(7);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 50; ++round) {
     Queue queue = Queue::create();
     for (int i = 0; i < 6; ++i) queue.put(tensor);
     std::barrier start(2);
