@@ -364,8 +364,8 @@ class Store:
         return bytes(found.tensors("onecopy")[0])
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns a dict for each object: its name, its ``current`` version, and its ``versions`` with their bytes,
-        device and readers."""
+        """Returns a dict for each object and arena: its name, ``is_arena``, its ``current`` version, and its ``versions``
+        with their bytes, device and readers."""
         return self._core.list()
 
     def rollback(self, name: str, *, to: int) -> None:

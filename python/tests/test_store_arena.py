@@ -64,6 +64,15 @@ def test_pin_refuses_memory_of_the_store(store):
         onecopy.pin(arena.tensor)
 
 
+def test_an_object_cannot_take_the_name_of_an_arena(store, arena):
+    with pytest.raises(onecopy.InvalidArgument, match='"kv" is an arena: choose another name'):
+        store.put_bytes("kv", b"x")
+    assert [(one["name"], one["is_arena"]) for one in store.list()] == [("kv", True)]
+    store.delete("kv")
+    store.put_bytes("kv", b"x")
+    assert [(one["name"], one["is_arena"]) for one in store.list()] == [("kv", False)]
+
+
 def test_other_sizes_and_objects_are_refused(store, arena):
     with pytest.raises(onecopy.InvalidArgument, match="8 blocks of 4096 bytes, and 9 of 4096"):
         store.arena("kv", blocks=9, block_bytes=4096)

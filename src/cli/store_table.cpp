@@ -21,7 +21,10 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
                         {"readers", v.readers},
                         {"publisher", v.publisher},
                         {"made_at", static_cast<double>(v.made_at) * 1e-9}});
-  return {{"name", object.name}, {"current", object.current}, {"versions", versions}};
+  return {{"name", object.name},
+          {"current", object.current},
+          {"is_arena", object.is_arena},
+          {"versions", versions}};
 }
 
 }  // namespace
@@ -45,7 +48,8 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
   for (const auto& object : objects)
     for (const auto& v : object.versions)
       table.add({escaped(object.name),
-                 fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
+                 object.is_arena ? "arena"
+                                 : fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
                  format_bytes(v.bytes), v.device, std::to_string(v.readers), age_of(v)});
   return table.str(width);
 }

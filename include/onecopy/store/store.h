@@ -174,6 +174,7 @@ struct VersionInfo {
 struct ObjectInfo {
   std::string name;
   std::uint64_t current = 0;
+  bool is_arena = false;  ///< an arena, whose only version is its blocks
   std::vector<VersionInfo> versions;
 };
 /// The two processes of the keeper.

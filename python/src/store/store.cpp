@@ -121,6 +121,7 @@ nb::list list(store::Store& store) {
     nb::dict entry;
     entry["name"] = nb::str(object.name.data(), object.name.size());
     entry["current"] = object.current;
+    entry["is_arena"] = object.is_arena;
     entry["versions"] = versions;
     objects.append(entry);
   }

@@ -56,7 +56,6 @@ void make_arena(Client& client, const std::string& name, std::uint32_t blocks, s
                 Device device) {
   check_outlives_its_maker(device);
   Table table = table_for(device, {});
-  table.attributes[kArenaAttribute] = fmt::format("{} blocks of {} bytes", blocks, block_bytes);
   const Layout layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)});
   table.rows = {{"blocks", layout, 0}};
   const BlockRef block = MappedMemory::create(device, place(table.rows));
@@ -66,12 +65,12 @@ void make_arena(Client& client, const std::string& name, std::uint32_t blocks, s
   describe(exported, table);
   exported.fds.push_back(make_control(blocks, block_bytes));
   VersionRecord version = record_of(name, device, memory.size(), 1);
-  version.is_as_is = true;  // the memory is not sealed
+  version.kind = VersionKind::arena;
   publish_version(client, table, version, exported.fds);
 }
 
-void check_arena(const std::string& name, const Table& table, Device device) {
-  if (!table.attributes.contains(kArenaAttribute) || table.rows.size() != 1)
+void check_arena(const std::string& name, const VersionRecord& version, const Table& table, Device device) {
+  if (version.kind != VersionKind::arena || table.rows.size() != 1)
     throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not an arena", name));
   if (device_of(table) != device)
     throw Error(ErrorCode::invalid_argument,
@@ -98,7 +97,7 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   std::vector<Fd> files = reading->files();
   const OpenTable opened(files.front());
   const Table& table = opened.table;
-  check_arena(name, table, device);
+  check_arena(name, reading->version(), table, device);
   const std::uint64_t bytes = file_size(files.back());
   Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
   BlockRef block = MappedMemory::open(device, memory_of(table, std::move(files)), std::move(*reading),

@@ -32,9 +32,10 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
 }
 
 /// Throws invalid_argument for an arena.
-void check_object(const std::string& name, const Table& table) {
-  if (table.attributes.contains(kArenaAttribute))
-    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an arena: open it with arena()", name));
+void check_object(const VersionRecord& version) {
+  if (version.kind == VersionKind::arena)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("\"{}\" is an arena: open it with arena()", version.name));
 }
 
 void check_request(const std::string& name, const PublishOptions& options) {
@@ -56,7 +57,7 @@ std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<c
   std::uint64_t bytes = 0;
   for (const Row& row : table.rows) bytes += row.layout.nbytes();
   VersionRecord version = record_of(name, device, bytes, options.keep);
-  version.is_as_is = true;
+  version.kind = VersionKind::as_is;
   const std::vector<Fd> files = memory.keep_and_export();
   return publish_version(client, table, version, files);
 }
@@ -125,8 +126,8 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
 
 Draft Store::draft(const std::string& name, std::uint32_t keep) {
   const auto reading = client().open(name, 0, nullptr, Deadline::after(kKeeperPatience));
+  check_object(reading->version());
   const Table table = OpenTable(reading->files().front()).table;
-  check_object(name, table);
   std::vector<TensorSpec> tensors;
   for (const Row& row : table.rows) tensors.push_back({row.name, row.layout});
   return draft(name, tensors, device_of(table),
@@ -149,10 +150,10 @@ std::uint64_t Store::publish(const std::string& name, std::span<const NamedTenso
 Version Store::open(const std::string& name, std::optional<std::uint64_t> number, const Texts& key) {
   if (number == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
   auto reading = client().open(name, number.value_or(0), nullptr, Deadline::after(kKeeperPatience));
+  const VersionRecord version = reading->version();
+  check_object(version);
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
-  const VersionRecord version = reading->version();
-  check_object(name, opened.table);
   check_key(opened.table.key, key, version);
   BlockRef memory = MappedMemory::open(device_of(opened.table), memory_of(opened.table, std::move(files)),
                                        std::move(*reading));
@@ -179,8 +180,10 @@ std::vector<ObjectInfo> Store::list() {
     const auto listing = client().ask<Listing>(from);
     if (listing.objects.empty()) return objects;
     for (const ListedObject& listed : listing.objects) {
-      if (objects.empty() || objects.back().name != listed.name) objects.push_back({listed.name, 0, {}});
+      if (objects.empty() || objects.back().name != listed.name)
+        objects.push_back({listed.name, 0, false, {}});
       objects.back().current = listed.current;
+      objects.back().is_arena = listed.is_arena;
       for (const ListedVersion& v : listed.versions)
         objects.back().versions.push_back({v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device});
     }

@@ -12,6 +12,15 @@ namespace onecopy::store {
 /// A random name of one attempt to publish, by which a repeated attempt makes only one version.
 using Token = std::array<std::uint8_t, 16>;
 
+/// The ways in which the memory of a version is made.
+enum class VersionKind : std::uint8_t {
+  copied,  ///< the chunks are sealed, so no process can write them
+  /// The memory is where its publisher made it, and is not sealed. The chunks are followed by descriptors of pipes: while a
+  /// pipe is open in any process, its maker keeps memory for the version.
+  as_is,
+  arena,  ///< blocks that processes write, followed by the memory of their leases and keys
+};
+
 /// A version as the keeper knows it, without the tensors.
 struct VersionRecord {
   std::uint64_t id = 0;      ///< the version's number in this keeper; never reused
@@ -24,11 +33,9 @@ struct VersionRecord {
   std::int64_t made_at = 0;    ///< nanoseconds since 1970
   std::int32_t publisher = 0;  ///< pid
   std::uint32_t keep = 0;      ///< the number of versions of the object that stay, this one included
-  /// The memory is where its publisher made it, and is not sealed. The chunks are followed by descriptors of pipes:
-  /// while a pipe is open in any process, its maker keeps memory for the version.
-  bool is_as_is = false;
+  VersionKind kind = VersionKind::copied;
 
-  void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep, is_as_is); }
+  void fields(auto& f) { f(id, number, name, token, bytes, device, made_at, publisher, keep, kind); }
   bool operator==(const VersionRecord&) const = default;
 };
 

@@ -48,9 +48,6 @@ struct Table {
   std::vector<Part> parts;                ///< joined in this order they are the version's memory
 };
 
-/// The attribute that tells the table of an arena from that of an object.
-inline constexpr const char* kArenaAttribute = "onecopy.arena";
-
 /// Checks that all names differ. Throws invalid_argument.
 void check_names(const std::vector<Row>& rows);
 /// Places the rows one after another and returns their total size in bytes. Throws invalid_argument for a name that

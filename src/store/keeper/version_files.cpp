@@ -33,7 +33,7 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   if (fds.empty()) throw Error(ErrorCode::invalid_argument, "a version came without its table");
   check_seals(fds.front(), kSealShrink | kSealGrow | kSealWrite, "the table");
   if (version.device != "cpu") return;
-  if (version.is_as_is) return check_chunks_as_they_are(fds.subspan(1));
+  if (version.kind != VersionKind::copied) return check_chunks_as_they_are(fds.subspan(1));
   std::uint64_t bytes = 0;
   for (const Fd& chunk : fds.subspan(1)) {
     check_seals(chunk, kSealShrink | kSealGrow | kSealFutureWrite, "a chunk");

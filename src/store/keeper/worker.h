@@ -54,6 +54,7 @@ class Worker {
   void release(Connection& c, ByteSpan packet);
   void offer(Connection& c, Packet packet);
   void list(Connection& c, ByteSpan packet);
+  void check_kind(const VersionRecord& version) const;
   ListedVersion describe(const VersionRecord& version) const;
   void rollback(Connection& c, ByteSpan packet);
   void remove(Connection& c, ByteSpan packet);

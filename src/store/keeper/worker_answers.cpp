@@ -74,11 +74,23 @@ void Worker::admit(Connection& c, ByteSpan packet) {
   send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
 }
 
+/// Throws invalid_argument for an arena under the name of an object, and for an object under the name of an arena.
+void Worker::check_kind(const VersionRecord& version) const {
+  if (version.kind > VersionKind::arena) throw Error(ErrorCode::protocol, "a version has an unknown kind");
+  const auto* const current = catalog_.current(version.name);
+  const bool is_arena = version.kind == VersionKind::arena;
+  if (!current || is_arena == (current->record.kind == VersionKind::arena)) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("\"{}\" is {}: choose another name, or remove it first", version.name,
+                          is_arena ? "an object" : "an arena"));
+}
+
 void Worker::publish(Connection& c, Packet packet) {
   auto version = unpack<Publish>(packet.bytes).version;
   check_name(version.name);
   if (const auto* const before = catalog_.find(version.name, version.token))
     return send(c, pack(Published{before->record.number}));
+  check_kind(version);
   check_files(version, packet.fds);
   version.publisher = c.pid;
   make_room(version);
@@ -109,6 +121,7 @@ void Worker::offer(Connection& c, Packet packet) {
   check_name(offered.name);
   const auto* known = catalog_.find(offered.name, offered.token);
   if (!known) {
+    check_kind(offered);
     check_files(offered, packet.fds);
     make_room(offered);
     if (catalog_.find(offered.name, offered.number))
@@ -134,8 +147,9 @@ void Worker::list(Connection& c, ByteSpan packet) {
     auto version = state.versions.upper_bound(name == wanted.after ? wanted.number : 0);
     if (version == state.versions.end()) continue;
     if (bytes >= kListingBytes) break;
-    ListedObject& listed =
-        listing.objects.emplace_back(ListedObject{name, catalog_.current(name)->record.number, {}});
+    const VersionRecord& current = catalog_.current(name)->record;
+    ListedObject& listed = listing.objects.emplace_back(
+        ListedObject{name, current.number, current.kind == VersionKind::arena, {}});
     for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
       listed.versions.push_back(describe(version->second.record));
       bytes += encode_fields(listed.versions.back()).size();
