@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children of multiprocessing for the length of a block, threads, and torch without the functions that could replace onecopy's."""
+"""Children of multiprocessing and threads for the length of a block, signals that end a block, and torch without the functions
+that could replace onecopy's.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+import pytest
+
+
+def interpret(program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a fresh interpreter to its end, and captures its output."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 @contextlib.contextmanager
@@ -24,6 +38,15 @@ def running(context: Any, target: Any, *arguments: Any, exitcode: int | None = 0
     child.close()
 
 
+@contextlib.contextmanager
+def running_all(context: Any, *targets: tuple[Any, ...]) -> Iterator[None]:
+    """Starts a child for each (function, argument, ...), and waits for their ends after the block."""
+    with contextlib.ExitStack() as children:
+        for target in targets:
+            children.enter_context(running(context, *target))
+        yield
+
+
 def run(context: Any, target: Any, *arguments: Any, exitcode: int | None = 0) -> None:
     """Runs a child to its end."""
     with running(context, target, *arguments, exitcode=exitcode):
@@ -36,21 +59,56 @@ def same_storage(a: Any, b: Any) -> bool:
 
 
 def refuse_to_rebuild(set_attribute: Any = setattr) -> None:
-    """Makes torch's rebuild functions raise: a tensor that arrives nevertheless was opened by onecopy."""
+    """Makes torch's rebuild functions raise: a tensor with memory that arrives nevertheless was opened by onecopy."""
     from torch.multiprocessing import reductions
 
     def refuse(*arguments: Any, **named: Any) -> None:
         raise AssertionError("torch carried this, not onecopy")
 
     for name in dir(reductions):
-        if name.startswith("rebuild_") and name != "rebuild_event":
+        if name.startswith("rebuild_") and name not in ("rebuild_event", "rebuild_meta_tensor"):
             set_attribute(reductions, name, refuse)
+
+
+@contextlib.contextmanager
+def beside(function: Any, *calls: Any) -> Iterator[None]:
+    """Calls the function in a thread for each tuple of arguments, and waits for their ends after the block."""
+    threads = [threading.Thread(target=function, args=arguments) for arguments in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
 
 
 def in_threads(function: Any, calls: Any) -> None:
     """Calls the function in a thread for each tuple of arguments, all at once, and waits for their ends."""
-    threads = [threading.Thread(target=function, args=arguments) for arguments in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with beside(function, *calls):
+        pass
+
+
+def errors_of_waits(wait: Any, end: Any, expected: Any, count: int = 1) -> list[Exception]:
+    """Returns the errors with which waiting threads end after a call of `end`."""
+    errors = []
+
+    def attempt() -> None:
+        try:
+            wait()
+        except expected as error:
+            errors.append(error)
+
+    with beside(attempt, *[()] * count):
+        end()
+    return errors
+
+
+@contextlib.contextmanager
+def interrupted(expected: Any = KeyboardInterrupt, number: int = signal.SIGINT) -> Iterator[Any]:
+    """Sends a signal to this process shortly after the block has begun. The block must end by the exception."""
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
+    with pytest.raises(expected) as raised:
+        timer.start()
+        yield raised
+    timer.join()

@@ -87,6 +87,34 @@ def _portable(error: Exception) -> Exception:
     return type(error)(str(error)) if known else RuntimeError(f"{type(error).__name__}: {error}")
 
 
+def results(members) -> list:
+    """Returns the results of the functions that the members have begun."""
+    return [member.result() for member in members]
+
+
+def together(members, function, *arguments) -> list:
+    """Calls a function in all members at once. Returns its results."""
+    for member in members:
+        member.begin(function, *arguments)
+    return results(members)
+
+
+def said_in_a_fork(call) -> str:
+    """Returns the text of the RuntimeError that a call raises in a forked child."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            call()
+            text = "it worked"
+        except RuntimeError as error:
+            text = str(error)
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return os.read(reading, 4096).decode()
+
+
 def init(file: str, rank: int, size: int, name: str, options: dict) -> None:
     """Calls init_rpc() in a member."""
     from onecopy.distributed import rpc
@@ -125,8 +153,7 @@ class Group:
         self.file = f"{directory}/rendezvous-{next(_numbers)}"
         for rank, member in enumerate(self.members):
             member.begin(self.init, self.file, rank, size, f"worker{rank}", options)
-        for member in self.members:
-            member.result()
+        results(self.members)
 
     def __getitem__(self, rank: int) -> Member:
         return self.members[rank]
@@ -150,10 +177,7 @@ class Group:
         """shutdown() of all that live."""
         living = [m for m in self.members if m.process.is_alive()]
         everyone = len(living) == len(self.members)
-        for member in living:
-            member.begin(self.shutdown, everyone)
-        for member in living:
-            member.result()
+        together(living, self.shutdown, everyone)
 
 
 def native_init(file: str, rank: int, size: int | None, name: str, options: dict) -> None:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from onecopy import _core
 from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, torch_engine
+from processes import in_threads
 
 WORKER = 3
 
@@ -156,11 +157,7 @@ def test_gradients_arrive_from_many_threads():
             changes.append(found.take([(number, [ONE * number])])[1])
             found.owed()
 
-    threads = [threading.Thread(target=arrive, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(arrive, [(i,) for i in range(8)])
     assert len(calls) == 1 and sum(changes) == 0
     assert torch.equal(context.gradients[shared], ONE * 2 * sum(range(count)))
     assert all(torch.equal(context.gradients[t], ONE * i) for i, t in enumerate(leaves))
@@ -169,11 +166,7 @@ def test_gradients_arrive_from_many_threads():
 def test_a_leaf_of_many_components_gets_all_parts():
     count, shared = 100, leaf(3)
     context, found = evaluation([[shared * i] for i in range(count)])
-    threads = [threading.Thread(target=found.take, args=([(i, [ONE])],)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(found.take, [([(i, [ONE])],) for i in range(count)])
     assert torch.equal(context.gradients[shared], ONE * sum(range(count)))
 
 

@@ -10,13 +10,9 @@ torch = pytest.importorskip("torch")
 import onecopy.distributed.autograd as dist_autograd
 from onecopy.distributed import rpc
 from onecopy.distributed.optim import DistributedOptimizer
-from rpc_group import Group
+from rpc_group import shared_group
 
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    with Group(tmp_path_factory.mktemp("rpc"), 3) as group:
-        yield group
+three = shared_group(3)
 
 
 class Layer(torch.nn.Module):

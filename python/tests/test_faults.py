@@ -9,7 +9,7 @@ import threading
 import time
 
 import onecopy
-from devices import settled
+from devices import eventually, settled
 from processes import in_threads
 
 READER = """
@@ -51,20 +51,16 @@ def test_borrowers_killed_at_any_time_leave_nothing(kills):
             reader.kill()
             reader.communicate()
             assert reader.returncode == -signal.SIGKILL
-    for _ in range(3000):
+
+    def more(*names: str) -> int:
         now = onecopy.stats()
-        if now["borrowers"] == before["borrowers"] and now["limbo"] == before["limbo"]:
-            break
-        time.sleep(0.02)
+        return sum(now[name] - before[name] for name in names)
+
+    assert eventually(lambda: more("borrowers") == more("limbo") == 0)
     del value, handle
-    for _ in range(3000):
-        onecopy.collect()
-        now = onecopy.stats()
-        if now["live_blocks"] + now["limbo"] <= before["live_blocks"] + before["limbo"] - 51:
-            break
-        time.sleep(0.02)
-    assert now["live_blocks"] + now["limbo"] == before["live_blocks"] + before["limbo"] - 51
-    assert now["descriptors"] <= before["descriptors"] + 2
+    assert eventually(lambda: onecopy.collect() or more("live_blocks", "limbo") <= -51)
+    assert more("live_blocks", "limbo") == -51
+    assert more("descriptors") <= 2
 
 
 def test_owners_killed_at_any_time_give_clean_errors(kills):
@@ -85,13 +81,13 @@ def test_owners_killed_at_any_time_give_clean_errors(kills):
         owner.communicate()
         assert owner.returncode == -signal.SIGKILL
     tree = None
-    for _ in range(3000):
+
+    def is_clean() -> bool:
         onecopy.collect()
         stats = onecopy.stats()
-        if stats["foreign_segments"] == 0 and stats["descriptors"] <= before + 2:
-            break
-        time.sleep(0.02)
-    assert stats["foreign_segments"] == 0 and stats["descriptors"] <= before + 2
+        return stats["foreign_segments"] == 0 and stats["descriptors"] <= before + 2
+
+    assert eventually(is_clean)
 
 
 def test_threads_share_and_open_at_once():

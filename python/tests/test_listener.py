@@ -2,8 +2,6 @@
 """onecopy.Listener and connect: programs that were started on their own find each other."""
 
 import contextlib
-import os
-import signal
 import socket
 import threading
 import uuid
@@ -12,6 +10,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
+from processes import beside, errors_of_waits, interrupted
 
 CLIENT = """
     import sys
@@ -68,10 +67,8 @@ def test_another_key_is_refused_counted_and_does_not_end_the_wait(address):
 
     listener = _core.Listener(address, b"key")
     assert listener.refused == 0
-    thread = threading.Thread(target=clients, args=(listener.address,))
-    thread.start()
-    assert not listener.accept(timeout=60).closed
-    thread.join()
+    with beside(clients, (listener.address,)):
+        assert not listener.accept(timeout=60).closed
     assert len(errors) == 2 and listener.refused == 2
     listener.close()
     assert listener.refused == 2
@@ -92,18 +89,7 @@ def test_nobody_listens(address):
 
 def test_closing_ends_an_accept_of_another_thread(address):
     listener = _core.Listener(address, b"key")
-    errors = []
-
-    def wait():
-        try:
-            listener.accept()
-        except onecopy.errors.Closed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    listener.close()
-    thread.join()
+    errors = errors_of_waits(listener.accept, listener.close, onecopy.errors.Closed)
     assert len(errors) == 1 and listener.closed
     with pytest.raises(onecopy.errors.Closed):
         listener.accept()
@@ -117,23 +103,17 @@ def test_one_thread_accepts_at_a_time(address):
             with contextlib.suppress(onecopy.InvalidArgument, onecopy.errors.Closed):  # the main thread accepts
                 listener.accept()
 
-    thread = threading.Thread(target=accept)
-    thread.start()
-    with pytest.raises(onecopy.InvalidArgument):
-        while True:  # until that thread is in there
-            with contextlib.suppress(onecopy.errors.Timeout):
-                listener.accept(timeout=0)
-    listener.close()
-    thread.join()
+    with beside(accept, ()), contextlib.closing(listener):
+        with pytest.raises(onecopy.InvalidArgument):
+            while True:  # until that thread is in there
+                with contextlib.suppress(onecopy.errors.Timeout):
+                    listener.accept(timeout=0)
 
 
 def test_keyboard_interrupt_ends_accept(address):
     with _core.Listener(address, b"key") as listener:
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            timer.start()
+        with interrupted():
             listener.accept()
-        timer.join()
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -148,12 +128,9 @@ def silent_address(request, tmp_path):
 
 @pytest.mark.parametrize("timeout", [5.0, None])
 def test_keyboard_interrupt_ends_connect(silent_address, timeout):
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt) as interrupt:
-        timer.start()
+    with interrupted() as interrupt:
         _core.connect(silent_address, b"key", timeout=timeout)
     assert interrupt.value.__context__ is None, "it came after the timeout only"
-    timer.join()
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0001, 0.3])
@@ -171,11 +148,8 @@ def test_a_listener_that_hangs_up_half_way_is_gone(tmp_path):
             with listener.accept()[0] as connection:
                 connection.send(b"1COPYL01half a nonce")
 
-        thread = threading.Thread(target=say_half)
-        thread.start()
-        with pytest.raises(onecopy.errors.PeerDied):
+        with beside(say_half, ()), pytest.raises(onecopy.errors.PeerDied):
             _core.connect(f"unix:{tmp_path}/socket", b"key")
-        thread.join()
 
 
 @pytest.mark.parametrize(

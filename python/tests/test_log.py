@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from processes import interpret
+
 LINES = """
     import logging, sys
     import onecopy
@@ -38,7 +40,7 @@ def test_lines_reach_the_handlers_of_the_logger(run_python, where):
 
 
 def test_without_a_handler_they_go_to_stderr_as_without_python():
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LINES)], capture_output=True, text=True, timeout=100)
+    done = interpret(textwrap.dedent(LINES))
     assert done.returncode == 0 and done.stdout == ""
     assert done.stderr.startswith("[onecopy] [error] [") and done.stderr.endswith("] first\n")
 
@@ -155,8 +157,5 @@ def test_the_debug_log_says_why_a_handle_could_not_be_opened(tmp_path):
         except onecopy.OwnerDied:
             print("refused")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, timeout=100, env={**os.environ, "ONECOPY_LOG": "debug"},
-    )  # fmt: skip
+    done = interpret(textwrap.dedent(program), env={**os.environ, "ONECOPY_LOG": "debug"})
     assert done.stdout == "refused\n" and "[debug]" in done.stderr and "could not reach owner" in done.stderr

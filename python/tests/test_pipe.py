@@ -5,13 +5,12 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 
 import pytest
 
 import onecopy
 from onecopy import _core
-from processes import running
+from processes import errors_of_waits, interrupted, running
 
 FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")
@@ -68,19 +67,7 @@ def test_what_was_sent_arrives_after_the_sender_closed(ends):
 
 def test_closing_ends_the_wait_of_another_thread(ends):
     a, _ = ends
-    errors = []
-
-    def wait():
-        try:
-            a.recv()
-        except onecopy.errors.Closed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    a.close()
-    thread.join()
-    assert len(errors) == 1
+    assert len(errors_of_waits(a.recv, a.close, onecopy.errors.Closed)) == 1
 
 
 def test_an_end_is_given_away_by_its_handle(ends):
@@ -179,11 +166,8 @@ def test_the_end_of_a_child_that_was_given_an_end_is_noticed(ends, how, method, 
 
 def test_keyboard_interrupt_ends_recv_and_poll(ends):
     for wait in (ends[0].recv, lambda: ends[0].poll(None)):
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            timer.start()
+        with interrupted():
             wait()
-        timer.join()
 
 
 def test_ends_close_with_their_block(ends):

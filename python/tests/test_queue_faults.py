@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues of Python when processes die: items are delivered, and nothing hangs or is left behind."""
 
+import contextlib
 import gc
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
-from processes import run, running
+from processes import beside, run, running
 
 FORK = mp.get_context("fork")
 SIZES = [1, 100, 240, 4096, 1 << 20, 64 << 20]
@@ -300,14 +301,8 @@ def test_a_fork_while_other_threads_use_the_queue():
             queue.put({1})
             queue.get(timeout=60)
 
-    threads = [threading.Thread(target=use) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside(use, (), ()), contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(stop.set)
         for i in range(20):
             with running(FORK, answers.put, (i, onecopy.zeros((9,), dtype="uint8"))):
                 assert answers.get(timeout=60)[0] == i
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()

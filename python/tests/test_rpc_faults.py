@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import native_rpc_functions as theirs
 from onecopy import rpc
-from rpc_group import PATIENCE, until
+from rpc_group import PATIENCE, said_in_a_fork, until
 
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "12"))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))
@@ -185,21 +185,11 @@ def test_a_killed_third_member_is_no_error_of_a_call(meeting):
 
 
 def fork_while_calls_run():
-    """In the child: what a call says. The parent's calls go on."""
+    """Returns what a call says in the child. The parent's calls go on."""
     under_way = [rpc.call_async("callee", theirs.sleep, (0.3,)) for _ in range(5)]
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            rpc.call("callee", theirs.add, (1,))
-            text = "it worked"
-        except RuntimeError as error:
-            text = str(error)
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
+    said = said_in_a_fork(lambda: rpc.call("callee", theirs.add, (1,)))
     rpc.wait_all(under_way)
-    return os.read(reading, 4096).decode()
+    return said
 
 
 def test_a_fork_with_calls_in_flight(meeting):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
@@ -36,14 +35,6 @@ def keeper():
     for program in started:
         program.kill()
         program.communicate()
-
-
-def eventually(condition) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.02)
-    assert condition()
 
 
 def test_a_directory_of_another_run_is_not_taken_for_memory_that_is_left():

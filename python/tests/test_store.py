@@ -16,16 +16,11 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from devices import eventually
+from processes import interpret as run
 
 
 def values(version, count=3):
     return {f"layer.{i}": torch.full((4, 5), float(version)) for i in range(count)}
-
-
-def run(program, *arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100, **options
-    )
 
 
 def test_another_process_reads_what_was_published_and_its_publisher_has_ended(store):

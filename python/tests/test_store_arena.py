@@ -3,12 +3,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 import onecopy
+from processes import interpret
 
 SIZES = {"blocks": 8, "block_bytes": 4096}
 PROGRAM = """
@@ -18,7 +17,7 @@ arena = onecopy.store.connect(framework="numpy").arena("kv", blocks=8, block_byt
 
 
 def run(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", PROGRAM + program], capture_output=True, text=True).stdout
+    return interpret(PROGRAM + program).stdout
 
 
 @pytest.fixture

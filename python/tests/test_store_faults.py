@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,10 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from devices import eventually
+from processes import beside, in_threads, interpret as run
+from test_store import values
 
 VERSION = 2  # of the store's protocol
-
-
-def values(version):
-    return {f"layer.{i}": torch.full((4, 5), float(version)) for i in range(3)}
-
-
-def run(program, *arguments, **options):
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
 def held_bytes(store):
@@ -92,11 +84,7 @@ def test_two_publishers_of_one_name_get_numbers_of_their_own(store):
         mine = onecopy.store.connect()
         found.extend(mine.publish("a", values(1), keep=40) for _ in range(20))
 
-    threads = [threading.Thread(target=publish) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(publish, [(), ()])
     assert sorted(found) == list(range(1, 41))
     assert store.open("a").version == 40
 
@@ -123,19 +111,15 @@ print(store.publish("a", tensors), store.publish("small", small))
 """
 
 
-def test_memory_that_ends_in_the_middle_is_an_error_and_leaves_nothing(store):
-    done = run(PUBLISH_WITH_A_LIMIT, "RLIMIT_AS", str(128 << 20))
+@pytest.mark.parametrize(
+    "limit, value, error",
+    [("RLIMIT_AS", 128 << 20, r"OutOf(Memory|Mappings) .*268435456"), ("RLIMIT_NOFILE", 0, "OutOfDescriptors ")],
+)
+def test_memory_or_descriptors_that_end_in_the_middle_are_an_error_and_leave_nothing(store, limit, value, error):
+    done = run(PUBLISH_WITH_A_LIMIT, limit, str(value))
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert re.match(r"OutOf(Memory|Mappings) .*268435456", first)
-    assert second == "1 2"
-
-
-def test_descriptors_that_are_used_up_are_an_error_and_leave_nothing(store):
-    done = run(PUBLISH_WITH_A_LIMIT, "RLIMIT_NOFILE", "0")
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first.startswith("OutOfDescriptors ")
+    assert re.match(error, first)
     assert second == "1 2"
 
 
@@ -212,11 +196,8 @@ def test_a_keeper_of_another_version_is_an_error_that_says_what_to_do(store_plac
             client.send(packet(VERSION + 1, 2, bytes(48)))
             client.close()
 
-        keeper = threading.Thread(target=answer)
-        keeper.start()
-        with pytest.raises(onecopy.VersionMismatch, match="onecopy store stop"):
+        with beside(answer, ()), pytest.raises(onecopy.VersionMismatch, match="onecopy store stop"):
             onecopy.store.connect(autostart=False)
-        keeper.join()
     (store_place / "keeper").unlink()
 
 

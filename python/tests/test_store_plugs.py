@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import onecopy
+from processes import in_threads, interpret
 
 pytestmark = pytest.mark.usefixtures("runtime_directory")
 
 
 def run(program, *arguments):
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=100)
+    done = interpret(program, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,11 +35,7 @@ def test_tensors_are_made_once_however_many_ask(store):
         found.append(onecopy.store.connect().open_or_publish("a", make)["x"].tolist())
 
     found = []
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(ask, [()] * 6)
     assert found == [[7, 7, 7]] * 6
     assert calls == [1]
 

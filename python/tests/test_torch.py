@@ -3,7 +3,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,6 +15,7 @@ from devices import eventually, needs_simulator
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
 from onecopy import _core, errors
+from processes import in_threads
 
 PLAIN = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
@@ -364,15 +364,11 @@ def test_threads_sharing_one_tensor_agree_on_its_memory():
         barrier = threading.Barrier(4)
         received = []
 
-        def run(tensor=tensor, barrier=barrier, received=received):
+        def run():
             barrier.wait()
             received.append(through(tensor))
 
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        in_threads(run, [()] * 4)
         tensor[7] = 1
         assert len(received) == 4 and all(r[7] == 1 for r in received)
 
@@ -436,8 +432,14 @@ BY_US, BY_TORCH = {"moved": 1}, {"moved_by_torch": 1}
 """
 
 
-def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_descriptor(run_python):
-    program = """
+@pytest.fixture
+def without_an_exchange(run_python):
+    """Runs the rest of a program that begins with WITHOUT_AN_EXCHANGE."""
+    return lambda program: run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_descriptor(without_an_exchange):
+    without_an_exchange("""
     descriptors = _core.stats()["descriptors"]
     kept = []
     for make in [
@@ -462,12 +464,11 @@ def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_de
     through(weight.detach()).mul_(2)  # the gradient of 2w, for the w of now
     loss.backward()
     assert weight.grad.tolist() == [5.0] * 3
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_whoever_else_has_the_storage_sees_writes(run_python):
-    program = """
+def test_without_an_exchange_whoever_else_has_the_storage_sees_writes(without_an_exchange):
+    without_an_exchange("""
     def view(base): return base.view(2, 3)
     def held_storage(base): return base.untyped_storage()
     def saved_for_backward(base): return (torch.ones(6, requires_grad=True) * base).sum()
@@ -486,13 +487,12 @@ def test_without_an_exchange_whoever_else_has_the_storage_sees_writes(run_python
     with torch.inference_mode():
         frozen = torch.ones(4)
     assert moves(frozen) == BY_TORCH and frozen.is_inference()
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(run_python):
+def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(without_an_exchange):
     """And end: four once waited for each other for ever."""
-    program = """
+    without_an_exchange("""
     import threading
     for size in [10, 1 << 20] * 10:
         tensor = torch.zeros(size)
@@ -505,13 +505,12 @@ def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(run_
             thread.join()
         tensor[7] = 1
         assert len(received) == 4 and all(r[7] == 1 for r in received)
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_a_thread_that_looked_first_does_not_copy_what_another_has_moved(run_python):
+def test_without_an_exchange_a_thread_that_looked_first_does_not_copy_what_another_has_moved(without_an_exchange):
     """torch's methods let other threads run: one moved the storage, torch freed its memory, and the copy read that."""
-    program = """
+    without_an_exchange("""
     import threading
     is_inference = torch.Tensor.is_inference
     received = []
@@ -529,13 +528,12 @@ def test_without_an_exchange_a_thread_that_looked_first_does_not_copy_what_anoth
     other.join()
     contested[7] = 1
     assert len(received) == 2 and all(r[7] == 1 for r in received)
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_a_child_does_not_wait_for_its_parents_threads(run_python):
+def test_without_an_exchange_a_child_does_not_wait_for_its_parents_threads(without_an_exchange):
     """It inherited word of a copy that no thread of its is making."""
-    program = """
+    without_an_exchange("""
     import os, threading, time
     torch.set_num_threads(1)  # torch's own do not survive a fork
     through(torch.ones(1))
@@ -548,13 +546,12 @@ def test_without_an_exchange_a_child_does_not_wait_for_its_parents_threads(run_p
         os._exit(0 if through(tensor)[-1] == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
     copier.join()
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_tensors_stay_what_they_are_whatever_mode_shares_them(run_python):
+def test_without_an_exchange_tensors_stay_what_they_are_whatever_mode_shares_them(without_an_exchange):
     """A tensor that torch makes in inference mode, or inside a transform, cannot stand in for a plain one."""
-    program = """
+    without_an_exchange("""
     through(torch.ones(1))
     for make in [lambda: torch.ones(3), lambda: torch.empty_strided((3, 4), (1, 3)).fill_(1)]:
         weight = torch.nn.Parameter(make())
@@ -572,13 +569,12 @@ def test_without_an_exchange_tensors_stay_what_they_are_whatever_mode_shares_the
 
         torch.func.grad(share_and_square)(torch.ones(3))
         assert weight.untyped_storage().nbytes() == weight.nbytes and weight.sum() == weight.numel()
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_a_finalizer_may_share_what_is_being_shared(run_python):
+def test_without_an_exchange_a_finalizer_may_share_what_is_being_shared(without_an_exchange):
     """Making containers may run the collector: the thread then waited for itself."""
-    program = """
+    without_an_exchange("""
     class Finalized:
         def __init__(self):
             self.me = self
@@ -600,12 +596,11 @@ def test_without_an_exchange_a_finalizer_may_share_what_is_being_shared(run_pyth
         gc.disable()
         received.fill_(threshold)
         assert (tensor == threshold).all()
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_many_tensors_live_with_few_descriptors(run_python):
-    program = """
+def test_without_an_exchange_many_tensors_live_with_few_descriptors(without_an_exchange):
+    without_an_exchange("""
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     queue = onecopy.Queue()
@@ -618,11 +613,10 @@ def test_without_an_exchange_many_tensors_live_with_few_descriptors(run_python):
     gc.collect()
     onecopy.collect()
     assert _core.stats()["live_blocks"] <= blocks - 499
-    """
-    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+    """)
 
 
-def test_without_an_exchange_torch_moves_the_storage_and_we_adopt_it():
+def test_without_an_exchange_torch_moves_the_storage_and_we_adopt_it(run_python):
     program = """
 import torch
 torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
@@ -640,11 +634,10 @@ for i in range(300):  # torch maps the next file where the last one was
     assert torch.equal(shared, fresh) and shared.untyped_storage()._cdata == fresh.untyped_storage()._cdata
     del fresh, shared
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(program)
 
 
-def test_without_an_exchange_what_was_shared_once_is_shared_again(tmp_path):
+def test_without_an_exchange_what_was_shared_once_is_shared_again(run_python, tmp_path):
     """torch has its own mapping of the memory then: the tensor's address is not the block's."""
     reader = tmp_path / "reader.py"
     reader.write_text("""
@@ -669,8 +662,7 @@ seen = subprocess.run([sys.executable, sys.argv[1], *texts], capture_output=True
 values = str([x.tolist() for x in views])
 assert seen.stdout.splitlines() == [values, values], (seen.stdout, seen.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program, reader], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(program, str(reader))
 
 
 LOOKED_AT = """

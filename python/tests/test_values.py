@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain values as bytes: the decoded value equals the encoded one, and nonsense is refused without harm."""
 
+import contextlib
 import ctypes
 import math
 import pickle
@@ -345,42 +346,10 @@ def test_the_examples_of_the_documentation(repository):
         assert len(tensors) == source.count("[t,")
 
 
-def read_by_both(data):
-    """What Python and C++ write of the value after each has read it; None where one refuses the bytes, or cannot hold it."""
-    written = []
-    for rewrite in (lambda: encode(_core._decode_values(data, []))[0], lambda: _core._rewrite_value(data, [])[0]):
-        try:
-            written.append(rewrite())
-        except onecopy.errors.BadHandle:
-            written.append(None)
-        except onecopy.errors.Unsupported:
-            return None
-    return written
-
-
-def is_held_by_cpp(value):
-    """Whether C++ holds all of it: Python drops equal keys of a dict, and refuses lists as keys."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_held_by_cpp, value))
-    return not isinstance(value, dict)
-
-
-@given(VALUES)
+@given(VALID)
 @settings(max_examples=300)
-def test_python_and_cpp_read_and_write_one_format(value):
-    written = read_by_both(encode(value)[0])
-    assert written is None or written[0] == written[1] == encode(value)[0]
-
-
-@given(VALID, st.data())
-@settings(max_examples=500)
-def test_python_and_cpp_refuse_the_same_damaged_bytes(data, draw):
-    data, _ = damaged(data, draw)
-    written = read_by_both(data)
-    if written is None or None not in written:
-        return
-    try:
-        value = _core._decode_values(data, [])
-    except onecopy.errors.BadHandle as error:
-        value = {} if "a key of a dict" in str(error) else None
-    assert written == [None, None] or not is_held_by_cpp(value)
+def test_python_and_cpp_read_and_write_one_format(data):
+    """test_rpc_values.py compares what both readers refuse."""
+    assert encode(_core._decode_values(data, []))[0] == data
+    with contextlib.suppress(onecopy.errors.Unsupported):  # an int of more than 64 bits
+        assert _core._rewrite_value(data, [])[0] == data
