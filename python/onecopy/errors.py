@@ -143,14 +143,7 @@ class System(Error, OSError):
     code = "system"
 
 
-_BY_CODE = {
-    c.code: c
-    for c in (
-        InvalidArgument, BadHandle, VersionMismatch, OtherBoot, OtherUser, BadSecret, OwnerDied, PeerDied,
-        StaleHandle, OutOfMemory, OutOfDescriptors, OutOfMappings, ReadOnly, Timeout, Closed, Unsupported,
-        BadFile, Protocol, System,
-    )
-}  # fmt: skip
+_BY_CODE = {kind.code: kind for kind in Error.__subclasses__()}
 
 
 _OF_PYTHON = {

@@ -8,7 +8,6 @@ import gc
 import math
 import sys
 import threading
-import time
 import weakref
 
 import pytest
@@ -17,13 +16,16 @@ torch = pytest.importorskip("torch")
 
 import contextlib
 
+import onecopy
 import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
 from onecopy.errors import PeerDied
 from onecopy.rpc.futures import CallFuture
+from onecopy.rpc.group import Agent
 from onecopy.rpc.references import Cell, OwnedValues
-from rpc_group import Group, init, shared_group, shutdown
+from processes import beside
+from rpc_group import Group, init, results, shared_group, shutdown, together, until
 
 pair = shared_group(2)
 
@@ -171,16 +173,10 @@ def backward_passes(count):
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=run, args=(loss,)) for loss in losses]
-        for thread in threads:
-            thread.start()
-        engine = dist_autograd._engine_of_this_process
-        end = time.monotonic() + 60
-        while engine.passes < count and time.monotonic() < end:
-            time.sleep(0.001)
-        rpc.rpc_sync("worker2", let_go)
-        for thread in threads:
-            thread.join()
+        with beside(run, *[(loss,) for loss in losses]):
+            engine = dist_autograd._engine_of_this_process
+            until(lambda: engine.passes >= count, "the passes have not begun")
+            rpc.rpc_sync("worker2", let_go)
         return errors, dist_autograd.get_gradients(context)[x].tolist()
 
 
@@ -194,12 +190,8 @@ def test_a_short_timeout_of_calls_does_not_limit_joining(tmp_path, lonely):
     first.begin(init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 0.2})
     assert not first._pipe.poll(1)  # five times the timeout of a call
     second.begin(init, f"{tmp_path}/file", 1, 2, "worker1", {"rpc_timeout": 0.2})
-    for member in lonely:
-        member.result()
-    for member in lonely:
-        member.begin(shutdown)
-    for member in lonely:
-        member.result()
+    results(lonely)
+    together(lonely, shutdown)
 
 
 def agents_left(folder):
@@ -270,6 +262,13 @@ def test_each_wait_raises_an_error_that_tells_what_the_call_failed_with(error):
             future.wait()
         assert raised.value is not error
         assert (str(raised.value), raised.value.args, vars(raised.value)) == (str(error), error.args, vars(error))
+
+
+def test_an_error_of_the_endpoint_has_the_class_of_its_code():
+    """What the machine or the build does not support was a MissingPackage, which asks for an installation."""
+    for code, kind in [("unsupported", onecopy.Unsupported), ("busy", native.Busy), ("system", onecopy.errors.System)]:
+        assert type(Agent.error_named(None, code, "text")) is kind
+    assert type(Agent.error_named(None, "of a later version", "text")) is onecopy.Error
 
 
 def raise_error(kind):

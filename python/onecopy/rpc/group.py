@@ -16,7 +16,7 @@ from typing import Any
 
 import onecopy
 
-from .. import _core, errors as onecopy_errors
+from .. import _core, errors
 from ..errors import PeerDied
 from . import device_maps, devices, elastic, peers, registry, telemetry, values, verbs  # noqa: F401 - verbs enters its functions
 from .errors import Busy, Cancelled, RemoteFailure, late
@@ -30,11 +30,7 @@ _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
 _SLICE = 0.1  # seconds of one wait: signal handlers of Python run in between
 _MAX_WORKERS = 1024
 
-_ERRORS = {
-    kind.code: kind
-    for kind in (*vars(onecopy_errors).values(), Busy, Cancelled)
-    if isinstance(kind, type) and issubclass(kind, onecopy.Error)
-}
+_ERRORS = {**errors._BY_CODE, Busy.code: Busy, Cancelled.code: Cancelled}
 
 
 class Agent(Serving):
