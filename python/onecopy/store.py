@@ -19,203 +19,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from . import _core
+from ._arena import Arena
+from ._versions import Draft, Follower, Framework, Version
 from .errors import InvalidArgument, StaleHandle
 
-if TYPE_CHECKING:
-    from ._load_into import LoadedInto
+__all__ = ["Arena", "Draft", "Follower", "Store", "Version", "connect"]
 
-__all__ = ["Draft", "Follower", "Store", "Version", "connect"]
-
-_Framework = Literal["onecopy", "torch", "numpy"]
 _BYTES = "bytes"  # the name of the only tensor of an object of put_bytes()
-
-
-class _Tensors(Mapping[str, Any]):
-    """A set of named tensors in the memory of one version. The first use of one makes all of them."""
-
-    def __init__(self, core: Any, framework: _Framework | None) -> None:
-        self._core = core
-        self._framework = framework
-        self._made: dict[str, Any] | None = None
-
-    def _all(self) -> dict[str, Any]:
-        if self._made is None:
-            self._made = dict(zip(self._core.names(), self._core.tensors(self._framework)))
-        return self._made
-
-    def __getitem__(self, name: str) -> Any:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
-
-
-class Version(_Tensors):
-    """A version of an object, as a read-only mapping of names to tensors.
-
-    A write to a tensor of torch ends the process by a segmentation fault, since torch has no read-only tensors. The
-    version stays in the store as long as the mapping or one of its tensors lives.
-    """
-
-    @property
-    def version(self) -> int:
-        """The number of the version; the first version is 1."""
-        return self._core.number
-
-    @property
-    def key(self) -> dict[str, str]:
-        """The identity of the version, given by the publisher."""
-        return self._core.key
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """The further texts of the publisher."""
-        return self._core.attributes
-
-    def verify(self) -> None:
-        """Computes the checksum of each tensor.
-
-        Raises:
-            BadHandle: a tensor has changed since it was published; the message names the tensor.
-            InvalidArgument: the version was published without ``checksums=True``.
-        """
-        self._core.verify()
-
-    def load_into(self, module: Any, *, prefix: str = "", strict: bool = True) -> LoadedInto:
-        """Makes a ``torch.nn.Module`` use the memory of the version for its parameters and buffers, as
-        ``Bundle.load_into()`` does."""
-        from ._load_into import load_into
-
-        return load_into(self, module, prefix, strict)  # type: ignore[arg-type]
-
-    def _values(self, framework: _Framework) -> list[Any]:
-        if framework == self._framework:
-            return list(self.values())
-        return self._core.tensors(framework)
-
-    def __repr__(self) -> str:
-        return f"<onecopy.store.{type(self).__name__} {self.version} of {len(self)} tensors>"
-
-
-class Follower(Version):
-    """The current version of an object at fixed addresses, so that tensors and captured graphs stay valid after an
-    update."""
-
-    def update(self, timeout: float | None = 10) -> int:
-        """Maps the object's current version, and returns its number.
-
-        Waits for the queued work of this process on the device, and then changes all tensors together. No thread may
-        use the tensors during the call.
-
-        Args:
-            timeout: the maximum time in seconds to wait for the keeper's answer; None for no limit.
-
-        Raises:
-            InvalidArgument: the version has another layout; the message names the first difference.
-            StaleHandle: the object was deleted.
-            Timeout: the keeper did not answer.
-        """
-        return self._core.update(timeout)
-
-
-class Draft(_Tensors):
-    """The memory for the next version of an object, writable and filled with zeros, as a context manager.
-
-    The end of the block publishes the version. If an exception ends the block or the process is killed, the memory is
-    freed.
-    """
-
-    version: int | None = None  #: the number, once it is published
-
-    def publish(self) -> int:
-        """Publishes the content as the object's current version, and returns its number. The tensors are read-only
-        afterwards."""
-        self.version = self._core.publish()
-        return self.version
-
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and self.version is None:
-            self.publish()
-
-
-class Arena:
-    """A row of blocks of writable memory, which all processes of this user share; see ``Store.arena()``.
-
-    A process holds leases on blocks. When the process ends, in whatever way, its leases end, and the next process that
-    needs blocks gets the blocks. A block that has a key stays in the arena without a lease until its place is needed;
-    the block that was used least recently goes first. Thread safety: all methods may be called concurrently. Every
-    method raises Timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
-    """
-
-    def __init__(self, core: _core._StoreArena, framework: _Framework | None) -> None:
-        self._core = core
-        #: All blocks: uint8 of the shape (blocks, block_bytes). ``tensor[number].view(torch.bfloat16)`` is a block.
-        self.tensor: Any = core.memory(framework)
-
-    def allocate(self, count: int) -> list[int]:
-        """Returns the numbers of `count` blocks, each with a lease. The content of the blocks is undefined.
-
-        Raises:
-            OutOfMemory: too many blocks are leased; the message has the numbers.
-        """
-        return self._core.allocate(count)
-
-    def share(self, numbers: Sequence[int]) -> None:
-        """Adds a lease to each block, such as blocks whose numbers another process has sent.
-
-        Raises:
-            InvalidArgument: a block is leased by no process; nothing has changed.
-        """
-        self._core.share(numbers)
-
-    def release(self, numbers: Sequence[int]) -> None:
-        """Ends a lease on each block.
-
-        Raises:
-            InvalidArgument: this process has no lease on a block; nothing has changed.
-        """
-        self._core.release(numbers)
-
-    def put(self, key: bytes, numbers: Sequence[int]) -> bool:
-        """Gives blocks, whose content is complete, a key. Returns False if the key has blocks already.
-
-        Args:
-            key: 1 to 32 bytes, such as a hash of all tokens up to the end of the blocks.
-            numbers: blocks that this process has leased and that have no key.
-
-        Raises:
-            InvalidArgument: the key or the blocks do not fit; nothing has changed.
-        """
-        return self._core.put(key, numbers)
-
-    def remove(self, key: bytes) -> bool:
-        """Removes a key. Its blocks are free when their leases end. Returns False if the key has no blocks."""
-        return self._core.remove(key)
-
-    def clear(self) -> int:
-        """Removes all keys, as when the weights of a model have changed, and returns how many there were."""
-        return self._core.clear()
-
-    def find(self, keys: Sequence[bytes]) -> list[list[int]]:
-        """Returns the blocks of each key, with a lease on each, up to the first key that has none."""
-        return self._core.find(keys)
-
-    def stats(self) -> dict[str, int]:
-        """Returns the numbers of blocks, of free and idle (evictable) ones, of users, and of evictions so far."""
-        return self._core.stats()
 
 
 class Store:
@@ -225,7 +39,7 @@ class Store:
     within ten seconds. Points in time are in seconds since 1970, sizes in bytes.
     """
 
-    def __init__(self, core: _core._Store, framework: _Framework | None) -> None:
+    def __init__(self, core: _core._Store, framework: Framework | None) -> None:
         self._core = core
         self._framework = framework
 
@@ -364,8 +178,8 @@ class Store:
         return bytes(found.tensors("onecopy")[0])
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns a dict for each object and arena: its name, ``is_arena``, its ``current`` version, and its ``versions``
-        with their bytes, device and readers."""
+        """Returns a dict for each object and arena: its name, ``is_arena``, its ``current`` version, and its
+        ``versions`` with their bytes, device and readers."""
         return self._core.list()
 
     def rollback(self, name: str, *, to: int) -> None:
@@ -396,7 +210,7 @@ def _command() -> str:
     return str(command() or "onecopy")
 
 
-def connect(*, framework: _Framework | None = None, autostart: bool = True) -> Store:
+def connect(*, framework: Framework | None = None, autostart: bool = True) -> Store:
     """Connects to the store of this user.
 
     Args:

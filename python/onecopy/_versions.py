@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The versions and drafts that a store returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ._load_into import LoadedInto
+
+Framework = Literal["onecopy", "torch", "numpy"]
+
+
+class _Tensors(Mapping[str, Any]):
+    """A set of named tensors in the memory of one version. The first use of one makes all of them."""
+
+    def __init__(self, core: Any, framework: Framework | None) -> None:
+        self._core = core
+        self._framework = framework
+        self._made: dict[str, Any] | None = None
+
+    def _all(self) -> dict[str, Any]:
+        if self._made is None:
+            self._made = dict(zip(self._core.names(), self._core.tensors(self._framework)))
+        return self._made
+
+    def __getitem__(self, name: str) -> Any:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+class Version(_Tensors):
+    """A version of an object, as a read-only mapping of names to tensors.
+
+    A write to a tensor of torch ends the process by a segmentation fault, since torch has no read-only tensors. The
+    version stays in the store as long as the mapping or one of its tensors lives.
+    """
+
+    @property
+    def version(self) -> int:
+        """The number of the version; the first version is 1."""
+        return self._core.number
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The identity of the version, given by the publisher."""
+        return self._core.key
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The further texts of the publisher."""
+        return self._core.attributes
+
+    def verify(self) -> None:
+        """Computes the checksum of each tensor.
+
+        Raises:
+            BadHandle: a tensor has changed since it was published; the message names the tensor.
+            InvalidArgument: the version was published without ``checksums=True``.
+        """
+        self._core.verify()
+
+    def load_into(self, module: Any, *, prefix: str = "", strict: bool = True) -> LoadedInto:
+        """Makes a ``torch.nn.Module`` use the memory of the version for its parameters and buffers, as
+        ``Bundle.load_into()`` does."""
+        from ._load_into import load_into
+
+        return load_into(self, module, prefix, strict)  # type: ignore[arg-type]
+
+    def _values(self, framework: Framework) -> list[Any]:
+        if framework == self._framework:
+            return list(self.values())
+        return self._core.tensors(framework)
+
+    def __repr__(self) -> str:
+        return f"<onecopy.store.{type(self).__name__} {self.version} of {len(self)} tensors>"
+
+
+class Follower(Version):
+    """The current version of an object at fixed addresses, so that tensors and captured graphs stay valid after an
+    update."""
+
+    def update(self, timeout: float | None = 10) -> int:
+        """Maps the object's current version, and returns its number.
+
+        Waits for the queued work of this process on the device, and then changes all tensors together. No thread may
+        use the tensors during the call.
+
+        Args:
+            timeout: the maximum time in seconds to wait for the keeper's answer; None for no limit.
+
+        Raises:
+            InvalidArgument: the version has another layout; the message names the first difference.
+            StaleHandle: the object was deleted.
+            Timeout: the keeper did not answer.
+        """
+        return self._core.update(timeout)
+
+
+class Draft(_Tensors):
+    """The memory for the next version of an object, writable and filled with zeros, as a context manager.
+
+    The end of the block publishes the version. If an exception ends the block or the process is killed, the memory is
+    freed.
+    """
+
+    version: int | None = None  #: the number, once it is published
+
+    def publish(self) -> int:
+        """Publishes the content as the object's current version, and returns its number. The tensors are read-only
+        afterwards."""
+        self.version = self._core.publish()
+        return self.version
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.version is None:
+            self.publish()
