@@ -68,15 +68,8 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream
     """Captures the block's work on the stream, with memory of the pool."""
     here = torch.cuda.current_stream(stream.device)
     stream.wait_stream(here)
-    with collector.paused(), pool.open(), torch.cuda.stream(stream):
-        begin_capture(graph, pool, "thread_local")
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # only repeats that the capture has failed
-                end_capture(graph, pool)
-            raise
-        end_capture(graph, pool)
+    with capturing(graph, pool, stream, "thread_local"):
+        yield
     here.wait_stream(stream)
 
 
@@ -84,12 +77,21 @@ _failed: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed. They are kept, since torch's allocator of pinned memory still uses them."""
 
 
-def begin_capture(graph: torch.cuda.CUDAGraph, pool: Pool, mode: str) -> None:
-    """Begins a capture on the current stream. REQUIRES: the pool is open."""
-    graph.capture_begin(pool=pool.id, capture_error_mode=mode)
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream, mode: str) -> Iterator[None]:
+    """Captures the block's work on the stream, which no other stream's work is ordered with."""
+    with collector.paused(), pool.open(), torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool.id, capture_error_mode=mode)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # only repeats that the capture has failed
+                _end(graph, pool)
+            raise
+        _end(graph, pool)
 
 
-def end_capture(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
+def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     """Ends a capture. Raises RuntimeError if the capture has failed; then torch's use of the pool is ended, too."""
     try:
         graph.capture_end()

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import InvalidArgument
 from ._arena import Arena
-from ._captures import begin_capture, collector, drop_later, end_capture
+from ._captures import capturing, drop_later
 
 
 @contextlib.contextmanager
@@ -48,15 +48,8 @@ def graph(
         torch.cuda.synchronize()
         pool = arena.open_pool()
         try:
-            with collector.paused(), pool.open(), torch.cuda.stream(stream or arena.stream):
-                begin_capture(cuda_graph, pool, capture_error_mode)
-                try:
-                    yield
-                except BaseException:
-                    with contextlib.suppress(RuntimeError):  # only repeats that the capture has failed
-                        end_capture(cuda_graph, pool)
-                    raise
-                end_capture(cuda_graph, pool)
+            with capturing(cuda_graph, pool, stream or arena.stream, capture_error_mode):
+                yield
             pool.keep_alive()
         except BaseException:
             cuda_graph.reset()
