@@ -26,7 +26,6 @@ __all__ = [
     "rebuild_cpu_tensor",
     "rebuild_event",
     "rebuild_lazy_tensor",
-    "rebuild_meta_tensor",
     "rebuild_nested_tensor",
     "rebuild_shared_tensor",
     "rebuild_sparse_compressed_tensor",
@@ -114,8 +113,6 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         return reduce_sparse_tensor(tensor)
     if tensor.layout is torch.jagged or tensor.is_quantized:
         return tensor.__reduce_ex__(2)  # reduces it to tensors and storages, which are pickled by this module
-    if tensor.device.type == "meta":
-        return _reduce_meta_tensor(tensor)
     if not _is_carried(tensor.device, tensor.untyped_storage):
         return originals.reduce_tensor(tensor)
     return _reduce_shared_tensor(tensor)
@@ -265,35 +262,6 @@ def _finish(tensor: torch.Tensor, tensor_cls: type, requires_grad: bool) -> Any:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     tensor.requires_grad = requires_grad
     return tensor
-
-
-def _reduce_meta_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return rebuild_meta_tensor, (
-        type(tensor),
-        tensor.size(),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.dtype,
-        tensor.untyped_storage().size(),
-        tensor.requires_grad,
-    )
-
-
-def rebuild_meta_tensor(
-    tensor_cls: type,
-    tensor_size: Sequence[int],
-    tensor_stride: Sequence[int],
-    tensor_offset: int,
-    dtype: torch.dtype,
-    storage_size_bytes: int,
-    requires_grad: bool,
-) -> Any:
-    """Returns a tensor on the meta device, which has no elements."""
-    import torch
-
-    storage = torch.UntypedStorage(storage_size_bytes, device="meta")
-    tensor = _on_storage(storage, dtype, tensor_offset, tensor_size, tensor_stride)
-    return _finish(tensor, tensor_cls, requires_grad)
 
 
 # --- tensors made of tensors ------------------------------------------------------------------------
