@@ -20,7 +20,6 @@
 #include "onecopy/share/pin.h"
 #include "os/random.h"
 #include "share/borrower/broker_client.h"
-#include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 #include "share/session.h"
 
@@ -78,7 +77,7 @@ void end_hold(const Handle& handle) noexcept {
   const HandleFields& fields = handle.fields();
   if (fields.hold == 0) return;
   if (Runtime* runtime = Runtime::existing()) runtime->importer().acknowledge(fields);
-  else acknowledge_to(public_name(fields.maker), fields.hold);
+  else acknowledge_to(fields.maker, fields.hold);
 }
 
 namespace {

@@ -160,6 +160,6 @@ class BrokerClient {
 
 /// Tells a process that the handle with this hold has arrived, without a connection and a handshake. The number of
 /// the hold is proof enough: only a process with the handle knows it.
-void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
+void acknowledge_to(const ProcessId& maker, std::uint64_t hold) noexcept;
 
 }  // namespace onecopy

@@ -76,10 +76,10 @@ std::optional<Dial> EarlyDial::take(const ProcessId& to) noexcept {
   return std::exchange(*std::exchange(early_dial, nullptr), {});
 }
 
-void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
+void acknowledge_to(const ProcessId& maker, std::uint64_t hold) noexcept {
   constexpr std::chrono::milliseconds kTimeout{100};  // for a socket whose queue is full
   try {
-    dial(name, kTimeout).try_send(wire::pack(wire::Acknowledge{hold}));
+    dial(public_name(maker), kTimeout).try_send(wire::pack(wire::Acknowledge{hold}));
   } catch (const std::exception&) {  // the process is gone with its holds, or they will expire
   }
 }

@@ -8,7 +8,6 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
-#include "share/format/process_name.h"
 
 namespace onecopy {
 namespace {
@@ -104,7 +103,7 @@ BorrowedBlocks::Location Importer::locate(BorrowedBlocks& blocks, const WantedSe
 Tensor Importer::open_own(const HandleFields& handle, Access access) {
   BlockRef ref = ledger_.try_open(handle.block, handle.generation);
   if (!ref) throw stale(handle);
-  const ExportedBlock place = ledger_.export_block(handle.block, access);
+  const ExportedBlock place = ledger_.export_block(ref.number(), access);
   if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
       place.kind != handle.kind || place.segment_size != handle.segment_size)
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
@@ -135,7 +134,7 @@ void Importer::acknowledge(const HandleFields& handle) noexcept {
   if (handle.maker == self_) return holds_.end(handle.hold);
   const auto maker = peers_.find(handle.maker);
   if (!maker || !maker->broker().notify(wire::Acknowledge{handle.hold}))
-    acknowledge_to(public_name(handle.maker), handle.hold);
+    acknowledge_to(handle.maker, handle.hold);
 }
 
 std::shared_ptr<BorrowedBlocks> Importer::prepare(const HandleFields& handle, Access access,

@@ -19,7 +19,8 @@ namespace onecopy {
 /// the place, then looks for readers. The later of the two sees the earlier one: a guard's stores are plain, and
 /// readers_of() makes the stores of all threads visible (membarrier(2)).
 ///
-/// Thread safety: a guard belongs to its thread, and one thread has one at a time.
+/// Thread safety: a guard belongs to its thread, and one thread has one at a time. A guard inside of another
+/// replaces it for good.
 class HazardGuard {
  public:
   explicit HazardGuard(const void* place) noexcept : slot_(mine_ ? *mine_ : begin()) {
@@ -97,9 +98,10 @@ class Leases {
     std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
     while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
     }
-    if (!onecopy::try_claim(page_, record(block), block, generation, ask)) return false;
+    const Record& claimed = record(block);
+    if (!onecopy::try_claim(page_, claimed, block, generation, ask)) return false;
     if (closed_) {  // read after the slot was raised; try_close() writes and reads in the opposite order
-      release_claim(page_, record(block), block);
+      release_claim(page_, claimed, block);
       return false;
     }
     counts_[block].fetch_add(1, std::memory_order_relaxed);

@@ -188,9 +188,11 @@ bool Peer::try_close() noexcept {
   return blocks_.leases().try_forget();
 }
 
+/// Looks for readers of the leases last, because a claimer goes on from the peer to the leases.
 bool Peer::is_destroyable() noexcept {
   const LockGuard lock(timeline_mutex_);
-  return !timeline_ && blocks_.leases().has_no_readers();
+  return !timeline_ && HazardGuard::readers_of(this) == HazardGuard::Readers::none &&
+         blocks_.leases().has_no_readers();
 }
 
 void Peer::lock() {

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <list>
 #include <map>
@@ -197,14 +196,8 @@ class Peers {
  private:
   /// The right of one thread to connect to a process.
   class SingleFlight;
-  /// An order of identities as pairs of numbers, which calls no memcmp() while a lock is held.
-  struct InPairs {
-    bool operator()(const ProcessId& a, const ProcessId& b) const noexcept {
-      using Pair = std::array<std::uint64_t, 2>;
-      return std::bit_cast<Pair>(a) < std::bit_cast<Pair>(b);
-    }
-  };
-
+  /// Returns the place of a process among the known peers, which it may share with another.
+  std::atomic<Peer*>& known_of(const ProcessId& id) noexcept { return known_[id[0]]; }
   PeerRef try_attach(Dial call, const std::optional<SegmentRequest>& wanted);
   PeerRef add(PeerRef peer);
   /// Checks which owners that hung up are gone. Returns true if it must be called again soon. Watch thread.
@@ -221,7 +214,9 @@ class Peers {
   Mutex turns_;  ///< before mutex_
   Condition turn_ended_;
   std::set<ProcessId> in_turn_ GUARDED_BY(turns_);  ///< processes to which a thread is connecting
-  std::map<ProcessId, PeerRef, InPairs> by_process_ GUARDED_BY(mutex_);
+  std::map<ProcessId, PeerRef> by_process_ GUARDED_BY(mutex_);
+  /// The peers of by_process_ that readers find without a lock; written under mutex_.
+  std::array<std::atomic<Peer*>, 256> known_{};
   List open_ GUARDED_BY(mutex_);
   List closed_ GUARDED_BY(mutex_);  ///< closed peers, which callers may still reference
   std::map<ProcessId, ForeignTimeline*> timelines_

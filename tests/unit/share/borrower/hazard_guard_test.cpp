@@ -61,6 +61,17 @@ TEST_F(HazardGuardTest, OfAnotherThreadIsSeenUntilItEnds) {
   EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
 }
 
+TEST_F(HazardGuardTest, InsideOfAnotherReplacesItForGood) {
+  const HazardGuard outer(&kPlace);
+  {
+    const HazardGuard inner(&kOther);
+    EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
+    EXPECT_EQ(HazardGuard::readers_of(&kOther), Readers::some);
+  }
+  EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
+  EXPECT_EQ(HazardGuard::readers_of(&kOther), Readers::none);
+}
+
 /// Registering later makes the watch thread wait for the kernel, tens of seconds on a machine with far too much to do.
 TEST(HazardGuard, IsRegisteredBeforeAProcessStartsItsFirstThread) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have threads of their own";
