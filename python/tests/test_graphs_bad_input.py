@@ -79,24 +79,11 @@ def test_an_arena_of_another_device_is_refused_before_anything_is_compiled():
     assert pool.footprint.windows == 0 and str(pool.device) == "cpu"
 
 
-def test_a_parked_arena_refuses_new_shapes_and_known_ones_and_goes_on_afterwards():
-    pool = graphs.arena()
-    call, small, large = compiled(lambda x: x * 2 + 1, pool), torch.randn(5), torch.randn(50)
-    call(small)
-    pool.park()
-    for x in (small, large):
-        with pytest.raises(InvalidArgument, match="resume"):
-            call(x)
-    pool.resume()
-    for x in (small, large):
-        assert torch.equal(call(x), x * 2 + 1)
-
-
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_of_nothing_is_refused(limit):
-    with pytest.raises(InvalidArgument, match=f"limit is {limit}"):
+    with pytest.raises(InvalidArgument, match=f"limit is {limit}.*at least 1"):
         graphs.backend(limit=limit)
-    with pytest.raises(InvalidArgument, match=f"limit is {limit} bytes"):
+    with pytest.raises(InvalidArgument, match=f"limit is {limit} bytes.*above 0"):
         graphs.arena(limit=limit)
 
 
@@ -115,14 +102,3 @@ def test_without_addresses_or_memory_for_another_window_a_shape_runs_eagerly_and
         assert torch.equal(call(new), new * 2 + 1)
     assert pool.footprint.windows == before and graphs.report(pool).eager == {"no room: of a test": 2}
     assert torch.equal(call(known), known * 2 + 1) and graphs.report(pool).replays == 1
-
-
-def test_an_exception_in_the_model_is_the_callers_and_the_next_call_is_right():
-    pool, table = graphs.arena(), torch.arange(10.0)
-    call = compiled(lambda at: table[at] * 2, pool)
-    good, bad = torch.tensor([1, 2]), torch.tensor([1, 99])
-    for _ in range(2):
-        assert torch.equal(call(good), table[good] * 2)
-        with pytest.raises(IndexError, match="out of bounds"):
-            call(bad)
-    assert torch.equal(call(good), table[good] * 2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 
 import pytest
@@ -50,8 +51,6 @@ def refused_by_name(name):
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_calls(pair, name):
-    import re
-
     kind, text = pair[0](refused_by_name, name)
     assert issubclass(kind, BAD[name][2]), (kind, text)
     assert re.search(BAD[name][3], text), text
@@ -212,6 +211,9 @@ def test_a_second_init_is_refused_and_changes_nothing(pair, tmp_path):
     ({"rank": -1}, ValueError, "rank"),
     ({"rendezvous": "carrier-pigeon://x"}, RuntimeError, "carrier-pigeon"),
     ({"device_maps": {"b": {0: -1}}}, RuntimeError, "Device index must not be negative"),
+    ({"max_calls": 0}, ValueError, "max_calls"),
+    ({"when_full": "never"}, ValueError, "when_full"),
+    ({"allow": "os.*"}, TypeError, "allow"),
 ])  # fmt: skip
 def test_bad_options_of_init(tmp_path, options, kind, text):
     given = {"name": "a", "rank": 0, "world_size": 2, "timeout": 1, "rendezvous": f"file://{tmp_path}/file", **options}
