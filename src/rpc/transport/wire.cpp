@@ -17,6 +17,14 @@
 namespace onecopy::rpc {
 namespace {
 
+/// The head of a message. The layouts of its tensors follow.
+struct MessageHead {
+  std::uint32_t tag = 0;
+  std::uint32_t tensors = 0;
+  std::uint64_t data_bytes = 0;
+};
+static_assert(sizeof(MessageHead) == 16);
+
 /// The head of a layout. `dims` sizes and as many strides follow, of 8 bytes each.
 struct RowHead {
   std::uint8_t dtype = 0;
@@ -54,18 +62,6 @@ std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
   return numbers;
 }
 
-}  // namespace
-
-void refuse_frame(std::string_view problem) {
-  throw Error(ErrorCode::protocol, fmt::format("a frame from another host {}", problem));
-}
-
-void append_bytes(Bytes& out, ByteSpan bytes) {
-  const std::size_t before = out.size();
-  out.resize(before + bytes.size());
-  if (!bytes.empty()) std::memcpy(out.data() + before, bytes.data(), bytes.size());
-}
-
 void append_layout(Bytes& out, const Layout& layout) {
   RowHead row;
   row.dtype = static_cast<std::uint8_t>(layout.dtype());
@@ -73,13 +69,6 @@ void append_layout(Bytes& out, const Layout& layout) {
   append_bytes(out, std::as_bytes(std::span(&row, 1)));
   append_bytes(out, std::as_bytes(layout.shape()));
   append_bytes(out, std::as_bytes(layout.strides()));
-}
-
-ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes) {
-  if (bytes > rest.size()) refuse_frame("is cut off");
-  const ByteSpan part = rest.first(bytes);
-  rest = rest.subspan(bytes);
-  return part;
 }
 
 Layout cut_layout(ByteSpan& rest) {
@@ -94,19 +83,6 @@ Layout cut_layout(ByteSpan& rest) {
   }
 }
 
-ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes) {
-  const auto head = load<ParcelHead>(cut_bytes(rest, sizeof(ParcelHead)).data());
-  if (head.tensors > kMaxTensors || head.data_bytes > std::min(kMaxDataBytes, max_bytes))
-    refuse_frame("is of too large a message");
-  return head;
-}
-
-Message on_host(const Message& message, Stream stream) {
-  Message copy{message.tag, message.data, {}};
-  for (const Tensor& tensor : message.tensors) copy.tensors.push_back(on_host(tensor, stream));
-  return copy;
-}
-
 void check_can_cross(const Message& message) {
   if (message.tensors.size() <= kMaxTensors && message.data.size() <= kMaxDataBytes) return;
   throw Error(
@@ -116,9 +92,58 @@ void check_can_cross(const Message& message) {
                   message.tensors.size(), message.data.size(), kMaxTensors, kMaxDataBytes));
 }
 
-void to_time_left(Message& message) {
+}  // namespace
+
+void refuse_frame(std::string_view problem) {
+  throw Error(ErrorCode::protocol, fmt::format("a frame from another host {}", problem));
+}
+
+void append_bytes(Bytes& out, ByteSpan bytes) {
+  const std::size_t before = out.size();
+  out.resize(before + bytes.size());
+  if (!bytes.empty()) std::memcpy(out.data() + before, bytes.data(), bytes.size());
+}
+
+ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes) {
+  if (bytes > rest.size()) refuse_frame("is cut off");
+  const ByteSpan part = rest.first(bytes);
+  rest = rest.subspan(bytes);
+  return part;
+}
+
+Bytes encode_beginning(const Message& message) {
+  Bytes out;
+  const MessageHead head{message.tag, static_cast<std::uint32_t>(message.tensors.size()),
+                         message.data.size()};
+  append_bytes(out, std::as_bytes(std::span(&head, 1)));
+  for (const Tensor& tensor : message.tensors) append_layout(out, tensor.layout());
+  return out;
+}
+
+Beginning cut_beginning(ByteSpan& rest, std::uint64_t max_bytes) {
+  const auto head = load<MessageHead>(cut_bytes(rest, sizeof(MessageHead)).data());
+  if (head.tensors > kMaxTensors || head.data_bytes > std::min(kMaxDataBytes, max_bytes))
+    refuse_frame("is of too large a message");
+  Beginning beginning{head.tag, head.data_bytes, {}, head.data_bytes};
+  for (std::uint32_t i = 0; i < head.tensors; ++i) {
+    const std::uint64_t bytes = beginning.layouts.emplace_back(cut_layout(rest)).extent_bytes();
+    if (bytes > max_bytes - beginning.bytes) refuse_frame("is of too large a tensor");
+    beginning.bytes += bytes;
+  }
+  return beginning;
+}
+
+bool is_in_order(std::uint32_t tag) noexcept {
+  return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
+}
+
+Message outgoing(const Message& message, Stream stream) {
+  check_can_cross(message);
+  Message copy{message.tag, message.data, {}};
+  for (const Tensor& tensor : message.tensors) copy.tensors.push_back(on_host(tensor, stream));
   const std::int64_t now = clock_ns();
-  change_deadline(message, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
+  change_deadline(copy, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
+  return copy;
 }
 
 void to_deadline(Message& message) {
@@ -126,6 +151,10 @@ void to_deadline(Message& message) {
   constexpr std::int64_t kLongest = std::int64_t{1} << 61;  // 73 years
   change_deadline(message,
                   [&](std::int64_t left) { return now + std::clamp<std::int64_t>(left, 1, kLongest); });
+}
+
+void throw_no_room() {
+  throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
 }
 
 }  // namespace onecopy::rpc

@@ -3,45 +3,48 @@
 
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
 
-/// The parts of messages that all transports between hosts write in the same way.
+/// The functions that prepare, write and read messages for all transports between hosts.
 namespace onecopy::rpc {
 
 inline constexpr std::size_t kMaxTensors = 1024;
 inline constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 40;
+/// The max bytes of a small message, which is sent before the large messages that wait.
+inline constexpr std::size_t kMaxSmallBytes = 32 << 10;
 
-/// The beginning of a message. The layouts of its tensors follow.
-struct ParcelHead {
+/// The values that a message begins with.
+struct Beginning {
   std::uint32_t tag = 0;
-  std::uint32_t tensors = 0;
   std::uint64_t data_bytes = 0;
+  std::vector<Layout> layouts;
+  std::uint64_t bytes = 0;  ///< of the data and all tensors
 };
-static_assert(sizeof(ParcelHead) == 16);
 
 /// Throws protocol.
 [[noreturn]] void refuse_frame(std::string_view problem);
 
 void append_bytes(Bytes& out, ByteSpan bytes);
-void append_layout(Bytes& out, const Layout& layout);
 /// Removes `bytes` bytes from the front and returns them. Throws protocol if there are fewer.
 ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes);
-/// Throws protocol.
-Layout cut_layout(ByteSpan& rest);
-/// Removes a head from the front and returns it. Throws protocol if the message is too large.
-ParcelHead cut_head(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
+/// Returns the bytes that a message begins with: its head and the layouts of its tensors.
+Bytes encode_beginning(const Message& message);
+/// Removes these bytes from the front. Throws protocol for bytes that no member writes and for a message that is too large.
+Beginning cut_beginning(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageBytes);
+/// Returns whether a message must arrive after all messages that were sent before it.
+bool is_in_order(std::uint32_t tag) noexcept;
 
-/// Returns the message with copies on the CPU in place of tensors of devices. Waits for the work that the stream
-/// contains now.
-Message on_host(const Message& message, Stream stream);
+/// Returns the message as it is sent: with copies on the CPU in place of tensors of devices, and with the time that is left
+/// in place of a call's deadline, because hosts have different clocks. Waits for the work that the stream contains now.
 /// Throws invalid_argument for a message with too many tensors, or too many plain bytes.
-void check_can_cross(const Message& message);
-/// Changes the deadline of a call from a point in time to the time that is left, because hosts have different clocks.
-void to_time_left(Message& message);
-/// Changes the deadline of a call back to a point in time.
+Message outgoing(const Message& message, Stream stream);
+/// Changes the time left of a call back to a deadline.
 void to_deadline(Message& message);
+/// Throws timeout.
+[[noreturn]] void throw_no_room();
 
 }  // namespace onecopy::rpc

@@ -109,7 +109,7 @@ class RecordsOnTheWay : public ::testing::Test {
   /// Returns the bytes of a message's records.
   Bytes records_of(Message&& message) {
     Outbox outbox;
-    outbox.put(std::move(message), true);
+    outbox.put(std::move(message));
     Bytes all;
     for (ByteSpan record; !(record = outbox.next_record(false)).empty();) {
       sender_->stream->write(record);

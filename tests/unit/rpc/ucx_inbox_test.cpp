@@ -41,11 +41,10 @@ UcxHead head_of(std::uint64_t number, std::uint32_t piece, std::uint32_t part = 
 struct Pieces {
   std::uint64_t number;
   Message message;
-  std::vector<std::uint32_t> apart;
   Bytes beginning;
 
   Pieces(std::uint64_t n, std::uint32_t tag, std::int64_t bytes)
-      : number(n), message(rpc::message(n, tag, bytes)), beginning(encode_beginning(message, apart)) {}
+      : number(n), message(rpc::message(n, tag, bytes)), beginning(encode_first_piece(message)) {}
   void begin(UcxInbox& inbox) const { inbox.begin(number, beginning); }
   void fill(UcxInbox& inbox) const {
     const std::size_t bytes = message.tensors[0].nbytes();
@@ -105,7 +104,7 @@ TEST(AUcxInbox, GivesAllOutOnceAndThoseThatAreInOrderBehindTheirPredecessors) {
     }
     std::ranges::shuffle(events, random);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      if (all[i].apart.empty()) continue;
+      if (all[i].message.tensors.empty()) continue;
       const auto begun = std::ranges::find(events, std::pair(i, false));
       const auto behind = static_cast<std::size_t>(events.end() - begun);
       events.insert(begun + 1 + static_cast<std::ptrdiff_t>(random() % behind), {i, true});
@@ -138,8 +137,7 @@ TEST(AUcxInbox, ReservesTheMemoryOfALargeTensorAsItsPartsCome) {
   Message message = rpc::message(1, kAnswer, 0);
   message.tensors.push_back(Session::current().adopt(
       backend(DeviceType::cpu).create(0, kBytes, SegmentKind::memfd, "of a test", 0), kBytes));
-  std::vector<std::uint32_t> apart;
-  inbox.begin(1, encode_beginning(message, apart));
+  inbox.begin(1, encode_first_piece(message));
   EXPECT_TRUE(inbox.reserve(head_of(1, 1, 0)));
   EXPECT_FALSE(inbox.reserve(head_of(1, 1, kLast)));
   while (!inbox.reserve(head_of(1, 1, kLast))) continue;

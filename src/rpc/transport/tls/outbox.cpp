@@ -3,7 +3,6 @@
 #include <cstring>
 #include <utility>
 
-#include "channel/ring/ring_wait.h"
 #include "rpc/transport/tls/tls_link.h"
 
 namespace onecopy::rpc {
@@ -19,11 +18,12 @@ void Outbox::put_frame(FrameKind kind, Bytes&& bytes) {
   push(small_, {kind, std::move(bytes), {}, small_.put});
 }
 
-Outbox::Place Outbox::put(Message&& message, bool is_in_order) {
+Outbox::Place Outbox::put(Message&& message) {
+  const bool has_order = is_in_order(message.tag);
   Parcel parcel(std::move(message));
   const std::uint64_t bytes = parcel.bytes();
   const LockGuard lock(mutex_);
-  const bool is_small = parcel.is_whole() && !(is_in_order && large_waiting_.load() != 0);
+  const bool is_small = parcel.is_whole() && !(has_order && large_waiting_.load() != 0);
   Queue& queue = is_small ? small_ : large_;
   const Place place{is_small, queue.put += bytes};
   push(queue, {FrameKind::message, {}, std::move(parcel), place.end});
@@ -31,28 +31,12 @@ Outbox::Place Outbox::put(Message&& message, bool is_in_order) {
 }
 
 bool Outbox::has_room(Place place) const noexcept {
-  return queue(place).sent.load() + kMaxWaiting >= place.end || is_over_.load();
-}
-
-bool Outbox::wait_for_room(Place place, Deadline until) {
-  if (has_room(place)) return true;
-  const LockGuard lock(room_mutex_);
-  waiters_.fetch_add(1);
-  while (!has_room(place) && !until.has_passed())
-    has_changed_.wait_until(room_mutex_, std::chrono::steady_clock::now() + until.left(kSleepSlice));
-  waiters_.fetch_sub(1);
-  return has_room(place);
-}
-
-void Outbox::tell_waiters() noexcept {
-  if (waiters_.load() == 0) return;
-  const LockGuard lock(room_mutex_);
-  has_changed_.notify_all();
+  return queue(place).sent.load() + Room::kMaxBytes >= place.end || is_over_.load();
 }
 
 void Outbox::give_up() noexcept {
   is_over_ = true;
-  tell_waiters();
+  room_.tell_waiters();
 }
 
 Outbox::Item* Outbox::find(Place place) {

@@ -11,12 +11,6 @@
 #include "os/log.h"
 
 namespace onecopy::rpc {
-namespace {
-
-/// The max bytes of a message that is sent as one frame.
-constexpr std::size_t kMaxInFirst = 32 << 10;
-
-}  // namespace
 
 void check_head(const FrameHead& head) {
   if (head.kind < FrameKind::hello || head.kind > FrameKind::fabric) refuse_frame("is of no known kind");
@@ -27,23 +21,16 @@ void check_head(const FrameHead& head) {
 
 // --- Parcel
 
-Parcel::Parcel(Message&& message) : message_(std::move(message)) {
-  check_can_cross(message_);
-  to_time_left(message_);
-  const auto& tensors = message_.tensors;
-  const ParcelHead head{message_.tag, static_cast<std::uint32_t>(tensors.size()), message_.data.size()};
-  append_bytes(first_, std::as_bytes(std::span(&head, 1)));
+Parcel::Parcel(Message&& message) : message_(std::move(message)), first_(encode_beginning(message_)) {
   parts_.emplace_back(message_.data);
-  for (const Tensor& tensor : tensors) {
-    append_layout(first_, tensor.layout());
+  for (const Tensor& tensor : message_.tensors)
     parts_.emplace_back(tensor.as<const std::byte>(), tensor.layout().extent_bytes());
-  }
   if (first_.size() > kMaxFrameBytes)
     throw Error(ErrorCode::invalid_argument,
                 "the shapes of a message's tensors do not go to another host: they take too many bytes");
   bytes_ = first_.size();
   for (const ByteSpan part : parts_) bytes_ += part.size();
-  if (bytes_ > kMaxInFirst) return;
+  if (bytes_ > kMaxSmallBytes) return;
   for (const ByteSpan part : parts_) append_bytes(first_, part);
   parts_.clear();
   message_ = {};
@@ -93,21 +80,13 @@ void Parcel::withdraw() {
 
 void Assembly::begin(ByteSpan payload) {
   if (is_begun_) refuse_frame("begins a message within another");
-  const ParcelHead head = cut_head(payload, max_bytes_);
-  std::vector<Layout> layouts;
-  std::uint64_t tensor_bytes = 0;
-  for (std::uint32_t i = 0; i < head.tensors; ++i) {
-    layouts.push_back(cut_layout(payload));
-    const std::size_t bytes = layouts.back().extent_bytes();
-    if (bytes > max_bytes_ - std::min(tensor_bytes, max_bytes_)) refuse_frame("is of too large a tensor");
-    tensor_bytes += bytes;
-  }
-  left_ = head.data_bytes + tensor_bytes;
+  const Beginning beginning = cut_beginning(payload, max_bytes_);
+  left_ = beginning.bytes;
   if (!payload.empty() && payload.size() != left_) refuse_frame("has another length than its message");
   is_begun_ = true;
-  message_ = Message{head.tag, {}, {}};
+  message_ = Message{beginning.tag, {}, {}};
   part_ = at_ = 0;
-  allocate(head.data_bytes, layouts);
+  allocate(beginning);
   while (!payload.empty()) {
     skip_full_parts();
     const auto into = is_lost_ ? room(payload.size()) : part(part_).subspan(at_);
@@ -117,12 +96,12 @@ void Assembly::begin(ByteSpan payload) {
   }
 }
 
-void Assembly::allocate(std::size_t data_bytes, const std::vector<Layout>& layouts) {
+void Assembly::allocate(const Beginning& beginning) {
   is_lost_ = false;
   tensors_.clear();
   try {
-    message_.data.resize(data_bytes);
-    for (const Layout& layout : layouts) tensors_.emplace_back(layout);
+    message_.data.resize(beginning.data_bytes);
+    for (const Layout& layout : beginning.layouts) tensors_.emplace_back(layout);
   } catch (const std::exception& error) {
     lose(error.what());
   }

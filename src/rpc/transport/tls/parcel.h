@@ -39,8 +39,7 @@ void check_head(const FrameHead& head);
 /// Thread safety: none of its own.
 class Parcel {
  public:
-  /// Takes a message. Its deadline is sent as the time that is left. Throws invalid_argument for a message with too
-  /// many tensors or too many plain bytes.
+  /// Takes a message of outgoing(). Throws invalid_argument for shapes that take too many bytes.
   explicit Parcel(Message&& message);
 
   struct Part {
@@ -95,7 +94,7 @@ class Assembly {
  private:
   std::span<std::byte> part(std::size_t i) noexcept;
   void skip_full_parts() noexcept;
-  void allocate(std::size_t data_bytes, const std::vector<Layout>& layouts);
+  void allocate(const Beginning& beginning);
   void lose(const char* why);
 
   const std::uint64_t max_bytes_;

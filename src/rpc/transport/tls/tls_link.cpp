@@ -50,12 +50,10 @@ TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::mill
 }
 
 void TlsLink::put(const Message& message, Stream stream, Deadline until) {
-  Message lent = on_host(message, stream);
+  Message lent = outgoing(message, stream);
   if (is_closed()) return;
   const bool has_tensors = !lent.tensors.empty();
-  const bool is_in_order =
-      (message.tag & kInOrder) != 0 || (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
-  const Outbox::Place place = outbox_.put(std::move(lent), is_in_order);
+  const Outbox::Place place = outbox_.put(std::move(lent));
   if (is_in_burst() && outbox_.fits_one_record(place)) return leave_to_loop();
   pump();
   if (outbox_.has_sent(place)) return;
@@ -65,7 +63,7 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
   };
   if (!outbox_.wait_for_room(place, until) && with_stream([&] { return outbox_.withdraw(place); })) {
     pump();
-    throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
+    throw_no_room();
   }
   if (!has_tensors || is_closed()) return;
   with_stream([&] { outbox_.keep(place); });
@@ -112,7 +110,7 @@ void TlsLink::pump() noexcept {
       const LockGuard lock(streaming_, std::adopt_lock);
       progress = send_some(false);
     }
-    outbox_.tell_waiters();
+    outbox_.room().tell_waiters();
     if (progress == Progress::interrupted) look_again();
     if (progress != Progress::done || outbox_.is_empty()) return;
   }
@@ -170,7 +168,7 @@ Inbox::Arrived TlsLink::turn() noexcept {
     }
     if (const Progress sent = send_some(false); progress == Progress::done) progress = sent;
   }
-  outbox_.tell_waiters();
+  outbox_.room().tell_waiters();
   if (progress == Progress::interrupted) look_again();
   else if (progress == Progress::done && !outbox_.is_empty()) pump();
   return arrived;

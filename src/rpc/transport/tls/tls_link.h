@@ -14,6 +14,7 @@
 #include "onecopy/device/stream.h"
 #include "os/deadline.h"
 #include "os/mutex.h"
+#include "rpc/transport/room.h"
 #include "rpc/transport/tls/parcel.h"
 #include "rpc/transport/tls/tls_stream.h"
 
@@ -29,9 +30,6 @@ namespace onecopy::rpc {
 /// Thread safety: all members may be called concurrently, except the functions marked for the thread that has the stream.
 class Outbox {
  public:
-  /// The max bytes of messages of one queue that are copied here and wait for the connection.
-  static constexpr std::uint64_t kMaxWaiting = 16 << 20;
-
   /// The place of a message's last byte in its queue.
   struct Place {
     bool is_small = false;
@@ -41,7 +39,7 @@ class Outbox {
   /// Puts a frame of kind hello or fabric.
   void put_frame(FrameKind kind, Bytes&& bytes);
   /// Queues a message and returns its place. Throws invalid_argument for a message that cannot be sent.
-  Place put(Message&& message, bool is_in_order);
+  Place put(Message&& message);
   bool has_sent(Place place) const noexcept { return queue(place).sent.load() >= place.end; }
   /// Returns whether no message or frame waits.
   bool is_empty() const noexcept { return waiting_.load() == 0; }
@@ -49,12 +47,13 @@ class Outbox {
   bool fits_one_record(Place place) const noexcept {
     return place.is_small && place.end - small_.sent.load() < TlsStream::kMaxRecordBytes;
   }
-  /// Waits until at most kMaxWaiting bytes up to the place wait for the connection, or until give_up(). Returns false
+  /// Waits until at most Room::kMaxBytes up to the place wait for the connection, or until give_up(). Returns false
   /// after `until`.
-  bool wait_for_room(Place place, Deadline until);
-  /// Returns the number of threads in wait_for_room().
-  int waiters() const noexcept { return waiters_.load(); }
-  void tell_waiters() noexcept;
+  bool wait_for_room(Place place, Deadline until) {
+    return room_.wait([&] { return has_room(place); }, until);
+  }
+  /// Returns the threads in wait_for_room(), which must be told of a record that was sent.
+  Room& room() noexcept { return room_; }
   /// Notes that the connection is over, and wakes all threads that wait for room.
   void give_up() noexcept;
 
@@ -95,9 +94,7 @@ class Outbox {
   std::atomic<std::size_t> waiting_{0};  ///< items that have not been taken entirely
   /// The items that wait in the queue of large messages.
   std::atomic<std::size_t> large_waiting_{0};
-  Mutex room_mutex_;
-  Condition has_changed_;  ///< tells of a change of `sent` or is_over_
-  std::atomic<int> waiters_{0};
+  Room room_;  ///< changes with `sent` and is_over_
   std::atomic<bool> is_over_{false};
 
   // Only the thread that has the stream uses the following members.
@@ -181,7 +178,7 @@ class TlsLink {
   /// socket has taken.
   bool has_arrived() const noexcept;
   bool has_sent_all() const noexcept { return outbox_.is_empty() && !has_unsent_.load(); }
-  int waiters() const noexcept { return outbox_.waiters(); }
+  int waiters() noexcept { return outbox_.room().waiters(); }
   /// Returns for how long the other side has sent nothing. Members send something each second.
   std::chrono::seconds silence() const noexcept;
   int fd() const noexcept { return fd_; }

@@ -26,28 +26,17 @@ constexpr std::chrono::milliseconds kBeat{1000};
 /// The max times for connecting and proving the key, and for a peer to say which member it is.
 constexpr std::chrono::seconds kConnectPatience{10}, kHelloPatience{5};
 
-/// A connection that sends messages over a link. The other process's own thread wakes the member.
-class TlsConnection final : public Connection {
+/// A connection that sends messages over a TlsLink or a UcxChannel. The other process's own thread wakes the member.
+template <class Way>
+class HostConnection final : public Connection {
  public:
-  explicit TlsConnection(TlsLinkRef link) : link_(std::move(link)) {}
+  explicit HostConnection(std::shared_ptr<Way> way) : way_(std::move(way)) {}
   void send(const Message& message, Stream stream, Deadline deadline) override {
-    link_->put(message, stream, deadline);
+    way_->put(message, stream, deadline);
   }
 
  private:
-  const TlsLinkRef link_;
-};
-
-/// A connection that sends messages over UCX.
-class UcxConnection final : public Connection {
- public:
-  explicit UcxConnection(std::shared_ptr<UcxChannel> channel) : channel_(std::move(channel)) {}
-  void send(const Message& message, Stream stream, Deadline deadline) override {
-    channel_->send(message, stream, deadline);
-  }
-
- private:
-  const std::shared_ptr<UcxChannel> channel_;
+  const std::shared_ptr<Way> way_;  // the transport's peer also owns it
 };
 
 }  // namespace
@@ -187,7 +176,7 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
     if (is_answer && (message.tag & kInOrder) == 0) lane->ring_for_answer();
     else lane->ring_for_call();
   };
-  if (!options_.uses_ucx) return open_for(member, std::make_unique<TlsConnection>(peer.link));
+  if (!options_.uses_ucx) return open_for(member, std::make_unique<HostConnection<TlsLink>>(peer.link));
   peer.channel = std::make_shared<UcxChannel>(ucx());
   {
     const LockGuard lock(mutex_);
@@ -221,7 +210,7 @@ void TlsTransport::take_fabric(Peer& peer, ByteSpan address) {
     has_missed_ucx_ = true;
     throw;
   }
-  open_for(*peer.member, std::make_unique<UcxConnection>(peer.channel));
+  open_for(*peer.member, std::make_unique<HostConnection<UcxChannel>>(peer.channel));
 }
 
 /// Hands the connection to the loop, which sends and receives.

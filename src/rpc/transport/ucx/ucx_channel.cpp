@@ -7,7 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "channel/ring/ring_wait.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/random.h"
@@ -71,34 +70,32 @@ void UcxChannel::connect(ByteSpan address, Handlers handlers) {
   worker_.wake();
 }
 
-void UcxChannel::send(const Message& message, Stream stream, Deadline deadline) {
-  check_can_cross(message);
-  Message outgoing = on_host(message, stream);
-  to_time_left(outgoing);
-  std::vector<std::uint32_t> apart;
-  Bytes beginning = encode_beginning(outgoing, apart);
-  constexpr std::size_t kSmall = 32 << 10;
-  const bool is_small = apart.empty() && beginning.size() <= kSmall;
-  if (!wait_for_room(is_small, deadline))
-    throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
-  post_all(std::move(beginning), apart, outgoing, is_small);
+void UcxChannel::put(const Message& message, Stream stream, Deadline deadline) {
+  const Message sent = outgoing(message, stream);
+  Bytes first_piece = encode_first_piece(sent);
+  const bool is_small =
+      first_piece.size() <= kMaxSmallBytes && std::ranges::none_of(sent.tensors, [](const Tensor& tensor) {
+        return is_apart(tensor.layout().extent_bytes());
+      });
+  const auto has_room = [&] { return under_way(is_small).load() < Room::kMaxBytes || is_over_.load(); };
+  if (!room_.wait(has_room, deadline)) throw_no_room();
+  post_all(std::move(first_piece), sent.tensors, is_small);
 }
 
-bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart,
-                          const Message& message, bool is_small) {
+bool UcxChannel::post_all(Bytes&& first_piece, const std::vector<Tensor>& tensors, bool is_small) {
   {
     worker_.senders_.fetch_add(1);
     const LockGuard lock(worker_.using_);
     worker_.senders_.fetch_sub(1);
     if (is_over_ || !endpoint_) return false;
     const UcxHead head{their_session_, ++sent_, 0, 0};
-    post(std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(beginning), {}, is_small}));
-    for (const std::uint32_t i : apart) {
-      const Tensor& tensor = message.tensors[i];
-      large_ += tensor.layout().extent_bytes();
-      for (UcxHead part{their_session_, sent_, i + 1, 0}; part.offset() < tensor.layout().extent_bytes();
-           ++part.part)
-        parts_.push_back({part, tensor});
+    post(
+        std::make_unique<Sending>(Sending{shared_from_this(), head, std::move(first_piece), {}, is_small}));
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      const std::uint64_t bytes = tensors[i].layout().extent_bytes();
+      if (!is_apart(bytes)) continue;
+      large_ += bytes;
+      unsent_.push_back({{their_session_, sent_, i + 1, 0}, tensors[i]});
     }
     post_parts();
   }
@@ -109,12 +106,13 @@ bool UcxChannel::post_all(Bytes&& beginning, const std::vector<std::uint32_t>& a
 /// Gives UCX a few parts of tensors, and each further part when one has been sent: small messages go in between.
 void UcxChannel::post_parts() {
   constexpr int kPartsUnderWay = 4;
-  while (parts_under_way_ < kPartsUnderWay && !parts_.empty() && !has_failed_ && endpoint_) {
-    Part part = std::move(parts_.front());
-    parts_.pop_front();
+  while (parts_under_way_ < kPartsUnderWay && !unsent_.empty() && !has_failed_ && endpoint_) {
+    auto& [next_part, tensor] = unsent_.front();
+    auto part = std::make_unique<Sending>(Sending{shared_from_this(), next_part, {}, tensor, false});
+    ++next_part.part;
+    if (next_part.offset() >= tensor.layout().extent_bytes()) unsent_.pop_front();
     ++parts_under_way_;
-    post(std::make_unique<Sending>(
-        Sending{shared_from_this(), part.head, {}, std::move(part.tensor), false}));
+    post(std::move(part));
   }
 }
 
@@ -145,9 +143,7 @@ void UcxChannel::finish(Sending& sending) noexcept {
   channel.worker_.using_.assert_held();
   channel.parts_under_way_ -= sending.is_part() ? 1 : 0;
   channel.under_way(sending.is_small) -= sending.size();
-  if (channel.waiters_.load() == 0) return;
-  const LockGuard lock(channel.room_mutex_);
-  channel.has_changed_.notify_all();
+  channel.room_.tell_waiters();
 }
 
 void UcxChannel::sent(void* request, ucx::ucs_status_t status, void* sending) NO_THREAD_SAFETY_ANALYSIS {
@@ -165,19 +161,8 @@ void UcxChannel::broken(void* channel, ucx::ucp_ep_h, ucx::ucs_status_t status) 
   static_cast<UcxChannel*>(channel)->has_failed_ = true;
 }
 
-bool UcxChannel::wait_for_room(bool is_small, Deadline until) {
-  const auto has_room = [&] { return under_way(is_small).load() < kMaxUnderWay || is_over_.load(); };
-  if (has_room()) return true;
-  const LockGuard lock(room_mutex_);
-  waiters_.fetch_add(1);
-  while (!has_room() && !until.has_passed())
-    has_changed_.wait_until(room_mutex_, std::chrono::steady_clock::now() + until.left(kSleepSlice));
-  waiters_.fetch_sub(1);
-  return has_room();
-}
-
 void UcxChannel::ask() {
-  if (!post_all(encode_question(), {}, {}, true)) has_answer_ = true;
+  if (!post_all(encode_question(), {}, true)) has_answer_ = true;
 }
 
 void UcxChannel::handle(std::vector<UcxInbox::Arrived>&& arrived) {
@@ -195,8 +180,7 @@ void UcxChannel::handle(std::vector<UcxInbox::Arrived>&& arrived) {
 
 void UcxChannel::fail() noexcept {
   if (!is_over_.exchange(true) && handlers_.failed) handlers_.failed();
-  const LockGuard lock(room_mutex_);
-  has_changed_.notify_all();
+  room_.tell_waiters();
 }
 
 void UcxChannel::close() noexcept {
@@ -207,7 +191,7 @@ void UcxChannel::close() noexcept {
     const LockGuard lock(worker_.using_);
     worker_.channels_.erase(session_);
     worker_.drop_offers(session_);
-    parts_.clear();
+    unsent_.clear();
     if (endpoint_) {
       ucx::ucp_request_param_t params{};
       params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_FLAGS;
@@ -220,8 +204,7 @@ void UcxChannel::close() noexcept {
     }
     worker_.wake();
   }
-  const LockGuard lock(room_mutex_);
-  has_changed_.notify_all();
+  room_.tell_waiters();
 }
 
 }  // namespace onecopy::rpc

@@ -10,6 +10,7 @@
 #include "onecopy/device/stream.h"
 #include "os/deadline.h"
 #include "os/mutex.h"
+#include "rpc/transport/room.h"
 #include "rpc/transport/ucx/ucx_worker.h"
 
 namespace onecopy::rpc {
@@ -26,8 +27,6 @@ namespace onecopy::rpc {
 /// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
 class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  public:
-  /// The bytes under way, of small and of large messages each, above which a sender waits.
-  static constexpr std::uint64_t kMaxUnderWay = 16 << 20;
   struct Handlers {
     std::function<void(Message&&)> deliver;
     /// Reports, perhaps on a thread that sends, that the other process cannot be reached over UCX.
@@ -46,7 +45,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout, with nothing sent, if
   /// there is no room by the deadline, and invalid_argument for a message that cannot be sent. Does nothing on a closed
   /// channel.
-  void send(const Message& message, Stream stream, Deadline deadline);
+  void put(const Message& message, Stream stream, Deadline deadline);
   /// Asks the other side to tell when it has received all messages that were sent before.
   void ask();
   /// Returns whether the other side has answered ask(), or the channel is over.
@@ -61,17 +60,15 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  private:
   friend class UcxWorker;
   struct Sending;
-  struct Part {
-    UcxHead head;
+  struct Unsent {
+    UcxHead next_part;
     Tensor tensor;
   };
 
   std::atomic<std::uint64_t>& under_way(bool is_small) noexcept { return is_small ? small_ : large_; }
-  bool wait_for_room(bool is_small, Deadline until);
   void post(std::unique_ptr<Sending> sending) REQUIRES(worker_.using_);
   /// Returns false on a channel that is not open.
-  bool post_all(Bytes&& beginning, const std::vector<std::uint32_t>& apart, const Message& message,
-                bool is_small);
+  bool post_all(Bytes&& first_piece, const std::vector<Tensor>& tensors, bool is_small);
   void post_parts() REQUIRES(worker_.using_);
   static void finish(Sending& sending) noexcept;
   static void sent(void* request, ucx::ucs_status_t status, void* sending);
@@ -87,14 +84,13 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   ucx::ucp_ep_h endpoint_ GUARDED_BY(worker_.using_) = nullptr;
   std::uint64_t sent_ GUARDED_BY(worker_.using_) = 0;
   UcxInbox inbox_ GUARDED_BY(worker_.using_);
-  std::deque<Part> parts_ GUARDED_BY(worker_.using_);  ///< that UCX does not have yet
+  std::deque<Unsent> unsent_
+      GUARDED_BY(worker_.using_);  ///< tensors of which UCX does not have all parts yet
   int parts_under_way_ GUARDED_BY(worker_.using_) = 0;
 
   std::atomic<std::uint64_t> small_{0}, large_{0};  ///< bytes under way
   std::atomic<bool> is_over_{false}, has_failed_{false}, has_answer_{false}, is_closed_{false};
-  Mutex room_mutex_;
-  Condition has_changed_;
-  std::atomic<int> waiters_{0};
+  Room room_;
 };
 
 }  // namespace onecopy::rpc

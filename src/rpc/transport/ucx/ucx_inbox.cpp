@@ -10,16 +10,7 @@
 namespace onecopy::rpc {
 namespace {
 
-/// The place of a tensor's bytes, written after its layout: 1 for a message of their own, 0 for the beginning.
-using Place = std::uint32_t;
-
-/// The max bytes of a tensor that is sent within the beginning of its message.
-constexpr std::uint64_t kMaxInBeginning = 8 << 10;
 constexpr std::uint32_t kQuestion = UINT32_MAX;  // stands in place of a tag
-
-bool is_in_order(std::uint32_t tag) noexcept {
-  return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
-}
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data()), tensor.layout().extent_bytes()};
@@ -27,60 +18,40 @@ std::span<std::byte> bytes_of(const Tensor& tensor) {
 
 }  // namespace
 
-Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart) {
-  Bytes out;
-  const ParcelHead head{message.tag, static_cast<std::uint32_t>(message.tensors.size()),
-                        message.data.size()};
-  append_bytes(out, std::as_bytes(std::span(&head, 1)));
-  std::vector<ByteSpan> within{message.data};
-  for (std::uint32_t i = 0; i < message.tensors.size(); ++i) {
-    const Tensor& tensor = message.tensors[i];
-    append_layout(out, tensor.layout());
-    const std::uint64_t bytes = tensor.layout().extent_bytes();
-    const Place is_apart = bytes > kMaxInBeginning ? 1 : 0;
-    append_bytes(out, std::as_bytes(std::span(&is_apart, 1)));
-    if (is_apart != 0) apart.push_back(i);
-    else within.emplace_back(bytes_of(tensor));
-  }
-  for (const ByteSpan bytes : within) append_bytes(out, bytes);
+Bytes encode_first_piece(const Message& message) {
+  Bytes out = encode_beginning(message);
+  append_bytes(out, message.data);
+  for (const Tensor& tensor : message.tensors)
+    if (!is_apart(tensor.layout().extent_bytes())) append_bytes(out, bytes_of(tensor));
   return out;
 }
 
-Bytes encode_question() {
-  Bytes out(sizeof(ParcelHead));
-  write_value(out.data(), ParcelHead{kQuestion, 0, 0});
-  return out;
-}
+Bytes encode_question() { return encode_beginning({kQuestion, {}, {}}); }
 
-void UcxInbox::begin(std::uint64_t number, ByteSpan beginning) {
+void UcxInbox::begin(std::uint64_t number, ByteSpan first_piece) {
   if (number == 0 || has_begun(number) || given_out_.count(number) != 0)
     refuse_frame("begins a message again");
-  const ParcelHead head = cut_head(beginning);
+  const Beginning beginning = cut_beginning(first_piece);
   Incoming incoming;
-  incoming.what.is_question = head.tag == kQuestion;
-  incoming.is_in_order = incoming.what.is_question || is_in_order(head.tag);
+  incoming.what.is_question = beginning.tag == kQuestion;
+  incoming.is_in_order = incoming.what.is_question || is_in_order(beginning.tag);
   Message& message = incoming.what.message;
-  message.tag = head.tag;
-  std::uint64_t all = head.data_bytes;
-  for (std::uint32_t i = 0; i < head.tensors; ++i) {
-    const Layout layout = cut_layout(beginning);
-    const auto is_apart = load<Place>(cut_bytes(beginning, sizeof(Place)).data());
-    all += std::min(layout.extent_bytes(), kMaxMessageBytes);
-    if (all > kMaxMessageBytes) refuse_frame("is of too large a message");
+  message.tag = beginning.tag;
+  for (const Layout& layout : beginning.layouts) {
     const ArrivingTensor& tensor = incoming.tensors.emplace_back(layout);
     message.tensors.push_back(tensor.tensor());
-    incoming.apart.push_back(is_apart != 0 ? tensor.bytes() : 0);
+    incoming.apart.push_back(is_apart(tensor.bytes()) ? tensor.bytes() : 0);
     incoming.missing += incoming.apart.back();
   }
-  const ByteSpan data = cut_bytes(beginning, head.data_bytes);
+  const ByteSpan data = cut_bytes(first_piece, beginning.data_bytes);
   message.data.assign(data.begin(), data.end());
   for (std::size_t i = 0; i < message.tensors.size(); ++i) {
     if (incoming.apart[i] != 0) continue;
     const auto into = bytes_of(message.tensors[i]);
-    const ByteSpan bytes = cut_bytes(beginning, into.size());
+    const ByteSpan bytes = cut_bytes(first_piece, into.size());
     if (!bytes.empty()) std::memcpy(into.data(), bytes.data(), bytes.size());
   }
-  if (!beginning.empty()) refuse_frame("has another length than its message");
+  if (!first_piece.empty()) refuse_frame("has another length than its message");
   if (incoming.missing == 0) complete(number, std::move(incoming));
   else incoming_.emplace(number, std::move(incoming));
 }

@@ -27,10 +27,11 @@ struct UcxHead {
 };
 static_assert(sizeof(UcxHead) == 24);
 
-/// Returns the beginning of a message: its tag, the layouts of its tensors, its plain bytes, and the bytes of small tensors
-/// in memory of the CPU. docs/design/formats/rpc-stream-v1.md describes it. `apart` gets the numbers of the other tensors,
-/// which are sent apart.
-Bytes encode_beginning(const Message& message, std::vector<std::uint32_t>& apart);
+/// Returns whether a tensor of so many bytes is sent apart from the beginning of its message.
+constexpr bool is_apart(std::uint64_t bytes) noexcept { return bytes > (8 << 10); }
+/// Returns the first piece of a message: its beginning, its plain bytes, and the bytes of the tensors that are not sent
+/// apart. docs/design/formats/rpc-stream-v1.md describes it.
+Bytes encode_first_piece(const Message& message);
 /// Returns the beginning that asks the receiver to tell when it has all that was sent before.
 Bytes encode_question();
 
@@ -44,8 +45,8 @@ class UcxInbox {
     bool is_question = false;  ///< a question instead of a message: all that was sent before it has arrived
   };
 
-  /// Takes the beginning of a message. Throws protocol.
-  void begin(std::uint64_t number, ByteSpan beginning);
+  /// Takes the first piece of a message. Throws protocol.
+  void begin(std::uint64_t number, ByteSpan first_piece);
   bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
   /// Reserves further memory for a part of a tensor. Returns whether room() may be called. Throws out_of_memory.
   bool reserve(const UcxHead& head);
