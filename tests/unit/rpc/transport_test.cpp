@@ -121,6 +121,27 @@ TEST_P(ATransport, TellsOfAMemberThatIsKilledInACall) {
   EXPECT_EQ(callee.join(), -SIGKILL);
 }
 
+/// The callback of a part that had failed gave UCX the next part of the tensor while UCX was ending the endpoint.
+TEST_P(ATransport, TellsOfAMemberThatIsKilledWhileALargeTensorIsSent) {
+  constexpr int kRounds = 10;
+  const Values large{{}, {testing::numbers(16 << 20, 1)}};
+  for (int round = 0; round < kRounds; ++round) {
+    Shared<Meeting> meeting;
+    Child callee = serve(meeting);
+    Agent agent({.name = "caller", .timeout = 0s});
+    meeting->join(agent, 1);
+    EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+    std::jthread caller([&] {
+      const auto call = [&] { agent.call("callee", "echo", Values{{}, large.tensors}); };
+      EXPECT_EQ(failure_of(call), ErrorCode::peer_died);
+    });
+    std::this_thread::sleep_for(3ms * round);
+    callee.kill();
+    caller.join();
+    EXPECT_EQ(callee.join(), -SIGKILL);
+  }
+}
+
 TEST_P(ATransport, IsLateWithAMemberThatIsStopped) {
   Child callee = serve(meeting_);
   Agent agent({.name = "caller"});
