@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <thread>
 #include <variant>
 
 #include "onecopy/core/error.h"
@@ -53,8 +54,10 @@ std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
   return ntohs(address.sin_port);
 }
 
-/// Waits for the outcome of a connection attempt and returns it as an errno.
-int finish_connecting(int fd, const Deadline& deadline) {
+/// Makes one attempt to connect, and returns its outcome as an errno.
+int try_to_connect(int fd, const sockaddr_in& address, const Deadline& deadline) {
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return 0;
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
   if (!deadline.wait_for(fd, POLLOUT)) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof error;
@@ -62,17 +65,24 @@ int finish_connecting(int fd, const Deadline& deadline) {
   return error;
 }
 
+/// Returns whether there is no route to an address now, as while a cable is cut.
+bool is_unreachable(int error) noexcept {
+  return error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
+}
+
 void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kPause{20};
   const Deadline deadline(timeout);
-  const sockaddr_in address = address_of(at);
   int error = 0;
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) error = errno;
-  if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
+  while (is_unreachable(error = try_to_connect(fd.get(), address_of(at), deadline)) &&
+         deadline.left(kPause) == kPause)
+    std::this_thread::sleep_for(kPause);
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to {}", at.str());
   if (error == ECONNREFUSED || error == ECONNRESET)  // reset: the listener closed before it accepted
     throw Error(ErrorCode::peer_died, what + ": no process listens there", error, ErrorDomain::posix);
-  throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);
+  const bool is_late = error == ETIMEDOUT || is_unreachable(error);
+  throw_errno(what, error, is_late ? ErrorCode::timeout : ErrorCode::system);
 }
 
 /// Creates the directory of a path. The directory may belong to another user who listens there too: only the socket

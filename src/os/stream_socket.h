@@ -30,7 +30,7 @@ class StreamSocket {
   static StreamSocket listen(const std::string& address, int backlog = 128);
   /// Connects to an address. Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
-  /// Listens or connects across hosts. Throws as above.
+  /// Listens or connects across hosts. Throws as above. Retries to connect while there is no route to the host.
   static StreamSocket listen(const HostPort& at, int backlog = 128);
   static StreamSocket connect(const HostPort& at, std::chrono::milliseconds timeout);
 

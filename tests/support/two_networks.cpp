@@ -60,6 +60,14 @@ void TwoNetworks::mend() {
   must(fmt::format("nsenter -t {} -n ip link set {} up", pids_[0], kCables[0]));
 }
 
+void TwoNetworks::make_unreachable() {
+  must(fmt::format("nsenter -t {} -n ip route add unreachable {}", pids_[1], kAddresses[0]));
+}
+
+void TwoNetworks::make_reachable() {
+  must(fmt::format("nsenter -t {} -n ip route del unreachable {}", pids_[1], kAddresses[0]));
+}
+
 void enter_network() {
   if (::unshare(CLONE_NEWNET | CLONE_NEWNS) != 0)
     throw std::runtime_error("this process got no network namespace");

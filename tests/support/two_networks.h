@@ -30,6 +30,9 @@ class TwoNetworks {
   void cut();
   /// Restores the connection after a cut.
   void mend();
+  /// Removes the route from the second network to the first, and restores the route.
+  void make_unreachable();
+  void make_reachable();
   /// Disturbs the packets in both directions, as CarriedCable does. REQUIRES: the cable is a CarriedCable.
   void disturb(std::chrono::milliseconds delay, double loss) { carried_->disturb(delay, loss); }
   /// Ends what disturb() did.

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <numeric>
 #include <random>
 #include <string_view>
@@ -95,6 +96,25 @@ class TwoHosts : public ::testing::Test {
   void await(int at) {
     EXPECT_TRUE(eventually([&] { return *step_ >= at; }, 2 * testing::kPatience));
   }
+  /// Makes calls while the connection is away for less than the timeout.
+  void expect_to_go_on_after(void (TwoNetworks::*cut)(), void (TwoNetworks::*mend)()) {
+    begin([this](Agent& agent) {
+      agent.call("callee", "echo");
+      *step_ = 1;
+      EXPECT_TRUE(eventually([this] { return *step_ == 2; }));
+      Future with_tensor = agent.call_async("callee", "echo", {{}, {empty(Layout(DType::u8, {8 << 20}))}});
+      Future small = agent.call_async("callee", "add one", number(1));
+      *step_ = 3;
+      EXPECT_EQ(number_of(small.get()), 2);
+      EXPECT_EQ(with_tensor.get().tensors.at(0).nbytes(), 8 << 20);
+    });
+    await(1);
+    (*networks_.*cut)();
+    *step_ = 2;
+    await(3);
+    (*networks_.*mend)();
+    end();
+  }
   void end() {
     EXPECT_EQ(caller_->join(), 0);
     meeting_->step = 1;
@@ -162,6 +182,22 @@ TEST_F(TwoHosts, ReachAMemberThatStartedWhileItsCableWasCut) {
   end();
 }
 
+/// "No route to host" used to fail the first call at once.
+TEST_F(TwoHosts, ReachAMemberToWhichThereWasNoRoute) {
+  begin([this](Agent& agent) {
+    EXPECT_TRUE(eventually([this] { return *step_ == 1; }));
+    auto first = std::async(std::launch::async, [&] { return agent.call("callee", "add one", number(1)); });
+    EXPECT_EQ(first.wait_for(500ms), std::future_status::timeout);
+    *step_ = 2;
+    EXPECT_EQ(number_of(first.get()), 2);
+  });
+  networks_->make_unreachable();
+  *step_ = 1;
+  await(2);
+  networks_->make_reachable();
+  end();
+}
+
 /// The caller's worker of UCX is made while there is loopback alone.
 class TwoHostsOfWhichOneKnewLoopbackAlone : public TwoHosts {
  protected:
@@ -217,22 +253,11 @@ TEST_F(TwoHosts, NoticeACutCableWhileATensorIsSent) {
 }
 
 TEST_F(TwoHosts, GoOnAfterACutThatIsShorterThanTheirTimeout) {
-  begin([this](Agent& agent) {
-    agent.call("callee", "echo");
-    *step_ = 1;
-    EXPECT_TRUE(eventually([this] { return *step_ == 2; }));
-    Future with_tensor = agent.call_async("callee", "echo", tensor_of(8 << 20));
-    Future small = agent.call_async("callee", "add one", number(1));
-    *step_ = 3;
-    EXPECT_EQ(number_of(small.get()), 2);
-    EXPECT_EQ(with_tensor.get().tensors.at(0).nbytes(), 8 << 20);
-  });
-  await(1);
-  networks_->cut();
-  *step_ = 2;
-  await(3);
-  networks_->mend();
-  end();
+  expect_to_go_on_after(&TwoNetworks::cut, &TwoNetworks::mend);
+}
+
+TEST_F(TwoHosts, GoOnAfterThereWasNoRouteForLessThanTheirTimeout) {
+  expect_to_go_on_after(&TwoNetworks::make_unreachable, &TwoNetworks::make_reachable);
 }
 
 /// A call that is under way when the cable is cut for too long fails, and does not run again; then the members call each other

@@ -23,8 +23,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kBeat{1000};
-/// The max times for connecting and proving the key, and for a peer to say which member it is.
-constexpr std::chrono::seconds kConnectPatience{10}, kHelloPatience{5};
+/// The min time for connecting and proving the key, and the max time for a peer to say which member it is.
+constexpr std::chrono::milliseconds kConnectPatience{10'000}, kHelloPatience{5'000};
 
 /// A connection that sends messages over a TlsLink or a UcxChannel. The other process's own thread wakes the member.
 template <class Way>
@@ -115,7 +115,8 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
             "{} is on another host, and listens for no other hosts: set ONECOPY_RPC_KEY to one secret of "
             "the group in all members (`onecopy key` prints a new one)",
             address.name));
-  const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
+  const Deadline until =
+      std::min(deadline, Deadline::after(std::max(kConnectPatience, options_.peer_timeout)));
   TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
   link->put_frame(FrameKind::hello, encode_hello(address, {host_.address(), to.session}));
   return link;
