@@ -36,7 +36,7 @@ class Connection {
   /// Wakes a thread of the member that waits for an answer; if there is none, a worker.
   virtual void ring_for_answer() const noexcept {}
   /// Returns whether the threads of the member that listen for calls, or for answers, run on this thread's processor,
-  /// and so only once this thread sleeps.
+  /// and so only once this thread sleeps. A thread that would wait for them does not spin.
   virtual bool worker_shares_cpu() const noexcept { return false; }
   virtual bool waiter_shares_cpu() const noexcept { return false; }
   /// Releases the tensors of messages that the member will not read because it has ended.

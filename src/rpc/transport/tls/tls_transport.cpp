@@ -26,7 +26,9 @@ constexpr std::chrono::milliseconds kBeat{1000};
 /// The min time for connecting and proving the key, and the max time for a peer to say which member it is.
 constexpr std::chrono::milliseconds kConnectPatience{10'000}, kHelloPatience{5'000};
 
-/// A connection that sends messages over a TlsLink or a UcxChannel. The other process's own thread wakes the member.
+/// A connection that sends messages over a TlsLink or a UcxChannel. The other process's own thread wakes the member. A
+/// thread that waits for another host sleeps at once: if it spun, the event loop's thread, which receives, would wait for a
+/// processor on a machine with much to do, and then receive what the thread spins for.
 template <class Way>
 class HostConnection final : public Connection {
  public:
@@ -34,6 +36,8 @@ class HostConnection final : public Connection {
   void send(const Message& message, Stream stream, Deadline deadline) override {
     way_->put(message, stream, deadline);
   }
+  bool worker_shares_cpu() const noexcept override { return true; }
+  bool waiter_shares_cpu() const noexcept override { return true; }
 
  private:
   const std::shared_ptr<Way> way_;  // the transport's peer also owns it
