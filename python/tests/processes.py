@@ -58,6 +58,10 @@ def same_storage(a: Any, b: Any) -> bool:
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
+# Functions of torch that open no memory themselves.
+NOT_OF_MEMORY = ("rebuild_event", "rebuild_meta_tensor", "rebuild_nested_tensor")
+
+
 def refuse_to_rebuild(set_attribute: Any = setattr) -> None:
     """Makes torch's rebuild functions raise: a tensor with memory that arrives nevertheless was opened by onecopy."""
     from torch.multiprocessing import reductions
@@ -66,7 +70,7 @@ def refuse_to_rebuild(set_attribute: Any = setattr) -> None:
         raise AssertionError("torch carried this, not onecopy")
 
     for name in dir(reductions):
-        if name.startswith("rebuild_") and name not in ("rebuild_event", "rebuild_meta_tensor"):
+        if name.startswith("rebuild_") and name not in NOT_OF_MEMORY:
             set_attribute(reductions, name, refuse)
 
 

@@ -27,8 +27,6 @@ __all__ = [
     "check_version",
     "exports",
     "neg_view",
-    "nested_parts",
-    "nested_tensor",
     "of_reductions",
     "sparse_coo_parts",
     "typed_storage",
@@ -97,17 +95,6 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return _needed("torch._neg_view", "a tensor that is to be read negated")(tensor)
 
 
-def nested_parts(nested: torch.Tensor) -> tuple[Any, ...]:
-    """Returns the buffer of a nested tensor, and the three tensors that describe its parts."""
-    methods = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
-    return nested.values(), *(_needed(f"torch.Tensor.{name}", _NESTED)(nested) for name in methods)
-
-
-def nested_tensor(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Returns a nested tensor made of the result of nested_parts()."""
-    return _needed("torch._nested_view_from_buffer_copy", _NESTED)(*parts)
-
-
 def sparse_coo_parts(sparse: torch.Tensor) -> tuple[Any, ...]:
     """Returns the indices and values of a sparse tensor. torch's public methods refuse an uncoalesced tensor."""
     names = ("_indices", "_values")
@@ -122,9 +109,6 @@ def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
 def typed_storage(cls: type, storage: torch.UntypedStorage, **dtype: torch.dtype) -> torch.TypedStorage:
     """Returns a typed storage on the memory of an untyped one, without torch's deprecation warning."""
     return cls(wrap_storage=storage, _internal=True, **dtype)
-
-
-_NESTED = "a nested tensor of layout strided"
 
 
 @functools.cache

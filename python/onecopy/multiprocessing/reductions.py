@@ -26,7 +26,6 @@ __all__ = [
     "rebuild_cpu_tensor",
     "rebuild_event",
     "rebuild_lazy_tensor",
-    "rebuild_nested_tensor",
     "rebuild_shared_tensor",
     "rebuild_sparse_compressed_tensor",
     "rebuild_sparse_coo_tensor",
@@ -36,7 +35,6 @@ __all__ = [
     "rebuild_typed_storage_child",
     "rebuild_unusual_tensor",
     "reduce_event",
-    "reduce_nested_tensor",
     "reduce_sparse_tensor",
     "reduce_storage",
     "reduce_tensor",
@@ -108,7 +106,7 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         raise InvalidArgument(_NON_LEAF)
     _torch_names.warn_if_has_hooks(tensor)
     if tensor.is_nested and tensor.layout is torch.strided:
-        return reduce_nested_tensor(tensor)
+        return originals.reduce_tensor(tensor)  # reduces the parts by torch's reduce_tensor(), which is ours
     if tensor.layout not in (torch.strided, torch.jagged):
         return reduce_sparse_tensor(tensor)
     if tensor.layout is torch.jagged or tensor.is_quantized:
@@ -265,16 +263,6 @@ def _finish(tensor: torch.Tensor, tensor_cls: type, requires_grad: bool) -> Any:
 
 
 # --- tensors made of tensors ------------------------------------------------------------------------
-
-
-def reduce_nested_tensor(nt: torch.Tensor) -> tuple[Any, ...]:
-    """Reduces a nested tensor (strided layout) to its buffer and three tensors that describe its parts."""
-    return rebuild_nested_tensor, _reduce_all(_torch_names.nested_parts(nt))
-
-
-def rebuild_nested_tensor(*reduced: Any) -> Any:
-    """Returns a nested tensor from the arguments of reduce_nested_tensor()."""
-    return _torch_names.nested_tensor(_rebuild_all(reduced))
 
 
 def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple[Any, ...]:
