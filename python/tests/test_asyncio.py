@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 import onecopy
-from processes import running
+from processes import beside, running
 
 
 @pytest.fixture
@@ -47,10 +47,8 @@ def test_async_for_ends_when_the_queue_is_closed_and_empty(queue):
 
 
 def test_a_loop_over_a_queue_ends_when_it_is_closed_and_empty(queue):
-    thread = threading.Thread(target=produce, args=(queue, 50))
-    thread.start()
-    assert list(queue) == list(range(50))
-    thread.join()
+    with beside(produce, (queue, 50)):
+        assert list(queue) == list(range(50))
 
 
 def test_aget_of_a_closed_queue_raises(queue):
@@ -111,11 +109,8 @@ def test_several_tasks_wait_for_one_queue(queue):
         await asyncio.sleep(0.01)
         for task in tasks[::2]:
             task.cancel()
-        thread = threading.Thread(target=produce, args=(queue, 10, False))
-        thread.start()
-        got = await asyncio.gather(*tasks[1::2])
-        thread.join()
-        return got
+        with beside(produce, (queue, 10, False)):
+            return await asyncio.gather(*tasks[1::2])
 
     assert sorted(asyncio.run(main())) == list(range(10))
 

@@ -17,6 +17,7 @@ import onecopy
 import onecopy.multiprocessing as mp
 from conftest import has_ended
 from devices import eventually
+from processes import beside
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -92,14 +93,12 @@ def test_the_pinning_loop_itself_passes_batches_on(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor.clone())
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     source, target, done = mp.get_context("fork").Queue(), queue.Queue(), threading.Event()
-    thread = threading.Thread(target=pin_memory._pin_memory_loop, args=(source, target, 0, done, None))
-    thread.start()
     tensor = torch.arange(4.0)
-    source.put((0, {"x": tensor}))
-    index, batch = target.get(timeout=60)
+    with beside(pin_memory._pin_memory_loop, (source, target, 0, done, None)):  # looks at `done` every five seconds
+        source.put((0, {"x": tensor}))
+        index, batch = target.get(timeout=60)
+        done.set()
     assert index == 0 and torch.equal(batch["x"], tensor) and batch["x"].data_ptr() != tensor.data_ptr()
-    done.set()
-    thread.join()  # it looks every five seconds
     source.close()
 
 

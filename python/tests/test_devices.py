@@ -345,40 +345,32 @@ def test_without_a_driver_the_error_says_so(vendor, run_python):
     assert {"cuda": "no CUDA driver", "npu": "no ACL runtime"}[vendor.kind] in output
 
 
+OTHER_VISIBLE = """
+    import os, subprocess, sys, onecopy
+    device, variable, visible, *handle = sys.argv[1:]
+    if handle:
+        try:
+            tensor = onecopy.open(*handle)
+            print(tensor.device, tensor.tolist())
+        except onecopy.Unsupported as error:
+            print(error)
+        sys.exit()
+    handle = onecopy.share(onecopy.full(2, 5, "int8", device))
+    os.environ[variable] = visible
+    subprocess.run([sys.executable, __file__, device, variable, visible, str(handle)], check=True)
+"""
+
+
 def test_a_hidden_device_is_named_by_its_uuid(vendor, run_python):
     environment = needs_simulator(vendor)
-    program = """
-        import os, subprocess, sys, onecopy
-        device, visible, *handle = sys.argv[1:]
-        if handle:
-            try:
-                onecopy.open(*handle)
-            except onecopy.Unsupported as error:
-                print(error)
-            sys.exit()
-        tensor = onecopy.empty(3, device=device)
-        os.environ[visible] = "0"
-        subprocess.run([sys.executable, __file__, device, visible, str(onecopy.share(tensor))], check=True)
-    """
-    output = run_python(program, vendor.device(1), vendor.visible, env=environment)
+    output = run_python(OTHER_VISIBLE, vendor.device(1), vendor.visible, "0", env=environment)
     assert "UUID" in output
     assert vendor.visible in output
 
 
 def test_a_renumbered_device_is_found(vendor, run_python):
     environment = needs_simulator(vendor)
-    program = """
-        import os, subprocess, sys, onecopy
-        device, visible, *handle = sys.argv[1:]
-        if handle:
-            tensor = onecopy.open(*handle)
-            print(tensor.device, tensor.tolist())
-            sys.exit()
-        tensor = onecopy.full(2, 5, "int8", device)
-        os.environ[visible] = "1"
-        subprocess.run([sys.executable, __file__, device, visible, str(onecopy.share(tensor))], check=True)
-    """
-    output = run_python(program, vendor.device(1), vendor.visible, env=environment)
+    output = run_python(OTHER_VISIBLE, vendor.device(1), vendor.visible, "1", env=environment)
     assert output == f"{vendor.device(0)} [5, 5]\n"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
+from devices import eventually
 from processes import running
 
 FORK = mp.get_context("fork")
@@ -79,44 +80,46 @@ def make_queue(pipe):
     pipe.recv()
 
 
+@pytest.fixture
+def maker():
+    """A process that has made a queue, and the queue."""
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=make_queue, args=(theirs,))
+    process.start()
+    yield process, ours.recv()
+    if process.is_alive():
+        ours.send(None)
+    process.join()
+
+
 def put_new_memory(queue, size, timeout, results):
     queue.put(onecopy.full((size,), 7, dtype="uint8"), timeout=timeout)
     results.put(onecopy.stats()["unkept"])
 
 
-def test_a_put_waits_for_a_busy_maker_as_long_as_it_may():
+def test_a_put_waits_for_a_busy_maker_as_long_as_it_may(maker):
     """It need not wait for it; but memory that the maker has not got is lost when the putter ends."""
-    ours, theirs = FORK.Pipe()
-    maker = FORK.Process(target=make_queue, args=(theirs,))
-    maker.start()
-    queue, results = ours.recv(), FORK.Queue()
+    (process, queue), results = maker, FORK.Queue()
     unkept = None
     for _ in range(5):  # on a busy machine the maker may take too long once
-        os.kill(maker.pid, signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         with running(FORK, put_new_memory, queue, 1000, 60, results):
             time.sleep(0.5)
-            os.kill(maker.pid, signal.SIGCONT)
+            os.kill(process.pid, signal.SIGCONT)
             unkept = results.get(timeout=60)
         assert from_a_fresh_process(FORK, queue) == 7
         if unkept == 0:
             break
     assert unkept == 0
-    ours.send(None)
-    maker.join()
 
 
-def test_a_stopped_maker_delivers_what_it_was_asked_to_keep():
-    ours, theirs = FORK.Pipe()
-    maker = FORK.Process(target=make_queue, args=(theirs,))
-    maker.start()
-    queue, results = ours.recv(), FORK.Queue()
-    os.kill(maker.pid, signal.SIGSTOP)
+def test_a_stopped_maker_delivers_what_it_was_asked_to_keep(maker):
+    (process, queue), results = maker, FORK.Queue()
+    os.kill(process.pid, signal.SIGSTOP)
     with running(FORK, put_new_memory, queue, 1000, 0.1, results):
         assert results.get(timeout=60) == 1
-    os.kill(maker.pid, signal.SIGCONT)
+    os.kill(process.pid, signal.SIGCONT)
     assert from_a_fresh_process(FORK, queue) == 7
-    ours.send(None)
-    maker.join()
 
 
 def test_unkept_falls_when_its_queue_is_gone():
@@ -131,7 +134,4 @@ def test_unkept_falls_when_its_queue_is_gone():
     assert queue.get(timeout=60).tolist()[0] == 7.0
     assert onecopy.stats()["unkept"] == before + 1
     del queue
-    deadline = time.monotonic() + 60
-    while onecopy.stats()["unkept"] != before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: onecopy.stats()["unkept"] == before)

@@ -19,7 +19,7 @@ import pytest
 import onecopy
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queue_ends, queues
-from processes import run, running
+from processes import interrupted, run, running, running_all
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -172,15 +172,11 @@ def test_a_joinable_queue_has_the_standard_librarys_locks_and_their_limit():
 def test_order_is_kept_per_producer():
     context = mp.get_context("fork")
     queue = context.Queue(maxsize=100)
-    children = [context.Process(target=count, args=(queue, name, 2000)) for name in range(4)]
-    for child in children:
-        child.start()
     seen = {name: [] for name in range(4)}
-    for _ in range(8000):
-        name, i = queue.get(timeout=60)
-        seen[name].append(i)
-    for child in children:
-        child.join()
+    with running_all(context, *[(count, queue, name, 2000) for name in range(4)]):
+        for _ in range(8000):
+            name, i = queue.get(timeout=60)
+            seen[name].append(i)
     assert all(seen[name] == list(range(2000)) for name in range(4))
 
 
@@ -192,17 +188,12 @@ def pass_on(source, target):
 def test_four_producers_and_four_consumers_lose_and_double_nothing():
     context = mp.get_context("fork")
     source, target = context.Queue(), context.Queue()
-    consumers = [context.Process(target=pass_on, args=(source, target)) for _ in range(4)]
-    producers = [context.Process(target=count, args=(source, name, 1000)) for name in range(4)]
-    for process in consumers + producers:
-        process.start()
-    for process in producers:
-        process.join()
-    got = {target.get(timeout=60) for _ in range(4000)}
-    for _ in consumers:
-        source.put(None)
-    for process in consumers:
-        process.join()
+    with running_all(context, *[(pass_on, source, target)] * 4):
+        with running_all(context, *[(count, source, name, 1000) for name in range(4)]):
+            pass
+        got = {target.get(timeout=60) for _ in range(4000)}
+        for _ in range(4):
+            source.put(None)
     assert got == {(name, i) for name in range(4) for i in range(1000)} and target.empty()
 
 
@@ -356,11 +347,8 @@ def interrupting():
 def test_what_a_signal_handler_raises_while_put_waits_is_raised_by_put(kind, interrupting, capsys):
     full = getattr(mp.get_context("fork"), kind)(maxsize=1)
     full.put(1)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    with pytest.raises(Interrupted):
-        timer.start()
+    with interrupted(Interrupted, signal.SIGUSR1):
         full.put(2)
-    timer.join()
     assert capsys.readouterr().err == "" and full.qsize() == 1
 
 
@@ -419,11 +407,8 @@ def test_it_works_inside_a_manager(queue):
 
 
 def test_keyboard_interrupt_wakes_get(queue):
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        timer.start()
+    with interrupted():
         queue.get()
-    timer.join()
 
 
 def test_a_forked_child_may_use_what_its_parent_closed(queue):

@@ -3,7 +3,6 @@
 
 import gc
 import multiprocessing
-import os
 import pickle
 import select
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 import onecopy
 from onecopy import _core
-from processes import running
+from processes import errors_of_waits, interrupted, running
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -141,13 +140,6 @@ def test_maxsize_bounds_it():
     assert [queue.get(), queue.get()] == [2, 3]
 
 
-def test_100_000_objects_fit_without_a_consumer(queue):
-    for i in range(100_000):
-        queue.put(i)
-    assert queue.size() == 100_000
-    assert all(queue.get() == i for i in range(100_000))
-
-
 def test_closing_is_for_all_and_drains(queue):
     other = _core._connect_queue(queue._handle_bytes())
     queue.put(1)
@@ -161,21 +153,7 @@ def test_closing_is_for_all_and_drains(queue):
 
 
 def test_closing_wakes_who_waits(queue):
-    errors = []
-
-    def wait():
-        try:
-            queue.get()
-        except onecopy.errors.Closed as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    queue.close()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 3
+    assert len(errors_of_waits(queue.get, queue.close, onecopy.errors.Closed, 3)) == 3
 
 
 def test_waiting_lets_other_threads_run(queue):
@@ -285,17 +263,14 @@ def answer(questions, answers):
 
 def test_a_fresh_interpreter_is_given_it():
     questions, answers = _core.Queue(), _core.Queue()
-    process = SPAWN.Process(target=answer, args=(questions, answers))
-    process.start()
     tensor = onecopy.zeros((4,), dtype="float64")
-    for value in (1, "two", tensor):
-        questions.put(value)
-    assert answers.get(timeout=60) == [1] and answers.get(timeout=60) == ["two"]
-    back = answers.get(timeout=60)[0]
-    process.join()
+    with running(SPAWN, answer, questions, answers):
+        for value in (1, "two", tensor):
+            questions.put(value)
+        assert answers.get(timeout=60) == [1] and answers.get(timeout=60) == ["two"]
+        back = answers.get(timeout=60)[0]
     back.numpy()[0] = 5
     assert tensor.numpy()[0] == 5
-    assert process.exitcode == 0
 
 
 def test_its_descriptor_is_readable_while_there_is_something(queue):
@@ -326,11 +301,8 @@ def test_signals_are_handled_while_waiting(queue):
         with pytest.raises(onecopy.errors.Timeout):
             queue.get(timeout=0.4)
         assert calls == [1]
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            timer.start()
+        with interrupted():
             queue.get(timeout=60)
-        timer.join()
     finally:
         signal.signal(signal.SIGALRM, before)
     queue.put(1)
@@ -340,11 +312,8 @@ def test_signals_are_handled_while_waiting(queue):
 def test_keyboard_interrupt_ends_a_put_that_waits():
     queue = _core.Queue(maxsize=1)
     queue.put(1)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        timer.start()
+    with interrupted():
         queue.put(2)
-    timer.join()
     assert queue.size() == 1
 
 

@@ -105,20 +105,8 @@ def networks():
     try:
         for holder in holders:
             assert holder.stdout.readline() == "there\n"
-        run_in(
-            holders[0],
-            "ip",
-            "link",
-            "add",
-            CABLES[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            CABLES[1],
-            "netns",
-            str(holders[1].pid),
-        )
+        cable = f"ip link add {CABLES[0]} type veth peer name {CABLES[1]} netns {holders[1].pid}"
+        run_in(holders[0], *cable.split())
         for holder, cable, address in zip(holders, CABLES, ADDRESSES):
             run_in(holder, "ip", "addr", "add", f"{address}/24", "dev", cable)
             run_in(holder, "ip", "link", "set", "lo", "up")
@@ -142,19 +130,30 @@ def start(holder, program, rank, rendezvous, **environment):
     )
 
 
-@pytest.mark.parametrize("fabric", ["tls", "ucx"])
-def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path, fabric):
-    if fabric == "ucx" and importlib.util.find_spec("libucx") is None and "ONECOPY_UCX_LIBRARY" not in os.environ:
-        pytest.skip("wants libucx-cu13")
-    program = tmp_path / "member.py"
-    program.write_text(MEMBER)
-    members = [
-        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_FABRIC=fabric)
-        for rank, holder in enumerate(networks)
-    ]
+@pytest.fixture
+def start_all(networks, tmp_path):
+    """Starts a program on both hosts."""
+
+    def start_all(program, **environment):
+        (tmp_path / "member.py").write_text(program)
+        place = tmp_path / "rendezvous"
+        return [start(holder, tmp_path / "member.py", i, place, **environment) for i, holder in enumerate(networks)]
+
+    return start_all
+
+
+def check_end(members, said):
+    """Waits for the ends of the members, of which the first has said this alone."""
     outcomes = [member.communicate(timeout=240) for member in members]
     assert [member.returncode for member in members] == [0, 0], outcomes
-    assert outcomes[0][0] == "trained\n"
+    assert outcomes[0][0] == said
+
+
+@pytest.mark.parametrize("fabric", ["tls", "ucx"])
+def test_members_on_two_hosts_call_train_and_leave(start_all, fabric):
+    if fabric == "ucx" and importlib.util.find_spec("libucx") is None and "ONECOPY_UCX_LIBRARY" not in os.environ:
+        pytest.skip("wants libucx-cu13")
+    check_end(start_all(MEMBER, ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_FABRIC=fabric), "trained\n")
 
 
 CUT = r"""
@@ -221,49 +220,26 @@ rpc.shutdown()
 """
 
 
-def test_members_that_were_cut_off_go_on_without_the_references_from_before(networks, tmp_path):
-    program = tmp_path / "member.py"
-    program.write_text(CUT)
-    members = [
-        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_PEER_TIMEOUT="1")
-        for rank, holder in enumerate(networks)
-    ]
+def test_members_that_were_cut_off_go_on_without_the_references_from_before(networks, start_all):
+    members = start_all(CUT, ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_PEER_TIMEOUT="1")
     caller = members[0]
     for said, state, answer in (("cut", "down", "cut"), ("mend", "up", "mended")):
         assert caller.stdout.readline() == f"{said}\n", caller.communicate(timeout=60)
         run_in(networks[0], "ip", "link", "set", CABLES[0], state)
         caller.stdin.write(f"{answer}\n")
         caller.stdin.flush()
-    outcomes = [member.communicate(timeout=120) for member in members]
-    assert [member.returncode for member in members] == [0, 0], outcomes
-    assert outcomes[0][0] == "went on\n"
+    check_end(members, "went on\n")
 
 
 def test_the_example_of_two_hosts_runs_on_two_hosts(networks):
     example = pathlib.Path(__file__).resolve().parents[2] / "examples/python/rpc_hosts.py"
-    members = [
-        start(
-            holder,
-            example,
-            rank,
-            "",
-            ONECOPY_RPC_KEY=KEY,
-            RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR=ADDRESSES[0],
-            MASTER_PORT="29500",
-        )
-        for rank, holder in enumerate(networks)
-    ]
-    outcomes = [member.communicate(timeout=240) for member in members]
-    assert [member.returncode for member in members] == [0, 0], outcomes
-    assert outcomes[0][0] == example.with_suffix(".expected").read_text()
+    of_all = {"ONECOPY_RPC_KEY": KEY, "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500"}
+    members = [start(holder, example, i, "", RANK=str(i), **of_all) for i, holder in enumerate(networks)]
+    check_end(members, example.with_suffix(".expected").read_text())
 
 
-def test_members_without_a_key_say_what_to_do(networks, tmp_path):
-    program = tmp_path / "member.py"
-    program.write_text(MEMBER)
-    members = [start(holder, program, rank, tmp_path / "rendezvous") for rank, holder in enumerate(networks)]
+def test_members_without_a_key_say_what_to_do(start_all):
+    members = start_all(MEMBER)
     errors = members[0].communicate(timeout=240)[1]
     members[1].kill()
     members[1].communicate()
