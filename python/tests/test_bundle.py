@@ -331,6 +331,13 @@ def test_numpy_arrays_are_copied_in_and_opened():
     assert isinstance(bundle.tree("onecopy")["a"], onecopy.Tensor)
 
 
+def test_what_is_a_plain_value_in_a_bundle_is_an_array_on_its_own():
+    np = pytest.importorskip("numpy")
+    for value, shape in ((b"abc", (3,)), (np.float32(0.5), ())):
+        assert onecopy.open(onecopy.share(value)).shape == shape
+        assert opened({"a": value}).tree() == {"a": value}
+
+
 # ---- torch
 
 

@@ -16,7 +16,6 @@
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "value/values.h"
 
 namespace onecopy::python {
 namespace {
@@ -55,10 +54,9 @@ const char* advice(std::string_view format) {
 
 /// Returns what to do about arrays of numpy's dates and times, which are 64-bit numbers.
 std::string advice_for_times(nb::handle object) {
-  if (!is_ndarray(object.ptr())) return {};
-  const nb::object dtype = nb::getattr(object, "dtype");
-  const auto kind = nb::cast<std::string>(dtype.attr("kind"));
-  if (kind != "M" && kind != "m") return {};
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  const nb::object kind = nb::getattr(dtype, "kind", nb::none());
+  if (!kind.equal(nb::str("M")) && !kind.equal(nb::str("m"))) return {};
   return fmt::format("; share them as x.view(\"int64\"), and view them as \"{}\" again after open()",
                      nb::str(dtype).c_str());
 }
@@ -125,6 +123,11 @@ bool is_masked(nb::handle object) {
 
 }  // namespace
 
+const Tensor* as_onecopy_tensor(PyObject* object) {
+  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<Tensor>().ptr());
+  return Py_TYPE(object) == type ? nb::inst_ptr<Tensor>(object) : nullptr;
+}
+
 void refuse_masked(nb::handle object, const char* argument) {
   if (is_masked(object))
     refuse_array(fmt::format(
@@ -138,44 +141,50 @@ void copy_with_gil(const StridedView& to, const StridedView& from) {
 }
 
 std::optional<Source> Source::of(nb::handle object, const char* argument) {
-  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return Source(*tensor);
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) {
+    Source source(*tensor);
+    if (source.ours_) source.itself_ = nb::borrow(object);
+    return source;
+  }
   refuse_masked(object, argument);
-  if (const auto dtype = extended_dtype(object))
-    return of_buffer(object.attr("view")(size_of(*dtype) == 1 ? "uint8" : "uint16"), argument, dtype);
-  if (PyObject_CheckBuffer(object.ptr()) && !is_on_a_device(object))
-    return of_buffer(object, argument, std::nullopt);
-  if (!PyType_Check(object.ptr()) && nb::hasattr(object, "__dlpack__"))
-    return Source(from_dlpack_object(object, argument));
-  return std::nullopt;
+  const std::optional<DType> dtype = extended_dtype(object);
+  const nb::object bits =
+      dtype ? object.attr("view")(size_of(*dtype) == 1 ? "uint8" : "uint16") : nb::borrow(object);
+  std::optional<nb::python_error> why;  // for which an object that has a buffer does not export it
+  if (PyObject_CheckBuffer(bits.ptr()) && !is_on_a_device(bits)) {
+    const nb::object memoryview = nb::steal(PyMemoryView_FromObject(bits.ptr()));
+    if (memoryview.is_valid()) return of_buffer(memoryview, argument, dtype);
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+      throw nb::python_error();
+    why.emplace();
+  } else if (PyType_Check(object.ptr()) || !nb::hasattr(object, "__dlpack__")) {
+    return std::nullopt;
+  }
+  return of_dlpack(object, argument, why);
 }
 
 Source::Source(const Tensor& tensor) : dtype_(tensor.dtype()), tensor_(tensor), elements_(strided(tensor)) {
   if (is_shareable(tensor)) ours_ = tensor;
 }
 
-Source Source::of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype) {
-  nb::object memoryview = nb::steal(PyMemoryView_FromObject(object.ptr()));
-  if (!memoryview.is_valid()) {
-    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
-      throw nb::python_error();
-    return of_no_buffer(object, argument, nb::python_error());
-  }
+Source Source::of_buffer(const nb::object& memoryview, const char* argument, std::optional<DType> dtype) {
   const Buffer buffer(memoryview);
   Source source(dtype ? *dtype : buffer.dtype(argument), memoryview, buffer.elements(argument));
   source.ours_ = find_ours(source.dtype_, source.elements_, buffer.access());
   return source;
 }
 
-/// Reads an array that does not export a buffer: numpy does not export some types, such as datetime64, and jax has
-/// types that only DLPack supports, such as bfloat16.
-Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
+/// Reads an array by DLPack. If it has a buffer and does not export it, `why` is the reason: numpy does not export some
+/// types, such as datetime64, and jax has types that only DLPack supports, such as bfloat16.
+Source Source::of_dlpack(nb::handle object, const char* argument,
+                         const std::optional<nb::python_error>& why) {
   constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
-  if (!nb::hasattr(object, "__dlpack__"))
-    refuse_array(fmt::format(kMessage, argument, nb::str(why.value()).c_str()));
+  if (why && !nb::hasattr(object, "__dlpack__"))
+    refuse_array(fmt::format(kMessage, argument, nb::str(why->value()).c_str()));
   try {
     return Source(from_dlpack_object(object, argument));
   } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_Exception)) throw;
+    if (!why || !error.matches(PyExc_Exception)) throw;
     refuse_array(fmt::format(kMessage, argument, nb::str(error.value()).c_str()) +
                  advice_for_times(object));
   }
@@ -186,6 +195,8 @@ Tensor Source::shared() const {
   if (device() == kCpu || tensor_->nbytes() == 0) return copied();
   return adopt(tensor_->view(), keep_object(nb::cast(*tensor_)));
 }
+
+nb::object Source::as_tensor() const { return itself_.is_valid() ? itself_ : nb::cast(shared()); }
 
 Tensor Source::copied() const {
   const Layout layout(dtype_, elements_.shape);

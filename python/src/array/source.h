@@ -27,6 +27,8 @@ class Source {
   /// Returns a tensor of onecopy: the array itself, memory of another library on a device in place, or else a row-major
   /// copy. The GIL is released during large copies.
   Tensor shared() const;
+  /// Returns shared() as a onecopy.Tensor: the array itself if it is one in shared memory.
+  nb::object as_tensor() const;
   Tensor copied() const;
   /// Copies the elements to a tensor. REQUIRES: equal dtype and shape.
   void copy_to(const Tensor& target) const;
@@ -35,15 +37,20 @@ class Source {
   Source(const Tensor& tensor);
   Source(DType dtype, nb::object memoryview, StridedView elements)
       : dtype_(dtype), keep_(std::move(memoryview)), elements_(std::move(elements)) {}
-  static Source of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype);
-  static Source of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why);
+  static Source of_buffer(const nb::object& memoryview, const char* argument, std::optional<DType> dtype);
+  static Source of_dlpack(nb::handle object, const char* argument,
+                          const std::optional<nb::python_error>& why);
 
   DType dtype_;
   nb::object keep_;               ///< a memoryview
+  nb::object itself_;             ///< the object of the array, if it is a onecopy.Tensor in shared memory
   std::optional<Tensor> tensor_;  ///< foreign memory by DLPack
   std::optional<Tensor> ours_;
   StridedView elements_;
 };
+
+/// Returns the Tensor inside a onecopy.Tensor, or null for other objects.
+const Tensor* as_onecopy_tensor(PyObject* object);
 
 /// Throws unsupported for a numpy.ma.MaskedArray, whose memory also contains the masked elements.
 void refuse_masked(nb::handle object, const char* argument);

@@ -6,6 +6,7 @@
 
 #include "array/dtype.h"
 #include "array/exports.h"
+#include "array/source.h"
 #include "binding/args.h"
 #include "binding/device.h"
 #include "binding/gil.h"
@@ -80,16 +81,6 @@ nb::object as_tensor(nb::handle x, bool copy) {
                         is_new);
 }
 
-Handle share_array(nb::handle x, bool copy, Exact exact) {
-  const nb::object array = shareable_array(x, copy, "x");
-  if (!array.is_valid())
-    raise_type_error(fmt::format(
-        "x must be an array of onecopy, torch, numpy or another library that speaks DLPack or the buffer "
-        "protocol, a dict, list or tuple of arrays, or a torch.nn.Module, not {}",
-        short_repr(x)));
-  return share_in_order(memory_of(array, x), exact);
-}
-
 /// Returns the message of a bundle: its value as bytes, and its tensors.
 Message encode(const Tree& tree) {
   Message message;
@@ -106,8 +97,7 @@ Message encode(const Tree& tree) {
   return message;
 }
 
-Handle share_nested(nb::handle x, bool copy) {
-  Tree tree(x, copy);
+Handle share_nested(Tree& tree) {
   const AdoptionRound round;  // the tree keeps its tensors alive
   Message message = encode(tree);
   const Stream stream = stream_of(message.tensors);
@@ -137,8 +127,9 @@ Exact exact_arg(nb::handle value) {
 Handle share_any(nb::handle x, bool copy, nb::handle exact) {
   drain_decrefs();
   const Exact how = exact_arg(exact);
-  if (!is_nested(x)) return share_array(x, copy, how);
-  if (how == Exact::no) return share_nested(x, copy);
+  Tree tree(x, copy);
+  if (!tree.is_nested()) return share_in_order(memory_of(tree.leaves()[0].array, x), how);
+  if (how == Exact::no) return share_nested(tree);
   throw Error(ErrorCode::invalid_argument,
               "exact is for one tensor at a time; share the tensors of x one by one, or a copy: copy=True");
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "array/source.h"
 #include "binding/args.h"
 #include "binding/device.h"
 #include "binding/module.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
-#include "value/values.h"
 
 namespace onecopy::python {
 namespace {

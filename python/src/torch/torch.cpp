@@ -364,12 +364,12 @@ bool has_lazy_bits(const TorchSymbols& torch, PyObject* tensor, DType dtype) {
 
 }  // namespace
 
-std::optional<Copyable> copyable(PyObject* object) {
+std::optional<Placement> copyable(PyObject* object) {
   const TorchSymbols& torch = api();
   auto placed = torch.placed(object);
   if (!placed || !placed->layout.is_contiguous()) return std::nullopt;
   if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
-  return Copyable{std::move(placed->layout), placed->device, placed->data};
+  return placed;
 }
 
 namespace {
@@ -394,7 +394,7 @@ bool is_no_room(ErrorCode code) {
 
 /// Copies a tensor to memory of the card `home`. Avoids the processors of the card if possible, since
 /// a copy by them would wait until the card switches to this process.
-Tensor written_to(Device home, const Copyable& from) {
+Tensor written_to(Device home, const Placement& from) {
   const Stream stream = current_stream(from.device);
   return without_gil([&] {
     Tensor made = record_stream(use_on(with_room(from.layout, home), from.device), stream);
@@ -407,7 +407,7 @@ Tensor written_to(Device home, const Copyable& from) {
 
 }  // namespace
 
-std::optional<Tensor> copy_on_card(PyObject* object, const Copyable& from, Device home) {
+std::optional<Tensor> copy_on_card(PyObject* object, const Placement& from, Device home) {
   constexpr std::size_t kLarge = std::size_t{1} << 20;
   constexpr std::size_t kScarce = std::size_t{256} << 20;
   const std::size_t bytes = from.layout.nbytes();

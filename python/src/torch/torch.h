@@ -67,18 +67,21 @@ struct View {
 /// torch.
 std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> views);
 
-/// A tensor whose elements are contiguous.
-struct Copyable {
+/// The elements of a tensor, and their device.
+struct Placement {
   Layout layout;
   Device device;
-  const std::byte* data;
+  std::byte* data;  ///< the first element; unspecified if there are no elements
 };
-/// Returns a contiguous tensor. Empty for other tensors, and for lazily conjugated or negated ones.
-std::optional<Copyable> copyable(PyObject* tensor);
+/// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
+/// REQUIRES: is_loaded().
+std::optional<Placement> placement_of(nb::handle tensor);
+/// Returns where a contiguous tensor lies. Empty for other tensors, and for lazily conjugated or negated ones.
+std::optional<Placement> copyable(PyObject* tensor);
 /// Copies a tensor from its card to the card `home`. The tensor's own card makes the copy in its current stream. If
 /// `home` is unreachable or full, the copy is made on the tensor's own card. Empty for a tensor that cannot be shared.
 /// REQUIRES: `from` is copyable(tensor), on a card, and not empty.
-std::optional<Tensor> copy_on_card(PyObject* tensor, const Copyable& from, Device home);
+std::optional<Tensor> copy_on_card(PyObject* tensor, const Placement& from, Device home);
 /// Returns a new torch tensor in memory of torch's own. REQUIRES: as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements);
 

@@ -95,6 +95,10 @@ std::optional<Device> device_of(nb::handle object) {
   return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
 }
 
+std::optional<Placement> placement_of(nb::handle tensor) {
+  return TorchSymbols::get()->placed(tensor.ptr());
+}
+
 /// Forgets in a forked child which devices torch has used: torch refuses to use them there.
 const ForkHook TorchSymbols::kForkHook{ForkRank::leaves, {.in_child = [] {
                                          if (const TorchSymbols* api = the_only_) api->used_ = 0;
@@ -246,13 +250,13 @@ const TorchSymbols::ExchangeTable* TorchSymbols::find_table(nb::handle tensor_ty
   return table && table->version.major == 1 ? table : nullptr;
 }
 
-std::optional<TorchSymbols::Placement> TorchSymbols::placed(PyObject* tensor) const {
+std::optional<Placement> TorchSymbols::placed(PyObject* tensor) const {
   if (table_ && table_->view_of_object)
     if (auto placed = placed_by_table(tensor)) return placed;
   return placed_by_attributes(tensor);
 }
 
-std::optional<TorchSymbols::Placement> TorchSymbols::placed_by_table(PyObject* tensor) const {
+std::optional<Placement> TorchSymbols::placed_by_table(PyObject* tensor) const {
   DLTensor dl;
   if (table_->view_of_object(tensor, &dl) != 0) {
     PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
@@ -272,7 +276,7 @@ std::optional<TorchSymbols::Placement> TorchSymbols::placed_by_table(PyObject* t
   }
 }
 
-std::optional<TorchSymbols::Placement> TorchSymbols::placed_by_attributes(nb::handle tensor) const {
+std::optional<Placement> TorchSymbols::placed_by_attributes(nb::handle tensor) const {
   const auto device = device_of(tensor);
   if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
     return std::nullopt;

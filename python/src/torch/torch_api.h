@@ -14,6 +14,7 @@
 #include "onecopy/core/layout.h"
 #include "onecopy/memory/dlpack.h"
 #include "os/fork_hook.h"
+#include "torch/torch.h"
 
 namespace onecopy::python::torch {
 
@@ -53,12 +54,6 @@ class TorchSymbols {
   }
   bool is_parameter(PyObject* object) const noexcept { return Py_TYPE(object) == parameter_type; }
 
-  /// The elements of a tensor, and their device.
-  struct Placement {
-    Layout layout;
-    Device device;
-    std::byte* data;  ///< the first element; unspecified if there are no elements
-  };
   /// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
   std::optional<Placement> placed(PyObject* tensor) const;
   /// Returns the device of a storage. Throws unsupported for a device that onecopy does not support.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "array/numpy.h"
+#include "array/source.h"
 #include "binding/bytes.h"
 #include "binding/device.h"
 #include "binding/gil.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "array/numpy.h"
+#include "array/source.h"
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -77,7 +78,7 @@ class ObjectWriter {
   bool write_tensor(PyObject* value, int depth);
   bool write_array(PyObject* value, int depth);
   bool write_copy(PyObject* tensor, int depth);
-  bool write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth);
+  bool write_card_copy(PyObject* tensor, const torch::Placement& from, int depth);
   bool write_shared(PyObject* tensor, int depth);
   bool write_row(const Tensor& tensor, std::uint32_t flags);
   bool write_other(PyObject* object, int depth);
@@ -102,7 +103,7 @@ class ObjectWriter {
     if (options_.sent) options_.sent->push_back(nb::borrow(tensor));
   }
   bool cannot(const char* why) const;
-  void add_late_copy(PyObject* tensor, const torch::Copyable& from, Device home);
+  void add_late_copy(PyObject* tensor, const torch::Placement& from, Device home);
   void make_copies();
   Tensor made_copy(const LateCopy& copy);
 
@@ -330,7 +331,7 @@ bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
 
 /// Writes a copy of a tensor on a card. The copy is made on the target card if this process knows its number, so that
 /// the receiver need not copy.
-bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth) {
+bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Placement& from, int depth) {
   const int target = options_.receiver ? target_of(options_.receiver->devices, from.device.index) : kHost;
   if (from.device.type != DeviceType::cuda || from.layout.numel() == 0 || target < 0 || target > UINT8_MAX)
     return write_other(tensor, depth);
@@ -445,7 +446,7 @@ bool ObjectWriter::is_again(PyObject* object) {
   return true;
 }
 
-void ObjectWriter::add_late_copy(PyObject* tensor, const torch::Copyable& from, Device home) {
+void ObjectWriter::add_late_copy(PyObject* tensor, const torch::Placement& from, Device home) {
   copies_.push_back({message_.tensors.size(), nb::borrow(tensor), from.layout, home});
   message_.tensors.emplace_back();
 }

@@ -49,12 +49,9 @@ bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")
 
 /// Returns a row-major copy of the elements, with the original's properties. REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
-  const auto device = torch::device_of(x);
-  const bool is_dense = attribute_text(x, "layout") == "torch.strided";
-  if (!device || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
-  const Tensor made = empty_in_order(
-      Layout(dtype_arg(x.attr("dtype"), argument.c_str()), shape_arg(x.attr("shape"), argument.c_str())),
-      *device);
+  const auto from = torch::placement_of(x);
+  if (!from) refuse_torch(x, argument);
+  const Tensor made = empty_in_order(Layout(from->layout.dtype(), from->layout.shape()), from->device);
   torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());
   std::uint32_t flags = torch::kTorch;
   if (is_instance_of_torch(x, "torch.nn", "Parameter")) flags |= torch::kParameter;
@@ -100,6 +97,16 @@ nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   return plain;
 }
 
+/// Returns shareable_array(). `is_torch` is whether x is exactly a torch tensor.
+nb::object shareable(nb::handle x, bool is_torch, bool copy, const std::string& argument) {
+  if (is_torch) return copy ? copy_of_torch(x, argument) : nb::borrow(x);
+  if (is_instance_of_torch(x, "torch", "Tensor"))
+    return shareable(plain_torch(x, copy, argument), true, copy, argument);
+  const auto source = Source::of(x, argument.c_str());
+  if (!source) return {};
+  return copy ? nb::cast(source->copied()) : source->as_tensor();
+}
+
 /// Returns the value in the codec's type for it: int for an IntEnum, float for a number of numpy.
 nb::object plain_of_other(nb::handle x) {
   PyObject* plain = nullptr;
@@ -138,17 +145,7 @@ nb::object tensors_of_module(nb::handle module) {
 }  // namespace
 
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument) {
-  if (torch::is_tensor(x.ptr())) return copy ? copy_of_torch(x, argument) : nb::borrow(x);
-  if (is_instance_of_torch(x, "torch", "Tensor"))
-    return shareable_array(plain_torch(x, copy, argument), copy, argument);
-  const auto source = Source::of(x, argument.c_str());
-  if (!source) return {};
-  if (!copy && as_onecopy_tensor(x.ptr()) && source->ours()) return nb::borrow(x);
-  return nb::cast(copy ? source->copied() : source->shared());
-}
-
-bool is_nested(nb::handle x) {
-  return PyDict_Check(x.ptr()) || PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()) || is_module(x);
+  return shareable(x, torch::is_tensor(x.ptr()), copy, argument);
 }
 
 class Tree::Step {
@@ -169,16 +166,33 @@ class Tree::Step {
 Tree::Tree(nb::handle x, bool copy) : copy_(copy) { value_ = walk(x, 0); }
 
 nb::object Tree::walk(nb::handle x, int depth) {
-  if (is_plain(x)) return nb::borrow(x);
+  if (depth > 0 && is_plain(x)) return nb::borrow(x);
   if (depth == value::kMaxDepth)
     refuse(fmt::format("is nested {} deep or more, or contains itself", value::kMaxDepth));
-  if (torch::is_tensor(x.ptr()) || as_onecopy_tensor(x.ptr())) return array(x);
   if (PyDict_Check(x.ptr())) return walk_dict(x, depth);
   if (PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()))
     return walk_sequence(x, PyTuple_Check(x.ptr()) != 0, depth);
-  if (nb::object plain = plain_of_other(x); plain.is_valid()) return plain;
-  if (is_module(x)) return walk_dict(tensors_of_module(x), depth);
-  return array(x);
+  return leaf(x, depth);
+}
+
+/// Returns an array or a plain value, or walks a module. Takes the whole value for an array where a part of it would be
+/// a plain value: bytes, or a number of numpy.
+nb::object Tree::leaf(nb::handle x, int depth) {
+  const bool is_torch = torch::is_tensor(x.ptr());
+  if (!is_torch && !as_onecopy_tensor(x.ptr())) {
+    nb::object plain = depth > 0 ? plain_of_other(x) : nb::object();
+    if (plain.is_valid()) return plain;
+    if (is_module(x)) return walk_dict(tensors_of_module(x), depth);
+  }
+  nb::object fit = array(x, is_torch);
+  if (fit.is_valid()) return fit;
+  if (depth == 0)
+    raise_type_error(fmt::format(
+        "x must be an array of onecopy, torch, numpy or another library that speaks DLPack or the buffer "
+        "protocol, a dict, list or tuple of arrays, or a torch.nn.Module, not {}",
+        short_repr(x)));
+  refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",
+                     nb::type_name(x.type()).c_str()));
 }
 
 /// Walks a copy, which no other thread changes. Returns the original if no part had to be replaced.
@@ -230,7 +244,7 @@ void Tree::make_room_for_many() {
   leaves_.reserve(leaves_.size() + expected);
 }
 
-nb::object Tree::array(nb::handle x) {
+nb::object Tree::array(nb::handle x, bool is_torch) {
   if (leaves_.size() == NoCollection::kMany) {
     make_room_for_many();
     no_collection_.begin();
@@ -240,12 +254,9 @@ nb::object Tree::array(nb::handle x) {
     other_names_.push_back({path_, known});
     return leaves_[known].array;
   }
-  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // the usual case, which needs no text for errors
-  nb::object fit = fits ? nb::borrow(x) : shareable_array(x, copy_, place());
-  if (!fit.is_valid())
-    refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",
-                       nb::type_name(x.type()).c_str()));
-  leaves_.push_back({path_, fit});
+  const bool fits = !copy_ && is_torch;  // the usual case, which needs no text for errors
+  nb::object fit = fits ? nb::borrow(x) : shareable(x, is_torch, copy_, place());
+  if (fit.is_valid()) leaves_.push_back({path_, fit});
   return fit;
 }
 

@@ -17,15 +17,14 @@ namespace onecopy::python {
 /// arrays that cannot be shared. REQUIRES: the GIL.
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
-/// Returns whether the object is a dict, list, tuple or torch.nn.Module, which may contain arrays.
-bool is_nested(nb::handle x);
-
-/// A nested value converted for sharing. The value contains only types that encode_value() takes; each array is a
-/// separate object, named by its place, e.g. "layers.3.weight".
+/// A value converted for sharing: a single array, or a dict, list, tuple or torch.nn.Module, which may contain arrays.
+/// The value contains only types that encode_value() takes; each array is a separate object, named by its place, e.g.
+/// "layers.3.weight".
 /// Thread safety: used with the GIL held.
 class Tree {
  public:
-  /// Converts a value. Throws invalid_argument with the place of an object that cannot be shared.
+  /// Converts a value. Throws invalid_argument with the place of an object that cannot be shared, and TypeError if the
+  /// value is none.
   Tree(nb::handle x, bool copy);
 
   struct Leaf {
@@ -36,6 +35,8 @@ class Tree {
     std::string name;
     std::uint32_t leaf;
   };
+  /// Returns whether the value is more than a single array.
+  bool is_nested() const noexcept { return leaves_.empty() || !value_.is(leaves_[0].array); }
   nb::handle value() const { return value_; }
   /// Returns the leaves in the order in which encode_value() meets them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
@@ -49,7 +50,8 @@ class Tree {
   nb::object walk(nb::handle x, int depth);
   nb::object walk_dict(nb::handle x, int depth);
   nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
-  nb::object array(nb::handle x);
+  nb::object leaf(nb::handle x, int depth);
+  nb::object array(nb::handle x, bool is_torch);
   /// Reserves memory, since growing it by doubling would cost a fifth of the walk.
   void make_room_for_many();
   std::string place() const;

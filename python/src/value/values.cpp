@@ -24,11 +24,6 @@ nb::object open_tensor(const Tensor& tensor, std::uint32_t flags) {
   return torch::open(tensor, flags);
 }
 
-const Tensor* as_onecopy_tensor(PyObject* object) {
-  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<Tensor>().ptr());
-  return Py_TYPE(object) == type ? nb::inst_ptr<Tensor>(object) : nullptr;
-}
-
 namespace {
 
 nb::list to_list(const auto& objects) {

@@ -90,7 +90,4 @@ struct DecodeOptions {
 nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors,
                         const TensorOpener& open = open_tensor, const DecodeOptions& options = {});
 
-/// Returns the Tensor inside a onecopy.Tensor, or null for other objects.
-const Tensor* as_onecopy_tensor(PyObject* object);
-
 }  // namespace onecopy::python
