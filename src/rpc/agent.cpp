@@ -200,7 +200,7 @@ Bytes Agent::address() const { return state_->node.address().to_bytes(); }
 
 std::string Agent::join(ByteSpan address) { return state_->node.join(Address::from_bytes(address)).name(); }
 
-void Agent::define(std::string name, Function function) {
+void Agent::define(std::string_view name, Function function) {
   state_->define(name, [function = std::move(function)](Message&& message) {
     if (body_form(message.tag) != 0)
       throw Error(ErrorCode::invalid_argument,
@@ -209,7 +209,7 @@ void Agent::define(std::string name, Function function) {
   });
 }
 
-void Agent::define_plain(std::string name, PlainFunction function) {
+void Agent::define_plain(std::string_view name, PlainFunction function) {
   state_->define(name, [function = std::move(function)](Message&& message) {
     return message_of(function(arguments_of(message)));
   });

@@ -101,8 +101,8 @@ class Agent {
   std::string join(ByteSpan address);
 
   /// Registers `function` for calls by that name, in place of a function registered before.
-  void define(std::string name, Function function);
-  void define_plain(std::string name, PlainFunction function);
+  void define(std::string_view name, Function function);
+  void define_plain(std::string_view name, PlainFunction function);
 
   /// Calls a function of a member that has joined. A `timeout` of zero means the agent's own, a negative one no limit.
   /// Throws invalid_argument for an unknown member, peer_died for a member that has ended, closed after shutdown(), and
