@@ -47,10 +47,18 @@ class AscendGuide : public ::testing::Test {
     looks.join();
     if (*count < 2) GTEST_SKIP() << "needs two Ascend devices";
   }
+  /// Shares a tensor on the device until the step, at which a borrower has changed the tensor.
+  void lend(Device device, int until = 2) {
+    const Tensor tensor = thousand_on(device);
+    note->write(share(tensor).to_text());
+    note->reach(until);
+    EXPECT_EQ(element(tensor, 7), 70);
+  }
+
+  Shared<Note> note;
 };
 
 TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
-  Shared<Note> note;
   JoinedChild producer([&] {
     // 1. Makes a tensor on npu:0.
     const Tensor tensor = thousand_on(kFirst);
@@ -72,13 +80,7 @@ TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
 }
 
 TEST_F(AscendGuide, TheOtherCardReadsTheMemoryWhereItIs) {
-  Shared<Note> note;
-  JoinedChild producer([&] {
-    const Tensor tensor = thousand_on(kFirst);
-    note->write(share(tensor).to_text());
-    note->reach(2);
-    EXPECT_EQ(element(tensor, 7), 70);
-  });
+  JoinedChild producer([&] { lend(kFirst); });
   JoinedChild consumer([&] {
     const Tensor there = open(Handle::from_text(note->read()));
     const Tensor here = copy(there.view(), kSecond);  // from card to card, not by way of the host
@@ -92,13 +94,7 @@ TEST_F(AscendGuide, TheOtherCardReadsTheMemoryWhereItIs) {
 
 /// The guide's change of the device in the handle's arguments.
 TEST_F(AscendGuide, TheHandleIsRebuiltForTheOtherCard) {
-  Shared<Note> note;
-  JoinedChild producer([&] {
-    const Tensor tensor = thousand_on(kFirst);
-    note->write(share(tensor).to_text());
-    note->reach(2);
-    EXPECT_EQ(element(tensor, 7), 70);
-  });
+  JoinedChild producer([&] { lend(kFirst); });
   JoinedChild consumer([&] {
     const Handle handle = Handle::from_text(note->read());
     const Tensor tensor = open(handle, {.device = kSecond});
@@ -190,13 +186,7 @@ TEST_F(AscendGuide, WithoutAPathBetweenTheCardsThatIsSaid) {
 class AscendBetweenProcesses : public AscendGuide {};
 
 TEST_F(AscendBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
-  Shared<Note> note;
-  JoinedChild owner([&] {
-    const Tensor tensor = thousand_on(kSecond);
-    note->write(share(tensor).to_text());
-    note->reach(3);
-    EXPECT_EQ(element(tensor, 7), 70);
-  });
+  JoinedChild owner([&] { lend(kSecond, 3); });
   Child hidden([&] {
     ::setenv("ASCEND_RT_VISIBLE_DEVICES", "0", 1);
     expect_refusal(ErrorCode::unsupported, {"UUID", "ASCEND_RT_VISIBLE_DEVICES"},
@@ -219,7 +209,6 @@ TEST_F(AscendBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
 TEST_F(AscendBetweenProcesses, BorrowersAreAdmittedByTheDriversNumbers) {
   if (!testing::is_simulated_ascend()) GTEST_SKIP() << "needs a container";
   ::setenv("ONECOPY_SIM_ASCEND_NUMBER_OFFSET", "1000000", 1);
-  Shared<Note> note;
   Child owner([&] {
     const Tensor tensor = thousand_on(kFirst);
     note->write(share(tensor).to_text());
@@ -240,7 +229,6 @@ TEST_F(AscendBetweenProcesses, WithoutVirtualMemoryTheyShareByKey) {
   const testing::RuntimeWithout older("aclrtMallocPhysical");
   const std::string before = std::getenv("ONECOPY_ASCEND_RUNTIME");
   ::setenv("ONECOPY_ASCEND_RUNTIME", older.path().c_str(), 1);
-  Shared<Note> note;
   Child owner([&] {
     const Tensor tensor = thousand_on(kFirst);
     EXPECT_EQ(share(tensor).fields().kind, SegmentKind::ascend_key);
@@ -271,13 +259,9 @@ TEST_F(AscendBetweenProcesses, WithoutVirtualMemoryTheyShareByKey) {
 
 TEST_F(AscendBetweenProcesses, VirtualDevicesShareByKey) {
   if (!testing::is_simulated_ascend()) GTEST_SKIP() << "needs a virtual device";
-  Shared<Note> note;
   JoinedChild owner([&] {
     ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
-    const Tensor tensor = thousand_on(kFirst);
-    note->write(share(tensor).to_text());
-    note->reach(2);
-    EXPECT_EQ(element(tensor, 7), 70);
+    lend(kFirst);
   });
   JoinedChild borrower([&] {
     ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
@@ -289,7 +273,6 @@ TEST_F(AscendBetweenProcesses, VirtualDevicesShareByKey) {
 }
 
 TEST_F(AscendBetweenProcesses, WhatIsOpenOutlivesItsOwnerAndIsNotLentOn) {
-  Shared<Note> note;
   Shared<Note> on;
   Child owner([&] {
     const Tensor tensor = thousand_on(kFirst);

@@ -7,7 +7,6 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 
 namespace onecopy {
@@ -20,19 +19,14 @@ using testing::in_child;
 using testing::in_child_with;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
 using testing::set_element;
-using testing::Shared;
 
 constexpr Device kCuda1{DeviceType::cuda, 1};
 constexpr std::int64_t kCount = 1 << 16;
 
-class CudaCopies : public ::testing::Test {
+class CudaCopies : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
-  }
-  Shared<Note> note;
+  CudaCopies() : OnCuda(2) {}
 };
 
 /// The simulator counts for itself; a real driver does not say which way it went.

@@ -11,7 +11,6 @@
 #include "onecopy/share/stats.h"
 #include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 
@@ -24,12 +23,9 @@ using testing::device_bytes;
 using testing::element;
 using testing::expect_refusal;
 using testing::fill;
-using testing::Gate;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
 using testing::set_element;
-using testing::Shared;
 
 constexpr Device kCuda1{DeviceType::cuda, 1};
 constexpr std::int64_t kCount = 1 << 16;
@@ -38,13 +34,9 @@ TensorView view_of(testing::CUdeviceptr at, std::int64_t count) {
   return {reinterpret_cast<void*>(at), Layout(DType::u8, {count}), kCuda0, Access::read_write};
 }
 
-class CudaOtherCard : public ::testing::Test {
+class CudaOtherCard : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
-  }
-  Shared<Note> note;
-  Shared<Gate> gate;
+  CudaOtherCard() : OnCuda(2) {}
 };
 
 /// Reads and writes it by work of the second card, a kernel and copies.
@@ -235,14 +227,7 @@ TEST_F(CudaOtherCard, IsRefusedForWhatIsNotThere) {
 
 // ---- what a handle lets others see
 
-class CudaExact : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
-  Shared<Note> note;
-  Shared<Gate> gate;
-};
+using CudaExact = testing::OnCuda;
 
 TEST_F(CudaExact, APartOfAnAllocationIsRefusedWithTheNumbers) {
   testing::in_child([] {

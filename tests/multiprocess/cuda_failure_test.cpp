@@ -10,7 +10,6 @@
 #include "support/child.h"
 #include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/stderr_text.h"
@@ -30,7 +29,6 @@ using testing::fill;
 using testing::Gate;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
 using testing::Shared;
 using testing::StderrText;
 
@@ -64,11 +62,8 @@ struct FailingDevice {
   testing::CUstream stream = nullptr;
 };
 
-class CudaFailure : public ::testing::Test {
+class CudaFailure : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
   /// Shares a tensor in the order of a stream in which the device fails once the gate is open, and lives on.
   void share_and_fail() {
     FailingDevice device;
@@ -79,8 +74,6 @@ class CudaFailure : public ::testing::Test {
   }
 
   testing::Watchdog watchdog;
-  Shared<Note> note;
-  Shared<Gate> gate;
 };
 
 TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoStreamWaitingAndIsSaid) {

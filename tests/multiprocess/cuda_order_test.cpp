@@ -33,20 +33,12 @@ using testing::device_bytes;
 using testing::element;
 using testing::eventually;
 using testing::fill;
-using testing::Gate;
 using testing::JoinedChild;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
 
-class CudaOrder : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
-  Shared<Note> note;
-  Shared<Gate> gate;
-};
+using CudaOrder = testing::OnCuda;
 
 TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
   testing::in_child([] {
@@ -165,9 +157,7 @@ TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
   Child owner([&] {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);  // which never opens
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);  // which never opens
     ::pause();
   });
   JoinedChild borrower([&] {
@@ -186,9 +176,7 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
   JoinedChild owner([&] {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);
     note->reach(2);
     EXPECT_TRUE(testing::comes_to_look_seldom());
     note->reach(3);
@@ -267,6 +255,14 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
 std::atomic<bool> is_registering{false};
 std::atomic<bool> may_register{false};
 
+void hold_registrations() {
+  point_hook = [](const char* name) noexcept {
+    if (std::string_view(name) != "timeline.register") return;
+    is_registering = true;
+    while (!may_register) std::this_thread::yield();
+  };
+}
+
 /// While any stream is full, the driver keeps callers that register memory waiting.
 TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
   if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
@@ -277,11 +273,7 @@ TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
       share(testing::device_bytes(4096, {DeviceType::cuda, ordinal}), {.stream = Stream{cu.stream()}});
     };
     share_on(0);
-    point_hook = [](const char* name) noexcept {
-      if (std::string_view(name) != "timeline.register") return;
-      is_registering = true;
-      while (!may_register) std::this_thread::yield();
-    };
+    hold_registrations();
     std::jthread first([&] { share_on(1); });
     EXPECT_TRUE(eventually([] { return is_registering.load(); }));
     std::atomic<bool> done{false};
@@ -298,9 +290,7 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
   JoinedChild owner([&] {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);
     note->reach(2);
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);  // before it ends
@@ -309,11 +299,7 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
     const Handle handle = Handle::from_text(note->read());
-    point_hook = [](const char* name) noexcept {
-      if (std::string_view(name) != "timeline.register") return;
-      is_registering = true;
-      while (!may_register) std::this_thread::yield();
-    };
+    hold_registrations();
     std::jthread opener([&] { open(handle, {.stream = Stream{stream}}); });
     EXPECT_TRUE(eventually([] { return is_registering.load(); }));
     std::atomic<bool> done{false};
@@ -565,9 +551,7 @@ TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
     take_words_away();
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);
     note->reach(2);
   });
   JoinedChild borrower([&] {
@@ -614,9 +598,7 @@ TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
     take_words_away();
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);  // which never opens
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);  // which never opens
     ::pause();
   });
   JoinedChild borrower([&] {

@@ -12,7 +12,6 @@
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/stats.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 
@@ -27,27 +26,17 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::fill;
-using testing::Gate;
 using testing::JoinedChild;
-using testing::Note;
-using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 20;
 
-class CudaQueueOrder : public ::testing::Test {
+class CudaQueueOrder : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
-
   using Put = std::function<void(Queue&, const CudaCalls&, testing::CUstream, const Tensor&)>;
   using Get = std::function<Tensor(Queue&, testing::CUstream)>;
   /// The producer's stream is held up before it writes; the consumer copies what it got, and only then may the
   /// producer's go on.
   void hand_over(testing::CUstream (*stream_of)(const CudaCalls&), const Put& put, const Get& get);
-
-  Shared<Note> note;
-  Shared<Gate> gate;
 };
 
 testing::CUstream own_stream(const CudaCalls& cu) { return cu.stream(); }
@@ -266,9 +255,7 @@ TEST_F(CudaQueueOrder, EveryBorrowerOfTheKilledLearnsIt) {
   Child owner([&] {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    const Tensor tensor = device_bytes(kBytes);
-    close_with(cu, stream, *gate);
-    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    const Tensor tensor = share_behind_gate(cu, stream);
     ::pause();
   });
   Child first([&] { borrow(10); });

@@ -16,7 +16,6 @@
 #include "support/child.h"
 #include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/stderr_text.h"
@@ -32,21 +31,14 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::fill;
-using testing::Gate;
 using testing::JoinedChild;
-using testing::Note;
-using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 16;
 
 Message ready(std::size_t bytes = 5) { return {7, Bytes(bytes), {}}; }
 
-class CudaValues : public ::testing::Test {
+class CudaValues : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
-
   struct Way {
     testing::CUstream (*stream_of)(const CudaCalls&);
     std::function<void(Queue&, Stream)> put;
@@ -57,9 +49,6 @@ class CudaValues : public ::testing::Test {
   void tell(const Way& way);
   void put_value(const Way& way);
   void get_value(const Way& way);
-
-  Shared<Note> note;
-  Shared<Gate> gate;
 };
 
 testing::CUstream own_stream(const CudaCalls& cu) { return cu.stream(); }

@@ -15,7 +15,6 @@
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 
 namespace onecopy {
 namespace {
@@ -24,12 +23,9 @@ using testing::Child;
 using testing::CudaCalls;
 using testing::CUstream;
 using testing::device_bytes;
-using testing::Gate;
 using testing::in_child;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
-using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 20;
 
@@ -39,12 +35,8 @@ void expect_bytes(const Tensor& tensor, int value) {
       << "begins with " << int{bytes[0]};
 }
 
-class PinnedOrder : public ::testing::Test {
+class PinnedOrder : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "needs a CUDA device";
-  }
-
   /// Pinned memory of ones, which a copy fills with nines once the gate is open.
   Tensor to_be_filled(const CudaCalls& cu, CUstream stream, const Tensor& nines) {
     Tensor here = empty(Layout(DType::u8, {kBytes}), {.pinned = true});
@@ -83,8 +75,6 @@ class PinnedOrder : public ::testing::Test {
       note->step = 3;
     });
   }
-  Shared<Note> note;
-  Shared<Gate> gate;
 };
 
 TEST_F(PinnedOrder, AHandleIsOpenedOnceTheCopyIsDone) {

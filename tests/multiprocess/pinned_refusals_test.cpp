@@ -16,7 +16,6 @@
 #include "onecopy/share/stats.h"
 #include "onecopy/share/to_device.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 
@@ -33,8 +32,6 @@ using testing::in_child;
 using testing::in_child_with;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
-using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 20;
 constexpr Device kNpu{DeviceType::npu, 0};
@@ -45,12 +42,7 @@ unsigned char first_byte(const Tensor& there) {
   return byte;
 }
 
-class PinnedRefusals : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "needs a CUDA device";
-  }
-};
+using PinnedRefusals = testing::OnCuda;
 
 TEST_F(PinnedRefusals, ACardThatIsNotThereIsNamed) {
   in_child([] {
@@ -88,7 +80,6 @@ TEST_F(PinnedRefusals, AStreamOfAnotherCardIsRefusedOrUsedAndNothingIsLost) {
 
 /// As a loader beside a training step that is captured: batches are opened, pinned, copied and dropped.
 TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
-  Shared<Note> note;
   JoinedChild worker([&] {
     const Tensor batch = filled_bytes(kBytes, 1);
     note->write(share(batch).to_text());

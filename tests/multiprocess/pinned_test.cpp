@@ -18,7 +18,6 @@
 #include "onecopy/share/stats.h"
 #include "share/runtime/runtime.h"
 #include "support/cuda_streams.h"
-#include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 
@@ -33,25 +32,15 @@ using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::filled_bytes;
-using testing::Gate;
 using testing::in_child;
 using testing::in_child_with;
 using testing::JoinedChild;
 using testing::kCuda0;
-using testing::Note;
-using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 20;
 constexpr std::int64_t kLarge = 40 << 20;  // a segment of its own
 
-class Pinned : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "needs a CUDA device";
-  }
-  Shared<Note> note;
-  Shared<Gate> gate;
-};
+using Pinned = testing::OnCuda;
 
 /// Everywhere the same byte, as a card has it.
 void expect_bytes(const Tensor& there, int value) {

@@ -10,6 +10,7 @@
 #include "device/backend.h"
 #include "onecopy/share/share.h"
 #include "support/cuda_calls.h"
+#include "support/note.h"
 
 namespace onecopy::testing {
 
@@ -48,5 +49,28 @@ inline std::size_t cuda_devices() {
 inline bool is_simulated() {
   return std::string(std::getenv("ONECOPY_CUDA_DRIVER")).find("simulators") != std::string::npos;
 }
+
+/// A test on CUDA devices, with a note and a gate for its processes.
+class OnCuda : public ::testing::Test {
+ protected:
+  explicit OnCuda(std::size_t devices = 1) : devices_(devices) {}
+  void SetUp() override {
+    if (cuda_devices() < devices_)
+      GTEST_SKIP() << (devices_ == 1 ? "no CUDA device on this machine" : "needs two CUDA devices");
+  }
+  /// Shares a new tensor in the order of a stream that the gate holds up, and writes its handle into the note.
+  Tensor share_behind_gate(const CudaCalls& cu, CUstream stream) {
+    Tensor tensor = device_bytes(4096);
+    close_with(cu, stream, *gate);
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
+    return tensor;
+  }
+
+  Shared<Note> note;
+  Shared<Gate> gate;
+
+ private:
+  const std::size_t devices_;
+};
 
 }  // namespace onecopy::testing

@@ -21,22 +21,16 @@ using testing::kCuda0;
 
 constexpr std::int64_t kRoom = 4096;
 
-class CudaDetours : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
-  }
-};
+using CudaDetours = testing::OnCuda;
 
 Transfer between(const Tensor& to, const Tensor& from, std::size_t bytes) {
   return {to.data(), to.device(), from.data(), from.device(), bytes};
 }
 
 TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
-  in_child([] {
+  in_child([&] {
     const CudaCalls cu(0);
     const auto stream = cu.stream();
-    testing::Shared<testing::Gate> gate;
     const Tensor from = device_bytes(kRoom);
     const Tensor first = device_bytes(kRoom);
     const Tensor second = device_bytes(kRoom);
@@ -54,9 +48,8 @@ TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
 }
 
 TEST_F(CudaDetours, EachStreamHasItsOwn) {
-  in_child([] {
+  in_child([&] {
     const CudaCalls cu(0);
-    testing::Shared<testing::Gate> gate;
     const auto held = cu.stream();
     const auto other = cu.stream();
     const Tensor from = device_bytes(kRoom);

@@ -34,11 +34,9 @@ ExportedMemory segment_on(Device device) {
   return exported;
 }
 
-class MappedSegmentsOfDevices : public ::testing::Test {
+class MappedSegmentsOfDevices : public testing::OnCuda {
  protected:
-  void SetUp() override {
-    if (testing::cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
-  }
+  MappedSegmentsOfDevices() : OnCuda(2) {}
 };
 
 TEST(MappedSegments, AreFoundForTheAccessTheyAreMappedFor) {
