@@ -11,11 +11,9 @@ namespace onecopy::ascend {
 
 using aclError = int;
 using aclrtStream = void*;
-using aclrtEvent = void*;
 using aclrtContext = void*;
 using aclrtDrvMemHandle = void*;
 using aclmdlRI = void*;
-using aclrtHostFunc = void (*)(void*);
 
 struct aclrtUuid {
   char bytes[16];
@@ -36,14 +34,6 @@ struct aclrtMemAccessDesc {  // unlike CUDA's struct, the flags come first
   aclrtMemLocation location;
   std::uint8_t rsv[12];
 };
-struct aclrtPtrAttributes {
-  aclrtMemLocation location;
-  std::uint32_t pageSize;
-  std::uint32_t rsv[4];
-};
-struct aclrtIpcEventHandle {
-  char reserved[64];
-};
 struct aclCANNPackageVersion {
   char version[128];
   char majorVersion[64];
@@ -58,11 +48,8 @@ inline constexpr aclError ACL_SUCCESS = 0;
 inline constexpr aclError ACL_ERROR_INVALID_PARAM = 100000;
 inline constexpr aclError ACL_ERROR_UNINITIALIZE = 100001;
 inline constexpr aclError ACL_ERROR_REPEAT_INITIALIZE = 100002;
-inline constexpr aclError ACL_ERROR_INVALID_FILE = 100003;
 inline constexpr aclError ACL_ERROR_RT_PARAM_INVALID = 107000;
 inline constexpr aclError ACL_ERROR_RT_INVALID_DEVICEID = 107001;
-inline constexpr aclError ACL_ERROR_RT_CONTEXT_NULL = 107002;
-inline constexpr aclError ACL_ERROR_RT_STREAM_CONTEXT = 107003;
 inline constexpr aclError ACL_ERROR_RT_ADDR_UNALIGNED = 107008;
 inline constexpr aclError ACL_ERROR_RT_INVALID_HANDLE = 107017;
 inline constexpr aclError ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT = 107030;
@@ -72,8 +59,6 @@ inline constexpr aclError ACL_ERROR_RT_NO_DEVICE = 207004;
 inline constexpr aclError ACL_ERROR_RT_NO_PERMISSION = 207006;
 inline constexpr aclError ACL_ERROR_RT_DEVICE_OOM = 207018;
 inline constexpr aclError ACL_ERROR_RT_LOST_HEARTBEAT = 507010;
-inline constexpr aclError ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046;
-inline constexpr aclError ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047;
 inline constexpr aclError ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR = 507054;
 inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< the result of a misuse of IPC
 /// The connection between host and device is closed.
@@ -82,41 +67,23 @@ inline constexpr aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;
 // Memory.
 inline constexpr int ACL_MEM_MALLOC_HUGE_FIRST = 0;
 inline constexpr int ACL_MEM_MALLOC_HUGE_ONLY = 1;
-inline constexpr int ACL_MEM_MALLOC_NORMAL_ONLY = 2;
 inline constexpr int ACL_HBM_MEM = 1;
 inline constexpr int ACL_HBM_MEM_HUGE = 4;
-inline constexpr int ACL_MEM_LOCATION_TYPE_HOST = 0;
 inline constexpr int ACL_MEM_LOCATION_TYPE_DEVICE = 1;
-inline constexpr int ACL_MEM_LOCATION_TYPE_UNREGISTERED = 2;
 inline constexpr int ACL_MEM_HANDLE_TYPE_NONE = 0;
 inline constexpr int ACL_MEM_ALLOCATION_TYPE_PINNED = 0;
-inline constexpr int ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM = 0;
-inline constexpr int ACL_RT_MEM_ACCESS_FLAGS_NONE = 0;
 inline constexpr int ACL_RT_MEM_ACCESS_FLAGS_READ = 1;
 inline constexpr int ACL_RT_MEM_ACCESS_FLAGS_READWRITE = 3;
-inline constexpr int ACL_MEMCPY_HOST_TO_HOST = 0;
 inline constexpr int ACL_MEMCPY_HOST_TO_DEVICE = 1;
 inline constexpr int ACL_MEMCPY_DEVICE_TO_HOST = 2;
 inline constexpr int ACL_MEMCPY_DEVICE_TO_DEVICE = 3;
-inline constexpr int ACL_MEMCPY_DEFAULT = 4;
-inline constexpr int kLastMemcpyKind = 7;
 inline constexpr int ACL_HOST_REGISTER_MAPPED = 0;
 inline constexpr int ACL_HOST_REGISTER_READONLY = 8;
 inline constexpr std::size_t kKeyBytes = 65;  ///< the length of an IPC key, with its final zero
-inline constexpr std::uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 1;
-inline constexpr std::uint64_t ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 
-// States of streams and events. The two queries of an event answer with opposite numbers.
-inline constexpr int ACL_STREAM_STATUS_COMPLETE = 0;
-inline constexpr int ACL_STREAM_STATUS_NOT_READY = 1;
-inline constexpr int ACL_EVENT_RECORDED_STATUS_NOT_READY = 0;
-inline constexpr int ACL_EVENT_RECORDED_STATUS_COMPLETE = 1;
-inline constexpr int ACL_EVENT_STATUS_COMPLETE = 0;
-inline constexpr int ACL_EVENT_STATUS_NOT_READY = 1;
+// The state of a stream.
 inline constexpr int ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0;
-inline constexpr std::uint32_t ACL_EVENT_SYNC = 0x1;
-inline constexpr std::uint32_t ACL_EVENT_IPC = 0x40;
 
 // The packages that have versions.
 inline constexpr int ACL_PKG_NAME_CANN = 0;
@@ -128,7 +95,6 @@ inline constexpr int ACL_PKG_NAME_DRIVER = 7;
 #define ONECOPY_ACL_CALLS(X)                                                                              \
   X(aclInit, (const char*))                                                                               \
   X(aclsysGetCANNVersion, (int, aclCANNPackageVersion*))                                                  \
-  X(aclrtGetVersion, (std::int32_t*, std::int32_t*, std::int32_t*))                                       \
   X(aclrtSetDevice, (std::int32_t))                                                                       \
   X(aclrtGetDeviceCount, (std::uint32_t*))                                                                \
   X(aclrtGetCurrentContext, (aclrtContext*))                                                              \

@@ -26,9 +26,6 @@ struct CUuuid {
 struct CUipcMemHandle {
   char reserved[64];
 };
-struct CUipcEventHandle {
-  char reserved[64];
-};
 struct CUmemLocation {
   int type;
   int id;
@@ -62,8 +59,6 @@ inline constexpr CUresult CUDA_ERROR_NO_DEVICE = 100;
 inline constexpr CUresult CUDA_ERROR_INVALID_DEVICE = 101;
 inline constexpr CUresult CUDA_ERROR_INVALID_CONTEXT = 201;
 inline constexpr CUresult CUDA_ERROR_MAP_FAILED = 205;
-inline constexpr CUresult CUDA_ERROR_ALREADY_MAPPED = 208;
-inline constexpr CUresult CUDA_ERROR_NOT_MAPPED = 211;
 inline constexpr CUresult CUDA_ERROR_ECC_UNCORRECTABLE = 214;
 inline constexpr CUresult CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217;
 inline constexpr CUresult CUDA_ERROR_NVLINK_UNCORRECTABLE = 220;
@@ -75,11 +70,9 @@ inline constexpr CUresult CUDA_ERROR_NOT_READY = 600;
 inline constexpr CUresult CUDA_ERROR_ILLEGAL_ADDRESS = 700;
 inline constexpr CUresult CUDA_ERROR_LAUNCH_TIMEOUT = 702;
 inline constexpr CUresult CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704;
-inline constexpr CUresult CUDA_ERROR_PEER_ACCESS_NOT_ENABLED = 705;
 inline constexpr CUresult CUDA_ERROR_CONTEXT_IS_DESTROYED = 709;
 inline constexpr CUresult CUDA_ERROR_ASSERT = 710;
 inline constexpr CUresult CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712;
-inline constexpr CUresult CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713;
 inline constexpr CUresult CUDA_ERROR_HARDWARE_STACK_ERROR = 714;
 inline constexpr CUresult CUDA_ERROR_ILLEGAL_INSTRUCTION = 715;
 inline constexpr CUresult CUDA_ERROR_MISALIGNED_ADDRESS = 716;
@@ -93,76 +86,45 @@ inline constexpr CUresult CUDA_ERROR_SYSTEM_NOT_READY = 802;
 inline constexpr CUresult CUDA_ERROR_MPS_CLIENT_TERMINATED = 810;
 inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900;
 inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901;
-inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903;
 inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906;
-inline constexpr CUresult CUDA_ERROR_CAPTURED_EVENT = 907;
-inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908;
 inline constexpr CUresult CUDA_ERROR_EXTERNAL_DEVICE = 911;
-inline constexpr CUresult CUDA_ERROR_UNKNOWN = 999;
 
 // Device attributes.
-inline constexpr int CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41;
-inline constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75;
-inline constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76;
 inline constexpr int CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91;
 inline constexpr int CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102;
 inline constexpr int CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103;
 inline constexpr int CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED = 113;
 inline constexpr int CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122;
-inline constexpr int CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED = 125;
 
 // Pointer attributes.
-inline constexpr int CU_POINTER_ATTRIBUTE_CONTEXT = 1;
 inline constexpr int CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2;
-inline constexpr int CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3;
-inline constexpr int CU_POINTER_ATTRIBUTE_HOST_POINTER = 4;
 inline constexpr int CU_POINTER_ATTRIBUTE_BUFFER_ID = 7;
 inline constexpr int CU_POINTER_ATTRIBUTE_IS_MANAGED = 8;
 inline constexpr int CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9;
 inline constexpr int CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10;
-inline constexpr int CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11;
-inline constexpr int CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12;
-inline constexpr int CU_POINTER_ATTRIBUTE_MAPPED = 13;
 inline constexpr int CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14;
-inline constexpr int CU_POINTER_ATTRIBUTE_ACCESS_FLAGS = 16;
-inline constexpr unsigned CU_MEMORYTYPE_HOST = 1;
 inline constexpr unsigned CU_MEMORYTYPE_DEVICE = 2;
 
 // Memory.
 inline constexpr int CU_MEM_LOCATION_TYPE_DEVICE = 1;
 inline constexpr int CU_MEM_ALLOCATION_TYPE_PINNED = 1;
-inline constexpr int CU_MEM_HANDLE_TYPE_NONE = 0;
 inline constexpr int CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1;
-inline constexpr int CU_MEM_ACCESS_FLAGS_PROT_NONE = 0;
 inline constexpr int CU_MEM_ACCESS_FLAGS_PROT_READ = 1;
 inline constexpr int CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3;
 inline constexpr int CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0;
-inline constexpr int CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1;
 inline constexpr unsigned CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterMapped = 2;
 inline constexpr unsigned kHostRegisterReadOnly = 8;
 
 // Flags of streams, events and captures.
-inline constexpr unsigned CU_STREAM_DEFAULT = 0;
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
-inline constexpr unsigned CU_EVENT_INTERPROCESS = 4;
 inline constexpr unsigned CU_STREAM_WAIT_VALUE_GEQ = 0;
-inline constexpr unsigned CU_STREAM_WAIT_VALUE_EQ = 1;
-inline constexpr unsigned CU_STREAM_WAIT_VALUE_AND = 2;
-inline constexpr unsigned CU_STREAM_WAIT_VALUE_NOR = 3;
 inline constexpr unsigned CU_STREAM_WRITE_VALUE_DEFAULT = 0;
 inline constexpr int CU_STREAM_CAPTURE_STATUS_NONE = 0;
 inline constexpr int CU_STREAM_CAPTURE_STATUS_ACTIVE = 1;
-inline constexpr int CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2;
-inline constexpr int CU_STREAM_CAPTURE_MODE_GLOBAL = 0;
-inline constexpr int CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1;
 inline constexpr int CU_STREAM_CAPTURE_MODE_RELAXED = 2;
-
-inline constexpr int CU_GET_PROC_ADDRESS_SUCCESS = 0;
-inline constexpr int CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1;
-inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
 
 // X(name, symbol in the library, version in which that symbol's interface appeared, parameters) lists the calls.
 // clang-format off
@@ -191,8 +153,6 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuMemFree, cuMemFree_v2, 3020, (CUdeviceptr))                                                         \
   X(cuMemGetAddressRange, cuMemGetAddressRange_v2, 3020, (CUdeviceptr*, std::size_t*, CUdeviceptr))       \
   X(cuPointerGetAttributes, cuPointerGetAttributes, 7000, (unsigned, int*, void**, CUdeviceptr))          \
-  X(cuMemAllocHost, cuMemAllocHost_v2, 3020, (void**, std::size_t))                                       \
-  X(cuMemFreeHost, cuMemFreeHost, 2000, (void*))                                                          \
   X(cuMemHostRegister, cuMemHostRegister_v2, 6050, (void*, std::size_t, unsigned))                        \
   X(cuMemHostUnregister, cuMemHostUnregister, 4000, (void*))                                              \
   X(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, 3020, (CUdeviceptr*, void*, unsigned))       \
@@ -215,13 +175,10 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
     (CUmemGenericAllocationHandle*, void*, int))                                                          \
   X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000,                                      \
     (CUmemGenericAllocationHandle*, void*))                                                               \
-  X(cuMemGetAllocationPropertiesFromHandle, cuMemGetAllocationPropertiesFromHandle, 10020,                \
-    (CUmemAllocationProp*, CUmemGenericAllocationHandle))                                                 \
   X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, (CUipcMemHandle*, CUdeviceptr))                           \
   X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, 11000, (CUdeviceptr*, CUipcMemHandle, unsigned))           \
   X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010, (CUdeviceptr))                                        \
   X(cuStreamCreate, cuStreamCreate, 2000, (CUstream*, unsigned))                                          \
-  X(cuStreamDestroy, cuStreamDestroy_v2, 4000, (CUstream))                                                \
   X(cuStreamQuery, cuStreamQuery, 2000, (CUstream))                                                       \
   X(cuStreamGetFlags, cuStreamGetFlags, 5050, (CUstream, unsigned*))                                      \
   X(cuStreamSynchronize, cuStreamSynchronize, 2000, (CUstream))                                           \
@@ -238,13 +195,11 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuEventRecord, cuEventRecord, 2000, (CUevent, CUstream))                                              \
   X(cuEventQuery, cuEventQuery, 2000, (CUevent))                                                          \
   X(cuEventSynchronize, cuEventSynchronize, 2000, (CUevent))                                              \
-  X(cuMemcpyAsync, cuMemcpyAsync, 4000, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                \
   X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, 3020, (CUdeviceptr, const void*, std::size_t, CUstream))     \
   X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020, (void*, CUdeviceptr, std::size_t, CUstream))           \
   X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, 3020, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))     \
   X(cuMemcpyPeerAsync, cuMemcpyPeerAsync, 4000,                                                           \
-    (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))                              \
-  X(cuMemsetD8Async, cuMemsetD8Async, 3020, (CUdeviceptr, unsigned char, std::size_t, CUstream))
+    (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))
 // clang-format on
 
 using GetProcAddress = CUresult(const char*, void**, int, std::uint64_t, int*);

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device/ascend/acl_api.h"
+#include "extra_calls.h"
 #include "settings.h"
 
 #define SIM_CALL extern "C" __attribute__((visibility("default"))) onecopy::ascend::aclError

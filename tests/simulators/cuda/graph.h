@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "device/cuda/graph_api.h"
+#include "extra_calls.h"
 #include "stream.h"
 
 namespace sim {

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "device/cuda/driver_api.h"
+#include "extra_calls.h"
 #include "pinned_pages.h"
 #include "settings.h"
 
