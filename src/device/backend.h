@@ -43,6 +43,8 @@ struct ExportedMemory {
 };
 /// Throws unsupported if descriptors are missing, because then only the owner can pass the memory on.
 void require_all(const ExportedMemory& memory);
+/// Throws read_only if memory that was lent with the access `lent` may not be opened with `access`.
+void require_lent(Access lent, Access access);
 
 /// A device by its name in this process and its name on this host. There is one object for each pair.
 struct DeviceIdentity {
@@ -70,8 +72,9 @@ class DeviceMemory {
   void populate(std::size_t offset, std::size_t bytes);
   /// Returns the bytes that have physical memory now, or size() if the kind cannot tell.
   virtual std::size_t present() const noexcept { return size(); }
-  /// Gives physical memory back to the system. The content is lost.
-  virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
+  /// Gives physical memory back to the system. The content is lost. Has no effect on memory that lives as long as its
+  /// allocation.
+  virtual void decommit(std::size_t, std::size_t) noexcept {}
   /// Returns the bytes and descriptors by which another process maps the memory. Throws out_of_descriptors, read_only,
   /// unsupported.
   ExportedMemory export_memory(Access access) const;
@@ -90,11 +93,11 @@ class DeviceMemory {
 
  private:
   /// Reserves memory. REQUIRES: the range lies within the memory, which is writable.
-  virtual void do_commit(std::size_t offset, std::size_t bytes) = 0;
+  virtual void do_commit(std::size_t, std::size_t) {}
   /// Reserves memory in pages that others may use. REQUIRES: as above.
   virtual void do_populate(std::size_t offset, std::size_t bytes) { do_commit(offset, bytes); }
   void check_range(std::size_t offset, std::size_t bytes) const;
-  /// Exports the memory. REQUIRES: `access` does not exceed access().
+  /// Exports the memory, without its kind and size. REQUIRES: `access` does not exceed access().
   virtual ExportedMemory do_export(Access access) const = 0;
 
   const Access access_;
@@ -261,15 +264,25 @@ class Backend {
 
   /// Returns the allocation, or the row of allocations, that contains [at, at + bytes). Throws unsupported for memory
   /// that cannot be shared with other processes, invalid_argument for addresses that are not this vendor's.
-  virtual ForeignMemory find_foreign(const void* at, std::size_t bytes) = 0;
+  virtual ForeignMemory find_foreign(const void* at, std::size_t bytes);
   /// Returns whether `at` still belongs to this allocation. Also returns false if finding out takes long.
   virtual bool is_still(const ForeignMemory&, const void*) const noexcept { return false; }
   /// Makes the allocation a segment, which lasts as long as its maker leaves the memory there.
-  virtual std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) = 0;
+  virtual std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory);
+
+ protected:
+  /// Throws invalid_argument unless `bytes` is a possible size of a segment.
+  void check_size(std::size_t bytes) const;
+  [[noreturn]] void refuse(SegmentKind kind) const;
 };
 
 /// Returns the backend of a type of device. Throws unsupported with the missing feature.
 Backend& backend(DeviceType type);
+// Each returns a backend that loads its vendor's library at the first use. Backends are never destroyed, because threads
+// may use them while static objects are destroyed.
+Backend& cpu_backend();
+Backend& cuda_backend();
+Backend& ascend_backend();
 /// Returns every type that this build knows, whether or not it works on this machine.
 std::vector<DeviceType> backend_types();
 

@@ -6,9 +6,6 @@
 #include <atomic>
 #include <map>
 
-#include "ascend/factory.h"
-#include "cpu/factory.h"
-#include "cuda/factory.h"
 #include "device/backend.h"
 #include "device/copy_counts.h"
 #include "device/pinned_ranges.h"
@@ -26,7 +23,7 @@ struct Entry {
   Backend& (*get)();
 };
 
-// The only place that names backends: a new backend is one folder and one line here.
+// A new backend is one folder, one line here and its declaration in backend.h.
 constexpr std::array kBackends{
     Entry{DeviceType::cpu, cpu_backend},
     Entry{DeviceType::cuda, cuda_backend},
@@ -81,6 +78,33 @@ std::unique_ptr<WorkPoint> Backend::mark_work() {
               fmt::format("{} devices have no point after all work of a process", name(type())));
 }
 
+ForeignMemory Backend::find_foreign(const void*, std::size_t) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "{} memory of another library cannot be shared in place: copy it (copy(), or empty() and a "
+          "copy) into memory of onecopy",
+          name(type())));
+}
+
+std::unique_ptr<DeviceMemory> Backend::adopt(const ForeignMemory& memory) {
+  find_foreign(memory.base, memory.bytes);
+  return nullptr;
+}
+
+void Backend::check_size(std::size_t bytes) const {
+  if (const std::size_t unit = granularity();
+      bytes == 0 || bytes % unit != 0 || bytes > (std::size_t{1} << 62))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", unit, bytes));
+}
+
+void Backend::refuse(SegmentKind kind) const {
+  throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} are not memory of {} devices",
+                                                  static_cast<int>(kind), name(type())));
+}
+
 std::vector<Fd> DeviceMemory::export_rest(std::size_t) const { return {}; }
 
 void require_all(const ExportedMemory& memory) {
@@ -91,6 +115,11 @@ void require_all(const ExportedMemory& memory) {
           "this memory of {} bytes has {} descriptors, more than one message takes: its owner hands "
           "it out while it runs, and no other process can keep it for the time after",
           memory.size, memory.fds.size() + memory.missing));
+}
+
+void require_lent(Access lent, Access access) {
+  if (access == Access::read_write && lent == Access::read_only)
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
 }
 
 void DeviceMemory::commit(std::size_t offset, std::size_t bytes) {
@@ -114,7 +143,10 @@ void DeviceMemory::check_range(std::size_t offset, std::size_t bytes) const {
 ExportedMemory DeviceMemory::export_memory(Access access) const {
   if (access == Access::read_write && access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
-  return do_export(access);
+  ExportedMemory memory = do_export(access);
+  memory.kind = kind();
+  memory.size = size();
+  return memory;
 }
 
 std::byte* DeviceMemory::allow(int) {

@@ -61,10 +61,7 @@ ExportedMemory VmmSegment::do_export(Access access) const {
   const LockGuard lock(mutex_);
   if (chunks_.empty())
     throw Error(ErrorCode::invalid_argument, "the segment has no memory yet: commit it first");
-  ExportedMemory memory = backend_.export_chunks(chunks_, access);
-  memory.kind = kind_;
-  memory.size = size();
-  return memory;
+  return backend_.export_chunks(chunks_, access);
 }
 
 std::byte* VmmSegment::allow(int ordinal) {

@@ -86,11 +86,6 @@ aclrtContext Devices::context(int ordinal) {
   return entry.context;
 }
 
-DeviceInfo Devices::info(int ordinal) {
-  DeviceEntry& entry = at(ordinal);
-  return entry.info;
-}
-
 int Devices::find(const Uuid& uuid) const noexcept {
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (entries_[i]->info.uuid == uuid) return static_cast<int>(i);

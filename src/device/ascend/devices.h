@@ -19,7 +19,7 @@ struct DeviceEntry {
   std::once_flag opened;
   aclrtContext context = nullptr;    ///< the default context; see Devices::context()
   std::atomic<bool> is_open{false};  ///< onecopy has used the device
-  /// The kind of new segments; empty until it was tried, see segment_kind.h.
+  /// The kind of new segments; empty until it was tried, see segment_kind.cpp.
   std::atomic<SegmentKind> kind{};
   /// The error after which the device does not work in this process.
   std::atomic<aclError> failed{ACL_SUCCESS};
@@ -38,7 +38,6 @@ class Devices {
   DeviceEntry& at(int ordinal);
   /// Returns the default context, which frameworks use and the process keeps until it ends.
   aclrtContext context(int ordinal);
-  DeviceInfo info(int ordinal);
   /// Returns the device with this UUID, or -1 if it is not visible here.
   int find(const Uuid& uuid) const noexcept;
   /// Enables the access of one device to the memory of the other, once. Returns false if there is no path.

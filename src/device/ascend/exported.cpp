@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "backend.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
 
@@ -66,7 +67,8 @@ ExportedKeys decode(const ExportedMemory& memory) {
   return exported;
 }
 
-std::int32_t own_number() {
+/// Returns the driver's number, which differs from getpid() in a container.
+std::int32_t AscendBackend::borrower_number() {
   const Driver& driver = Driver::get();
   if (!driver.aclrtDeviceGetBareTgid) return ::getpid();
   std::int32_t number = 0;
@@ -74,7 +76,7 @@ std::int32_t own_number() {
   return number;
 }
 
-void admit(const ExportedMemory& memory, std::int32_t process) {
+void AscendBackend::admit(const ExportedMemory& memory, std::int32_t process) {
   const ExportedKeys exported = decode(memory);
   if (!Driver::if_loaded())  // for example a queue's creator, which holds only a name of the memory
     throw Error(ErrorCode::owner_died,
@@ -89,8 +91,7 @@ void admit(const ExportedMemory& memory, std::int32_t process) {
 }
 
 int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access) {
-  if (access == Access::read_write && exported.access == Access::read_only)
-    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  require_lent(exported.access, access);
   Devices& devices = Devices::get();
   devices.at(ordinal);
   const int owner = devices.find(exported.device);

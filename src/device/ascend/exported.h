@@ -21,12 +21,6 @@ Bytes encode(const ExportedKeys& exported);
 /// Decodes memory.blob. Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 ExportedKeys decode(const ExportedMemory& memory);
 
-/// Returns the driver's number of this process, which differs from getpid() in a container.
-std::int32_t own_number();
-/// Lets a process open the memory. Asks the runtime each time, because numbers of memory and of processes are reused.
-/// Throws owner_died if this process has no Ascend memory open, unsupported if the memory's owner is gone.
-void admit(const ExportedMemory& memory, std::int32_t process);
-
 /// Checks that another process's export may be opened at `ordinal`: with this access, and over a path between the cards
 /// if they differ. Returns this process's number of the owner's device. Throws read_only, unsupported.
 int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access);

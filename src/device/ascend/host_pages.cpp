@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "host_pages.h"
-
 #include <fmt/format.h>
 
 #include <set>
 
+#include "backend.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
 #include "os/mutex.h"
@@ -25,7 +24,7 @@ MoveResult& moved() {
 
 }  // namespace
 
-void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
+void AscendBackend::pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   void* seen = nullptr;  // the address for kernels; copies use the host's address
@@ -37,7 +36,7 @@ void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   moved().begins.insert(at);
 }
 
-void unpin_host(int ordinal, void* at) noexcept {
+void AscendBackend::unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);
     Driver::get().aclrtHostUnregister(at);
@@ -49,7 +48,7 @@ void unpin_host(int ordinal, void* at) noexcept {
 }
 
 /// Throws if any range is at another address: the runtime maps all ranges that way or none.
-void require_in_place(int ordinal, const void*) {
+void AscendBackend::require_in_place(int ordinal, const void*) {
   const LockGuard lock(moved().mutex);
   if (moved().begins.empty()) return;
   throw Error(ErrorCode::unsupported,

@@ -103,10 +103,8 @@ class KeyMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return static_cast<std::byte*>(memory_.base); }
   std::size_t size() const noexcept override { return memory_.bytes; }
   SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
-  void decommit(std::size_t, std::size_t) noexcept override {}
 
  private:
-  void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
   void export_key() const;
 
@@ -151,8 +149,6 @@ ExportedMemory KeyMemory::do_export(Access access) const {
   const LockGuard lock(mutex_);
   if (memory_.key.empty()) export_key();
   ExportedMemory memory;
-  memory.kind = kind();
-  memory.size = size();
   memory.device = Devices::get().at(memory_.ordinal).info.uuid;
   memory.blob = encode({access, size(), memory.device, 0, memory_.key});
   return memory;
@@ -172,10 +168,8 @@ class OpenedByKey final : public DeviceMemory {
   std::byte* data() const noexcept override { return static_cast<std::byte*>(base_); }
   std::size_t size() const noexcept override { return exported_.bytes; }
   SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
-  void decommit(std::size_t, std::size_t) noexcept override {}
 
  private:
-  void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
 
   const ExportedKeys exported_;
@@ -187,8 +181,6 @@ ExportedMemory OpenedByKey::do_export(Access access) const {
   ExportedKeys again = exported_;
   again.access = access;
   ExportedMemory memory;
-  memory.kind = kind();
-  memory.size = size();
   memory.device = exported_.device;
   memory.blob = encode(again);
   return memory;
@@ -204,7 +196,10 @@ std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) 
 std::unique_ptr<DeviceMemory> open_key_memory(int ordinal, const ExportedMemory& memory, Access access) {
   ExportedKeys exported = decode(memory);
   const int owner = prepare_to_open(ordinal, exported, access);
-  if (ParkedMemory::get().is_ours(exported.key)) admit(memory, own_number());
+  if (ParkedMemory::get().is_ours(exported.key)) {
+    Backend& npu = ascend_backend();
+    npu.admit(memory, npu.borrower_number());
+  }
   return std::make_unique<OpenedByKey>(ordinal, owner, std::move(exported), access);
 }
 

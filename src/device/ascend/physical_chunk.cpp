@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "backend.h"
 #include "exported.h"
 #include "onecopy/core/error.h"
 #include "os/mutex.h"
@@ -134,7 +135,7 @@ aclrtPhysicalMemProp memory_on(int ordinal) noexcept {
   return prop;
 }
 
-std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
+std::unique_ptr<PhysicalChunk> AscendBackend::create_chunk(int ordinal, std::size_t bytes) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   const aclrtPhysicalMemProp prop = memory_on(ordinal);
@@ -146,15 +147,23 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
   return std::make_unique<AscendChunk>(ordinal, bytes, std::move(memory));
 }
 
-std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user) {
+std::vector<std::unique_ptr<PhysicalChunk>> AscendBackend::import_chunks(int home, ExportedMemory memory,
+                                                                         int user) {
   const ExportedKeys exported = decode(memory);
   const UseDevice use(user);
-  return std::make_unique<AscendChunk>(home, exported.bytes,
-                                       import_physical(Driver::get(), user, exported.shareable));
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
+  chunks.push_back(std::make_unique<AscendChunk>(home, exported.bytes,
+                                                 import_physical(Driver::get(), user, exported.shareable)));
+  return chunks;
 }
 
-ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access) {
-  const auto& memory = static_cast<const AscendChunk&>(chunk);
+ExportedMemory AscendBackend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                                            Access access) const {
+  if (chunks.size() != 1)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("an Ascend segment has one chunk, not {}; export them one by one", chunks.size()));
+  const auto& memory = static_cast<const AscendChunk&>(*chunks.front());
   const UseDevice use(memory.ordinal());
   ExportedMemory exported;
   exported.device = Devices::get().at(memory.ordinal()).info.uuid;

@@ -35,11 +35,6 @@ class AscendChunk final : public PhysicalChunk {
   const std::shared_ptr<Physical> memory_;
 };
 
-std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
-/// Imports another process's memory of the device `home` for the device `user`.
-std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user);
-ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access);
-
 /// Returns the properties of the physical memory of segments.
 aclrtPhysicalMemProp memory_on(int ordinal) noexcept;
 

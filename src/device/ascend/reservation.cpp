@@ -3,10 +3,15 @@
 
 #include <fmt/format.h>
 
+#include "backend.h"
 #include "onecopy/core/error.h"
 #include "physical_chunk.h"
 
 namespace onecopy::ascend {
+
+std::unique_ptr<Reservation> AscendBackend::reserve(int user, std::size_t bytes) {
+  return std::make_unique<AscendReservation>(user, bytes);
+}
 
 AscendReservation::AscendReservation(int user, std::size_t bytes) : user_(user), bytes_(bytes) {
   const Driver& driver = Driver::get();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "segment_kind.h"
-
+#include "backend.h"
 #include "devices.h"
 #include "physical_chunk.h"
 
@@ -25,7 +24,7 @@ aclError try_physical_memory(const Driver& driver, int ordinal) {
 }  // namespace
 
 /// Returns the kind. A device that is full or failing is tried again: the coming allocation reports the fault.
-SegmentKind kind_on(int ordinal) {
+SegmentKind AscendBackend::kind_on(int ordinal) const {
   const Driver& driver = Driver::get();
   if (!driver.has_virtual_memory()) return SegmentKind::ascend_key;
   DeviceEntry& entry = Devices::get().at(ordinal);

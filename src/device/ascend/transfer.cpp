@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transfer.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "backend.h"
 #include "devices.h"
 #include "known_ranges.h"
 #include "onecopy/core/error.h"
@@ -118,7 +117,7 @@ void by_way_of_the_host(const Driver& driver, const Transfer& t, aclrtStream str
 
 }  // namespace
 
-void enqueue(const Transfer& transfer, Stream stream) {
+void AscendBackend::copy(const Transfer& transfer, Stream stream) {
   if (transfer.bytes == 0) return;
   if (is_read_only(transfer.to))
     throw Error(ErrorCode::read_only, "cannot copy into memory that was opened for reading only");
@@ -136,7 +135,7 @@ void enqueue(const Transfer& transfer, Stream stream) {
 }
 
 /// Waits, and keeps the error of a lost device, which only a waiting call reports.
-void synchronize(int ordinal, Stream stream) {
+void AscendBackend::synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   try {
@@ -147,7 +146,7 @@ void synchronize(int ordinal, Stream stream) {
   }
 }
 
-std::optional<Error> failure(int ordinal) {
+std::optional<Error> AscendBackend::failure(int ordinal) {
   const aclError failed = Devices::get().at(ordinal).failed;
   if (failed == ACL_SUCCESS) return {};
   return Error(ErrorCode::system,
@@ -157,7 +156,7 @@ std::optional<Error> failure(int ordinal) {
                failed, ErrorDomain::ascend);
 }
 
-bool is_captured(int ordinal, Stream stream) {
+bool AscendBackend::is_captured(int ordinal, Stream stream) {
   const UseDevice use(ordinal);
   return is_capturing(Driver::get(), stream.native);
 }

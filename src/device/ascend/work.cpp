@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "work.h"
-
+#include "backend.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::ascend {
 
-int device_in_use() noexcept {
+int AscendBackend::device_in_use() const noexcept {
   try {
     if (!Driver::try_get()) return -1;
     for (int i = 0; i < static_cast<int>(Devices::get().size()); ++i)
@@ -17,7 +16,7 @@ int device_in_use() noexcept {
 }
 
 /// Waits for the devices that onecopy has used: the runtime does not list other contexts.
-bool finish_work() noexcept {
+bool AscendBackend::finish_work() noexcept {
   try {
     const Driver& driver = Driver::get();
     for (int i = 0; i < static_cast<int>(Devices::get().size()); ++i) {

@@ -5,7 +5,6 @@
 
 #include <cstring>
 
-#include "factory.h"
 #include "memfd_memory.h"
 #include "named_file_memory.h"
 #include "onecopy/core/error.h"
@@ -17,7 +16,8 @@ namespace onecopy {
 
 namespace {
 
-/// The backend of host memory: memfds, and named files for users that need names.
+/// The backend of host memory: memfds, and named files for users that need names. No other process can map private pages
+/// of this process in place, so memory of other libraries is not adopted.
 class CpuBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cpu; }
@@ -49,18 +49,10 @@ class CpuBackend final : public Backend {
     std::memcpy(transfer.to, transfer.from, transfer.bytes);
   }
   void synchronize(int, Stream) override {}
-  ForeignMemory find_foreign(const void* at, std::size_t bytes) override;
-  std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override;
 
  private:
   std::size_t page_ = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 };
-
-[[noreturn]] void throw_unsupported_kind(SegmentKind kind) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("segments of kind {} are not host memory; the cpu has memfd and named_file",
-                          static_cast<int>(kind)));
-}
 
 void check_ordinal(int ordinal) {
   if (ordinal != 0)
@@ -81,14 +73,11 @@ std::vector<DeviceInfo> CpuBackend::devices() const {
 std::unique_ptr<DeviceMemory> CpuBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
                                                  const std::string& owner, std::uint32_t number) {
   check_ordinal(ordinal);
-  if (bytes == 0 || bytes % page_ != 0 || bytes > (std::size_t{1} << 62))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", page_, bytes));
+  check_size(bytes);
   switch (kind) {
     case SegmentKind::memfd: return create_memfd_memory(bytes, owner, number);
     case SegmentKind::named_file: return create_named_file_memory(bytes, owner, number);
-    default: throw_unsupported_kind(kind);
+    default: refuse(kind);
   }
 }
 
@@ -101,7 +90,7 @@ std::unique_ptr<DeviceMemory> CpuBackend::open(int home, ExportedMemory memory, 
     case SegmentKind::memfd:
     case SegmentKind::shared_file: return open_memfd_memory(std::move(memory), access);
     case SegmentKind::named_file: return open_named_file_memory(memory, access);
-    default: throw_unsupported_kind(memory.kind);
+    default: refuse(memory.kind);
   }
 }
 
@@ -112,19 +101,8 @@ ExportedMemory CpuBackend::duplicate(const ExportedMemory& memory, Access access
   return copy;
 }
 
-/// Throws unsupported: no other process can map private pages of this process in place.
-ForeignMemory CpuBackend::find_foreign(const void*, std::size_t) {
-  throw Error(ErrorCode::unsupported, "host memory of another library cannot be shared in place: copy it");
-}
-
-std::unique_ptr<DeviceMemory> CpuBackend::adopt(const ForeignMemory& memory) {
-  find_foreign(memory.base, memory.bytes);
-  return nullptr;
-}
-
 }  // namespace
 
-/// Returns the backend, which is never destroyed: threads may use it while static objects are destroyed.
 Backend& cpu_backend() {
   static CpuBackend* const instance = new CpuBackend;
   return *instance;

@@ -48,8 +48,6 @@ void MemfdMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
 
 ExportedMemory MemfdMemory::do_export(Access access) const {
   ExportedMemory memory;
-  memory.kind = kind_;
-  memory.size = size();
   memory.fds.push_back(access == Access::read_only ? reopen_read_only(fd_) : fd_.duplicate());
   return memory;
 }
@@ -94,8 +92,7 @@ std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access ac
   Fd fd = std::move(memory.fds.front());
   memory.kind == SegmentKind::memfd ? check_memfd(fd, memory.size) : check_shared_file(fd, memory.size);
   const int flags = ::fcntl(fd.get(), F_GETFL);
-  if (access == Access::read_write && (flags & O_ACCMODE) != O_RDWR)
-    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  require_lent((flags & O_ACCMODE) == O_RDWR ? Access::read_write : Access::read_only, access);
   return std::make_unique<MemfdMemory>(memory.kind, std::move(fd), memory.size, access);
 }
 

@@ -128,8 +128,6 @@ void NamedFileMemory::reserve(std::size_t offset, std::size_t bytes, bool gives_
 
 ExportedMemory NamedFileMemory::do_export(Access) const {
   ExportedMemory memory;
-  memory.kind = SegmentKind::named_file;
-  memory.size = size();
   const auto* path = reinterpret_cast<const std::byte*>(path_.data());
   memory.blob.assign(path, path + path_.size());
   return memory;

@@ -31,15 +31,15 @@ class Detours {
 
   /// Enqueues the copy. Returns false, with nothing done, for a long copy, a captured stream, more than kMaxStreams
   /// streams, a driver before CUDA 12, or if memory cannot be pinned.
-  bool copy(const Transfer& transfer, Stream stream);
+  bool copy(Backend& cuda, const Transfer& transfer, Stream stream);
 
  private:
   struct Detour {
     Mutex order;  ///< held while the two copies are enqueued, which may wait for room in the stream
     Mapping buffer;
   };
-  Detour* find(int ordinal, Stream stream);
-  static std::unique_ptr<Detour> make(int ordinal);
+  Detour* find(Backend& cuda, int ordinal, Stream stream);
+  static std::unique_ptr<Detour> make(Backend& cuda, int ordinal);
 
   Mutex mutex_;
   std::map<std::pair<int, unsigned long long>, std::unique_ptr<Detour>> detours_ GUARDED_BY(mutex_);

@@ -43,6 +43,14 @@ std::unique_ptr<DeviceEntry> describe(const Driver& driver, int ordinal) {
 
 }  // namespace
 
+void require_exports(const DeviceEntry& device) {
+  if (device.exports_descriptors) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} cannot give memory to other processes as descriptors (a Tegra, a virtual "
+                          "GPU or an old driver); share memory made by cudaMalloc instead",
+                          device.info.device.str()));
+}
+
 CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;

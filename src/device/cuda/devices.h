@@ -87,6 +87,8 @@ class UseDevice : private UseContext {
   const RelaxedCapture relaxed_;
 };
 
+/// Throws unsupported, with advice, if memory of the device cannot be exported as a descriptor.
+void require_exports(const DeviceEntry& device);
 /// Returns the properties of memory on a device that can be exported as a descriptor.
 CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept;
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "foreign_memory.h"
-
 #include <fmt/format.h>
 
 #include <array>
@@ -8,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "backend.h"
 #include "devices.h"
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
@@ -118,12 +117,10 @@ class AdoptedMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return memory_.base; }
   std::size_t size() const noexcept override { return memory_.bytes; }
   SegmentKind kind() const noexcept override { return memory_.kind; }
-  void decommit(std::size_t, std::size_t) noexcept override {}
   std::vector<Fd> export_rest(std::size_t first) const override;
   std::byte* allow(int ordinal) override;
 
  private:
-  void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
   void export_handle(ExportedMemory& memory, Access access) const;
   void export_chunks(ExportedMemory& memory, Access access) const;
@@ -135,8 +132,6 @@ class AdoptedMemory final : public DeviceMemory {
 
 ExportedMemory AdoptedMemory::do_export(Access access) const {
   ExportedMemory memory;
-  memory.kind = kind();
-  memory.size = size();
   const UseDevice use(memory_.device.index);
   if (kind() == SegmentKind::cuda_ipc) export_handle(memory, access);
   else export_chunks(memory, access);
@@ -244,11 +239,9 @@ class LegacyMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
   std::size_t size() const noexcept override { return bytes_; }
   SegmentKind kind() const noexcept override { return SegmentKind::cuda_ipc; }
-  void decommit(std::size_t, std::size_t) noexcept override {}
   std::byte* allow(int ordinal) override;
 
  private:
-  void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
   const int home_;  ///< the device that holds the memory
   const int user_;  ///< the device for which the memory is at `base_`
@@ -279,15 +272,14 @@ std::byte* LegacyMemory::allow(int ordinal) {
 /// Exports the owner's handle, which opens the memory for other processes, too.
 ExportedMemory LegacyMemory::do_export(Access access) const {
   ExportedMemory memory;
-  memory.kind = kind();
-  memory.size = size();
   memory.blob = encode({access, {size()}, handle_});
   return memory;
 }
 
 }  // namespace
 
-ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
+/// Finds the memory: an allocation of cudaMalloc, or a row of adjacent mappings, as in an expandable segment.
+ForeignMemory CudaBackend::find_foreign(const void* pointer, std::size_t bytes) {
   const Driver& driver = Driver::get();
   const auto at = reinterpret_cast<CUdeviceptr>(pointer);
   const PointerFacts facts = facts_of(driver, at);
@@ -314,7 +306,7 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
 
 /// An allocation or a mapping has a buffer id, which is never reused. In a row of several mappings each may have been
 /// replaced, and the row's identity is not the id of any of them.
-bool is_still(const ForeignMemory& memory, const void* at) noexcept {
+bool CudaBackend::is_still(const ForeignMemory& memory, const void* at) const noexcept {
   int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
   unsigned long long buffer_id = 0;
   void* value = &buffer_id;
@@ -325,15 +317,17 @@ bool is_still(const ForeignMemory& memory, const void* at) noexcept {
          buffer_id == memory.identity;
 }
 
-std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory) {
+/// Adopts an allocation. The segment is exported by a descriptor for each mapping, created on demand, or by a legacy
+/// handle; a segment with a legacy handle is *weak*: it ends with its process.
+std::unique_ptr<DeviceMemory> CudaBackend::adopt(const ForeignMemory& memory) {
   return std::make_unique<AdoptedMemory>(memory);
 }
 
-std::unique_ptr<DeviceMemory> open_legacy_memory(int home, const ExportedMemory& memory, Access access,
-                                                 int user) {
+/// Opens another process's allocation by its legacy handle. The driver cannot map this memory read-only.
+std::unique_ptr<DeviceMemory> CudaBackend::open_legacy(int home, const ExportedMemory& memory,
+                                                       Access access, int user) {
   const ExportedChunks chunks = decode_chunks(memory);
-  if (access == Access::read_write && chunks.access == Access::read_only)
-    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  require_lent(chunks.access, access);
   check_path(user, home);
   const CUdeviceptr base = open_legacy_handle(chunks.handle, user);
   return std::make_unique<LegacyMemory>(home, user, base, memory.size, access, chunks.handle);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "graphs.h"
+#include "device/graphs.h"
 
 #include <fmt/format.h>
 
 #include <map>
 
+#include "backend.h"
 #include "copy_kernel.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
@@ -121,7 +122,7 @@ void CudaGraphs::launch(int ordinal, GraphExecutable executable, Stream stream) 
 }  // namespace
 
 /// Returns the driver, which is never destroyed: graphs are launched until the process ends.
-GraphDriver* graph_driver() {
+GraphDriver* CudaBackend::graphs() {
   static CudaGraphs* const graphs = new CudaGraphs;
   return graphs;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "host_pages.h"
-
 #include <fmt/format.h>
 
+#include "backend.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
 
@@ -28,7 +27,7 @@ unsigned flags_for(const Driver& driver, int ordinal, Access access) {
 
 }  // namespace
 
-void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
+void CudaBackend::pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   const CUresult result = driver.cuMemHostRegister(at, bytes, flags_for(driver, ordinal, access));
@@ -42,7 +41,7 @@ void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
 }
 
 /// Unpins the range. A failed device has already unpinned it.
-void unpin_host(int ordinal, void* at) noexcept {
+void CudaBackend::unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);
     Driver::get().cuMemHostUnregister(at);
@@ -51,7 +50,7 @@ void unpin_host(int ordinal, void* at) noexcept {
   }
 }
 
-void require_in_place(int ordinal, const void* at) {
+void CudaBackend::require_in_place(int ordinal, const void* at) {
   if (Devices::get().at(ordinal).has_host_addresses) return;
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "backend.h"
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
 #include "os/mutex.h"
@@ -154,10 +155,12 @@ std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
 
 }  // namespace
 
-std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
+std::unique_ptr<PhysicalChunk> CudaBackend::create_chunk(int ordinal, std::size_t bytes) {
   const Driver& driver = Driver::get();
+  const DeviceEntry& device = Devices::get().at(ordinal);
+  require_exports(device);
   const RelaxedCapture relaxed(driver);
-  const CUmemAllocationProp prop = exportable_on(Devices::get().at(ordinal));
+  const CUmemAllocationProp prop = exportable_on(device);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = driver.cuMemCreate(&handle, bytes, &prop, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(driver, ordinal, bytes, result);
@@ -167,7 +170,8 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
   return chunk;
 }
 
-std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory) {
+std::vector<std::unique_ptr<PhysicalChunk>> CudaBackend::import_chunks(int home, ExportedMemory memory,
+                                                                       int) {
   const Driver& driver = Driver::get();
   const RelaxedCapture relaxed(driver);
   const std::vector<std::uint64_t> sizes = decode_chunks(memory).sizes;
@@ -186,7 +190,8 @@ std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemo
   return chunks;
 }
 
-ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access) {
+ExportedMemory CudaBackend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                                          Access access) const {
   ExportedMemory memory;
   ExportedChunks exported{access, {}, {}};
   for (const auto& chunk : chunks) {

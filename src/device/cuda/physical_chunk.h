@@ -48,10 +48,6 @@ class CudaChunk : public PhysicalChunk {
   const AllocationHandle handle_;
 };
 
-std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
-std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory);
-ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access);
-
 /// Exports an allocation of the driver as a descriptor.
 CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported);
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "backend.h"
 #include "devices.h"
 #include "mappings.h"
 #include "onecopy/core/error.h"
@@ -10,6 +11,10 @@
 #include "physical_chunk.h"
 
 namespace onecopy::cuda {
+
+std::unique_ptr<Reservation> CudaBackend::reserve(int, std::size_t bytes) {
+  return std::make_unique<CudaReservation>(bytes);
+}
 
 CudaReservation::CudaReservation(std::size_t bytes) : bytes_(bytes) {
   const Driver& driver = Driver::get();

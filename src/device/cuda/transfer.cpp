@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transfer.h"
-
 #include <fmt/format.h>
 
 #include <memory>
 
+#include "backend.h"
+#include "detours.h"
 #include "device/copy_counts.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
@@ -41,7 +41,7 @@ CUresult start(const Driver& driver, const Transfer& t, CUstream stream) {
 
 }  // namespace
 
-void enqueue(const Transfer& transfer, Stream stream) {
+void CudaBackend::copy(const Transfer& transfer, Stream stream) {
   if (transfer.bytes == 0) return;
   const Device at = transfer.to_device.type == DeviceType::cpu ? transfer.from_device : transfer.to_device;
   const Driver& driver = Driver::get();
@@ -58,14 +58,18 @@ void enqueue(const Transfer& transfer, Stream stream) {
   check(result, "copying");
 }
 
-void synchronize(int ordinal, Stream stream) {
+void CudaBackend::copy_aside(const Transfer& transfer, Stream stream) {
+  if (!Detours::get().copy(*this, transfer, stream)) copy(transfer, stream);
+}
+
+void CudaBackend::synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   driver.cuStreamSynchronize.must(static_cast<CUstream>(stream.native));
 }
 
 /// Registers the words with one portable registration that serves all devices.
-bool register_words(int ordinal, void* words, std::size_t bytes) {
+bool CudaBackend::register_words(int ordinal, void* words, std::size_t bytes) {
   const Driver& driver = Driver::get();
   if (!Devices::get().at(ordinal).has_stream_words) return false;
   const UseDevice use(ordinal);
@@ -115,7 +119,7 @@ CUdeviceptr device_address(const Driver& driver, int ordinal, const void* word) 
 
 }  // namespace
 
-bool is_captured(int ordinal, Stream stream) {
+bool CudaBackend::is_captured(int ordinal, Stream stream) {
   const UseContext use(ordinal);
   return is_capturing(Driver::get(), stream);
 }
@@ -137,7 +141,7 @@ bool waits_for_legacy(const Driver& driver, Stream stream) {
 
 }  // namespace
 
-bool has_work(int ordinal, Stream stream) noexcept {
+bool CudaBackend::has_work(int ordinal, Stream stream) noexcept {
   try {
     const Driver& driver = Driver::get();
     const UseDevice use(ordinal);
@@ -149,7 +153,7 @@ bool has_work(int ordinal, Stream stream) noexcept {
   }
 }
 
-std::optional<Error> failure(int ordinal) {
+std::optional<Error> CudaBackend::failure(int ordinal) {
   try {
     const UseContext use(ordinal);
     // Of the calls that report a failure even during a capture, is_capturing() is the fastest (seen on an H200).
@@ -160,7 +164,8 @@ std::optional<Error> failure(int ordinal) {
   return {};
 }
 
-void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
+void CudaBackend::write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
+                             std::uint64_t value) {
   const Driver& driver = Driver::get();
   const UseContext use(ordinal);
   check_not_captured(driver, stream);
@@ -183,7 +188,8 @@ void store_now(void* argument) {
 
 }  // namespace
 
-bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
+bool CudaBackend::write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
+                                     std::uint64_t value) {
   const Driver& driver = Driver::get();
   if (!driver.cuLaunchHostFunc) return false;
   const UseContext use(ordinal);
@@ -194,8 +200,8 @@ bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& 
   return true;
 }
 
-void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
-                   std::uint64_t value) {
+void CudaBackend::wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
+                                std::uint64_t value) {
   const Driver& driver = Driver::get();
   const UseContext use(ordinal);
   check_not_captured(driver, stream);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "work.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "backend.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
 
@@ -71,7 +70,7 @@ class Events final : public WorkPoint {
 
 }  // namespace
 
-int device_in_use() noexcept {
+int CudaBackend::device_in_use() const noexcept {
   try {
     const Driver* const driver = Driver::try_get();
     const std::vector<int> found = driver ? devices_in_use() : std::vector<int>();
@@ -81,7 +80,7 @@ int device_in_use() noexcept {
   }
 }
 
-std::unique_ptr<WorkPoint> mark_work() {
+std::unique_ptr<WorkPoint> CudaBackend::mark_work() {
   const Driver& driver = Driver::get();
   if (!driver.cuCtxRecordEvent)
     throw Error(ErrorCode::unsupported,
@@ -92,7 +91,7 @@ std::unique_ptr<WorkPoint> mark_work() {
   return std::make_unique<Events>(std::move(events));
 }
 
-bool finish_work() noexcept {
+bool CudaBackend::finish_work() noexcept {
   try {
     const Driver& driver = Driver::get();
     for (const int ordinal : devices_in_use()) {

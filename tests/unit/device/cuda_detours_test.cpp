@@ -27,6 +27,10 @@ Transfer between(const Tensor& to, const Tensor& from, std::size_t bytes) {
   return {to.data(), to.device(), from.data(), from.device(), bytes};
 }
 
+bool detour(const Transfer& transfer, Stream stream) {
+  return Detours::get().copy(cuda_backend(), transfer, stream);
+}
+
 TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
   in_child([&] {
     const CudaCalls cu(0);
@@ -37,7 +41,7 @@ TEST_F(CudaDetours, ACopyIsInTheOrderOfItsStream) {
     testing::close_with(cu, stream, *gate);
     for (const auto& [to, value] : {std::pair{&first, 5}, std::pair{&second, 6}}) {
       testing::fill(cu, from, static_cast<unsigned char>(value), stream);
-      ASSERT_TRUE(Detours::get().copy(between(*to, from, 7), Stream{stream}));
+      ASSERT_TRUE(detour(between(*to, from, 7), Stream{stream}));
     }
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY) << "the host has not waited";
     gate->open = true;
@@ -57,8 +61,8 @@ TEST_F(CudaDetours, EachStreamHasItsOwn) {
     testing::fill(cu, from, 5, nullptr);
     cu.cuCtxSynchronize();
     testing::close_with(cu, held, *gate);
-    ASSERT_TRUE(Detours::get().copy(between(to, from, 7), Stream{held}));
-    ASSERT_TRUE(Detours::get().copy(between(device_bytes(kRoom), from, 7), Stream{other}));
+    ASSERT_TRUE(detour(between(to, from, 7), Stream{held}));
+    ASSERT_TRUE(detour(between(device_bytes(kRoom), from, 7), Stream{other}));
     EXPECT_EQ(cu.cuStreamSynchronize(other), testing::CUDA_SUCCESS) << "it waits for no other stream";
     gate->open = true;
     ASSERT_EQ(cu.cuStreamSynchronize(held), testing::CUDA_SUCCESS);
@@ -70,8 +74,8 @@ TEST_F(CudaDetours, ALongCopyTakesNone) {
   in_child([] {
     const Tensor from = device_bytes(Detours::kMax + 1);
     const Tensor to = device_bytes(Detours::kMax + 1);
-    EXPECT_FALSE(Detours::get().copy(between(to, from, Detours::kMax + 1), {}));
-    EXPECT_TRUE(Detours::get().copy(between(to, from, Detours::kMax), {}));
+    EXPECT_FALSE(detour(between(to, from, Detours::kMax + 1), {}));
+    EXPECT_TRUE(detour(between(to, from, Detours::kMax), {}));
   });
 }
 
@@ -83,7 +87,7 @@ TEST_F(CudaDetours, ThereAreNoMoreThanAFewStreams) {
     const Tensor to = device_bytes(kRoom);
     std::size_t taken = 0;
     for (std::size_t i = 0; i < 2 * Detours::kMaxStreams; ++i)
-      taken += Detours::get().copy(between(to, from, 7), Stream{cu.stream()}) ? 1 : 0;
+      taken += detour(between(to, from, 7), Stream{cu.stream()}) ? 1 : 0;
     EXPECT_EQ(taken, Detours::kMaxStreams);
     EXPECT_NO_THROW(backend(DeviceType::cuda).copy_aside(between(to, from, 7), Stream{cu.stream()}));
   });
@@ -97,7 +101,7 @@ TEST_F(CudaDetours, ACapturedStreamTakesNone) {
     const Tensor to = device_bytes(kRoom);
     ASSERT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
               testing::CUDA_SUCCESS);
-    EXPECT_FALSE(Detours::get().copy(between(to, from, 7), Stream{stream}));
+    EXPECT_FALSE(detour(between(to, from, 7), Stream{stream}));
     testing::CUgraph graph = nullptr;
     EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
   });
@@ -111,7 +115,7 @@ TEST_F(CudaDetours, WithoutMemoryToPinTheyAreMadeTheOtherWay) {
     const Tensor to = device_bytes(kRoom);
     testing::fill(cu, from, 5, nullptr);
     cu.sim_fail("cuMemHostRegister", 2, 0, -1);
-    EXPECT_FALSE(Detours::get().copy(between(to, from, 7), {}));
+    EXPECT_FALSE(detour(between(to, from, 7), {}));
     backend(DeviceType::cuda).copy_aside(between(to, from, 7), {});
     EXPECT_EQ(element<unsigned char>(to, 6), 5);
   });
