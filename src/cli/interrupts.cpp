@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interrupts.h"
 
-#include <cerrno>
 #include <csignal>
 #include <ctime>
 
@@ -40,8 +39,8 @@ void Interrupts::check() {
 }
 
 void Interrupts::wait() noexcept {
-  const sigset_t set = ending_signals();
-  while (!seen_) seen_ = ::sigwaitinfo(&set, nullptr) > 0 || errno != EINTR;
+  while (!wait_for(std::chrono::hours(24))) {
+  }
 }
 
 }  // namespace onecopy::cli

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
-#include <cerrno>
+#include <cstdint>
+#include <span>
 
 #include <fmt/format.h>
-#include <sys/random.h>
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
-#include "onecopy/core/error.h"
+#include "os/random.h"
 
 namespace onecopy::cli {
 namespace {
 
 int print_key() {
-  std::array<unsigned char, 32> bytes;
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw_errno("cannot get random bytes from the system", errno);
+  std::array<std::uint8_t, 32> bytes;
+  random_bytes(std::as_writable_bytes(std::span(bytes)));
   fmt::print("{:02x}\n", fmt::join(bytes, ""));
   return 0;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -43,7 +44,8 @@ std::string read_handle_text(const std::string& argument) {
   return line;
 }
 
-/// Opens everything that a handle names, for reading, in the order of names as people count.
+/// Opens everything that a handle names, for reading, in the order of names as people count: "layers.2"
+/// before "layers.10".
 std::vector<NamedTensor> open_all(const Handle& handle) {
   std::vector<NamedTensor> tensors;
   if (!handle.is_bundle()) {
@@ -54,8 +56,9 @@ std::vector<NamedTensor> open_all(const Handle& handle) {
   tensors.reserve(bundle.size());
   for (std::size_t row = 0; row < bundle.size(); ++row)
     tensors.emplace_back(std::string(bundle.name(row)), bundle.tensor(row));
-  std::sort(tensors.begin(), tensors.end(),
-            [](const NamedTensor& a, const NamedTensor& b) { return natural_less(a.first, b.first); });
+  std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return ::strverscmp(a.first.c_str(), b.first.c_str()) < 0;
+  });
   return tensors;
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 
 #include <fmt/format.h>
@@ -27,19 +28,14 @@ std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit);
 }
 
-std::size_t count_entries(const char* directory) {
-  DIR* dir = ::opendir(directory);
-  if (dir == nullptr) throw_errno(directory, errno);
-  std::size_t count = 0;
-  while (const dirent* entry = ::readdir(dir))
-    if (entry->d_name[0] != '.') ++count;
-  ::closedir(dir);
-  return count - 1;  // the directory's own descriptor
+/// Returns the number of descriptors, without the one of the listing itself.
+std::ptrdiff_t count_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}) - 1;
 }
 
 Finding probe_descriptors() {
   const rlimit limit = limit_of(RLIMIT_NOFILE);
-  const std::string detail = fmt::format("{} open of {} (hard limit {})", count_entries("/proc/self/fd"),
+  const std::string detail = fmt::format("{} open of {} (hard limit {})", count_descriptors(),
                                          limit_text(limit.rlim_cur), limit_text(limit.rlim_max));
   constexpr rlim_t kComfortable = 256;
   if (limit.rlim_cur >= kComfortable) return works(detail);
@@ -66,15 +62,9 @@ Finding probe_address_space() {
                 "Segments reserve address space and soon hit this limit. Lift it: ulimit -v unlimited");
 }
 
-std::uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) * 1024;
-  return 0;
-}
-
 Finding probe_memory_limit() {
-  const std::string available = fmt::format("{} available on the host", format_bytes(available_memory()));
+  const std::string available =
+      fmt::format("{} available on the host", format_bytes(MemoryLimits().machine_available().value_or(0)));
   const auto limit = memory_limit();
   if (!limit) return works(fmt::format("no cgroup limits it; {}", available));
   const std::string detail = fmt::format("{} used of {} by cgroup {}; {}", format_bytes(limit->usage),

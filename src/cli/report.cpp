@@ -117,7 +117,7 @@ int report(const ReportOptions& options) {
   const Observations watched = watch(options);
   write(options.file, report_page(watched.last, watched.past, here_and_now(options.version)));
   fmt::print(stderr, "{}: {}, watched for {:.1f} s\n", options.file == "-" ? "stdout" : options.file,
-             processes(watched.last.owners.size()), watched.last.seconds);
+             plural(watched.last.owners.size(), "process"), watched.last.seconds);
   return 0;
 }
 

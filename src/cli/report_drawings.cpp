@@ -183,7 +183,8 @@ std::string borrowing_map(const Look& look) {
   const double height = kRow * static_cast<double>(std::max(owners, std::min(right.size(), kMaxBoxes))) + 8;
   return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"who holds what\">\n{}{}</svg>\n",
                      kMapWidth, height, lines, boxes) +
-         (hidden == 0 ? "" : fmt::format("<p>{} more in the tables only.</p>\n", processes(hidden)));
+         (hidden == 0 ? ""
+                      : fmt::format("<p>{} more in the tables only.</p>\n", plural(hidden, "process")));
 }
 
 }  // namespace onecopy::cli

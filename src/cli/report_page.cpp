@@ -162,10 +162,6 @@ std::string html(std::string_view text) {
   return safe;
 }
 
-std::string processes(std::uint64_t count) {
-  return fmt::format("{} {}", count, count == 1 ? "process" : "processes");
-}
-
 std::string report_page(const Look& last, const std::vector<Moment>& past, const std::string& title) {
   std::string page = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"

@@ -30,9 +30,6 @@ struct Moment {
 /// Escapes the text for the content and the attributes of HTML.
 std::string html(std::string_view text);
 
-/// Returns e.g. "1 process" or "2 processes".
-std::string processes(std::uint64_t count);
-
 /// Returns a self-contained page without scripts. `title` says where and when it was made. The page lists the last look
 /// and draws the past. REQUIRES: at least one moment.
 std::string report_page(const Look& last, const std::vector<Moment>& past, const std::string& title);

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -37,20 +38,6 @@ std::vector<Row> sample_rows() {
   rows.emplace_back("token.is_special", Layout(DType::boolean, {1 << 22}));
   return rows;
 }
-
-/// A Splitmix64 generator, which writes the same file every time.
-class Noise {
- public:
-  std::uint64_t next() noexcept {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-  }
-
- private:
-  std::uint64_t state_ = 1;
-};
 
 /// Repeats the bits in each element of 8 bytes.
 std::uint64_t repeated(std::uint64_t bits, std::size_t item) noexcept {
@@ -99,11 +86,11 @@ void write_sample_file(const std::string& path, const LoadProgress& progress) {
   const Mapping memory = Mapping::anonymous(total);
   std::vector<std::pair<std::string, TensorView>> tensors;
   std::byte* at = memory.data();
-  Noise noise;
+  std::mt19937_64 noise;  // the same file every time
   for (const auto& [tensor_name, layout] : rows) {
     tensors.emplace_back(tensor_name, TensorView{at, layout, kCpu, Access::read_only});
     for (const std::byte* end = at + layout.nbytes(); at < end; at += 8)
-      write_value(at, numbers_from(noise.next(), layout.dtype()));
+      write_value(at, numbers_from(noise(), layout.dtype()));
     progress(static_cast<std::uint64_t>(at - memory.data()), total);
   }
   write_safetensors(path, tensors);

@@ -82,7 +82,7 @@ std::string format_shape(std::span<const std::int64_t> shape) {
 }
 
 std::string plural(std::uint64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with('s') ? "es" : "s");
 }
 
 std::string shorten(std::string_view text, std::size_t width) {
@@ -90,39 +90,6 @@ std::string shorten(std::string_view text, std::size_t width) {
   const std::size_t head = character_start(text, (width - 1) / 2);
   const std::size_t tail = character_start(text, text.size() - (width - 1 - (width - 1) / 2));
   return fmt::format("{}…{}", text.substr(0, head), text.substr(tail));
-}
-
-namespace {
-
-bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
-
-/// Takes a number, or one other character, from the front of the text.
-std::string_view take_part(std::string_view& text) {
-  std::size_t size = 1;
-  if (is_digit(text.front()))
-    while (size < text.size() && is_digit(text[size])) ++size;
-  const std::string_view part = text.substr(0, size);
-  text.remove_prefix(size);
-  return part;
-}
-
-/// Returns what std::string_view::compare() returns. Numbers may be longer than any integer.
-int compare_parts(std::string_view a, std::string_view b) {
-  if (!is_digit(a.front()) || !is_digit(b.front())) return a.compare(b);
-  a.remove_prefix(std::min(a.find_first_not_of('0'), a.size()));
-  b.remove_prefix(std::min(b.find_first_not_of('0'), b.size()));
-  if (a.size() != b.size()) return a.size() < b.size() ? -1 : 1;
-  return a.compare(b);
-}
-
-}  // namespace
-
-bool natural_less(std::string_view a, std::string_view b) {
-  std::string_view left = a, right = b;
-  while (!left.empty() && !right.empty())
-    if (const int order = compare_parts(take_part(left), take_part(right)); order != 0) return order < 0;
-  if (left.empty() != right.empty()) return left.empty();
-  return a < b;  // "1" and "01"
 }
 
 std::string escaped(std::string_view text) {

@@ -20,13 +20,10 @@ std::string format_duration(std::chrono::nanoseconds duration);
 std::string format_age(std::chrono::nanoseconds age);
 /// Returns e.g. "[3, 4]", or "scalar" for 0-d.
 std::string format_shape(std::span<const std::int64_t> shape);
-/// Returns e.g. "1 block", "3 blocks".
+/// Returns e.g. "1 block", "3 blocks", "2 processes".
 std::string plural(std::uint64_t count, std::string_view noun);
 /// Shortens the text to at most `width` columns: "…" replaces the middle.
 std::string shorten(std::string_view text, std::size_t width);
-
-/// Compares texts as people order them: numbers by value, so that "layers.2" comes before "layers.10".
-bool natural_less(std::string_view a, std::string_view b);
 
 /// Escapes the text for a terminal: control characters, and bytes that are not UTF-8, become "\\x1b".
 std::string escaped(std::string_view text);

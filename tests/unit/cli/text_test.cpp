@@ -64,22 +64,5 @@ TEST(Text, AColumnThatShrinksMakesLinesFit) {
   EXPECT_NE(table.str().find(std::string(40, 'a')), std::string::npos);
 }
 
-TEST(NaturalLess, CountsNumbers) {
-  EXPECT_TRUE(natural_less("layers.2.w", "layers.10.w"));
-  EXPECT_FALSE(natural_less("layers.10.w", "layers.2.w"));
-  EXPECT_TRUE(natural_less("layers.2.a", "layers.2.b"));
-  EXPECT_TRUE(natural_less("a", "a1"));
-  EXPECT_TRUE(natural_less("a1", "b0"));
-  EXPECT_TRUE(natural_less("9", "123456789012345678901234567890"));
-}
-
-TEST(NaturalLess, IsAnOrder) {
-  EXPECT_FALSE(natural_less("", ""));
-  EXPECT_FALSE(natural_less("x1", "x1"));
-  EXPECT_TRUE(natural_less("x01", "x1"));  // equal as numbers
-  EXPECT_FALSE(natural_less("x1", "x01"));
-  EXPECT_TRUE(natural_less("x00", "x1"));
-}
-
 }  // namespace
 }  // namespace onecopy::cli
