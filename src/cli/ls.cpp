@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,47 +56,47 @@ nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector
   return {{"owners", std::move(rows)}, {"silent", std::move(others)}, {"store", json_of(objects)}};
 }
 
+/// Returns a line that lists at most eight processes; empty if there are none.
+std::string line_about(const std::string& what, const std::vector<std::string>& processes) {
+  constexpr std::size_t kMax = 8;
+  if (processes.empty()) return "";
+  const auto shown = std::span(processes).first(std::min(kMax, processes.size()));
+  return fmt::format("{}: {}{}\n", what, fmt::join(shown, ", "), processes.size() > kMax ? ", ..." : "");
+}
+
 /// Returns a line about owners without memory: they borrow, or have released all their memory.
 std::string idle_line(const std::vector<ListedOwner>& idle) {
-  constexpr std::size_t kMax = 8;
-  std::string pids;
-  for (std::size_t i = 0; i < std::min(kMax, idle.size()); ++i)
-    pids += fmt::format("{}{}", i == 0 ? "" : ", ", idle[i].info.pid);
-  return fmt::format("{} {} without memory of {} own: {}{}\n", idle.size(),
-                     idle.size() == 1 ? "process" : "processes", idle.size() == 1 ? "its" : "their", pids,
-                     idle.size() > kMax ? ", ..." : "");
+  std::vector<std::string> pids;
+  pids.reserve(idle.size());
+  for (const ListedOwner& owner : idle) pids.push_back(fmt::format("{}", owner.info.pid));
+  return line_about(fmt::format("{} without memory of {} own", plural(idle.size(), "process"),
+                                idle.size() == 1 ? "its" : "their"),
+                    pids);
 }
 
 /// Returns a line about pinned memory, of this owner or of others: each process pins its own mappings.
 std::string pinned_line(const std::vector<ListedOwner>& owners) {
-  constexpr std::size_t kMax = 8;
-  std::string who;
-  std::size_t count = 0;
-  for (const ListedOwner& owner : owners) {
-    const std::uint64_t bytes = owner.info.stats.pinned_bytes;
-    if (bytes == 0 || ++count > kMax) continue;
-    who += fmt::format("{}{} ({})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes));
-  }
-  return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMax ? ", ..." : "");
+  std::vector<std::string> who;
+  for (const ListedOwner& owner : owners)
+    if (const std::uint64_t bytes = owner.info.stats.pinned_bytes; bytes != 0)
+      who.push_back(fmt::format("{} ({})", owner.info.pid, format_bytes(bytes)));
+  return line_about("Pinned for cards", who);
 }
 
 /// Returns a line about memory that captured graphs share. None of it is shared with other processes.
 std::string arenas_line(const std::vector<ListedOwner>& owners) {
-  constexpr std::size_t kMax = 8;
-  std::string who;
-  std::size_t count = 0;
+  std::vector<std::string> who;
   for (const ListedOwner& owner : owners) {
     std::uint64_t bytes = 0, graphs = 0;
     for (const ArenaInfo& arena : owner.info.arenas) {
       bytes += arena.shared + arena.own;
       graphs += arena.windows;
     }
-    if (owner.info.arenas.empty() || ++count > kMax) continue;
-    who += fmt::format("{}{} ({} for {})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes),
-                       plural(graphs, "graph"));
+    if (!owner.info.arenas.empty())
+      who.push_back(
+          fmt::format("{} ({} for {})", owner.info.pid, format_bytes(bytes), plural(graphs, "graph")));
   }
-  return count == 0 ? ""
-                    : fmt::format("Arenas of captured graphs: {}{}\n", who, count > kMax ? ", ..." : "");
+  return line_about("Arenas of captured graphs", who);
 }
 
 std::string silent_lines(const std::vector<SilentOwner>& silent) {
@@ -114,8 +115,7 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   owners.erase(idle_from, owners.end());
   std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
                                     : owner_table(owners, line_width());
-  if (!idle.empty()) text += idle_line(idle);
-  text += below;
+  text += idle_line(idle) + below;
   if (options.details)
     for (const ListedOwner& owner : owners) text += "\n" + owner_details(owner);
   return text + silent_lines(silent);
