@@ -104,12 +104,7 @@ void Demo::load() {
   fmt::print("{} one copy of {}, used by four processes\n\n", bold("onecopy demo:"),
              directory_ ? "a sample file" : shorten(file_, 60));
   flush_output();
-  ProgressBar bar("loading");
-  loaded_ = load_file(file_, [&](std::uint64_t done, std::uint64_t total) {
-    bar.show(done, total);
-    interrupts_.check();
-  });
-  bar.clear();
+  loaded_ = load_file(file_, "loading", interrupts_);
   changed_row_ = first_with_elements();
   handle_ = share_bundle(loaded_.tensors);
   collect();  // memory that the pool reserved ahead would count as the tensors'

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -9,38 +8,19 @@
 #include "commands.h"
 #include "interrupts.h"
 #include "load_file.h"
-#include "onecopy/share/to_device.h"
 #include "text.h"
 
 namespace onecopy::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct LoadOptions {
   std::string file;
   std::string device = "cpu";
 };
 
-LoadedFile load_files(const LoadOptions& options, Interrupts& interrupts) {
-  ProgressBar bar("loading");
-  const auto show = [&](std::uint64_t done, std::uint64_t total) {
-    bar.show(done, total);
-    interrupts.check();
-  };
-  const Device device = Device::parse(options.device);
-  if (device == kCpu) return load_file(options.file, show);
-  const auto start = Clock::now();
-  LoadedFile loaded;
-  loaded.tensors = load_safetensors(options.file, device, {}, show);
-  for (const auto& [name, tensor] : loaded.tensors) loaded.bytes += tensor.nbytes();
-  loaded.duration = Clock::now() - start;
-  return loaded;
-}
-
 int run(const LoadOptions& options) {
   Interrupts interrupts;
-  const LoadedFile loaded = load_files(options, interrupts);
+  const LoadedFile loaded = load_file(options.file, "loading", interrupts, Device::parse(options.device));
   fmt::print("{}: {}, {} on {} in {}\n", options.file, plural(loaded.tensors.size(), "tensor"),
              format_bytes(loaded.bytes), options.device, format_speed(loaded));
   return 0;

@@ -3,9 +3,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "onecopy/share/to_device.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -33,11 +35,17 @@ std::string format_speed(const LoadedFile& loaded) {
                      format_bytes(static_cast<std::uint64_t>(rate)));
 }
 
-LoadedFile load_file(const std::string& path, const LoadProgress& progress) {
+LoadedFile load_file(const std::string& path, std::string label, Interrupts& interrupts, Device device) {
+  ProgressBar bar(std::move(label));
+  const auto progress = [&](std::uint64_t done, std::uint64_t total) {
+    bar.show(done, total);
+    interrupts.check();
+  };
   const auto start = std::chrono::steady_clock::now();
   LoadedFile loaded;
-  loaded.is_bundle = !start_of(path).starts_with("\x93NUMPY");
-  if (loaded.is_bundle) loaded.tensors = load_safetensors(path, progress);
+  loaded.is_bundle = device != kCpu || !start_of(path).starts_with("\x93NUMPY");
+  if (device != kCpu) loaded.tensors = load_safetensors(path, device, {}, progress);
+  else if (loaded.is_bundle) loaded.tensors = load_safetensors(path, progress);
   else loaded.tensors.emplace_back("array", load_npy(path, progress));
   for (const auto& [name, tensor] : loaded.tensors) loaded.bytes += tensor.nbytes();
   loaded.duration = std::chrono::steady_clock::now() - start;

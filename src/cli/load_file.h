@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "interrupts.h"
 #include "onecopy/share/load.h"
 
 namespace onecopy::cli {
@@ -22,7 +23,9 @@ struct LoadedFile {
 /// Returns e.g. "130.2 ms, 1.9 GiB/s", or only the time where a rate means nothing.
 std::string format_speed(const LoadedFile& loaded);
 
-/// Loads a safetensors or npy file into shared memory. The format is determined by the first bytes of the file.
-LoadedFile load_file(const std::string& path, const LoadProgress& progress);
+/// Loads a safetensors or npy file into shared memory of the device; the format is determined by the first bytes of the
+/// file. Cards take safetensors alone. Shows a progress bar with this label. Throws if the user interrupts.
+LoadedFile load_file(const std::string& path, std::string label, Interrupts& interrupts,
+                     Device device = kCpu);
 
 }  // namespace onecopy::cli

@@ -52,12 +52,7 @@ void say_who_still_borrows() {
 int share_file(const ShareOptions& options) {
   Interrupts interrupts;
   set_strategy(options.strategy);
-  ProgressBar bar("reading");
-  const LoadedFile loaded = load_file(options.file, [&](std::uint64_t done, std::uint64_t total) {
-    bar.show(done, total);
-    interrupts.check();
-  });
-  bar.clear();
+  const LoadedFile loaded = load_file(options.file, "reading", interrupts);
   const Handle handle =
       loaded.is_bundle ? share_bundle(loaded.tensors) : onecopy::share(loaded.tensors.front().second);
   explain(options.file, loaded);

@@ -60,14 +60,7 @@ int serve(const StoreOptions& options) {
 /// Reads the file first, so that a file that cannot be read costs the store nothing.
 int put(const StoreOptions& options) {
   Interrupts interrupts;
-  LoadedFile loaded;
-  {
-    ProgressBar bar("loading");
-    loaded = load_file(options.path, [&](std::uint64_t done, std::uint64_t total) {
-      bar.show(done, total);
-      interrupts.check();
-    });
-  }
+  const LoadedFile loaded = load_file(options.path, "loading", interrupts);
   store::PublishOptions publish;
   publish.keep = options.keep;
   publish.attributes["source"] = options.path;
