@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
@@ -59,16 +58,10 @@ double measure_ping_pong(Child& peer) {
 }
 
 double measure_pipe(Child& peer) {
-  std::array<int, 2> there{};
-  std::array<int, 2> back{};
-  if (::pipe2(there.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
-  const Fd there_read(there[0]);
-  const Fd there_write(there[1]);
-  if (::pipe2(back.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
-  const Fd back_read(back[0]);
-  const Fd back_write(back[1]);
-  const auto exchange = [&](char byte) {
-    if (::write(there_write.get(), &byte, 1) != 1 || ::read(back_read.get(), &byte, 1) != 1)
+  const auto [there_read, there_write] = make_pipe();
+  const auto [back_read, back_write] = make_pipe();
+  const auto exchange = [to = there_write.get(), from = back_read.get()](char byte) {
+    if (::write(to, &byte, 1) != 1 || ::read(from, &byte, 1) != 1)
       throw_errno("a byte through a pipe", errno);
   };
   peer.tell({{"do", "bytes"}, {"from", there_read.get()}, {"to", back_write.get()}});

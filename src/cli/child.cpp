@@ -30,12 +30,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::pair<Fd, Fd> make_pipe() {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
-  return {Fd(ends[0]), Fd(ends[1])};
-}
-
 /// Starts the program with posix_spawn instead of fork, so that no library's fork handler runs in between.
 int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, const Fd& child_stdout) {
   std::vector<char*> argv{const_cast<char*>("onecopy")};
@@ -68,6 +62,12 @@ std::chrono::milliseconds left_until(Deadline deadline) {
 
 }  // namespace
 
+std::pair<Fd, Fd> make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
 Child::Child(const std::vector<std::string>& arguments) {
   std::signal(SIGPIPE,
               SIG_IGN);  // a child that has died raises an error here instead of ending this process
@@ -83,26 +83,6 @@ Child::Child(const std::vector<std::string>& arguments) {
     throw;
   }
 }
-
-Child::Child(Child&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      status_(other.status_),
-      exit_(std::move(other.exit_)),
-      to_(std::move(other.to_)),
-      from_(std::move(other.from_)),
-      pending_(std::move(other.pending_)) {}
-
-Child& Child::operator=(Child&& other) noexcept {
-  std::swap(pid_, other.pid_);
-  std::swap(status_, other.status_);
-  std::swap(exit_, other.exit_);
-  std::swap(to_, other.to_);
-  std::swap(from_, other.from_);
-  std::swap(pending_, other.pending_);
-  return *this;
-}
-
-Child::~Child() { kill(); }
 
 void Child::tell(const nlohmann::json& question) {
   const std::string line = question.dump() + "\n";

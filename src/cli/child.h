@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -16,9 +17,9 @@ namespace onecopy::cli {
 class Child {
  public:
   explicit Child(const std::vector<std::string>& arguments);
-  Child(Child&& other) noexcept;
-  Child& operator=(Child&& other) noexcept;
-  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() { kill(); }
 
   int pid() const noexcept { return pid_; }
   /// Sends a question without waiting for the answer. Throws peer_died.
@@ -44,6 +45,9 @@ class Child {
   Fd from_;
   std::string pending_;
 };
+
+/// Returns the reading and the writing end of a pipe.
+std::pair<Fd, Fd> make_pipe();
 
 /// Serves as the child: answers each question on stdin with `answer` until stdin is closed or the parent ends.
 /// Exceptions are sent as {"error": text}. Returns the exit status.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -36,10 +37,8 @@ std::uint32_t checksum_of_end(const std::string& path, std::uint64_t bytes) {
 }  // namespace
 
 void Demo::start_borrowers() {
-  for (const char* borrower : {"A", "B", "C"}) {
-    borrowers_.push_back({borrower, Child({"demo-borrower"})});
-    pids_.push_back(borrowers_.back().child.pid());
-  }
+  for (const char* borrower : {"A", "B", "C"})
+    pids_.push_back(borrowers_.emplace_back(borrower).child.pid());
   for (DemoBorrower& borrower : borrowers_) {
     const Json answer = borrower.child.ask({{"do", "open"}, {"handle", handle_->to_text()}}, kDemoPatience);
     borrower.opened_in = std::chrono::nanoseconds(answer.at("ns").get<std::int64_t>());
@@ -117,7 +116,7 @@ void Demo::change_in_place() {
   const Json question{{"do", "byte"}, {"row", changed_row_}};
   Json order = question;
   order["store"] = after;
-  bool seen = borrowers_[0].child.ask(order, kDemoPatience).at("value") == after && *own == after;
+  bool seen = borrowers_.front().child.ask(order, kDemoPatience).at("value") == after && *own == after;
   for (DemoBorrower& borrower : borrowers_)
     seen = seen && borrower.child.ask(question, kDemoPatience).at("value") == after;
   check(seen, fmt::format("A changed the first byte of {} in place from {} to {}: owner, B and C see it",
@@ -131,14 +130,15 @@ std::optional<BorrowerInfo> Demo::seen_borrower(int pid) const {
 }
 
 void Demo::kill_one() {
-  const int pid = borrowers_[1].child.pid();
+  const auto killed = std::next(borrowers_.begin());
+  const int pid = killed->child.pid();
   const auto before = seen_borrower(pid);
   const std::uint64_t leases = before ? before->claims : 0;
   const auto start = Clock::now();
-  borrowers_[1].child.kill();
+  killed->child.kill();
   const bool gone = eventually([&] { return !seen_borrower(pid); });
   const std::chrono::nanoseconds took = Clock::now() - start;
-  borrowers_.erase(borrowers_.begin() + 1);
+  borrowers_.erase(killed);
   check(leases > 0 && gone, fmt::format("B was killed (SIGKILL): its {} gone {} later",
                                         leases == 1 ? "one lease was" : plural(leases, "lease") + " were",
                                         format_duration(took)));

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "child.h"
@@ -32,8 +34,10 @@ struct DemoBaseline {
 
 /// A borrower of the demo: its process, and the time and checksum of its opening.
 struct DemoBorrower {
+  explicit DemoBorrower(std::string its_name) : name(std::move(its_name)) {}
+
   std::string name;
-  Child child;
+  Child child{{"demo-borrower"}};
   std::chrono::nanoseconds opened_in{};
   std::uint32_t crc = 0;
 };
@@ -77,7 +81,7 @@ class Demo {
   LoadedFile loaded_;
   std::optional<Handle> handle_;
   std::string owner_id_;
-  std::vector<DemoBorrower> borrowers_;
+  std::list<DemoBorrower> borrowers_;
   std::uint32_t own_crc_ = 0;
   std::size_t changed_row_ = 0;
   std::uint64_t peak_memory_ = 0;
