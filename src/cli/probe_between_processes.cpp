@@ -92,26 +92,14 @@ void share_with(Child& peer, Device device, const DeviceMemory& memory) {
 }
 
 using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
-using MakeFinding = Finding (*)(std::string detail, std::string advice);
 
-/// Tries each device of the vendor; if one fails, the finding is `otherwise`.
+/// Lets another process read memory of each device of the vendor; if one fails, the finding is `otherwise`.
 Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, const char* advice) {
-  std::string lines;
-  bool all = true;
   Child peer({"doctor-peer"});
-  for (const DeviceInfo& info : backend(type).devices()) {
-    std::string line = info.device.str();
-    try {
-      const auto memory = make(info.device);
-      share_with(peer, info.device, *memory);
-      line += " read by another process";
-    } catch (const Error& error) {
-      all = false;
-      line += fmt::format(": {}", error.what());
-    }
-    lines += (lines.empty() ? "" : "; ") + line;
-  }
-  return all ? works(lines) : otherwise(lines, advice);
+  return try_each(type, otherwise, advice, [&](Device device) {
+    share_with(peer, device, *make(device));
+    return device.str() + " read by another process";
+  });
 }
 
 /// Calls a function of the driver by its name. The parameters match cuda.h except for the names of pointer

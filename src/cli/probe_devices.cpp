@@ -20,9 +20,7 @@ namespace {
 Backend& cuda() { return backend(DeviceType::cuda); }
 
 std::string joined(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
-  return text;
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 Finding list_devices(DeviceType type) {
@@ -33,42 +31,33 @@ Finding list_devices(DeviceType type) {
   return works(joined(lines));
 }
 
-/// Returns nothing if a read-only mapping could be written.
-std::string try_read_only(Device device, const DeviceMemory& memory) {
+/// Throws if a read-only mapping can be written.
+void check_read_only(Device device, const DeviceMemory& memory) {
   const auto mapped = cuda().open(device.index, memory.export_memory(Access::read_only), Access::read_only);
   char byte = 1;
   try {
     copy_bytes_and_wait({mapped->data(), device, &byte, kCpu, 1});
   } catch (const Error&) {
-    return "read-only holds";
+    return;
   }
-  return {};
+  throw Error(ErrorCode::system, "read-only does NOT hold");
 }
 
 /// Allocates, exports, imports, maps and reads memory.
 Finding try_descriptors() {
-  std::vector<std::string> lines;
-  bool all = true;
-  for (const DeviceInfo& info : cuda().devices()) {
-    try {
-      const auto memory = new_memory(info.device);
-      const auto mapped =
-          cuda().open(info.device.index, memory->export_memory(Access::read_write), Access::read_write);
-      char there = 7;
-      char back = 0;
-      copy_bytes_and_wait({memory->data(), info.device, &there, kCpu, 1});
-      copy_bytes_and_wait({&back, kCpu, mapped->data(), info.device, 1});
-      const std::string read_only = try_read_only(info.device, *memory);
-      all = all && back == there && !read_only.empty();
-      lines.push_back(fmt::format("{} {}, {}", info.device.str(), back == there ? "shared" : "NOT the same",
-                                  read_only.empty() ? "read-only does NOT hold" : read_only));
-    } catch (const Error& error) {
-      all = false;
-      lines.push_back(fmt::format("{}: {}", info.device.str(), error.what()));
-    }
-  }
-  if (all) return works(joined(lines));
-  return slower(joined(lines), "Share memory of cudaMalloc there, which ends with its process.");
+  constexpr const char* kAdvice = "Share memory of cudaMalloc there, which ends with its process.";
+  return try_each(DeviceType::cuda, slower, kAdvice, [](Device device) {
+    const auto memory = new_memory(device);
+    const auto mapped =
+        cuda().open(device.index, memory->export_memory(Access::read_write), Access::read_write);
+    char there = 7;
+    char back = 0;
+    copy_bytes_and_wait({memory->data(), device, &there, kCpu, 1});
+    copy_bytes_and_wait({&back, kCpu, mapped->data(), device, 1});
+    if (back != there) throw Error(ErrorCode::system, "NOT the same");
+    check_read_only(device, *memory);
+    return device.str() + " shared, read-only holds";
+  });
 }
 
 Finding try_peers(DeviceType type, const char* advice) {
@@ -96,24 +85,18 @@ Finding try_peers(DeviceType type, const char* advice) {
 /// Lets one stream write a word, and another wait for it.
 Finding try_stream_words() {
   static auto& words = *new Mapping(Mapping::anonymous(1 << 16));  // the driver keeps it
-  auto& word = *words.as<std::atomic<std::uint64_t>>();
-  std::vector<std::string> lines;
-  bool all = true;
-  for (const DeviceInfo& info : cuda().devices()) {
-    const int ordinal = info.device.index;
-    const bool can = cuda().register_words(ordinal, words.data(), 1 << 16);
-    if (can) {
-      cuda().write_word(ordinal, {}, word, static_cast<std::uint64_t>(ordinal) + 1);
-      cuda().wait_for_word(ordinal, {}, word, static_cast<std::uint64_t>(ordinal) + 1);
-      cuda().synchronize(ordinal, {});
-    }
-    all = all && can;
-    lines.push_back(fmt::format("{} {}", info.device.str(),
-                                can ? "waits for and writes words" : "has no stream memory operations"));
-  }
-  if (all) return works(joined(lines));
-  return slower(joined(lines),
-                "Hosts wait in place of streams that open tensors; `onecopy ls` counts how often.");
+  constexpr const char* kAdvice =
+      "Hosts wait in place of streams that open tensors; `onecopy ls` counts how often.";
+  return try_each(DeviceType::cuda, slower, kAdvice, [](Device device) {
+    auto& word = *words.as<std::atomic<std::uint64_t>>();
+    const std::uint64_t value = static_cast<std::uint64_t>(device.index) + 1;
+    if (!cuda().register_words(device.index, words.data(), 1 << 16))
+      throw Error(ErrorCode::unsupported, "has no stream memory operations");
+    cuda().write_word(device.index, {}, word, value);
+    cuda().wait_for_word(device.index, {}, word, value);
+    cuda().synchronize(device.index, {});
+    return device.str() + " waits for and writes words";
+  });
 }
 
 Finding list_cuda_devices() { return list_devices(DeviceType::cuda); }
@@ -138,6 +121,21 @@ std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind) {
 
 std::unique_ptr<DeviceMemory> new_memory(Device device) {
   return new_memory(device, backend(device.type).kind_on(device.index));
+}
+
+Finding try_each(DeviceType type, MakeFinding otherwise, const char* advice,
+                 const std::function<std::string(Device)>& attempt) {
+  std::vector<std::string> lines;
+  bool all = true;
+  for (const DeviceInfo& info : backend(type).devices()) {
+    try {
+      lines.push_back(attempt(info.device));
+    } catch (const Error& error) {
+      all = false;
+      lines.push_back(fmt::format("{}: {}", info.device.str(), error.what()));
+    }
+  }
+  return all ? works(joined(lines)) : otherwise(joined(lines), advice);
 }
 
 /// Returns the probes. If there are no devices, the line about the driver gives the reason.
