@@ -23,16 +23,12 @@ std::size_t threads_for(std::size_t bytes) {
 
 }  // namespace
 
-PageTableFiller::PageTableFiller(std::byte* at, std::size_t bytes)
-    : at_(at), bytes_(bytes), crew_(threads_for(bytes), [this] { work(); }) {}
+PageTableFiller::PageTableFiller(std::byte* at, std::size_t bytes, int advice)
+    : at_(at), bytes_(bytes), advice_(advice), crew_(threads_for(bytes), [this] { help(); }) {}
 
-/// Faults pages in for reading, which also maps the pages around and takes a third of the time of faulting for writing.
-/// A writable mapping of shared memory is writable afterwards all the same, because the system does not track writes to
-/// it.
-void PageTableFiller::work() noexcept {
-  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14
+void PageTableFiller::help() noexcept {
   for (std::size_t begin = next_.fetch_add(kPiece); begin < bytes_; begin = next_.fetch_add(kPiece))
-    if (::madvise(at_ + begin, std::min(kPiece, bytes_ - begin), kPopulateRead) != 0) return;
+    if (::madvise(at_ + begin, std::min(kPiece, bytes_ - begin), advice_) != 0) return;
 }
 
 }  // namespace onecopy

@@ -2,7 +2,6 @@
 #include "store/client/mapped_memory.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
@@ -10,10 +9,9 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
-#include "os/crew.h"
 #include "os/memfd.h"
 #include "os/mutex.h"
-#include "os/process.h"
+#include "os/page_tables.h"
 #include "share/session.h"
 #include "store/format/message.h"
 
@@ -63,22 +61,6 @@ class StoredRanges {
   std::map<const std::byte*, MappedMemory*> ranges_ GUARDED_BY(mutex_);  ///< by their first address
 };
 
-/// Enters writable pages of the host into the page tables, in several threads: a fault for each page takes longer than
-/// copying the page. Has no effect before Linux 5.14.
-void enter_pages(std::byte* begin, std::size_t bytes) {
-  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of newer headers
-  constexpr std::size_t kPiece = std::size_t{4} << 20;
-  constexpr std::size_t kMaxThreads = 8;
-  std::atomic<std::size_t> next{0};
-  const std::function<void()> work = [&] {
-    for (std::size_t at = next.fetch_add(kPiece); at < bytes; at = next.fetch_add(kPiece))
-      ::madvise(begin + at, std::min(kPiece, bytes - at), kPopulateWrite);
-  };
-  const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
-  const Crew crew(std::min({bytes / kPiece + 1, cpus, kMaxThreads}) - 1, work);
-  work();
-}
-
 }  // namespace
 
 BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
@@ -121,7 +103,7 @@ MappedMemory::~MappedMemory() {
 }
 
 void MappedMemory::populate() const {
-  if (device_ == kCpu && size_ != 0) enter_pages(data(), size_);
+  if (device_ == kCpu && size_ != 0) PageTableFiller(data(), size_, PageTableFiller::kAbsent).help();
 }
 
 void MappedMemory::pin() const { Session::current().pin_memory(data(), size_, access_); }

@@ -52,6 +52,20 @@ enum class Type : std::uint32_t {
 };
 inline constexpr Type kLastType = Type::ready;
 
+/// A message without fields.
+template <Type type>
+struct EmptyMessage {
+  static constexpr Type kType = type;
+  void fields(auto& f) { f(); }
+};
+/// A message about a version.
+template <Type type>
+struct AboutVersion {
+  static constexpr Type kType = type;
+  VersionRecord version;
+  void fields(auto& f) { f(version); }
+};
+
 /// The first message of a connection, from the client.
 struct Hello {
   static constexpr Type kType = Type::hello;
@@ -85,22 +99,12 @@ struct Refused {
   std::string text;
   void fields(auto& f) { f(code, text); }
 };
-struct Done {
-  static constexpr Type kType = Type::done;
-  void fields(auto& f) { f(); }
-};
+using Done = EmptyMessage<Type::done>;
 /// The first descriptors of the next message, if that message's packet has no room for all. There is no answer.
-struct Files {
-  static constexpr Type kType = Type::files;
-  void fields(auto& f) { f(); }
-};
+using Files = EmptyMessage<Type::files>;
 /// The client publishes a version. Descriptors: the table, then the chunks. The client fills in all fields of `version`
 /// but id, number, time and publisher. If a version with this token already exists, the answer is that version.
-struct Publish {
-  static constexpr Type kType = Type::publish;
-  VersionRecord version;
-  void fields(auto& f) { f(version); }
-};
+using Publish = AboutVersion<Type::publish>;
 struct Published {
   static constexpr Type kType = Type::published;
   std::uint64_t number = 0;
@@ -116,11 +120,7 @@ struct Open {
   void fields(auto& f) { f(name, number, known); }
 };
 /// The answer to `open`. Descriptors: the table, then the chunks; none if the version is the one that the client knows.
-struct Opened {
-  static constexpr Type kType = Type::opened;
-  VersionRecord version;
-  void fields(auto& f) { f(version); }
-};
+using Opened = AboutVersion<Type::opened>;
 /// The client stops reading a version. There is no answer.
 struct Release {
   static constexpr Type kType = Type::release;
@@ -130,11 +130,7 @@ struct Release {
 /// The client has connected again and reads this version. A keeper that has lost the version takes it over with the
 /// descriptors: the table, then the chunks. The answer is `opened` without descriptors, because the version may have
 /// another id now.
-struct Offer {
-  static constexpr Type kType = Type::offer;
-  VersionRecord version;
-  void fields(auto& f) { f(version); }
-};
+using Offer = AboutVersion<Type::offer>;
 /// Asks for the versions that follow a given one, in the order of names and numbers.
 struct List {
   static constexpr Type kType = Type::list;
@@ -185,22 +181,13 @@ struct WaitForChange {
   std::uint64_t known = 0;
   void fields(auto& f) { f(name, known); }
 };
-struct Describe {
-  static constexpr Type kType = Type::describe;
-  void fields(auto& f) { f(); }
-};
-struct Stop {
-  static constexpr Type kType = Type::stop;
-  void fields(auto& f) { f(); }
-};
+using Describe = EmptyMessage<Type::describe>;
+using Stop = EmptyMessage<Type::stop>;
 
 /// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The old keeper
 /// answers no client until it receives `ready`, and then ends. If the connection ends before that, the old keeper
 /// continues.
-struct Replace {
-  static constexpr Type kType = Type::replace;
-  void fields(auto& f) { f(); }
-};
+using Replace = EmptyMessage<Type::replace>;
 /// The answer to `replace`. Descriptors: the lock and the listener.
 struct Handover {
   static constexpr Type kType = Type::handover;
@@ -215,10 +202,7 @@ struct Moved {
   Record record;
   void fields(auto& f) { f(record); }
 };
-struct Ready {
-  static constexpr Type kType = Type::ready;
-  void fields(auto& f) { f(); }
-};
+using Ready = EmptyMessage<Type::ready>;
 
 template <class Message>
 Bytes pack(const Message& message) {
