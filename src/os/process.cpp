@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -55,11 +56,6 @@ std::atomic<int>* make_wiped_by_fork() noexcept {
   if (::madvise(page, kPage, MADV_WIPEONFORK) == 0) return new (page) std::atomic<int>(0);
   ::munmap(page, kPage);
   return nullptr;
-}
-
-int hex_digit(char c) noexcept {
-  if (c >= '0' && c <= '9') return c - '0';
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 int cpus_in_affinity_mask() {
@@ -113,16 +109,13 @@ std::array<std::uint8_t, 16> boot_id() {
   const std::optional<std::string> text = try_read_text("/proc/sys/kernel/random/boot_id");
   if (!text && (errno == EMFILE || errno == ENFILE))
     throw_errno("cannot read the machine's boot id", errno);
+  std::string digits = text.value_or("");
+  std::erase_if(digits, [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) == 0; });
   std::array<std::uint8_t, 16> id{};
-  std::size_t digits = 0;
-  for (const char c : text.value_or("")) {
-    const int value = hex_digit(c);
-    if (value < 0 || digits == 2 * id.size()) continue;
-    id[digits / 2] = static_cast<std::uint8_t>(id[digits / 2] << 4 | value);
-    ++digits;
-  }
-  if (digits != 2 * id.size())
+  if (digits.size() < 2 * id.size())
     throw Error(ErrorCode::unsupported, "cannot read /proc/sys/kernel/random/boot_id; onecopy needs /proc");
+  for (std::size_t i = 0; i < id.size(); ++i)
+    std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, id[i], 16);
   return id;
 }
 
