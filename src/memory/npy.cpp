@@ -19,10 +19,6 @@ constexpr std::array kMagic{std::byte{0x93}, std::byte{'N'}, std::byte{'U'},
                             std::byte{'M'},  std::byte{'P'}, std::byte{'Y'}};
 constexpr std::size_t kBeforeLength = 8;  // magic and version
 
-[[noreturn]] void refuse_npy(const std::string& why) {
-  throw Error(ErrorCode::bad_file, "this is not a valid .npy file: " + why);
-}
-
 struct LetterRow {
   char kind;
   char digits[3];

@@ -10,11 +10,11 @@
 
 namespace onecopy {
 
-namespace {
-
-[[noreturn]] void refuse_literal(const std::string& why) {
+void refuse_npy(const std::string& why) {
   throw Error(ErrorCode::bad_file, "this is not a valid .npy file: " + why);
 }
+
+namespace {
 
 class LiteralReader {
  public:
@@ -32,9 +32,8 @@ class LiteralReader {
       }
     }
     skip_space();
-    if (at_ != text_.size()) refuse_literal("there is more after the dict of its header");
-    if (seen_ != (kDescr | kOrder | kShape))
-      refuse_literal("its header lacks descr, fortran_order or shape");
+    if (at_ != text_.size()) refuse_npy("there is more after the dict of its header");
+    if (seen_ != (kDescr | kOrder | kShape)) refuse_npy("its header lacks descr, fortran_order or shape");
     return fields_;
   }
 
@@ -58,11 +57,11 @@ class LiteralReader {
       once(kShape, key);
       tuple();
     } else {
-      refuse_literal("its header has a field other than descr, fortran_order and shape");
+      refuse_npy("its header has a field other than descr, fortran_order and shape");
     }
   }
   void once(unsigned bit, const std::string& key) {
-    if ((seen_ & bit) != 0) refuse_literal(fmt::format("{} comes twice in its header", key));
+    if ((seen_ & bit) != 0) refuse_npy(fmt::format("{} comes twice in its header", key));
     seen_ |= bit;
   }
   void skip_space() {
@@ -77,7 +76,7 @@ class LiteralReader {
     return true;
   }
   void expect(char c) {
-    if (!accept(c)) refuse_literal(fmt::format("'{}' is missing at byte {} of its header", c, at_));
+    if (!accept(c)) refuse_npy(fmt::format("'{}' is missing at byte {} of its header", c, at_));
   }
   bool accept_word(std::string_view word) {
     skip_space();
@@ -87,19 +86,19 @@ class LiteralReader {
   }
   bool boolean() {
     if (accept_word("True")) return true;
-    if (!accept_word("False")) refuse_literal("fortran_order is neither True nor False");
+    if (!accept_word("False")) refuse_npy("fortran_order is neither True nor False");
     return false;
   }
   std::string quoted() {
     const char quote = accept('\'') ? '\'' : '"';
     if (quote == '"') expect('"');
     const std::size_t end = text_.find(quote, at_);
-    if (end == std::string_view::npos) refuse_literal("a string in its header does not end");
+    if (end == std::string_view::npos) refuse_npy("a string in its header does not end");
     const std::string_view inside = text_.substr(at_, end - at_);
     if (inside.size() > 64 || inside.find('\\') != std::string_view::npos)
-      refuse_literal("a string in its header is too long");
+      refuse_npy("a string in its header is too long");
     for (const char c : inside)
-      if (c < 0x20 || c > 0x7e) refuse_literal("a string in its header is not ASCII");
+      if (c < 0x20 || c > 0x7e) refuse_npy("a string in its header is not ASCII");
     at_ = end + 1;
     return std::string(inside);
   }
@@ -107,7 +106,7 @@ class LiteralReader {
     expect('(');
     while (!accept(')')) {
       if (fields_.shape.size() == kMaxDims)
-        refuse_literal(fmt::format("it has more than {} dimensions", kMaxDims));
+        refuse_npy(fmt::format("it has more than {} dimensions", kMaxDims));
       fields_.shape.push_back(integer());
       if (!accept(',')) {
         expect(')');
@@ -121,7 +120,7 @@ class LiteralReader {
     const char* const begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
     if (error != std::errc() || value < 0)
-      refuse_literal("a size in its shape is not an integer from 0 to 2^63 - 1");
+      refuse_npy("a size in its shape is not an integer from 0 to 2^63 - 1");
     at_ += static_cast<std::size_t>(end - begin);
     accept_word("L");  // written by Python 2
     return value;

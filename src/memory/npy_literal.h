@@ -15,6 +15,8 @@ struct NpyFields {
   std::vector<std::int64_t> shape;
 };
 
+[[noreturn]] void refuse_npy(const std::string& why);
+
 /// Parses the Python literal in a .npy header: a dict of a string, a bool and a tuple of integers. Throws bad_file, and
 /// unsupported if the descr is a list of fields.
 NpyFields parse_npy_literal(std::string_view text);

@@ -16,25 +16,21 @@ namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
 
-[[noreturn]] void refuse(const std::string& why) {
-  throw Error(ErrorCode::bad_file, "this is not a valid safetensors file: " + why);
-}
-
 std::size_t bytes_of(const SafetensorsEntry& entry) {
   try {
     return Layout(entry.dtype, entry.shape).nbytes();
   } catch (const Error& error) {
-    refuse(fmt::format("tensor \"{}\": {}", printable(entry.name), error.what()));
+    refuse_safetensors(fmt::format("tensor \"{}\": {}", printable(entry.name), error.what()));
   }
 }
 
 void check_size(const SafetensorsEntry& entry) {
   if (entry.end < entry.begin)
-    refuse(fmt::format("tensor \"{}\" ends at {}, before its begin at {}", printable(entry.name), entry.end,
-                       entry.begin));
+    refuse_safetensors(fmt::format("tensor \"{}\" ends at {}, before its begin at {}",
+                                   printable(entry.name), entry.end, entry.begin));
   if (const std::size_t bytes = bytes_of(entry); bytes != entry.end - entry.begin)
-    refuse(fmt::format("tensor \"{}\" has {} bytes of data where its dtype and shape need {}",
-                       printable(entry.name), entry.end - entry.begin, bytes));
+    refuse_safetensors(fmt::format("tensor \"{}\" has {} bytes of data where its dtype and shape need {}",
+                                   printable(entry.name), entry.end - entry.begin, bytes));
 }
 
 /// Checks that the data is covered exactly once. REQUIRES: sorted.
@@ -44,27 +40,29 @@ void check_ranges(const SafetensorsHeader& header) {
   for (const SafetensorsEntry& entry : header.entries) check_size(entry);
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.end > data_bytes)
-      refuse(fmt::format(
+      refuse_safetensors(fmt::format(
           "tensor \"{}\" ends at byte {} of {} bytes of data: the file is cut off, or its header "
           "is wrong",
           printable(entry.name), entry.end, data_bytes));
     if (entry.begin != at)
-      refuse(fmt::format("tensor \"{}\" begins at byte {}, {} {} where the one before it ends",
-                         printable(entry.name), entry.begin,
-                         entry.begin < at ? "overlapping: before" : "leaving a hole: after", at));
+      refuse_safetensors(fmt::format(
+          "tensor \"{}\" begins at byte {}, {} {} where the one before it ends", printable(entry.name),
+          entry.begin, entry.begin < at ? "overlapping: before" : "leaving a hole: after", at));
     at = entry.end;
   }
-  if (at != data_bytes) refuse(fmt::format("{} bytes of data belong to no tensor", data_bytes - at));
+  if (at != data_bytes)
+    refuse_safetensors(fmt::format("{} bytes of data belong to no tensor", data_bytes - at));
 }
 
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_size) {
   if (json.size() > kMaxSafetensorsHeader)
-    refuse(
+    refuse_safetensors(
         fmt::format("its header has {} bytes; at most {} are allowed", json.size(), kMaxSafetensorsHeader));
   if (file_size < kLengthBytes || json.size() > file_size - kLengthBytes)
-    refuse(fmt::format("its header of {} bytes is longer than the file of {}", json.size(), file_size));
+    refuse_safetensors(
+        fmt::format("its header of {} bytes is longer than the file of {}", json.size(), file_size));
   SafetensorsHeader header;
   header.file_size = file_size;
   header.data_offset = kLengthBytes + json.size();
@@ -79,14 +77,15 @@ SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_siz
 SafetensorsHeader read_safetensors_header(const Fd& file) {
   const std::uint64_t size = file_size(file);
   if (size < kLengthBytes)
-    refuse(fmt::format("it has {} bytes; the length of the header alone takes 8", size));
+    refuse_safetensors(fmt::format("it has {} bytes; the length of the header alone takes 8", size));
   std::byte length[kLengthBytes];
   read_exactly(file, length, 0);
   const auto bytes = load<std::uint64_t>(length);
   if (bytes > size - kLengthBytes)
-    refuse(fmt::format("its header of {} bytes is longer than the file of {}", bytes, size));
+    refuse_safetensors(fmt::format("its header of {} bytes is longer than the file of {}", bytes, size));
   if (bytes > kMaxSafetensorsHeader)
-    refuse(fmt::format("its header has {} bytes; at most {} are allowed", bytes, kMaxSafetensorsHeader));
+    refuse_safetensors(
+        fmt::format("its header has {} bytes; at most {} are allowed", bytes, kMaxSafetensorsHeader));
   Bytes json(bytes);
   read_exactly(file, json, kLengthBytes);
   return parse_safetensors_header(json, size);

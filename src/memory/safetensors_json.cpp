@@ -13,11 +13,11 @@
 
 namespace onecopy {
 
-namespace {
-
-[[noreturn]] void refuse_header(const std::string& why) {
+void refuse_safetensors(const std::string& why) {
   throw Error(ErrorCode::bad_file, "this is not a valid safetensors file: " + why);
 }
+
+namespace {
 
 /// A reader that takes the JSON piece by piece, so that nothing unneeded is kept, keys that occur twice are seen, and
 /// nesting cannot go deeper than the format.
@@ -42,14 +42,15 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
     const std::string_view why = error.what();
     const bool encoding = why.find("UTF-8") != std::string_view::npos;
-    refuse_header(fmt::format("its header is not {}: {}", encoding ? "UTF-8" : "JSON", printable(why)));
+    refuse_safetensors(
+        fmt::format("its header is not {}: {}", encoding ? "UTF-8" : "JSON", printable(why)));
   }
 
  private:
   static constexpr const char* kMetadata = "__metadata__";
 
   [[noreturn]] void unexpected(const std::string& what) const {
-    refuse_header(fmt::format("{} where {} belongs{}", what, expected(), place()));
+    refuse_safetensors(fmt::format("{} where {} belongs{}", what, expected(), place()));
   }
   const char* expected() const;
   std::string place() const;
@@ -89,7 +90,7 @@ bool HeaderReader::start_object(std::size_t) {
 bool HeaderReader::key(string_t& text) {
   if (level_ == 1) {
     if (!names_.insert(text).second)
-      refuse_header(fmt::format("the name \"{}\" comes twice", printable(text)));
+      refuse_safetensors(fmt::format("the name \"{}\" comes twice", printable(text)));
     in_metadata_ = text == kMetadata;
     if (!in_metadata_) {
       header_.entries.emplace_back();
@@ -102,12 +103,12 @@ bool HeaderReader::key(string_t& text) {
   field_ = text;
   if (in_metadata_) {
     if (!header_.metadata.emplace(text, "").second)
-      refuse_header(fmt::format("the key \"{}\" comes twice in {}", printable(text), kMetadata));
+      refuse_safetensors(fmt::format("the key \"{}\" comes twice in {}", printable(text), kMetadata));
   } else if (text != "dtype" && text != "shape" && text != "data_offsets") {
-    refuse_header(fmt::format("unknown field \"{}\"{}", printable(text), place()));
+    refuse_safetensors(fmt::format("unknown field \"{}\"{}", printable(text), place()));
   } else if ((text == "dtype" && has_dtype_) || (text == "shape" && has_shape_) ||
              (text == "data_offsets" && !offsets_.empty())) {
-    refuse_header(fmt::format("the field \"{}\" comes twice{}", text, place()));
+    refuse_safetensors(fmt::format("the field \"{}\" comes twice{}", text, place()));
   }
   return true;
 }
@@ -123,7 +124,7 @@ void HeaderReader::finish_tensor() {
                         : !has_shape_      ? "shape"
                         : offsets_.empty() ? "data_offsets"
                                            : nullptr;
-  if (missing) refuse_header(fmt::format("no \"{}\"{}", missing, place()));
+  if (missing) refuse_safetensors(fmt::format("no \"{}\"{}", missing, place()));
   entry().begin = offsets_[0];
   entry().end = offsets_[1];
 }
@@ -138,7 +139,7 @@ bool HeaderReader::start_array(std::size_t) {
 bool HeaderReader::end_array() {
   --level_;
   if (field_ == "data_offsets" && offsets_.size() != 2)
-    refuse_header(fmt::format("{} data_offsets where two are expected{}", offsets_.size(), place()));
+    refuse_safetensors(fmt::format("{} data_offsets where two are expected{}", offsets_.size(), place()));
   return true;
 }
 
@@ -153,7 +154,7 @@ bool HeaderReader::string(string_t& text) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("elements of type {} are smaller than a byte, which onecopy cannot hold{}",
                             text, place()));
-  if (!dtype) refuse_header(fmt::format("unknown dtype \"{}\"{}", printable(text), place()));
+  if (!dtype) refuse_safetensors(fmt::format("unknown dtype \"{}\"{}", printable(text), place()));
   entry().dtype = *dtype;
   has_dtype_ = true;
   return true;
@@ -163,14 +164,14 @@ bool HeaderReader::number_unsigned(number_unsigned_t value) {
   if (level_ != 3) unexpected(std::to_string(value));
   if (field_ == "shape") {
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-      refuse_header(fmt::format("the size {} is too large{}", value, place()));
+      refuse_safetensors(fmt::format("the size {} is too large{}", value, place()));
     if (entry().shape.size() == kMaxDims)
-      refuse_header(fmt::format("more than {} dimensions{}", kMaxDims, place()));
+      refuse_safetensors(fmt::format("more than {} dimensions{}", kMaxDims, place()));
     entry().shape.push_back(static_cast<std::int64_t>(value));
   } else if (offsets_.size() < 2) {
     offsets_.push_back(value);
   } else {
-    refuse_header(fmt::format("more than two data_offsets{}", place()));
+    refuse_safetensors(fmt::format("more than two data_offsets{}", place()));
   }
   return true;
 }
@@ -190,9 +191,10 @@ std::string printable(std::string_view text) {
 
 void parse_safetensors_json(ByteSpan json, SafetensorsHeader& header) {
   const auto* text = reinterpret_cast<const char*>(json.data());
-  if (json.empty() || text[0] != '{') refuse_header("its header does not start with {");
+  if (json.empty() || text[0] != '{') refuse_safetensors("its header does not start with {");
   // The parser would take a NUL for the end and ignore the bytes after it.
-  if (std::memchr(text, 0, json.size())) refuse_header("its header is not JSON: it contains a NUL byte");
+  if (std::memchr(text, 0, json.size()))
+    refuse_safetensors("its header is not JSON: it contains a NUL byte");
   HeaderReader reader(header);
   nlohmann::json::sax_parse(text, text + json.size(), &reader);
 }
