@@ -50,6 +50,10 @@ def fail(index):
         raise ValueError("process 1 does not like it")
 
 
+def die(index):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_spawn_runs_every_index_on_one_tensor():
     tensor = torch.zeros(2, 3)
     mp.spawn(fill_row, args=(tensor,), nprocs=2)
@@ -66,6 +70,12 @@ def test_an_exception_in_a_child_is_raised_with_its_traceback():
     with pytest.raises(mp.ProcessRaisedException, match="process 1 does not like it") as info:
         mp.start_processes(fail, nprocs=2, start_method="fork")
     assert info.value.error_index == 1
+
+
+def test_a_killed_child_is_reported_by_its_signal():
+    with pytest.raises(mp.ProcessExitedException, match="SIGKILL") as info:
+        mp.start_processes(die, nprocs=1, start_method="fork")
+    assert info.value.signal_name == "SIGKILL" and info.value.exit_code == -signal.SIGKILL
 
 
 def test_join_can_be_asked_and_asked_again():
