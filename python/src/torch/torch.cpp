@@ -228,6 +228,12 @@ bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_lea
       "before serializing (e.g., putting it on the queue).");
 }
 
+/// Returns the flags of a tensor that is lazily conjugated or negated; 0 for others.
+std::uint32_t lazy_bits(const TorchSymbols& torch, nb::handle tensor, DType dtype) {
+  const bool is_conj = (dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor);
+  return (is_conj ? kConj : 0u) | (torch.is_neg(tensor) ? kNeg : 0u);
+}
+
 /// Returns the flags of a tensor. Empty if it has hooks, which flags cannot express.
 std::optional<std::uint32_t> flags_of(const TorchSymbols& torch, nb::handle tensor, DType dtype) {
   std::uint32_t flags = kTorch;
@@ -237,9 +243,7 @@ std::optional<std::uint32_t> flags_of(const TorchSymbols& torch, nb::handle tens
     if (!nb::getattr(tensor, "_backward_hooks", nb::none()).is_none()) return std::nullopt;
     flags |= kRequiresGrad;
   }
-  if ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) flags |= kConj;
-  if (torch.is_neg(tensor)) flags |= kNeg;
-  return flags;
+  return flags | lazy_bits(torch, tensor, dtype);
 }
 
 /// Returns the storage of this process for the block at this address. A block that is used on two devices may have the
@@ -355,20 +359,11 @@ bool is_any_tensor(PyObject* object) {
   return torch && PyObject_TypeCheck(object, torch->tensor_type) != 0;
 }
 
-namespace {
-
-/// Returns whether the tensor is lazily conjugated or negated.
-bool has_lazy_bits(const TorchSymbols& torch, PyObject* tensor, DType dtype) {
-  return ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) || torch.is_neg(tensor);
-}
-
-}  // namespace
-
 std::optional<Placement> copyable(PyObject* object) {
   const TorchSymbols& torch = api();
   auto placed = torch.placed(object);
   if (!placed || !placed->layout.is_contiguous()) return std::nullopt;
-  if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
+  if (lazy_bits(torch, object, placed->layout.dtype()) != 0) return std::nullopt;
   return placed;
 }
 

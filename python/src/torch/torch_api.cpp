@@ -373,27 +373,28 @@ nb::object TorchSymbols::import(DLManagedTensorVersioned* managed) const {
 
 nb::object TorchSymbols::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
                                     Device where) const {
-  const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
-  if (dtype.is_none())
-    throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
-                                            std::string(name(layout.dtype())) + "; use a newer one");
   if (offset % size_of(layout.dtype()) != 0)
     throw Error(
         ErrorCode::unsupported,
         "the offset of this tensor in its block is not a multiple of its element size, so torch cannot "
         "open it; open it without framework=\"torch\", or send a copy");
-  nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
+  nb::object tensor =
+      empty_(no_elements_, nb::arg("dtype") = needed(layout.dtype()), nb::arg("device") = device(where));
   set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
        tuple_of(layout.strides()));
   return tensor;
 }
 
+const nb::object& TorchSymbols::needed(DType dtype) const {
+  const nb::object& theirs = dtypes_[static_cast<std::size_t>(dtype)];
+  if (!theirs.is_none()) return theirs;
+  throw Error(ErrorCode::unsupported,
+              "this version of torch has no dtype " + std::string(name(dtype)) + "; use a newer one");
+}
+
 nb::object TorchSymbols::make(const Layout& layout) const {
-  const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
-  if (dtype.is_none())
-    throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
-                                            std::string(name(layout.dtype())) + "; use a newer one");
-  return empty_(tuple_of(layout.shape()), nb::arg("dtype") = dtype, nb::arg("device") = cpu_);
+  return empty_(tuple_of(layout.shape()), nb::arg("dtype") = needed(layout.dtype()),
+                nb::arg("device") = cpu_);
 }
 
 /// Does not keep a tensor of another class as a pattern, such as a fake tensor made in a mode of torch.

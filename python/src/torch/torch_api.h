@@ -149,6 +149,8 @@ class TorchSymbols {
   explicit TorchSymbols(nb::object torch);
   /// Returns the attribute, or None if it is missing. Remembers the first missing name.
   nb::object needed(nb::handle owner, const char* owner_name, const char* name);
+  /// Returns torch's dtype. Throws unsupported if this torch lacks it.
+  const nb::object& needed(DType dtype) const;
   void look_up_tensors();
   void look_up_storages();
   void measure_new();

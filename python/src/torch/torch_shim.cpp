@@ -166,4 +166,30 @@ AotiShim::Code AotiShim::device_type(Tensor tensor) const noexcept {
   return code;
 }
 
+void TensorsOnStorage::set(nb::object storage, Device device) {
+  by_dtype_.clear();
+  storage_ = std::move(storage);
+  device_ = device;
+}
+
+AotiShim::Tensor TensorsOnStorage::make(const Layout& layout, std::size_t offset) {
+  const std::size_t element = size_of(layout.dtype());
+  if (layout.numel() == 0 || offset % element != 0) return nullptr;
+  const AotiShim::Tensor base = base_of(layout.dtype());
+  return base ? shim_.reinterpret(base, layout.shape(), layout.strides(),
+                                  static_cast<std::int64_t>(offset / element))
+              : nullptr;
+}
+
+/// Returns the base of the dtype, or null if torch makes tensors of another kind now, as in inference mode.
+AotiShim::Tensor TensorsOnStorage::base_of(DType dtype) {
+  const auto [at, is_new] = by_dtype_.try_emplace(dtype, nullptr);
+  if (!is_new) return at->second;
+  const nb::object base = torch_.on_storage(storage_, Layout(dtype, {0}), 0, device_);
+  if (!torch_.is_tensor(base.ptr()) || !torch_.is_ordinary(base)) return nullptr;
+  at->second = shim_.acquire(base);
+  bases_.add(at->second);
+  return at->second;
+}
+
 }  // namespace onecopy::python::torch

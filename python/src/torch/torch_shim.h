@@ -3,10 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "binding/module.h"
+#include "onecopy/core/device.h"
+#include "onecopy/core/layout.h"
 
 namespace onecopy::python::torch {
 
@@ -78,6 +83,46 @@ class AotiShim {
   std::size_t (*element_size_)(Code) = nullptr;
   nb::object from_tensor_, to_tensors_;
   std::size_t place_ = 0;  ///< of the tensor in its object; 0: asked of torch each time
+};
+
+/// Tensors to be passed to Python. Releases the tensors that were not passed. Thread safety: as AotiShim.
+class MadeTensors {
+ public:
+  explicit MadeTensors(const AotiShim& shim) : shim_(shim) {}
+  MadeTensors(const MadeTensors&) = delete;
+  MadeTensors& operator=(const MadeTensors&) = delete;
+  ~MadeTensors() {
+    for (const AotiShim::Tensor one : all_) shim_.release(one);
+  }
+
+  void add(AotiShim::Tensor one) { all_.push_back(one); }
+  nb::list to_python() { return shim_.to_python(std::exchange(all_, {})); }
+
+ private:
+  const AotiShim& shim_;
+  std::vector<AotiShim::Tensor> all_;
+};
+
+/// A maker of tensors on a storage. For each dtype, torch's Python API makes one tensor without elements, and its C
+/// interface makes the other tensors from this base. Thread safety: as AotiShim.
+class TensorsOnStorage {
+ public:
+  TensorsOnStorage(const TorchSymbols& torch, const AotiShim& shim)
+      : torch_(torch), shim_(shim), bases_(shim) {}
+
+  void set(nb::object storage, Device device);
+  /// Returns a new tensor at an offset in bytes. Null if only torch's Python API can make it.
+  AotiShim::Tensor make(const Layout& layout, std::size_t offset);
+
+ private:
+  AotiShim::Tensor base_of(DType dtype);
+
+  const TorchSymbols& torch_;
+  const AotiShim& shim_;
+  MadeTensors bases_;
+  nb::object storage_;
+  Device device_;
+  std::map<DType, AotiShim::Tensor> by_dtype_;
 };
 
 }  // namespace onecopy::python::torch
