@@ -65,6 +65,16 @@ def test_a_timeout_that_is_no_number_is_refused(pair):
     pair[0](call_with_nan)
 
 
+def call_with_a_number_as_arguments(call):
+    with pytest.raises(TypeError, match="'int' object is not iterable|args is a tuple"):
+        call("worker1", seven, args=5)
+
+
+@pytest.mark.parametrize("call", [rpc.rpc_sync, rpc.rpc_async, rpc.remote, native.call], ids=lambda call: call.__name__)
+def test_arguments_that_are_no_sequence_are_refused(pair, call):
+    pair[0](call_with_a_number_as_arguments, call)
+
+
 TEXTS = ["größe 模型", r"C:\users\x1", r"a\nb", "tab\there", "\udc80 alone"]
 
 

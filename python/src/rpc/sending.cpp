@@ -38,7 +38,7 @@ nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) 
 nb::object values_of_call(nb::handle args, nb::handle kwargs) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
-    return values_of_call(nb::steal(PySequence_Tuple(args.ptr())), kwargs);
+    return values_of_call(nb::tuple(args), kwargs);
   if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) {
     nb::dict copy;
     copy.update(nb::borrow<nb::dict>(kwargs));
