@@ -119,9 +119,7 @@ const PyType_Slot kBufferSlots[] = {
 
 nb::object to_memoryview(const Tensor& tensor) {
   const nb::object exporter = nb::cast(Exporter{tensor});
-  nb::object view = nb::steal(PyMemoryView_FromObject(exporter.ptr()));
-  if (!view.is_valid()) throw nb::python_error();
-  return view;
+  return owned(PyMemoryView_FromObject(exporter.ptr()));
 }
 
 void init_buffer(nb::module_& m) {

@@ -115,8 +115,7 @@ nb::object to_int(const std::byte* element) {
 template <class T>
 void from_int(Element& element, DType dtype, nb::handle number, const char* argument) {
   if (!PyIndex_Check(number.ptr())) refuse(dtype, number, argument, "an int");
-  const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
-  if (!index.is_valid()) throw nb::python_error();
+  const nb::object index = owned(PyNumber_Index(number.ptr()));
   T value{};
   if constexpr (std::is_signed_v<T>) {
     int overflow = 0;

@@ -4,11 +4,7 @@
 namespace onecopy::python::autograd {
 namespace {
 
-nb::object interned(const char* text) {
-  nb::object made = nb::steal(PyUnicode_InternFromString(text));
-  if (!made.is_valid()) throw nb::python_error();
-  return made;
-}
+nb::object interned(const char* text) { return owned(PyUnicode_InternFromString(text)); }
 
 PyTypeObject* node_type(const nb::object& edges, const char* name) {
   return reinterpret_cast<PyTypeObject*>(nb::object(edges.attr(name)).release().ptr());

@@ -24,20 +24,12 @@ struct Names {
 
 /// Returns object.name.
 inline nb::object get(nb::handle object, const nb::object& name) {
-  return call_python([&] {
-    nb::object found = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
-    if (!found.is_valid()) throw nb::python_error();
-    return found;
-  });
+  return call_python([&] { return owned(PyObject_GetAttr(object.ptr(), name.ptr())); });
 }
 
 /// Returns sequence[at].
 inline nb::object item(nb::handle sequence, Py_ssize_t at) {
-  return call_python([&] {
-    nb::object found = nb::steal(PySequence_GetItem(sequence.ptr(), at));
-    if (!found.is_valid()) throw nb::python_error();
-    return found;
-  });
+  return call_python([&] { return owned(PySequence_GetItem(sequence.ptr(), at)); });
 }
 
 /// Returns object.name(arguments...).

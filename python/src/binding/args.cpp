@@ -105,15 +105,20 @@ std::string text_of(nb::handle value, const char* argument) {
                               short_repr(value)));
 }
 
+nb::tuple tuple_of(std::span<const std::int64_t> numbers) {
+  nb::object tuple = owned(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), nb::int_(numbers[i]).release().ptr());
+  return nb::borrow<nb::tuple>(tuple);
+}
+
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
   if (PyIndex_Check(value.ptr())) return {size_arg(value, argument)};
   if (nb::isinstance<nb::str>(value) || PyBytes_Check(value.ptr()) || !PySequence_Check(value.ptr()))
     raise_type_error(
         fmt::format("{} must be an int or a sequence of ints, not {}", argument, short_repr(value)));
-  const nb::object items = nb::steal(PySequence_Tuple(value.ptr()));
-  if (!items.is_valid()) throw nb::python_error();
   std::vector<std::int64_t> shape;
-  for (const nb::handle item : nb::borrow<nb::tuple>(items)) shape.push_back(size_arg(item, argument));
+  for (const nb::handle item : nb::tuple(value)) shape.push_back(size_arg(item, argument));
   return shape;
 }
 

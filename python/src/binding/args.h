@@ -31,6 +31,8 @@ std::optional<std::string_view> utf8_of(nb::handle value);
 /// Returns a str as UTF-8. Raises TypeError and InvalidArgument for others.
 std::string text_of(nb::handle value, const char* argument);
 
+/// Returns the numbers, such as a shape or strides, as a tuple of ints.
+nb::tuple tuple_of(std::span<const std::int64_t> numbers);
 /// Returns the shape of an int or a sequence of ints.
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument);
 /// Returns the dtype of a name ("float32"), of a dtype of numpy, torch or jax, or of bool, int, float or complex.

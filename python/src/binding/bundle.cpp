@@ -19,10 +19,7 @@ namespace {
 constexpr std::size_t kMaxNamed = 4;  // names that repr() shows
 
 nb::object to_str(std::string_view text) {
-  nb::object str =
-      nb::steal(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
-  if (!str.is_valid()) throw nb::python_error();
-  return str;
+  return owned(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
 // ---- what Python calls
@@ -98,11 +95,7 @@ nb::list items(const OpenBundle& bundle) {
   return pairs;
 }
 
-nb::object iterate(const OpenBundle& bundle) {
-  nb::object iterator = nb::steal(PyObject_GetIter(keys(bundle).ptr()));
-  if (!iterator.is_valid()) throw nb::python_error();
-  return iterator;
-}
+nb::object iterate(const OpenBundle& bundle) { return nb::iter(keys(bundle)); }
 
 std::string to_text(const OpenBundle& bundle) {
   std::string text = fmt::format("<onecopy.Bundle of {}", bundle.size());

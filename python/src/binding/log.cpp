@@ -77,10 +77,7 @@ void hand_over(const std::vector<Line>& lines) {
     const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
     for (const Line& line : lines) {
       const nb::str text(line.text.data(), line.text.size());
-      const nb::object done = call_python([&] {
-        return nb::steal(PyObject_CallFunction(emit.ptr(), "iO", level_of_python(line.level), text.ptr()));
-      });
-      if (!done.is_valid()) throw nb::python_error();
+      call_python([&] { return emit(level_of_python(line.level), text); });
     }
   } catch (nb::python_error& error) {
     error.restore();

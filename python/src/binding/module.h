@@ -8,6 +8,12 @@ namespace onecopy::python {
 
 namespace nb = nanobind;
 
+/// Returns the new reference of a C API call, or throws its Python exception.
+inline nb::object owned(PyObject* object) {
+  if (!object) throw nb::python_error();
+  return nb::steal(object);
+}
+
 void init_errors(nb::module_& m);
 void init_leaks(nb::module_& m);
 void init_log(nb::module_& m);

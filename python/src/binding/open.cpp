@@ -70,10 +70,8 @@ Handle handle_arg(nb::handle value, const char* argument) {
     throw Error(ErrorCode::bad_handle,
                 fmt::format("{}: {} is not the text of a handle", argument, short_repr(value)));
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
-    const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
-    if (!bytes.is_valid()) throw nb::python_error();
-    const std::string_view given{PyBytes_AsString(bytes.ptr()),
-                                 static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+    const nb::bytes bytes(value);
+    const std::string_view given{bytes.c_str(), bytes.size()};
     if (given.starts_with("onecopy:")) return Handle::from_text(given);  // as it came from a file or a pipe
     return Handle::from_bytes(std::as_bytes(std::span(given)));
   }

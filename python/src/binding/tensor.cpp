@@ -27,14 +27,6 @@
 namespace onecopy::python {
 namespace {
 
-nb::tuple to_tuple(std::span<const std::int64_t> numbers) {
-  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
-  if (!tuple.is_valid()) throw nb::python_error();
-  for (std::size_t i = 0; i < numbers.size(); ++i)
-    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), nb::int_(numbers[i]).release().ptr());
-  return nb::borrow<nb::tuple>(tuple);
-}
-
 Py_ssize_t length(const Tensor& tensor) {
   if (tensor.layout().ndim() == 0) raise_type_error("len() of a 0-d tensor");
   return tensor.shape()[0];
@@ -56,21 +48,14 @@ nb::object index(const Tensor& tensor) {
   raise_type_error("only a 0-d tensor of ints is an index, not " + tensor.layout().str());
 }
 
-/// Returns the new reference of a C API call, or throws its Python exception.
-nb::object owned(PyObject* object) {
-  if (!object) throw nb::python_error();
-  return nb::steal(object);
-}
-
 // ---- layouts
 
 /// Returns the given sizes, which are numbers or one sequence. Computes a size of -1 from the others.
 std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes) {
   const nb::object given = sizes.size() == 1 ? nb::object(sizes[0]) : nb::object(sizes);
-  const nb::object list =
-      nb::steal(PyIndex_Check(given.ptr()) ? PyList_New(0) : PySequence_List(given.ptr()));
-  if (!list.is_valid()) throw nb::python_error();
-  if (PyIndex_Check(given.ptr())) nb::borrow<nb::list>(list).append(given);
+  nb::list list;
+  if (PyIndex_Check(given.ptr())) list.append(given);
+  else list.extend(given);
   Py_ssize_t rest = -1;
   for (Py_ssize_t i = 0; i < NB_LIST_GET_SIZE(list.ptr()); ++i) {
     PyObject* const size = NB_LIST_GET_ITEM(list.ptr(), i);
@@ -310,8 +295,8 @@ nb::dict cuda_array_interface(const Tensor& tensor) {
   for (std::int64_t& stride : strides) stride *= element;
   const Stream stream = current_stream(tensor.device());
   nb::dict all;
-  all["shape"] = to_tuple(tensor.shape());
-  all["strides"] = to_tuple(strides);
+  all["shape"] = tuple_of(tensor.shape());
+  all["strides"] = tuple_of(strides);
   all["typestr"] = typestr(tensor.dtype());
   all["data"] =
       nb::make_tuple(reinterpret_cast<std::uintptr_t>(tensor.data()), tensor.access() == Access::read_only);
@@ -359,10 +344,10 @@ nb::object reduce_handle(const Tensor& tensor) {
 
 void add_description(nb::class_<Tensor>& c) {
   c.def_prop_ro(
-       "shape", [](const Tensor& t) { return to_tuple(t.shape()); },
+       "shape", [](const Tensor& t) { return tuple_of(t.shape()); },
        nb::sig("def shape(self) -> tuple[int, ...]"), "The sizes of the dimensions.")
       .def_prop_ro(
-          "strides", [](const Tensor& t) { return to_tuple(t.strides()); },
+          "strides", [](const Tensor& t) { return tuple_of(t.strides()); },
           nb::sig("def strides(self) -> tuple[int, ...]"),
           "The distances from one element of a dimension to the next, in elements (not bytes).")
       .def_prop_ro(

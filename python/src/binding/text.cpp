@@ -21,8 +21,7 @@ const std::byte* element_at(const std::byte* data, const Tensor& tensor, std::si
 nb::object list_from(const std::byte* data, const Tensor& tensor, std::size_t dim) {
   if (dim == tensor.layout().ndim()) return to_number(tensor.dtype(), data);
   const std::int64_t count = tensor.shape()[dim];
-  nb::object list = nb::steal(PyList_New(count));
-  if (!list.is_valid()) throw nb::python_error();
+  nb::object list = owned(PyList_New(count));
   for (std::int64_t i = 0; i < count; ++i)
     NB_LIST_SET_ITEM(list.ptr(), i,
                      list_from(element_at(data, tensor, dim, i), tensor, dim + 1).release().ptr());

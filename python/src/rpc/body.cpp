@@ -165,9 +165,7 @@ CallValues arguments_of(nb::handle value) {
     rpc::refuse_message("has arguments that are not a tuple");
   if (!kwargs.is_none() && !PyDict_CheckExact(kwargs.ptr()))
     rpc::refuse_message("has keyword arguments that are not a dict");
-  nb::object tuple = nb::steal(PySequence_Tuple(args.ptr()));
-  if (!tuple.is_valid()) throw nb::python_error();
-  return {std::move(tuple), std::move(kwargs)};
+  return {nb::tuple(args), std::move(kwargs)};
 }
 
 }  // namespace onecopy::python

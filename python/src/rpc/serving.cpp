@@ -220,9 +220,8 @@ nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, c
         [&] { return nb::object(agent_.attr("serve")(target.function, from, work.call, values.args)); });
   } else {
     PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
-    nb::object result = call_python(
-        [&] { return nb::steal(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
-    if (!result.is_valid()) throw nb::python_error();
+    nb::object result =
+        call_python([&] { return owned(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
     const bool is_native = target.kind == Target::Kind::native;
     if (!target.is_asynchronous && (!is_native || is_ordinary(result.ptr()))) return result;
     told = call_python(

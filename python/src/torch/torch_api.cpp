@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "binding/args.h"
 #include "device/backend.h"
 #include "memory/dlpack_dtype.h"
 #include "onecopy/core/error.h"
@@ -32,14 +33,6 @@ std::vector<std::int64_t> numbers(nb::handle tuple) {
   std::vector<std::int64_t> values;
   for (const nb::handle value : tuple) values.push_back(nb::cast<std::int64_t>(value));
   return values;
-}
-
-nb::tuple tuple_of(std::span<const std::int64_t> values) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
-  if (!tuple) throw nb::python_error();
-  for (std::size_t i = 0; i < values.size(); ++i)
-    NB_TUPLE_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
-  return nb::steal<nb::tuple>(tuple);
 }
 
 std::optional<DeviceType> device_type(std::string_view name) {

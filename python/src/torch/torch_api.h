@@ -160,15 +160,11 @@ class TorchSymbols {
   /// Calls a method of one of torch's types, which was looked up once, on an object of the type.
   static nb::object call(const nb::object& method, nb::handle self) {
     PyObject* const arguments[] = {nullptr, self.ptr()};  // room in front, for bound methods
-    PyObject* result =
-        PyObject_Vectorcall(method.ptr(), arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
+    return owned(
+        PyObject_Vectorcall(method.ptr(), arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
   }
   static nb::object get(nb::handle object, const nb::object& name) {
-    PyObject* result = PyObject_GetAttr(object.ptr(), name.ptr());
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
+    return owned(PyObject_GetAttr(object.ptr(), name.ptr()));
   }
   static std::size_t number(const nb::object& value) {
     const std::size_t result = PyLong_AsSize_t(value.ptr());

@@ -60,9 +60,7 @@ nb::object ClassPlan::make(nb::handle parts) const {
     return member ? nb::borrow(member) : nb::object();
   }
   const nb::object items = nb::steal(PyTuple_GetSlice(parts.ptr(), 2, count));
-  nb::object made = call_python([&] { return nb::steal(PyObject_Call(type(), items.ptr(), nullptr)); });
-  if (!made.is_valid()) throw nb::python_error();
-  return made;
+  return call_python([&] { return owned(PyObject_Call(type(), items.ptr(), nullptr)); });
 }
 
 /// Makes a record as object.__new__() and object.__setattr__() do. The plan's own string of a name is found faster than
@@ -70,8 +68,7 @@ nb::object ClassPlan::make(nb::handle parts) const {
 nb::object ClassPlan::make_record(PyObject* values) const {
   static const auto make_object = reinterpret_cast<newfunc>(PyType_GetSlot(&PyBaseObject_Type, Py_tp_new));
   static PyObject* const no_arguments = PyTuple_New(0);
-  nb::object made = nb::steal(make_object(reinterpret_cast<PyTypeObject*>(type()), no_arguments, nullptr));
-  if (!made.is_valid()) throw nb::python_error();
+  nb::object made = owned(make_object(reinterpret_cast<PyTypeObject*>(type()), no_arguments, nullptr));
   PyObject *key, *value;
   Py_ssize_t position = 0;
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(fields());

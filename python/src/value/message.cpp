@@ -161,9 +161,8 @@ void pickle(nb::handle object, Message& message) {
 nb::object unpickle(ByteSpan data, std::span<const Tensor> tensors) {
   const Unpickling now(tensors);
   const nb::object view =
-      nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(const_cast<std::byte*>(data.data())),
-                                        static_cast<Py_ssize_t>(data.size()), PyBUF_READ));
-  if (!view.is_valid()) throw nb::python_error();
+      owned(PyMemoryView_FromMemory(reinterpret_cast<char*>(const_cast<std::byte*>(data.data())),
+                                    static_cast<Py_ssize_t>(data.size()), PyBUF_READ));
   const nb::handle loads = pickling().loads;
   return call_python([&] { return loads(view); });
 }

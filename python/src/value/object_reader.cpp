@@ -18,11 +18,6 @@
 namespace onecopy::python {
 namespace {
 
-nb::object made(PyObject* object) {
-  if (!object) throw nb::python_error();
-  return nb::steal(object);
-}
-
 /// Makes the objects of one value that value::Reader reads.
 class ObjectSink {
  public:
@@ -33,17 +28,19 @@ class ObjectSink {
 
   nb::object none() { return nb::none(); }
   nb::object boolean(bool truth) { return nb::bool_(truth); }
-  nb::object integer(std::int64_t number) { return made(PyLong_FromLongLong(number)); }
+  nb::object integer(std::int64_t number) { return owned(PyLong_FromLongLong(number)); }
   nb::object long_integer(ByteSpan bytes) {
     return nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type))
         .attr("from_bytes")(to_python(bytes), "little", nb::arg("signed") = true);
   }
-  nb::object real(double number) { return made(PyFloat_FromDouble(number)); }
-  nb::object complex(double real, double imaginary) { return made(PyComplex_FromDoubles(real, imaginary)); }
+  nb::object real(double number) { return owned(PyFloat_FromDouble(number)); }
+  nb::object complex(double real, double imaginary) {
+    return owned(PyComplex_FromDoubles(real, imaginary));
+  }
   nb::object text(ByteSpan utf8);
   nb::object bytes(ByteSpan bytes) {
-    return made(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(bytes.data()),
-                                          static_cast<Py_ssize_t>(bytes.size())));
+    return owned(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(bytes.data()),
+                                           static_cast<Py_ssize_t>(bytes.size())));
   }
   nb::object tensor(std::size_t index, std::uint8_t flags) {
     return received(open_(tensors_[index], flags));
@@ -61,7 +58,7 @@ class ObjectSink {
 
   template <class Next>
   nb::object tuple(std::size_t count, Next&& next) {
-    nb::object tuple = made(PyTuple_New(static_cast<Py_ssize_t>(count)));
+    nb::object tuple = owned(PyTuple_New(static_cast<Py_ssize_t>(count)));
     for (std::size_t i = 0; i < count; ++i)
       NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), next().release().ptr());
     return tuple;
@@ -69,7 +66,7 @@ class ObjectSink {
   /// Makes a list value by value, since a list can contain itself and other threads must always see a whole list.
   template <class Next, class Begun>
   nb::object list(std::size_t count, Next&& next, Begun&& begun) {
-    nb::object list = made(PyList_New(0));
+    nb::object list = owned(PyList_New(0));
     begun(list);
     for (std::size_t i = 0; i < count; ++i)
       if (PyList_Append(list.ptr(), next().ptr()) < 0) throw nb::python_error();
@@ -77,7 +74,7 @@ class ObjectSink {
   }
   template <class Next, class Begun>
   nb::object dict(std::size_t count, Next&& next, Begun&& begun) {
-    nb::object dict = made(PyDict_New());
+    nb::object dict = owned(PyDict_New());
     begun(dict);
     for (std::size_t i = 0; i < count; ++i) {
       const nb::object key = next();
@@ -88,7 +85,7 @@ class ObjectSink {
   template <class Next>
   nb::object object(std::string_view kind, std::size_t count, Next&& next) {
     if (!options_.rebuild.is_valid()) value::refuse("it has an object that only calls have");
-    nb::object parts = made(PyTuple_New(static_cast<Py_ssize_t>(count + 1)));
+    nb::object parts = owned(PyTuple_New(static_cast<Py_ssize_t>(count + 1)));
     NB_TUPLE_SET_ITEM(parts.ptr(), 0, text(std::as_bytes(std::span(kind))).release().ptr());
     for (std::size_t i = 0; i < count; ++i)
       NB_TUPLE_SET_ITEM(parts.ptr(), static_cast<Py_ssize_t>(i + 1), next().release().ptr());
@@ -97,7 +94,7 @@ class ObjectSink {
                       : ClassPlan::of_name(options_.classes, kind, NB_TUPLE_GET_ITEM(parts.ptr(), 1)))
       if (nb::object planned = plan.make(parts); planned.is_valid()) return planned;
     return received(
-        call_python([&] { return made(PyObject_Call(options_.rebuild.ptr(), parts.ptr(), nullptr)); }));
+        call_python([&] { return owned(PyObject_Call(options_.rebuild.ptr(), parts.ptr(), nullptr)); }));
   }
 
  private:
@@ -153,7 +150,7 @@ nb::object ObjectSink::text(ByteSpan utf8) {
 nb::object ObjectSink::decode(ByteSpan utf8) {
   PyObject* const str = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(utf8.data()),
                                              static_cast<Py_ssize_t>(utf8.size()), nullptr);
-  if (str || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return made(str);
+  if (str || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return owned(str);
   PyErr_Clear();
   value::refuse("a str is not UTF-8");
 }

@@ -404,8 +404,7 @@ bool ObjectWriter::write_fields(PyObject* object, PyObject* fields, int depth) {
   out_.dict(static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const name = NB_TUPLE_GET_ITEM(fields, i);
-    const nb::object value = call_python([&] { return nb::steal(PyObject_GetAttr(object, name)); });
-    if (!value.is_valid()) throw nb::python_error();
+    const nb::object value = call_python([&] { return owned(PyObject_GetAttr(object, name)); });
     if (!write_str(name, depth + 1) || !write(value.ptr(), depth + 1)) return false;
   }
   key_parts_ += static_cast<std::uint64_t>(count);

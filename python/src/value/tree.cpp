@@ -115,8 +115,7 @@ nb::object plain_of_other(nb::handle x) {
   else if (PyUnicode_Check(x.ptr())) plain = PyUnicode_FromObject(x.ptr());
   else if (is_numpy_scalar(x)) return x.attr("item")();
   else return {};
-  if (!plain) throw nb::python_error();
-  return nb::steal(plain);
+  return owned(plain);
 }
 
 bool is_plain(nb::handle x) {
@@ -197,8 +196,7 @@ nb::object Tree::leaf(nb::handle x, int depth) {
 
 /// Walks a copy, which no other thread changes. Returns the original if no part had to be replaced.
 nb::object Tree::walk_dict(nb::handle x, int depth) {
-  nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
-  if (!copy.is_valid()) throw nb::python_error();
+  nb::object copy = owned(PyDict_Copy(x.ptr()));
   max_together_ = std::max(max_together_, static_cast<std::size_t>(NB_DICT_GET_SIZE(copy.ptr())));
   bool changed = !PyDict_CheckExact(x.ptr());
   PyObject *key, *value;
@@ -221,8 +219,7 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
 }
 
 nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
-  nb::object copy = nb::steal(PySequence_List(x.ptr()));
-  if (!copy.is_valid()) throw nb::python_error();
+  nb::list copy(x);
   max_together_ = std::max(max_together_, static_cast<std::size_t>(NB_LIST_GET_SIZE(copy.ptr())));
   bool changed = !PyList_CheckExact(x.ptr()) && !PyTuple_CheckExact(x.ptr());
   for (Py_ssize_t i = 0; i < NB_LIST_GET_SIZE(copy.ptr()); ++i) {
@@ -234,7 +231,7 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
     PyList_SetItem(copy.ptr(), i, fit.release().ptr());
   }
   if (!changed) return nb::borrow(x);
-  return is_tuple ? nb::steal(PyList_AsTuple(copy.ptr())) : copy;
+  return is_tuple ? nb::object(nb::tuple(copy)) : copy;
 }
 
 void Tree::make_room_for_many() {
