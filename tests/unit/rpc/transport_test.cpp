@@ -121,7 +121,7 @@ TEST_P(ATransport, TellsOfAMemberThatIsKilledInACall) {
   EXPECT_EQ(callee.join(), -SIGKILL);
 }
 
-/// The callback of a part that had failed gave UCX the next part of the tensor while UCX was ending the endpoint.
+/// The call ends with a typed error wherever within the tensor the member is killed.
 TEST_P(ATransport, TellsOfAMemberThatIsKilledWhileALargeTensorIsSent) {
   constexpr int kRounds = 10;
   const Values large{{}, {testing::numbers(16 << 20, 1)}};
