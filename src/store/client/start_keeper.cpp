@@ -77,6 +77,7 @@ void start_keeper(const std::string& command) {
   const SpawnSettings settings(output.get());
   std::vector<std::string> words{"onecopy", "store", "serve", "--background"};
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   pid_t pid = 0;

@@ -36,7 +36,7 @@ void check_name(const std::string& name) {
 Bytes encode(const Record& record) { return encode_fields(record); }
 
 Record decode_record(ByteSpan bytes) {
-  const auto record = decode_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
+  auto record = decode_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
   if (record.kind < Record::Kind::publish || record.kind > Record::Kind::count)
     throw Error(ErrorCode::protocol, fmt::format("a record of the store's index has the unknown kind {}",
                                                  static_cast<int>(record.kind)));
