@@ -53,10 +53,11 @@ void RunningCall::on_cancel(nb::object hook) {
 nb::dict describe_call(const char* direction, const std::string& trace, const std::string& function,
                        const std::string& member, Deadline deadline,
                        std::initializer_list<std::pair<const char*, std::int64_t>> stages) {
+  const std::int64_t now = now_ns();  // one moment for all ages, so that earlier stages are older
   nb::dict ages, found;
   for (const auto& [stage, when] : stages) {
     if (when == 0) continue;
-    ages[stage] = static_cast<double>(now_ns() - when) / 1e9;
+    ages[stage] = static_cast<double>(now - when) / 1e9;
     found["stage"] = stage;
   }
   found["trace"] = trace;
