@@ -126,7 +126,7 @@ def futures_that_are_there():
 
 
 def futures_are_left(count):
-    """Of calls that were waited for, called back, collected, or never looked at."""
+    """Checks calls that were waited for, called back, collected, or never looked at."""
 
     def calls():
         return [rpc.rpc_async("worker1", add, args=(i,)) for i in range(count)]

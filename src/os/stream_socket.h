@@ -30,8 +30,10 @@ class StreamSocket {
   static StreamSocket listen(const std::string& address, int backlog = 128);
   /// Connects to an address. Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
-  /// Listens or connects across hosts. Throws as above. Retries to connect while there is no route to the host.
+  /// Listens for other hosts. Throws system if the address is taken.
   static StreamSocket listen(const HostPort& at, int backlog = 128);
+  /// Connects to another host. Retries while there is no route to the host. Throws peer_died if no socket listens there,
+  /// timeout, system.
   static StreamSocket connect(const HostPort& at, std::chrono::milliseconds timeout);
 
   /// Returns a listener's address to connect to, with the real port, or the address that a connection was made to;
