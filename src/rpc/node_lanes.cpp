@@ -192,6 +192,7 @@ void Node::handle_note(Member& from, Message&& message) {
 /// adds a call later sees has_ended.
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
+  point("rpc.death.noticed");
   if (member.transport) member.transport->close(member);
   fail(calls_.take_of(member.number(), member.session), End::member_ended);
   complete(member.opened, End::member_ended);

@@ -68,8 +68,8 @@ Member& Node::next_session(Member& ended) {
 
 Member& Node::session_with(Member& known) {
   Member* const last = &known.last_session();
-  const bool was_cut =
-      last->is_over && !last->has_left && last->transport && last->transport->reconnects() && !is_stopped();
+  const bool was_cut = last->has_ended && !last->has_left && last->transport &&
+                       last->transport->reconnects() && !is_stopped();
   return was_cut ? next_session(*last) : *last;
 }
 
