@@ -7,7 +7,6 @@
 #include <chrono>
 #include <thread>
 
-#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
