@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/robust_mutex.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <new>
 
@@ -12,12 +17,90 @@
 #include "os/deadline.h"
 #include "os/futex.h"
 #include "os/lock_word.h"
-#include "os/locking_thread.h"
+#include "os/process.h"
 
 namespace onecopy {
 namespace {
 
 using std::chrono::nanoseconds;
+
+/// The calling thread as a holder of locks in shared memory: its id, and the announcement that the kernel reads when
+/// the thread dies.
+///
+/// The kernel knows one list of locks for each thread, which belongs to the C library (set_robust_list(2)), and one
+/// place for the lock that the thread is just taking or releasing. Only that place is used here: list entries would lie
+/// beside their locks, in memory that other processes write.
+///
+/// Thread safety: an object belongs to its thread.
+class LockingThread {
+ public:
+  /// Returns the calling thread's object. A forked child gets another one, even after a raw clone.
+  static LockingThread& current() noexcept {
+    static constinit thread_local LockingThread me;
+    if (me.pid_ != current_pid()) [[unlikely]]
+      me.look_up();
+    return me;
+  }
+
+  std::uint32_t id() const noexcept { return id_; }
+  /// Announces `word` until end(): if this thread dies as its holder, the kernel frees the word. Only one word can be
+  /// announced at a time: a second begin() within the first does nothing.
+  void begin(const void* word) noexcept;
+  void end(const void* word) noexcept;
+
+  /// Returns whether a thread of this PID namespace has that id.
+  static bool exists(std::uint32_t id) noexcept;
+
+ private:
+  void look_up() noexcept;
+
+  int pid_ = 0;
+  std::uint32_t id_ = 0;
+  robust_list_head* kernel_looks_at_ = nullptr;  ///< null if the kernel refuses to tell
+};
+
+/// Returns the address that stands for the lock in the list; the kernel adds the offset to find the lock itself.
+robust_list* entry_of(const void* word, long offset) noexcept {
+  return reinterpret_cast<robust_list*>(const_cast<char*>(static_cast<const char*>(word)) - offset);
+}
+
+void tell(robust_list_head& head, robust_list* entry) noexcept {
+  // The kernel reads the announcement when this thread has stopped, so only the compiler could reorder the writes.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  *const_cast<robust_list* volatile*>(&head.list_op_pending) = entry;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+/// Registers a list for threads that the C library did not start, such as the child of a raw clone.
+robust_list_head* register_own() noexcept {
+  thread_local robust_list_head own;
+  own = {{&own.list}, 0, nullptr};
+  return ::syscall(SYS_set_robust_list, &own, sizeof own) == 0 ? &own : nullptr;
+}
+
+void LockingThread::look_up() noexcept {
+  pid_ = current_pid();
+  id_ = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+  std::size_t size = 0;
+  kernel_looks_at_ = nullptr;
+  if (::syscall(SYS_get_robust_list, 0, &kernel_looks_at_, &size) != 0) kernel_looks_at_ = nullptr;
+  else if (!kernel_looks_at_) kernel_looks_at_ = register_own();
+}
+
+void LockingThread::begin(const void* word) noexcept {
+  if (kernel_looks_at_ && !kernel_looks_at_->list_op_pending)
+    tell(*kernel_looks_at_, entry_of(word, kernel_looks_at_->futex_offset));
+}
+
+void LockingThread::end(const void* word) noexcept {
+  if (kernel_looks_at_ &&
+      kernel_looks_at_->list_op_pending == entry_of(word, kernel_looks_at_->futex_offset))
+    tell(*kernel_looks_at_, nullptr);
+}
+
+bool LockingThread::exists(std::uint32_t id) noexcept {
+  return ::syscall(SYS_tkill, static_cast<pid_t>(id), 0) == 0 || errno != ESRCH;
+}
 
 static_assert(std::endian::native == std::endian::little,
               "the kernel uses the first half of a lock's word");
