@@ -113,9 +113,6 @@ class Session final {
   /// Locates the tensor's block. Throws as shared_blocks() does, naming the caller's `verb`.
   LocatedBlock locate(const Tensor& tensor, const char* verb);
 
-  /// Opens a handle's tensor. If this is the process's first use of onecopy, calls the owner first, so that it wakes up
-  /// early.
-  static Tensor open_early(const HandleFields& handle, const OpenOptions& options);
   /// Opens the tensor of a row, in no stream. If the owner is dead, asks `holders` as well as the maker for its memory.
   Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
   /// Writes `segment`, so that try_open() opens blocks of the row's segment in this epoch. Returns an object that must
@@ -168,6 +165,15 @@ class Session final {
   Holds& holds_;
   EventLoop& loop_;
 };
+
+/// Returns the group that counts the references of the tensor's block in the end. Throws invalid_argument for a tensor
+/// without memory, for a card's view of memory of the host, and for memory of other libraries. The message names the
+/// caller's `verb`: "share", "put".
+SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
+
+/// Opens the tensor of a handle that may name a bundle's table or a queue. If this is the process's first use of
+/// onecopy, calls the owner first, so that it wakes up early.
+Tensor open_any(const HandleFields& handle, const OpenOptions& options);
 
 /// Adopts a named file as adopt_file() does, without a descriptor that stays open. The file gets a second name beside
 /// the segment files of this process, and is lengthened to whole pages. The last process that has the segment mapped

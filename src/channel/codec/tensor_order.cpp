@@ -153,35 +153,34 @@ void add_points_of_host(ItemOrder& order, std::uint32_t row) {
     order.points.push_back({order.points[i].value, order.points[i].slot, row});
 }
 
-ItemOrder order_of_host(Session& session, const Departure& departure) {
-  ItemOrder order = order_of_values(session, departure.stream);
+ItemOrder order_of_host(Session& session, std::span<const Tensor> tensors, Stream stream) {
+  ItemOrder order = order_of_values(session, stream);
   if (order.points.empty()) return order;
-  const std::uint32_t row = filled_row(departure.tensors);
+  const std::uint32_t row = filled_row(tensors);
   for (ItemPoint& point : order.points) point.row = row;
   return order;
 }
 
 }  // namespace
 
-ItemOrder order_of(Session& session, const Departure& departure) {
+ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream) {
   ItemOrder order;
   std::vector<Device> devices;
-  for (std::uint32_t row = 0; row < departure.tensors.size(); ++row) {
-    const Device device = departure.tensors[row].device();
+  for (std::uint32_t row = 0; row < tensors.size(); ++row) {
+    const Device device = tensors[row].device();
     if (device == kCpu || std::find(devices.begin(), devices.end(), device) != devices.end()) continue;
-    if (departure.stream.native && !devices.empty())
+    if (stream.native && !devices.empty())
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("this message has tensors on {} and {}, and a stream is of one device; put "
                               "them as two messages, or in the order of the default streams",
                               devices.front().str(), device.str()));
     devices.push_back(device);
-    session.streams().note_use(device, departure.stream);
-    if (const TimelinePoint point = session.streams().mark(device, departure.stream))
+    session.streams().note_use(device, stream);
+    if (const TimelinePoint point = session.streams().mark(device, stream))
       order.points.push_back({point.value, point.slot, row});
   }
-  if (devices.empty()) return order_of_host(session, departure);
-  if (const std::uint32_t row = filled_row(departure.tensors); row != kNoRow)
-    add_points_of_host(order, row);
+  if (devices.empty()) return order_of_host(session, tensors, stream);
+  if (const std::uint32_t row = filled_row(tensors); row != kNoRow) add_points_of_host(order, row);
   order.putter = session.id();
   return order;
 }

@@ -39,30 +39,13 @@ struct UnpackedTensors {
   std::size_t size() const noexcept { return first ? 1 + others.size() : 0; }
 };
 
-/// The tensors of one item that is being put, and the streams whose order they follow. Each put makes one Departure at
-/// its beginning.
-struct Departure {
-  Departure(Session& session, std::span<const Tensor> leaving, Stream in)
-      : tensors(leaving),
-        stream(in),
-        needs_order(!session.streams().used_devices().empty() ||
-                    std::any_of(leaving.begin(), leaving.end(),
-                                [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
-
-  std::span<const Tensor> tensors;
-  Stream stream;
-  /// Tells whether getters may have to wait for a stream, because a tensor is on a device or this process has used a
-  /// device.
-  bool needs_order;
-};
-
 /// Returns a point in the stream on each device that has one of the tensors, or else on each device that this process
 /// has used and that has work. In the first case `stream` is on the tensors' device. Throws invalid_argument for
 /// tensors on two devices, or for no tensors on devices and several used devices, if a stream is named. REQUIRES:
-/// departure.needs_order.
+/// a tensor is on a device, or this process has used one.
 ///
 /// The function is not inlined, since most puts need no order.
-[[gnu::noinline]] ItemOrder order_of(Session& session, const Departure& departure);
+[[gnu::noinline]] ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream);
 
 /// Returns whether put_in_order() needs no question to another process. Throws unsupported for a captured stream that
 /// would have to wait: the item must stay.

@@ -85,7 +85,7 @@ Channel& Channel::create(const RingOptions& options, bool may_spin) {
 Channel& Channel::connect(const Handle& handle) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
-  Tensor tensor = Session::open_early(handle.fields(), OpenOptions{Access::read_write, {}, {}});
+  Tensor tensor = open_any(handle.fields(), OpenOptions{Access::read_write, {}, {}});
   if (tensor.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");

@@ -5,8 +5,9 @@
 #include "share/session.h"
 
 namespace onecopy {
-ItemsInFlight::ItemsInFlight(std::uint64_t channel)
-    : channel_(channel),
+ItemsInFlight::ItemsInFlight(const Ring& ring, std::uint64_t channel)
+    : ring_(ring),
+      channel_(channel),
       chunks_(std::make_unique<Chunk>()),
       write_{chunks_.get(), 0},
       read_{chunks_.get(), 0} {}
@@ -61,6 +62,14 @@ bool ItemsInFlight::release_taken(std::uint64_t head, bool may_wait) noexcept {
     release_locked(head, 0);
   }
   return !empty();
+}
+
+/// Reads the ring's head only if it is time to look, because reading takes its cache line away from the getter.
+void ItemsInFlight::release_some(Blocks blocks) noexcept {
+  constexpr std::size_t kMany = 16;
+  constexpr std::size_t kManyLarge = 3;  // at most every other put disturbs the getter
+  const std::size_t keep = blocks == Blocks::own ? kMany : 0;
+  if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany)) release_before(ring_.head(), keep);
 }
 
 void ItemsInFlight::release_before(std::uint64_t head, std::size_t keep) noexcept {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "channel/ring/ring.h"
 #include "onecopy/memory/block.h"
 #include "onecopy/share/stats.h"
 #include "os/mutex.h"
@@ -23,8 +24,8 @@ namespace onecopy {
 /// that releases reads before put_.
 class ItemsInFlight {
  public:
-  /// Constructs an empty list. `channel` is the queue's number.
-  explicit ItemsInFlight(std::uint64_t channel);
+  /// Constructs an empty list of items in `ring`. `channel` is the queue's number.
+  ItemsInFlight(const Ring& ring, std::uint64_t channel);
   ~ItemsInFlight() { clear(); }
   ItemsInFlight(const ItemsInFlight&) = delete;
   ItemsInFlight& operator=(const ItemsInFlight&) = delete;
@@ -43,11 +44,7 @@ class ItemsInFlight {
   enum class Blocks : std::uint8_t { borrowed, own, large };
   /// Releases some taken items, if it is time to look. Keeps small own blocks a little longer, until their receiver has
   /// released them as well, so that they become free at once and never enter limbo.
-  template <class Head>
-  void release_some(Blocks blocks, Head&& head) noexcept {
-    const std::size_t keep = blocks == Blocks::own ? kMany : 0;
-    if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany)) release_before(head(), keep);
-  }
+  void release_some(Blocks blocks) noexcept;
   bool empty() const noexcept { return size() == 0; }
   /// Notes the time since which the oldest item has been there.
   void note_age() noexcept;
@@ -61,9 +58,6 @@ class ItemsInFlight {
   void clear() noexcept;
 
  private:
-  static constexpr std::size_t kMany = 16;
-  /// A count with which at most every other put disturbs the getter.
-  static constexpr std::size_t kManyLarge = 3;
   static constexpr std::size_t kAtOnce = 32;
 
   /// A reference that its destructor does not release: a chunk may contain released ones.
@@ -98,6 +92,7 @@ class ItemsInFlight {
       REQUIRES(mutex_);
   const Sent* oldest() const noexcept REQUIRES(mutex_);
 
+  const Ring& ring_;
   const std::uint64_t channel_;
   std::unique_ptr<Chunk> chunks_;  ///< begins with the chunk of the oldest item
 

@@ -135,7 +135,7 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
     return size;
   };
   if (!ring_.put(write, deadline)) return false;
-  in_flight_.release_some(kind, [this] { return ring_.head(); });
+  in_flight_.release_some(kind);
   if (!in_flight_.empty()) ChannelRegistry::look_soon();
   point("queue.put.done");
   return true;
@@ -160,18 +160,18 @@ bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<Blo
 }
 
 void Sender::lock() {
-  packer_.lookup().lock();
+  packer_.lock();
   in_flight_.lock();
 }
 
 void Sender::unlock() {
   in_flight_.unlock();
-  packer_.lookup().unlock();
+  packer_.unlock();
 }
 
 void Sender::reset() noexcept {
   in_flight_.clear();
-  packer_.lookup().reset();
+  packer_.reset();
 }
 
 }  // namespace onecopy

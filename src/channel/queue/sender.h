@@ -24,7 +24,7 @@ class Sender {
       : ring_(ring),
         directory_(directory),
         packer_(ring, directory, creator),
-        in_flight_(directory.queue()) {}
+        in_flight_(ring, directory.queue()) {}
 
   /// Puts a tensor. Returns false if there was no space by the deadline. Getters' streams will wait for the work that
   /// is in `stream` now. Throws closed, out_of_memory (with nothing changed), and invalid_argument for memory of other
@@ -39,7 +39,7 @@ class Sender {
   void prepare(Session& session, const Message& message, Deadline deadline);
 
   /// Returns the number of known segments that the creator does not retain.
-  std::uint64_t unkept() const noexcept { return packer_.lookup().unkept(); }
+  std::uint64_t unkept() const noexcept { return packer_.unkept(); }
 
   ItemsInFlight& in_flight() noexcept { return in_flight_; }
   const ItemsInFlight& in_flight() const noexcept { return in_flight_; }

@@ -124,21 +124,12 @@ std::uint64_t Ring::put_count() const {
   return first_item(tail) ? tail + 1 : tail;
 }
 
-RingSlot* Ring::slot_to_fill(std::uint64_t& position) {
-  if (is_closed()) throw_closed();
-  position = settled_tail();
-  if (!has_space(position)) return nullptr;
-  RingSlot* slot = chunks_.find(position);
-  return slot ? slot : chunks_.assign(position, head());
-}
-
-std::uint64_t Ring::settled_tail() {
+/// Returns the tail after a producer that died or threw around its commit. The slot's stamp tells whether the commit was
+/// made.
+std::uint64_t Ring::settle(std::uint64_t tail) {
   RingProducers& producers = header_->producers;
-  const std::uint64_t tail = producers.tail.load(std::memory_order_relaxed);
   const std::uint64_t intent = producers.intent.load(std::memory_order_relaxed);
-  if (intent == tail) return tail;
   if (intent != tail + 1) RingChunks::throw_damaged("tail", tail);
-  // A producer died or threw around its commit. The slot's stamp tells whether the commit was made.
   const RingSlot* slot = chunks_.find(tail);
   if (!slot || slot->stamp.load() != intent) return tail;
   producers.tail.store(intent, std::memory_order_release);
@@ -146,7 +137,6 @@ std::uint64_t Ring::settled_tail() {
 }
 
 bool Ring::has_space(std::uint64_t tail) {
-  if (max_items_ == 0 || tail - head_seen_ < max_items_) return true;
   head_seen_ = head();
   const std::uint64_t items = tail - head_seen_;
   if (items > max_items_) RingChunks::throw_damaged("number of items", items);

@@ -134,9 +134,9 @@ class Ring {
   template <class Accept>
   TakeResult try_take(Accept& accept, Deadline deadline);
 
-  /// Returns the slot of the next item and its position, or nullptr if the bound is reached.
   RingSlot* slot_to_fill(std::uint64_t& position);
   std::uint64_t settled_tail();
+  std::uint64_t settle(std::uint64_t tail);
   bool has_space(std::uint64_t tail);
   RingSlot* first_item(std::uint64_t head) const {
     RingSlot* slot = chunks_.find(head);
@@ -235,6 +235,20 @@ bool Ring::try_put(Write& write, Deadline deadline) {
   producers.tail.store(position + 1, std::memory_order_release);
   point("ring.put.settled");
   return true;
+}
+
+/// Returns the slot of the next item and its position, or nullptr if the bound is reached.
+inline RingSlot* Ring::slot_to_fill(std::uint64_t& position) {
+  if (is_closed()) throw_closed();
+  position = settled_tail();
+  if (max_items_ != 0 && position - head_seen_ >= max_items_ && !has_space(position)) return nullptr;
+  RingSlot* slot = chunks_.find(position);
+  return slot ? slot : chunks_.assign(position, head());
+}
+
+inline std::uint64_t Ring::settled_tail() {
+  const std::uint64_t tail = header_->producers.tail.load(std::memory_order_relaxed);
+  return header_->producers.intent.load(std::memory_order_relaxed) == tail ? tail : settle(tail);
 }
 
 template <class Stop>

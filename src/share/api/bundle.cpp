@@ -126,7 +126,7 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
   fields.timeline_slot = 0;  // the point is about the bundle's tensors; the table is already written
   fields.timeline_value = 0;
-  Tensor table = Session::open_early(fields, OpenOptions{options.access, {}, {}});
+  Tensor table = open_any(fields, OpenOptions{options.access, {}, {}});
   if (table.device() != kCpu)
     throw Error(ErrorCode::bad_handle,
                 "a bundle's table is memory of the host, not of " + table.device().str());

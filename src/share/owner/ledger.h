@@ -138,8 +138,14 @@ class Ledger final : public SharedBlocks, public PageGuard {
   void release_now(std::uint32_t block) noexcept override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
-  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
-  void end_transit(std::uint32_t block) noexcept override;
+  // Count the block for an item on its way, unless this process owns the block: the counts tell an owner what the items
+  // of a dead borrower still need, and no process reuses the memory of a dead owner.
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    if (inherited_) transits_.begin(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override {
+    if (inherited_) transits_.end(block);
+  }
   std::uint32_t segment_of(std::uint32_t block) const noexcept override {
     return table_.record(block).segment;
   }

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the ledger deals with other processes: pins of its segments, claim pages of borrowers, forked children.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <iterator>
 #include <thread>
 
-#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
 #include "share/owner/ledger.h"
@@ -177,16 +174,6 @@ std::uint64_t Ledger::Borrowers::claims_of(PageRef page) const noexcept {
   return claims;
 }
 
-/// Counts the block for an item on its way, unless this process owns the block: the counts tell an owner what the items
-/// of a dead borrower still need, and no process reuses the memory of a dead owner.
-void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
-  if (inherited_) transits_.begin(block, channel);
-}
-
-void Ledger::end_transit(std::uint32_t block) noexcept {
-  if (inherited_) transits_.end(block);
-}
-
 // The fork handlers call the following functions.
 
 void Ledger::Inheritance::hold_everything() {
@@ -227,27 +214,6 @@ std::vector<BlockRef> Ledger::Inheritance::take_kept_of_freed() noexcept {
     at = next;
   }
   return {};
-}
-
-// The interface of blocks that processes share.
-
-SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
-  BlockGroup* const group = tensor.block().group();
-  if (!group) [[unlikely]]
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("an empty tensor has no memory to {}; make one first", verb));
-  if (!group->shareable()) [[unlikely]]
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("this tensor's memory belongs to another library and cannot be opened by other "
-                            "processes; {} onecopy::copy(tensor.view()) instead",
-                            verb));
-  if (PinnedRanges::is_view(tensor.device(), tensor.data())) [[unlikely]]
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
-                    "that it is a view of",
-                    tensor.device().str(), verb));
-  return as_shared(*group).root();
 }
 
 }  // namespace onecopy

@@ -107,11 +107,6 @@ struct LocatedBlock {
 /// Returns a group's interface for other processes. REQUIRES: group.shareable().
 inline SharedBlocks& as_shared(BlockGroup& group) noexcept { return static_cast<SharedBlocks&>(group); }
 
-/// Returns the group that counts the references of the tensor's block in the end. Throws invalid_argument for a tensor
-/// without memory, for a card's view of memory of the host, and for memory of other libraries. The message names the
-/// caller's `verb`: "share", "put".
-SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
-
 /// Returns where the tensor's block begins for the tensor's own device: at `spot`, or where the block was opened for
 /// another device. The address for another device may directly follow the bytes at `spot`, so an address at the block's
 /// end belongs to the block only if the tensor has no bytes.

@@ -67,8 +67,6 @@ class Runtime final {
     return allocations_.adopt(view, std::move(owner));
   }
 
-  /// Implements onecopy::share().
-  Handle share(const Tensor& tensor, Stream stream);
   /// Names the tensor as share() does, for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
   /// Names the tensor in a handle whose point comes after all work in the stream; for pinned memory of the host, after
@@ -112,11 +110,6 @@ class Runtime final {
   void end_idle_releases();
   Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);
   bool await_release(Deadline deadline);
-
-  // session.cpp
-  /// On the device `user`, see Importer::open().
-  Tensor open_for(const HandleFields& handle, Access access, std::optional<Device> user);
-  void count_opened() noexcept { opened_total_.fetch_add(1, std::memory_order_relaxed); }
 
   // api/stats.cpp
   std::vector<TransitInfo> transits() const;
@@ -187,7 +180,6 @@ class Runtime final {
   Timer cleaning_{loop_, [this] { return clean_up(), Timer::Pause(); }};
   Session session_{*this};
   std::atomic<std::uint64_t> shared_total_{0};
-  std::atomic<std::uint64_t> opened_total_{0};
 
   bool cleaned_up_ = false;  ///< see clean_up(); used by the watch thread once the Runtime is made
   std::list<InheritedOwner> inherited_;

@@ -1,42 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/session.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
-#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <utility>
 
+#include "device/janitor.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
-#include "os/log.h"
-#include "os/process.h"
-#include "share/borrower/broker_client.h"
-#include "share/format/process_name.h"
+#include "os/random.h"
 #include "share/runtime/runtime.h"
 
 namespace onecopy {
-namespace {
-
-BootId this_boot() {
-  static const BootId boot = [] {
-    const auto whole = boot_id();
-    BootId half;
-    std::copy_n(whole.begin(), half.size(), half.begin());
-    return half;
-  }();
-  return boot;
-}
-
-std::string place_of(const HandleFields& fields) {
-  return fmt::format("block {} (generation {}) in segment {} of owner {}", fields.block, fields.generation,
-                     fields.segment, public_name(fields.owner));
-}
-
-void log_opened(const HandleFields& fields) noexcept {
-  log_debug([&] { return fmt::format("opened {}, {}", fields.layout.str(), place_of(fields)); });
-}
-
-}  // namespace
 
 Session::Session(Runtime& runtime) noexcept
     : runtime_(runtime),
@@ -69,6 +52,25 @@ Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
   return {runtime_.name_in_handle(tensor, flags), tensor.block()};
 }
 
+SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
+  BlockGroup* const group = tensor.block().group();
+  if (!group) [[unlikely]]
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("an empty tensor has no memory to {}; make one first", verb));
+  if (!group->shareable()) [[unlikely]]
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("this tensor's memory belongs to another library and cannot be opened by other "
+                            "processes; {} onecopy::copy(tensor.view()) instead",
+                            verb));
+  if (PinnedRanges::is_view(tensor.device(), tensor.data())) [[unlikely]]
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
+                    "that it is a view of",
+                    tensor.device().str(), verb));
+  return as_shared(*group).root();
+}
+
 LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {
   SharedBlocks& group = shared_blocks(tensor, verb);
   const std::uint32_t block = tensor.block().number();
@@ -77,18 +79,8 @@ LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {
   return {group, {place.info, begin_for(group, tensor, {place.info, place.data})}};
 }
 
-Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {
-  if (existing()) [[likely]]
-    return Runtime::current().open(handle, options);
-  const EarlyDial early(handle.owner);
-  return Runtime::current().open(handle, options);
-}
-
 Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
-  Tensor tensor = runtime_.importer_.open(row, access, {}, holders);
-  runtime_.count_opened();
-  log_opened(row);
-  return tensor;
+  return runtime_.importer_.open(row, access, {}, holders);
 }
 
 std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::uint32_t epoch,
@@ -151,7 +143,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
   }
   // The slow way of opening waits for the driver. try_open() must not, because its caller may hold a queue's lock.
   if (!data || PinnedRanges::is_unpinning(data, reach)) return {};
-  runtime_.count_opened();
+  runtime_.importer_.count_opened();
   return {std::move(block), data + offset, layout, at->device, at->access};
 }
 
@@ -172,83 +164,6 @@ void Session::list_arena(ArenaReports::Describe describe) {
   runtime_.broker_.listen();  // a process that does not listen is not listed
 }
 
-HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
-  SharedBlocks& shared = shared_blocks(tensor, "share");
-  broker_.listen();
-  const ExportedBlock place = shared.export_block(tensor.block().number(), tensor.access());
-  const std::byte* const begin = begin_for(shared, tensor, {place.info, place.data});
-  HandleFields fields;
-  fields.boot = this_boot();
-  fields.owner = shared.owner();
-  fields.maker = id();
-  fields.device_type = place.identity->device.type;
-  fields.device = place.identity->uuid;
-  fields.segment = place.info.segment;
-  fields.kind = place.kind;
-  fields.segment_size = place.segment_size;
-  fields.block = place.info.number;
-  fields.generation = place.info.generation;
-  fields.storage_size = place.info.size;
-  fields.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - begin);
-  fields.flags = flags | (tensor.access() == Access::read_only ? kHandleIsReadOnly : 0);
-  fields.layout = tensor.layout();
-  shared_total_.fetch_add(1, std::memory_order_relaxed);
-  streams_.note_use(tensor.device());
-  log_debug([&] { return fmt::format("shared {}, {}", fields.layout.str(), place_of(fields)); });
-  return fields;
-}
-
-/// Holds a handle. Makes this process the maker of the result, since any holder of the block can serve it, such as a
-/// forked child with a handle of its parent's.
-Handle Runtime::hold(const Handle& handle) {
-  if (!handle.block())
-    throw Error(ErrorCode::invalid_argument,
-                "this handle was read from bytes or text and keeps nothing alive; hold the one that "
-                "share() returned, or open() it and share() the tensor again");
-  broker_.listen();
-  HandleFields fields = handle.fields();
-  fields.maker = id();
-  fields.hold = holds_.add(handle.block());
-  holding_.request();
-  return {std::move(fields), handle.block()};
-}
-
-Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optional<Device> user) {
-  if (handle.boot != this_boot())
-    throw Error(ErrorCode::other_boot,
-                "this handle was made on another machine or before this one was restarted");
-  if (handle.is_read_only() && access != Access::read_only)
-    throw Error(ErrorCode::read_only,
-                "this handle lends its tensor for reading only; open it with Access::read_only");
-  Tensor tensor = importer_.open(handle, access, user);
-  count_opened();
-  log_opened(handle);
-  return tensor;
-}
-
-Handle Runtime::share(const Tensor& tensor, Stream stream) {
-  return {name_in_order(tensor, stream), tensor.block()};
-}
-
-HandleFields Runtime::name_in_order(const Tensor& tensor, Stream stream) {
-  streams_.note_use(tensor.device(), stream);
-  HandleFields fields = name_in_handle(tensor);
-  const TimelinePoint point =
-      tensor.device() != kCpu ? streams_.mark(tensor.device(), stream) : mark_filling(tensor, stream);
-  fields.timeline_slot = point.slot;
-  fields.timeline_value = point.value;
-  return fields;
-}
-
-/// Makes one point, because a handle has room for only one. The host waits for all other streams.
-TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
-  if (!PinnedRanges::may_be_filled(kCpu, tensor.data(), std::max<std::size_t>(1, tensor.nbytes())))
-    return {};
-  const std::vector<TimelinePoint> points = streams_.mark_work(stream);
-  for (std::size_t i = 1; i < points.size(); ++i) streams_.wait_to_read(id(), points[i]);
-  return points.empty() ? TimelinePoint{} : points.front();
-}
-
 /// Names a tensor for a framework's reducers, with a single copy of the fields.
 Handle Session::share_held(const Tensor& tensor, Stream stream) {
   HandleFields fields = runtime_.name_in_order(tensor, stream);
@@ -256,40 +171,105 @@ Handle Session::share_held(const Tensor& tensor, Stream stream) {
   return {std::move(fields), tensor.block()};
 }
 
-Tensor Runtime::open(const HandleFields& handle, const OpenOptions& options) {
-  const bool is_kind = options.device && options.device->type == handle.device_type;
-  const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
-  Tensor tensor = open_for(handle, options.access, is_user ? options.device : std::nullopt);
-  if (options.device) tensor = use_on(tensor, *options.device);
-  const TimelinePoint point{handle.timeline_slot, handle.timeline_value};
-  if (tensor.device() == kCpu) {
-    if (point) streams_.wait_to_read(handle.maker, point);
-    return tensor;
-  }
-  if (!options.stream) return streams_.note_use(tensor.device()), tensor;
-  if (point) streams_.wait_for(handle.maker, point, tensor.device(), *options.stream);
-  return streams_.order_release(tensor, *options.stream);
+// Files that others have made.
+namespace {
+
+[[noreturn]] void refuse_file(int fd, const std::string& problem) {
+  throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
 }
 
-/// Describes what a handle exposes. An adopted allocation is exposed as a whole, with other tensors of the framework.
-/// Memory of another process counts as adopted, since it may be.
-std::string Runtime::exposes(const Tensor& tensor) const {
-  constexpr std::uint64_t kRounding = 511;  // allocators may add as much to a request
-  if (!is_shareable(tensor)) return {};     // share() reports the reason
-  SharedBlocks& group = shared_blocks(tensor, "share");
-  const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
-  const bool ours = group.owner() == id() && !allocations_.contains(place.info.segment);
-  // An exact block has the size that was requested.
-  const bool exact = ours || tensor.device() == kCpu;
-  const std::uint64_t seen = exact ? place.info.size : place.segment_size;
-  const std::uint64_t bytes = tensor.layout().extent_bytes();
-  const bool is_first = place.info.offset == 0 &&
-                        tensor.as<std::byte>() == begin_for(group, tensor, {place.info, place.data});
-  if (seen <= bytes + (!exact && is_first ? kRounding : 0)) return {};
-  return fmt::format(
-      "the tensor has {} bytes, and its handle would let others see all {} of the {} that it lies in; "
-      "share it whole, share a copy (Exact::copy), or allocate it with onecopy",
-      bytes, seen, ours ? "storage" : "allocation");
+/// Throws unless the file is memory: an ordinary file would be written to its disk without notice.
+void check_is_memory(int fd) {
+  struct statfs system {};
+  struct stat file {};
+  if (::fstatfs(fd, &system) != 0 || ::fstat(fd, &file) != 0)
+    throw_errno(fmt::format("cannot examine descriptor {}", fd), errno, ErrorCode::invalid_argument);
+  if (!S_ISREG(file.st_mode) || system.f_type != TMPFS_MAGIC)
+    refuse_file(fd,
+                "it is not shared memory (a memfd or a file in /dev/shm); read it into onecopy::empty()");
+}
+
+void check_size(int fd, std::size_t size, std::size_t offset) {
+  struct stat file {};
+  ::fstat(fd, &file);
+  if (size == 0) refuse_file(fd, "no bytes were asked for; use onecopy::empty()");
+  const auto there = static_cast<std::uint64_t>(file.st_size);
+  if (there < size || there - size < offset)
+    refuse_file(fd, fmt::format("it has {} bytes, {} were asked for from byte {} on; ftruncate() it first",
+                                there, size, offset));
+}
+
+void check_is_writable(int fd) {
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+    throw Error(
+        ErrorCode::read_only,
+        fmt::format("descriptor {} cannot be adopted: it was not opened for reading and writing", fd));
+}
+
+void check(int fd, std::size_t size, std::size_t offset) {
+  check_is_memory(fd);
+  check_size(fd, size, offset);
+  check_is_writable(fd);
+}
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
+/// Returns a second name for a file. The name ends in a number, as the names of a pool's segments do, but in a much higher
+/// one.
+std::string second_name() {
+  std::array<std::uint64_t, 1> number{};
+  random_bytes(std::as_writable_bytes(std::span(number)));
+  return fmt::format("{}/onecopy-{}-{}", shared_directory(), Runtime::current().name(),
+                     number[0] | std::uint64_t{1} << 63);
+}
+
+/// Locks the file first: the janitor of another process removes a file that has a second name and no lock.
+bool try_give_second_name(const Fd& file, const std::string& path, std::size_t bytes) {
+  const std::string open_file = fmt::format("/proc/self/fd/{}", file.get());
+  return ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 &&
+         ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 &&
+         ::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
+ExportedMemory segment_named(const std::string& path, std::size_t bytes) {
+  const auto* begin = reinterpret_cast<const std::byte*>(path.data());
+  return {SegmentKind::named_file, bytes, {}, {begin, begin + path.size()}};
+}
+
+}  // namespace
+
+std::optional<Tensor> try_adopt_by_name(const Fd& file, std::size_t size, std::size_t offset) {
+  check(file.get(), size, offset);
+  const std::size_t bytes = whole_pages(offset + size);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0 || status.st_nlink == 0 || status.st_uid != ::geteuid() ||
+      static_cast<std::size_t>(status.st_size) > bytes)
+    return std::nullopt;
+  const std::string path = second_name();
+  if (!try_give_second_name(file, path, bytes)) return std::nullopt;
+  try {
+    auto mapped = backend(DeviceType::cpu).open(0, segment_named(path, bytes), Access::read_write);
+    mapped->commit(0, bytes);
+    return Runtime::current().adopt(std::move(mapped), size, bytes, offset);
+  } catch (...) {
+    ::unlink(path.c_str());
+    throw;
+  }
+}
+
+Tensor adopt_file(int fd, std::size_t size, std::size_t offset) {
+  check(fd, size, offset);
+  Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) throw_errno(fmt::format("cannot duplicate descriptor {}", fd), errno);
+  const std::size_t end = offset + size;
+  ExportedMemory memory{SegmentKind::shared_file, whole_pages(end), {}, {}};
+  memory.fds.push_back(std::move(own));
+  auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
+  mapped->commit(0, end);  // not beyond the end of the file, which would lengthen it
+  return Runtime::current().adopt(std::move(mapped), size, end, offset);
 }
 
 }  // namespace onecopy

@@ -41,6 +41,12 @@ class Blocks final : public SharedBlocks {
   std::atomic<int> in_transit_{0};
 };
 
+/// Returns a ring whose head no test moves.
+const Ring& idle_ring() {
+  static const Ring ring{RingOptions{}};
+  return ring;
+}
+
 void push(ItemsInFlight& items, Blocks& blocks, std::uint64_t position, std::uint32_t count = 1) {
   std::vector<BlockRef> some;
   for (std::uint32_t i = 0; i < count; ++i) some.push_back(blocks.take(i));
@@ -49,7 +55,7 @@ void push(ItemsInFlight& items, Blocks& blocks, std::uint64_t position, std::uin
 
 TEST(ItemsInFlight, KeepsWhatIsNotTaken) {
   Blocks blocks;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   for (std::uint64_t position = 0; position < 1000; ++position) push(items, blocks, position);
   EXPECT_EQ(blocks.references(), 1000);
   EXPECT_EQ(blocks.in_transit(), 1000);
@@ -63,7 +69,7 @@ TEST(ItemsInFlight, KeepsWhatIsNotTaken) {
 
 TEST(ItemsInFlight, KnowsWhetherItEndsWithABlock) {
   Blocks blocks, others;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   const auto ends_with = [&](std::initializer_list<BlockRef> some) {
     return items.ends_with({some.begin(), some.size()});
   };
@@ -80,7 +86,7 @@ TEST(ItemsInFlight, KnowsWhetherItEndsWithABlock) {
 
 TEST(ItemsInFlight, KeepsAllBlocksOfAnItemHoweverMany) {
   Blocks blocks;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   push(items, blocks, 0, 10'000);
   push(items, blocks, 1, 3);
   EXPECT_TRUE(items.release_taken(1));
@@ -89,7 +95,7 @@ TEST(ItemsInFlight, KeepsAllBlocksOfAnItemHoweverMany) {
 
 TEST(ItemsInFlight, TakesOverAReferenceThatIsGiven) {
   Blocks blocks;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   BlockRef given = blocks.take(1);
   items.push(0, std::move(given));
   EXPECT_FALSE(given);  // NOLINT(bugprone-use-after-move)
@@ -101,13 +107,15 @@ TEST(ItemsInFlight, TakesOverAReferenceThatIsGiven) {
 
 TEST(ItemsInFlight, LetsGoOfBorrowedBlocksBeforeTheirOwnerDoes) {
   Blocks borrowed, own;
-  ItemsInFlight there(7), back(8);
+  Ring ring{RingOptions{}};
+  ItemsInFlight there(ring, 7), back(ring, 8);
   for (std::uint64_t position = 0; position < 1000; ++position) {
     push(there, own, position);
     push(back, borrowed, position);
-    const auto head = [&] { return position; };
-    there.release_some(ItemsInFlight::Blocks::own, head);
-    back.release_some(ItemsInFlight::Blocks::borrowed, head);
+    there.release_some(ItemsInFlight::Blocks::own);
+    back.release_some(ItemsInFlight::Blocks::borrowed);
+    ring.put([](std::uint64_t, std::span<std::byte>) { return std::size_t{0}; });
+    ring.take([](const RingItem&) { return true; });
     ASSERT_LE(borrowed.references(), 16);
     ASSERT_LE(own.references(), 32);
     if (position >= 16) {
@@ -118,7 +126,7 @@ TEST(ItemsInFlight, LetsGoOfBorrowedBlocksBeforeTheirOwnerDoes) {
 
 TEST(ItemsInFlight, ForgettingEndsNoTransit) {
   Blocks blocks;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   for (std::uint64_t position = 0; position < 100; ++position) push(items, blocks, position);
   items.clear();
   EXPECT_EQ(blocks.references(), 0);
@@ -131,7 +139,7 @@ TEST(ItemsInFlight, ForgettingEndsNoTransit) {
 TEST(ItemsInFlight, ArePutAndReleasedAtOnce) {
   constexpr std::uint64_t kItems = 50'000;
   Blocks blocks;
-  ItemsInFlight items(7);
+  ItemsInFlight items(idle_ring(), 7);
   std::atomic<std::uint64_t> head{0};
   std::thread releaser([&] {
     while (head.load() < kItems) items.release_taken(head.load(), false);
