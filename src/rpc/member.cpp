@@ -9,7 +9,7 @@ namespace onecopy::rpc {
 
 const char* why_ended(const Member& member) noexcept {
   if (member.has_left) return "left the group";
-  return member.shares_memory ? "ended" : "ended, or was cut off for too long,";
+  return member.shares_memory ? "ended" : "ended or was cut off for too long";
 }
 
 void throw_ended_early(const Member& member) {

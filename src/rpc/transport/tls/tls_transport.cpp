@@ -14,6 +14,7 @@
 #include "os/process.h"
 #include "rpc/message.h"
 #include "rpc/transport/ring/lane.h"
+#include "rpc/transport/tls/host_connection.h"
 #include "rpc/transport/ucx/ucx_channel.h"
 #include "rpc/transport/ucx/ucx_worker.h"
 
@@ -22,26 +23,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kBeat{1000};
-/// The min time for connecting and proving the key, and the max time for a peer to say which member it is.
-constexpr std::chrono::milliseconds kConnectPatience{10'000}, kHelloPatience{5'000};
-
-/// A connection that sends messages over a TlsLink or a UcxChannel. The other process's own thread wakes the member. A
-/// thread that waits for another host sleeps at once: if it spun, the event loop's thread, which receives, would wait for a
-/// processor on a machine with much to do, and then receive what the thread spins for.
-template <class Way>
-class HostConnection final : public Connection {
- public:
-  explicit HostConnection(std::shared_ptr<Way> way) : way_(std::move(way)) {}
-  void send(const Message& message, Stream stream, Deadline deadline) override {
-    way_->put(message, stream, deadline);
-  }
-  bool worker_shares_cpu() const noexcept override { return true; }
-  bool waiter_shares_cpu() const noexcept override { return true; }
-
- private:
-  const std::shared_ptr<Way> way_;  // the transport's peer also owns it
-};
+constexpr std::chrono::milliseconds kBeat{1000}, kRetry{100};
+/// The max time for a peer to say which member it is.
+constexpr std::chrono::milliseconds kHelloPatience{5'000};
 
 }  // namespace
 
@@ -63,7 +47,7 @@ void TlsTransport::listen() {
   const auto proved = [this](std::unique_ptr<TlsStream> stream) {
     auto peer = std::make_shared<Peer>();
     peer->link = make_link(std::move(stream), Side::listener);
-    peer->hello = Deadline::after(kHelloPatience);
+    peer->ready = Deadline::after(kHelloPatience);
     add(peer);
     look_at(peer);
   };
@@ -76,16 +60,6 @@ std::shared_ptr<const TlsContext> TlsTransport::context() {
   const LockGuard lock(mutex_);
   if (!context_) context_ = std::make_shared<const TlsContext>(options_.key);
   return context_;
-}
-
-/// Returns the worker for a new connection. The worker is made when a connection needs it, and made anew once it has failed to
-/// reach a member: a worker knows only the networks that were up when it was made.
-std::shared_ptr<UcxWorker> TlsTransport::ucx() {
-  const LockGuard lock(mutex_);
-  if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
-  if (ucx_ && has_missed_ucx_.exchange(false)) old_ucx_.push_back(std::exchange(ucx_, nullptr));
-  if (!ucx_) ucx_ = std::make_shared<UcxWorker>(*loop_, options_.peer_timeout);
-  return ucx_;
 }
 
 TlsLinkRef TlsTransport::make_link(std::unique_ptr<TlsStream> stream, Side side) const {
@@ -101,13 +75,19 @@ void TlsTransport::open(Member& to, Deadline deadline) {
   try {
     auto peer = std::make_shared<Peer>();
     peer->link = to.before ? connect_again(to, deadline) : connect(to, deadline);
-    take_link(to, *peer);
+    take_link(to, peer);
     add(peer);
   } catch (...) {
     const LockGuard lock(to.opening);
     if (to.state) state_of(to).is_connecting = false;
     throw;
   }
+}
+
+/// Returns for how long this process tries to reach a member, over TCP and then over UCX.
+std::chrono::milliseconds TlsTransport::patience() const noexcept {
+  constexpr std::chrono::milliseconds kMin{10'000};
+  return std::max(kMin, options_.peer_timeout);
 }
 
 TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
@@ -119,8 +99,7 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
             "{} is on another host, and listens for no other hosts: set ONECOPY_RPC_KEY to one secret of "
             "the group in all members (`onecopy key` prints a new one)",
             address.name));
-  const Deadline until =
-      std::min(deadline, Deadline::after(std::max(kConnectPatience, options_.peer_timeout)));
+  const Deadline until = std::min(deadline, Deadline::after(patience()));
   TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
   link->put_frame(FrameKind::hello, encode_hello(address, {host_.address(), to.session}));
   return link;
@@ -161,8 +140,8 @@ std::unique_ptr<TlsStream> TlsTransport::prove_to(const HostPort& at, Deadline d
 }
 
 /// Adds a connection to a member. Messages from all its connections arrive in the member's lane, and the first
-/// connection is used for sending. A connection over UCX is open only after the other side has told its address.
-void TlsTransport::take_link(Member& member, Peer& peer) {
+/// connection is used for sending. A connection over UCX is open only after the other side has answered over UCX.
+void TlsTransport::take_link(Member& member, const PeerRef& peer) {
   std::shared_ptr<RingConnection> lane;
   {
     const LockGuard lock(member.opening);
@@ -170,24 +149,21 @@ void TlsTransport::take_link(Member& member, Peer& peer) {
       throw Error(ErrorCode::peer_died, fmt::format("{} has ended", member.name()));
     if (!member.inbound) member.inbound = std::make_unique<Inbound>();
     lane = std::make_shared<RingConnection>(member.inbound->sender_to_itself(), host_.bell());
-    state_of(member).links.push_back(peer.link);
+    state_of(member).links.push_back(peer->link);
+    state_of(member).is_connecting = true;
   }
-  peer.member = &member;
-  peer.ended = host_.end_of(member);
-  peer.deliver = [lane](Message&& message) {
+  peer->member = &member;
+  peer->ended = host_.end_of(member);
+  peer->deliver = [lane](Message&& message) {
     const bool is_answer = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::answer);
     lane->send(message, {}, kForever);
     message.tensors.clear();  // so that the reader frees a large tensor, not the loop's thread
     if (is_answer && (message.tag & kInOrder) == 0) lane->ring_for_answer();
     else lane->ring_for_call();
   };
-  if (!options_.uses_ucx) return open_for(member, std::make_unique<HostConnection<TlsLink>>(peer.link));
-  peer.channel = std::make_shared<UcxChannel>(ucx());
-  {
-    const LockGuard lock(mutex_);
-    channels_.push_back(peer.channel);
-  }
-  peer.link->put_frame(FrameKind::fabric, peer.channel->address());
+  if (!options_.uses_ucx) return open_for(member, std::make_unique<HostConnection<TlsLink>>(peer->link));
+  peer->ready = Deadline::after(patience());
+  begin_fabric(peer, 1);
 }
 
 void TlsTransport::open_for(Member& member, std::unique_ptr<Connection> outbound) {
@@ -200,22 +176,6 @@ void TlsTransport::open_for(Member& member, std::unique_ptr<Connection> outbound
   }
   point("rpc.lane.opened");
   host_.note_opened(member);
-}
-
-void TlsTransport::take_fabric(Peer& peer, ByteSpan address) {
-  if (!peer.channel) {
-    log_warning(
-        "a member talks to other hosts over UCX, and this one over TLS: set ONECOPY_RPC_FABRIC=ucx in all "
-        "members of the group");
-    refuse_frame("has an address for UCX");
-  }
-  try {
-    peer.channel->connect(address, {peer.deliver, [link = peer.link] { link->close(); }});
-  } catch (const Error&) {
-    has_missed_ucx_ = true;
-    throw;
-  }
-  open_for(*peer.member, std::make_unique<HostConnection<UcxChannel>>(peer.channel));
 }
 
 /// Hands the connection to the loop, which sends and receives.
@@ -233,20 +193,20 @@ void TlsTransport::add(const PeerRef& peer) {
 
 void TlsTransport::look_at(const PeerRef& peer) noexcept {
   try {
-    deliver(*peer, peer->link->turn());
+    deliver(peer, peer->link->turn());
   } catch (const std::exception& error) {
     end(peer, error.what());
   }
 }
 
-void TlsTransport::deliver(Peer& peer, Inbox::Arrived&& arrived) {
+void TlsTransport::deliver(const PeerRef& peer, Inbox::Arrived&& arrived) {
   if (arrived.hello) {
     Member& from = session_of(decode_hello(*arrived.hello, host_.address()));
-    peer.hello = kForever;
+    peer->ready = kForever;
     take_link(from, peer);
   }
   if (arrived.fabric) take_fabric(peer, *arrived.fabric);
-  for (Message& message : arrived.messages) peer.deliver(std::move(message));
+  for (Message& message : arrived.messages) peer->deliver(std::move(message));
   if (arrived.end) std::rethrow_exception(arrived.end);
 }
 
@@ -297,34 +257,23 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
   return peers_;
 }
 
-void TlsTransport::wake_ucx() {
-  const LockGuard lock(mutex_);
-  for (const auto& channel : channels_) channel->wake();
-}
-
-/// Ends the workers that no channel uses. The loop's thread calls it, which runs their handlers.
-void TlsTransport::drop_old_ucx() noexcept {
-  std::vector<std::shared_ptr<UcxWorker>> unused;
-  const LockGuard lock(mutex_);
-  std::erase_if(old_ucx_, [&](auto& worker) {
-    if (worker.use_count() != 1) return false;
-    unused.push_back(std::move(worker));
-    return true;
-  });
-}
-
-/// Sends heartbeats. Runs on the loop's thread, each second while there are connections.
+/// Sends heartbeats, and tries again to reach members over UCX. Runs on the loop's thread, each second while there are
+/// connections, and more often while a member is not reached.
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
+  bool retries = false;
   for (const PeerRef& peer : all) {
-    if (peer->hello.has_passed()) end(peer, "it has not said which member it is");
+    if (peer->ready.has_passed())
+      end(peer, peer->member ? "it was not reached over UCX" : "it has not said which member it is");
     else peer->link->beat();
+    if (peer->retry.has_passed()) begin_fabric(peer, peer->attempt + 1);
+    retries = retries || peer->retry != kForever;
   }
   wake_ucx();
   drop_old_ucx();
   if (listener_) listener_->look_again();
   if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
-  return kBeat;
+  return retries ? kRetry : kBeat;
 }
 
 void TlsTransport::close(Member& member) noexcept {

@@ -60,10 +60,15 @@ class TlsTransport final : public Transport {
   struct Peer {
     TlsLinkRef link;
     Member* member = nullptr;
-    std::shared_ptr<UcxChannel> channel;  ///< if set, messages go over the channel instead of the link
     std::function<void(Message&&)> deliver;
     std::function<void()> ended;
-    Deadline hello = kForever;
+    Deadline ready = kForever;  ///< when it must have said hello, and been reached over UCX
+
+    // Over UCX. Only the loop's thread uses the fields once it has the link.
+    std::shared_ptr<UcxChannel> channel;  ///< messages go over the channel instead of the link
+    std::uint32_t attempt = 0;            ///< the number of the channel, the same on both sides
+    Deadline retry = kForever;            ///< when the next attempt begins
+    std::atomic<bool> is_reached{false};  ///< the other side has answered over the channel
   };
   using PeerRef = std::shared_ptr<Peer>;
 
@@ -71,25 +76,31 @@ class TlsTransport final : public Transport {
 
   void listen();
   std::shared_ptr<const TlsContext> context();
-  std::shared_ptr<UcxWorker> ucx();
   TlsLinkRef connect(const Member& to, Deadline deadline);
   TlsLinkRef connect_again(const Member& to, Deadline deadline);
   std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
   TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
-  void take_link(Member& member, Peer& peer);
+  std::chrono::milliseconds patience() const noexcept;
+  void take_link(Member& member, const PeerRef& peer);
   void open_for(Member& member, std::unique_ptr<Connection> outbound);
-  void take_fabric(Peer& peer, ByteSpan address);
   Member& session_of(const Hello& hello);
   void end_session(const Member& member) noexcept;
   void add(const PeerRef& peer);
   void look_at(const PeerRef& peer) noexcept;
-  void deliver(Peer& peer, Inbox::Arrived&& arrived);
+  void deliver(const PeerRef& peer, Inbox::Arrived&& arrived);
   void end(const PeerRef& peer, const char* why) noexcept;
   std::vector<PeerRef> peers() const;
   Timer::Pause beat();
+  void abandon() noexcept;
+
+  // fabric.cpp
+  std::shared_ptr<UcxWorker> ucx();
+  void begin_fabric(const PeerRef& peer, std::uint32_t attempt);
+  void take_fabric(const PeerRef& peer, ByteSpan told);
+  void miss_fabric(Peer& peer, const char* why) noexcept;
+  void open_fabric(const PeerRef& peer);
   void wake_ucx();
   void drop_old_ucx() noexcept;
-  void abandon() noexcept;
 
   TransportHost& host_;
   const TlsOptions options_;
@@ -102,7 +113,7 @@ class TlsTransport final : public Transport {
   std::shared_ptr<UcxWorker> ucx_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<UcxWorker>> old_ucx_ GUARDED_BY(mutex_);  ///< the workers of older channels
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<UcxChannel>> channels_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<UcxChannel>> channels_ GUARDED_BY(mutex_);  ///< the open ones
   std::unique_ptr<EventLoop> loop_ =
       std::make_unique<EventLoop>("onecopy-tls");  ///< started by the listener or the first link
   std::optional<TlsListener> listener_;            ///< used by the loop's thread only

@@ -162,10 +162,12 @@ void UcxChannel::broken(void* channel, ucx::ucp_ep_h, ucx::ucs_status_t status) 
 }
 
 void UcxChannel::ask() {
+  has_answer_ = false;
   if (!post_all(encode_question(), {}, true)) has_answer_ = true;
 }
 
 void UcxChannel::handle(std::vector<UcxInbox::Arrived>&& arrived) {
+  if (is_answered()) std::exchange(handlers_.opened, nullptr)();
   for (UcxInbox::Arrived& one : arrived) {
     if (!one.is_question) {
       handlers_.deliver(std::move(one.message));

@@ -29,6 +29,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
  public:
   struct Handlers {
     std::function<void(Message&&)> deliver;
+    /// Reports the first answer to ask().
+    std::function<void()> opened;
     /// Reports, perhaps on a thread that sends, that the other process cannot be reached over UCX.
     std::function<void()> failed;
   };
@@ -52,8 +54,6 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   bool has_arrived() const noexcept { return has_answer_.load() || is_over_.load(); }
   /// Delivers what has arrived so far. The loop's thread calls it.
   void take_rest() noexcept { worker_.turn(); }
-  /// Makes the loop check whether UCX has work to do.
-  void wake() noexcept { worker_.wake(); }
   /// Ends the channel for both sides, and wakes all threads that wait for room.
   void close() noexcept;
 
@@ -74,6 +74,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   static void sent(void* request, ucx::ucs_status_t status, void* sending);
   static void broken(void* channel, ucx::ucp_ep_h endpoint, ucx::ucs_status_t status);
   void fail() noexcept;
+  /// Returns whether the first answer is to be reported.
+  bool is_answered() const noexcept { return has_answer_ && handlers_.opened; }
   void handle(std::vector<UcxInbox::Arrived>&& arrived);
 
   const std::shared_ptr<UcxWorker> kept_;

@@ -249,7 +249,8 @@ void UcxWorker::turn() noexcept {
       if (!progress_for_a_while()) wake();
       for (const auto& [session, channel] : channels_) {
         channel->worker_.using_.assert_held();
-        if (channel->endpoint_ && (channel->inbox_.has_arrived() || channel->has_failed_))
+        if (channel->endpoint_ &&
+            (channel->inbox_.has_arrived() || channel->has_failed_ || channel->is_answered()))
           found.push_back({channel->weak_from_this().lock(), channel->inbox_.take()});
       }
     }

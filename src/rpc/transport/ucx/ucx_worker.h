@@ -37,6 +37,8 @@ class UcxWorker {
   bool is_forked() const noexcept;
   /// Receives, and continues what is being sent. The loop's thread calls it.
   void turn() noexcept;
+  /// Makes the loop call turn() soon.
+  void wake() noexcept;
 
  private:
   friend class UcxChannel;
@@ -71,8 +73,6 @@ class UcxWorker {
   UcxChannel* channel(std::uint64_t session) REQUIRES(using_);
   bool progress() REQUIRES(using_);
   bool progress_for_a_while() REQUIRES(using_);
-  /// Makes the loop call turn() soon.
-  void wake() noexcept;
 
   EventLoop& loop_;
   const int pid_;

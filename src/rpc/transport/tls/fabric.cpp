@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "rpc/transport/tls/host_connection.h"
+#include "rpc/transport/tls/tls_transport.h"
+#include "rpc/transport/ucx/ucx_channel.h"
+#include "rpc/transport/ucx/ucx_worker.h"
+
+/// The part of TlsTransport that lets the messages of a member go over UCX. Both sides make a channel, and tell each other
+/// its address over TLS. A side that does not reach the other one over its channel makes another channel, and tells its
+/// address: the other side then does the same. The number of the attempt says which channels belong together.
+namespace onecopy::rpc {
+
+/// Returns the worker for a new connection. The worker is made when a connection needs it, and made anew once it has failed to
+/// reach a member: a worker knows only the networks that were up when it was made.
+std::shared_ptr<UcxWorker> TlsTransport::ucx() {
+  const LockGuard lock(mutex_);
+  if (is_over_) throw Error(ErrorCode::closed, "this process has left the group");
+  if (ucx_ && has_missed_ucx_.exchange(false)) old_ucx_.push_back(std::exchange(ucx_, nullptr));
+  if (!ucx_) ucx_ = std::make_shared<UcxWorker>(*loop_, options_.peer_timeout);
+  return ucx_;
+}
+
+/// Makes a channel, and tells the other side its address.
+void TlsTransport::begin_fabric(const PeerRef& peer, std::uint32_t attempt) {
+  if (peer->channel) peer->channel->close();
+  peer->attempt = attempt;
+  peer->retry = kForever;
+  try {
+    peer->channel = std::make_shared<UcxChannel>(ucx());
+  } catch (const Error& error) {
+    return miss_fabric(*peer, error.what());
+  }
+  Bytes told(sizeof attempt);
+  write_value(told.data(), attempt);
+  append_bytes(told, peer->channel->address());
+  peer->link->put_frame(FrameKind::fabric, std::move(told));
+}
+
+/// Connects the channel to that of the other side, and asks for an answer over it.
+void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
+  if (!options_.uses_ucx) {
+    log_warning(
+        "a member talks to other hosts over UCX, and this one over TLS: set ONECOPY_RPC_FABRIC=ucx in all "
+        "members of the group");
+    refuse_frame("has an address for UCX");
+  }
+  const auto attempt = load<std::uint32_t>(cut_bytes(told, sizeof(std::uint32_t)).data());
+  if (attempt < peer->attempt) return;  // this side has begun a later one
+  if (attempt > peer->attempt) {
+    if (peer->is_reached) refuse_frame("has another address for UCX");
+    begin_fabric(peer, attempt);
+  }
+  if (peer->retry != kForever) return;
+  point("rpc.fabric.connecting");
+  const std::weak_ptr<Peer> kept = peer;
+  try {
+    peer->channel->connect(told, {peer->deliver,
+                                  [this, kept] {
+                                    if (const PeerRef reached = kept.lock()) open_fabric(reached);
+                                  },
+                                  [this, kept] {
+                                    const PeerRef failed = kept.lock();
+                                    if (failed && failed->is_reached) failed->link->close();
+                                    else if (failed) miss_fabric(*failed, "the connection has failed");
+                                  }});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::system) throw;
+    return miss_fabric(*peer, error.what());
+  }
+  peer->channel->ask();
+}
+
+/// Records that the other side was not reached, e.g. because there is no route to it now. The next attempt uses a worker
+/// that knows the networks of then.
+void TlsTransport::miss_fabric(Peer& peer, const char* why) noexcept {
+  constexpr std::chrono::milliseconds kPause{100};
+  log_debug(fmt::format("{} was not reached over UCX: {}", peer.member->name(), why));
+  has_missed_ucx_ = true;
+  peer.retry = Deadline::after(kPause);
+  beats_->request();
+  point("rpc.fabric.missed");
+}
+
+void TlsTransport::open_fabric(const PeerRef& peer) {
+  peer->ready = kForever;
+  peer->is_reached = true;
+  {
+    const LockGuard lock(mutex_);
+    channels_.push_back(peer->channel);
+  }
+  open_for(*peer->member, std::make_unique<HostConnection<UcxChannel>>(peer->channel));
+}
+
+void TlsTransport::wake_ucx() {
+  const LockGuard lock(mutex_);
+  if (ucx_) ucx_->wake();
+  for (const auto& worker : old_ucx_) worker->wake();
+}
+
+/// Ends the workers that no channel uses. The loop's thread calls it, which runs their handlers.
+void TlsTransport::drop_old_ucx() noexcept {
+  std::vector<std::shared_ptr<UcxWorker>> unused;
+  const LockGuard lock(mutex_);
+  std::erase_if(old_ucx_, [&](auto& worker) {
+    if (worker.use_count() != 1) return false;
+    unused.push_back(std::move(worker));
+    return true;
+  });
+}
+
+}  // namespace onecopy::rpc
