@@ -14,6 +14,7 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "share/borrower/broker_client.h"
+#include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 #include "share/session.h"
 
@@ -50,6 +51,11 @@ BootId this_boot() {
     return half;
   }();
   return boot;
+}
+
+std::string place_of(const HandleFields& fields) {
+  return fmt::format("block {} (generation {}) in segment {} of owner {}", fields.block, fields.generation,
+                     fields.segment, public_name(fields.owner));
 }
 
 }  // namespace
@@ -180,13 +186,6 @@ Tensor copy_in_order(const Tensor& tensor, const std::optional<Stream>& stream) 
   return made;
 }
 
-void check_tensor(const Handle& handle) {
-  if (handle.is_bundle())
-    throw Error(ErrorCode::bad_handle, "this handle names a bundle of tensors; open it with Bundle::open");
-  if (handle.fields().is_queue())
-    throw Error(ErrorCode::bad_handle, "this handle names a queue; open it with Queue::connect");
-}
-
 /// Throws unless a handle of this machine allows that access.
 void check_access(const HandleFields& handle, Access access) {
   if (handle.boot != this_boot())
@@ -199,11 +198,19 @@ void check_access(const HandleFields& handle, Access access) {
 
 }  // namespace
 
+Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optional<Device> user,
+                         std::span<const ProcessId> holders) {
+  Tensor tensor = importer_.open(handle, access, user, holders);
+  opened_total_.fetch_add(1, std::memory_order_relaxed);
+  log_debug([&] { return fmt::format("opened {}, {}", handle.layout.str(), place_of(handle)); });
+  return tensor;
+}
+
 Tensor Runtime::open(const HandleFields& handle, const OpenOptions& options) {
   check_access(handle, options.access);
   const bool is_kind = options.device && options.device->type == handle.device_type;
   const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
-  Tensor tensor = importer_.open(handle, options.access, is_user ? options.device : std::nullopt);
+  Tensor tensor = open_for(handle, options.access, is_user ? options.device : std::nullopt, {});
   if (options.device) tensor = use_on(tensor, *options.device);
   const TimelinePoint point{handle.timeline_slot, handle.timeline_value};
   if (tensor.device() == kCpu) {
@@ -225,7 +232,10 @@ Tensor open_any(const HandleFields& handle, const OpenOptions& options) {
 Tensor open(const Handle& handle, Access access) { return open(handle, OpenOptions{access, {}, {}}); }
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
-  check_tensor(handle);
+  if (handle.is_bundle())
+    throw Error(ErrorCode::bad_handle, "this handle names a bundle of tensors; open it with Bundle::open");
+  if (handle.fields().is_queue())
+    throw Error(ErrorCode::bad_handle, "this handle names a queue; open it with Queue::connect");
   Tensor opened = open_any(handle.fields(), options);
   if (options.pinned && opened.device() == kCpu) pin(opened);
   return opened;

@@ -52,7 +52,7 @@ std::vector<TransitInfo> Runtime::transits() const {
 Stats Runtime::stats() const {
   Stats s;
   s.shared_total = shared_total_;
-  s.opened_total = importer_.opened_total();
+  s.opened_total = opened_total_;
   s.unkept = queues_.unkept();
   s.live_blocks = ledger_.live();
   s.limbo = ledger_.limbo();

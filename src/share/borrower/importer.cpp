@@ -8,8 +8,6 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
-#include "os/log.h"
-#include "share/format/process_name.h"
 
 namespace onecopy {
 namespace {
@@ -33,30 +31,18 @@ void check_block_number(const HandleFields& handle) {
 
 }  // namespace
 
-std::string place_of(const HandleFields& fields) {
-  return fmt::format("block {} (generation {}) in segment {} of owner {}", fields.block, fields.generation,
-                     fields.segment, public_name(fields.owner));
-}
-
 Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders) {
   check_block_number(handle);
-  Tensor tensor =
-      handle.owner == self_ ? open_own(handle, access) : open_borrowed({handle, access, user, holders});
-  if (handle.hold != 0) acknowledge(handle);
-  count_opened();
-  log_debug([&] { return fmt::format("opened {}, {}", handle.layout.str(), place_of(handle)); });
-  return tensor;
-}
-
-Tensor Importer::open_borrowed(const WantedSegment& wanted) {
-  const HandleFields& handle = wanted.handle;
+  if (handle.owner == self_) return open_own(handle, access);
+  const WantedSegment wanted{handle, access, user, holders};
   auto [blocks, lease] = peers_.try_claim(handle);
   if (!lease) std::tie(blocks, lease) = claim(wanted);
   point("open.claimed");
   const BorrowedBlocks::Location at = locate(*blocks, wanted);
+  if (handle.hold != 0) acknowledge(handle);
   return {std::move(lease), at.data + handle.tensor_offset, handle.layout,
-          wanted.user.value_or(at.identity->device), wanted.access};
+          user.value_or(at.identity->device), access};
 }
 
 /// Claims a block whose owner has ended, or must be connected to or asked.
@@ -121,6 +107,7 @@ Tensor Importer::open_own(const HandleFields& handle, Access access) {
   if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
       place.kind != handle.kind || place.segment_size != handle.segment_size)
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
+  if (handle.hold != 0) acknowledge(handle);
   return {std::move(ref), place.data + handle.tensor_offset, handle.layout, place.identity->device, access};
 }
 

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "onecopy/memory/tensor.h"
@@ -32,9 +29,6 @@ class Importer {
   /// `holders` are asked for frozen memory as well as the maker of the handle.
   Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {},
               Holders holders = {});
-  void count_opened() noexcept { opened_total_.fetch_add(1, std::memory_order_relaxed); }
-  /// Returns how many tensors were opened.
-  std::uint64_t opened_total() const noexcept { return opened_total_; }
   /// Maps segments of a connected owner, as far as the owner still has them, so that open() need not ask for them one
   /// at a time. Has no effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
   void fetch_ahead(const ProcessId& owner, std::span<const SegmentOrigin> origins, Access access,
@@ -48,7 +42,6 @@ class Importer {
  private:
   using Lease = std::pair<BorrowedBlocks*, BlockRef>;
 
-  Tensor open_borrowed(const WantedSegment& wanted);
   Lease claim(const WantedSegment& wanted);
   BlockRef claim_from(Peers::PeerRef& peer, const WantedSegment& wanted);
   Peers::PeerRef connect_again(Peer& old, const WantedSegment& wanted, const Error& silence);
@@ -60,10 +53,6 @@ class Importer {
   Peers& peers_;
   SegmentSource& source_;
   Holds& holds_;
-  std::atomic<std::uint64_t> opened_total_{0};
 };
-
-/// Returns where a handle's block is, for logs.
-std::string place_of(const HandleFields& fields);
 
 }  // namespace onecopy

@@ -111,6 +111,11 @@ class Runtime final {
   Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);
   bool await_release(Deadline deadline);
 
+  // api/share.cpp
+  /// Opens on the device `user`, see Importer::open(), and counts and logs the tensor.
+  Tensor open_for(const HandleFields& handle, Access access, std::optional<Device> user,
+                  std::span<const ProcessId> holders);
+
   // api/stats.cpp
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
@@ -180,6 +185,7 @@ class Runtime final {
   Timer cleaning_{loop_, [this] { return clean_up(), Timer::Pause(); }};
   Session session_{*this};
   std::atomic<std::uint64_t> shared_total_{0};
+  std::atomic<std::uint64_t> opened_total_{0};
 
   bool cleaned_up_ = false;  ///< see clean_up(); used by the watch thread once the Runtime is made
   std::list<InheritedOwner> inherited_;

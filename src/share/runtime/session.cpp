@@ -80,7 +80,7 @@ LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {
 }
 
 Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
-  return runtime_.importer_.open(row, access, {}, holders);
+  return runtime_.open_for(row, access, {}, holders);
 }
 
 std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::uint32_t epoch,
@@ -143,7 +143,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
   }
   // The slow way of opening waits for the driver. try_open() must not, because its caller may hold a queue's lock.
   if (!data || PinnedRanges::is_unpinning(data, reach)) return {};
-  runtime_.importer_.count_opened();
+  runtime_.opened_total_.fetch_add(1, std::memory_order_relaxed);
   return {std::move(block), data + offset, layout, at->device, at->access};
 }
 
