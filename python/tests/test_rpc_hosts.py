@@ -245,3 +245,13 @@ def test_members_without_a_key_say_what_to_do(start_all):
     members[1].communicate()
     assert members[0].returncode == 1
     assert "set ONECOPY_RPC_KEY" in errors
+
+
+def test_doctor_finds_the_ucx_of_the_wheel_and_its_transports():
+    command = pathlib.Path(sys.executable).with_name("onecopy")
+    if not importlib.util.find_spec("libucx") or not command.exists():
+        pytest.skip("wants libucx-cu13 and the installed command")
+    env = {name: value for name, value in os.environ.items() if name != "ONECOPY_UCX_LIBRARY"}
+    said = subprocess.run([command, "doctor"], env=env, capture_output=True, text=True, check=False).stdout
+    ucx = " ".join(said[said.index(" UCX ") :].split())
+    assert "UCX 1." in ucx and "tcp/" in ucx, said

@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "os/shared_library.h"
 #include "probe.h"
+#include "rpc/transport/ucx/ucx_context.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -134,22 +135,14 @@ Finding probe_openssl() {
 }
 
 Finding probe_ucx() {
-  constexpr const char* kAdvice =
-      "Only ONECOPY_RPC_FABRIC=ucx needs it: install libucx-cu13 (pip), libucx0 (Debian, Ubuntu) or ucx "
-      "(Fedora), and name a "
-      "libucp.so.0 outside of the system's folders in ONECOPY_UCX_LIBRARY.";
-  const char* const chosen = std::getenv("ONECOPY_UCX_LIBRARY");
-  std::string why;
-  const auto library = SharedLibrary::open({chosen && *chosen ? chosen : "libucp.so.0"}, &why);
-  if (!library) return missing("tried " + why, kAdvice);
-  auto* const version = symbol<void(unsigned*, unsigned*, unsigned*)>(*library, "ucp_get_version");
-  if (!version) return missing(library->name() + " has no ucp_get_version", kAdvice);
-  std::array<unsigned, 3> is{};
-  version(&is[0], &is[1], &is[2]);
-  const std::string text = fmt::format("{}: UCX {}.{}.{}", library->name(), is[0], is[1], is[2]);
-  if (std::pair(is[0], is[1]) < std::pair(1U, 17U))
-    return missing(text + ", and 1.17 is the oldest that works", kAdvice);
-  return works(text + ", for ONECOPY_RPC_FABRIC=ucx. What goes over it between hosts is not encrypted");
+  try {
+    const ucx::Library& library = ucx::Library::get();
+    return works(fmt::format(
+        "{}: UCX {} with {}, for ONECOPY_RPC_FABRIC=ucx. What goes over it between hosts is not encrypted",
+        library.path(), library.version(), fmt::join(ucx::find_devices(), ", ")));
+  } catch (const Error& error) {
+    return missing(error.what(), "Calls between hosts go over TLS without it.");
+  }
 }
 
 }  // namespace

@@ -122,10 +122,8 @@ struct BackendTraits {
   bool host_memory = true;
   /// The environment variable that hides devices from a process.
   const char* visibility = "";
-  /// Says that reservations can map one chunk at several places at once.
-  bool maps_one_chunk_twice = false;
-  /// Says that reservations can map a part of a chunk.
-  bool maps_parts = false;
+  bool maps_one_chunk_twice = false;  ///< reservations can map one chunk at several places at once
+  bool maps_parts = false;            ///< reservations can map a part of a chunk
 };
 
 /// A copy of bytes between two places, each on the CPU or a device, both known to one backend.
@@ -224,6 +222,8 @@ class Backend {
   /// Unpins the range that begins at the address. Waits for all work of the device.
   virtual void unpin_host(int, void*) noexcept {}
 
+  /// Creates this process's context on the device, which other libraries need for work on its memory.
+  virtual void create_context(int) {}
   /// Returns a device of this type that this process uses already, or -1. Does not create a context.
   virtual int device_in_use() const noexcept { return -1; }
   /// Returns a point after all work that this process has given to devices of this type so far, in any stream; null if

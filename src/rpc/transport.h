@@ -39,6 +39,8 @@ class Connection {
   /// and so only once this thread sleeps. A thread that would wait for them does not spin.
   virtual bool worker_shares_cpu() const noexcept { return false; }
   virtual bool waiter_shares_cpu() const noexcept { return false; }
+  /// Returns whether tensors of cards are sent from the card's memory.
+  virtual bool takes_cards() const noexcept { return true; }
   /// Releases the tensors of messages that the member will not read because it has ended.
   virtual void drop_sent() noexcept {}
 };

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Two processes of this machine call each other over UCX with tensors in memory of cards: contents are checked, and the rate is
-# printed. Wants the package built by tests/gpu/python.sh (or PYTHONPATH with onecopy in it), OpenSSL 3, and UCX: the folder of an
-# unpacked wheel libucx-cu13, which holds lib/libucp.so.0, and beside which may lie libucx_cu13.libs.
+# printed for each way of the bytes. Wants the package built by tests/gpu/python.sh (or PYTHONPATH with onecopy in it), OpenSSL 3,
+# and UCX: the folder of an unpacked wheel libucx-cu13, which holds lib/libucp.so.0, and beside which may lie libucx_cu13.libs.
 #
 #   tests/gpu/ucx.sh FOLDER_OF_LIBUCX [PYTHON]
 #
 # To unpack the wheel where there is a network: pip download --no-deps libucx-cu13 && unzip -d ucx libucx_cu13*.whl; then
 # FOLDER_OF_LIBUCX is ucx/libucx.
-set -euo pipefail
+set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 UCX=$(realpath "${1:?the folder of libucx}")
@@ -21,6 +21,16 @@ export ONECOPY_RPC_KEY="a secret of this test, of forty characters"
 
 RENDEZVOUS=$(mktemp -u)
 trap 'rm -f "$RENDEZVOUS"; kill $(jobs -p) 2>/dev/null || true' EXIT
-"$PYTHON" tests/gpu/ucx_cards.py 1 "$RENDEZVOUS" &
-timeout 300 "$PYTHON" tests/gpu/ucx_cards.py 0 "$RENDEZVOUS"
-wait
+
+pair() {  # pair <name> [LANES]
+  echo "--- $1"
+  [ -z "${2:-}" ] || local -x ONECOPY_UCX_TLS=$2
+  rm -f "$RENDEZVOUS"
+  "$PYTHON" tests/gpu/ucx_cards.py 1 "$RENDEZVOUS" &
+  timeout 120 "$PYTHON" tests/gpu/ucx_cards.py 0 "$RENDEZVOUS" && wait $! || { kill $! 2>/dev/null; FAILED=1; }
+}
+
+FAILED=0
+pair "from card to card"
+pair "by way of the hosts' memory" tcp,cuda_copy
+exit "$FAILED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def explain(to: str | int | WorkerInfo, tensor: torch.Tensor | devices.MarkedTen
     if member.is_far:
         if mode == BORROW:
             devices.check_far(member.info)
-        return _FAR[agent.endpoint.transport(member.info.id)]
+        return _between_hosts(agent.endpoint, member.info.id, tensor.device.type != "cpu")
     target = agent.target_of(tensor, member.info.id, False)
     if tensor.layout != torch.strided:
         return Route("parts", "a sparse tensor crosses as its indices and its values, each by its own route")
@@ -58,12 +59,14 @@ def explain(to: str | int | WorkerInfo, tensor: torch.Tensor | devices.MarkedTen
     return between(here, there, mode, can_reach)
 
 
-_FAR = {
-    "tls": Route(
-        "tls", "the callee is on another host: the bytes go over TLS, those of a card by way of the host's memory"
-    ),
-    "ucx": Route("ucx", "the callee is on another host: the bytes go over UCX, unencrypted"),
-}
+def _between_hosts(endpoint: Any, to: int, is_on_card: bool) -> Route:
+    name = endpoint.transport(to)
+    reason = f"the callee is on another host: the bytes go over {'TLS' if name == 'tls' else 'UCX, unencrypted'}"
+    if is_on_card:
+        reason += ", from the card" if endpoint.takes_cards(to) else ", by way of the host's memory"
+    return Route(name, reason)
+
+
 _LENT = {
     BORROW: Route("lease", "borrow(): the receiver maps the sender's memory, and no byte is copied"),
     devices.MOVE: Route("move", "move(): the receiver maps memory that the sender has no more, and no byte is copied"),

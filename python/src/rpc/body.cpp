@@ -37,6 +37,14 @@ void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Givin
   message.data.insert(message.data.end(), marks.begin(), marks.end());
 }
 
+void add_cards(Message& message, const DeviceMap& devices) {
+  for (const Tensor& tensor : message.tensors) {
+    const bool is_on_card = tensor.device().type == DeviceType::cuda;
+    message.cards.push_back(
+        static_cast<std::int16_t>(is_on_card ? target_of(devices, tensor.device().index) : -1));
+  }
+}
+
 /// Makes the tensors that the sender recorded a part of this process's graph.
 void attach_received(const nb::object& autograd, const rpc::CallContext& context, const Bytes& marks,
                      const std::vector<nb::object>& received, std::uint32_t sender) {
@@ -100,6 +108,7 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
   call_python([&] { return encode_value(value.ptr(), message, options); });
   if (!autograd.is_none()) record_sent(autograd, sent, giving, message, context);
   message.tag = tag_of(BodyForm::value);
+  if (!receiver.devices.cards.empty()) add_cards(message, receiver.devices);
   giving.count(rpc::Route::inlined, counts.inlined);
   giving.count(rpc::Route::copy, counts.copied);
   return message;

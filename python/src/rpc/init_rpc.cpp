@@ -101,6 +101,13 @@ void def_members(nb::class_<Endpoint>& endpoint) {
           },
           nb::arg("number"))
       .def(
+          "takes_cards",
+          [](Endpoint& e, std::uint32_t number) {
+            const rpc::Connection* const out = e.node().find(number)->out;
+            return out && out->takes_cards();
+          },
+          nb::arg("number"))
+      .def(
           "may_return",
           [](Endpoint& e, std::uint32_t number, double seconds) {
             return without_gil(

@@ -32,13 +32,6 @@ constexpr int kHost = -1;
 constexpr std::size_t kUsualObjects = 8;  ///< the usual number of numbered objects in a call
 constexpr std::size_t kMaxInline = 4096;  ///< the maximum size in bytes of a tensor within the message
 
-/// Returns the number of the card that tensors of a card go to, or kHost if the card has no target.
-int target_of(const DeviceMap& devices, int here) {
-  for (const auto& [from, to] : devices.cards)
-    if (from == here) return to;
-  return devices.is_automatic && devices.numbers_agree ? here : kHost;
-}
-
 /// Walks over one value, for one call of encode_value().
 class ObjectWriter {
  public:
@@ -473,6 +466,12 @@ Tensor ObjectWriter::made_copy(const LateCopy& late) {
 }
 
 }  // namespace
+
+int target_of(const DeviceMap& devices, int here) {
+  for (const auto& [from, to] : devices.cards)
+    if (from == here) return to;
+  return devices.is_automatic && devices.numbers_agree ? here : kHost;
+}
 
 bool encode_value(PyObject* value, Message& message, const EncodeOptions& options) {
   ObjectWriter writer(message, options);

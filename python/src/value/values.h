@@ -32,6 +32,9 @@ struct DeviceMap {
   bool is_automatic = false;  ///< whether a card that is not in the map maps to itself if numbers_agree
 };
 
+/// Returns the number of the card that tensors of the card `here` go to, or -1 if the card has no target.
+int target_of(const DeviceMap& devices, int here);
+
 /// A process that receives copies.
 struct Receiver {
   DeviceMap devices{};

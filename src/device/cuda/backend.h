@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
   void pin_host(int ordinal, void* at, std::size_t bytes, Access access) override;
   void unpin_host(int ordinal, void* at) noexcept override;
   void require_in_place(int ordinal, const void* at) override;
+  void create_context(int ordinal) override;
   // These three cover all of the process's work in primary contexts, but not in other contexts.
   int device_in_use() const noexcept override;
   std::unique_ptr<WorkPoint> mark_work() override;

@@ -70,6 +70,8 @@ class Events final : public WorkPoint {
 
 }  // namespace
 
+void CudaBackend::create_context(int ordinal) { Devices::get().context(ordinal); }
+
 int CudaBackend::device_in_use() const noexcept {
   try {
     const Driver* const driver = Driver::try_get();

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/transport/arriving_tensor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "device/backend.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "os/log.h"
 #include "share/session.h"
 
 namespace onecopy::rpc {
@@ -15,12 +20,31 @@ namespace {
 constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
 constexpr std::size_t kReservedAtOnce = std::size_t{4} << 20;
 
+Layout row_of(std::size_t bytes) { return {DType::u8, {static_cast<std::int64_t>(bytes)}}; }
+
+std::optional<Tensor> on_card(std::size_t bytes, int card) {
+  try {
+    Tensor tensor = empty(row_of(bytes), {DeviceType::cuda, static_cast<std::int16_t>(card)});
+    backend(DeviceType::cuda).create_context(card);
+    return tensor;
+  } catch (const Error& error) {
+    log_debug(fmt::format("a tensor from another host goes to the host's memory, not to a card: {}",
+                          error.what()));
+    return {};
+  }
+}
+
 }  // namespace
 
-ArrivingTensor::ArrivingTensor(const Layout& layout) {
+ArrivingTensor::ArrivingTensor(const Row& row, bool takes_cards) {
+  const Layout& layout = row.layout;
   const std::size_t bytes = layout.extent_bytes();
+  if (const auto there = takes_cards && row.card >= 0 ? on_card(bytes, row.card) : std::nullopt) {
+    tensor_ = there->with_layout(layout);
+    return;
+  }
   if (bytes < kReservedInParts) {
-    tensor_ = empty(Layout(DType::u8, {static_cast<std::int64_t>(bytes)})).with_layout(layout);
+    tensor_ = empty(row_of(bytes)).with_layout(layout);
     return;
   }
   Backend& host = backend(DeviceType::cpu);

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "onecopy/memory/tensor.h"
+#include "rpc/transport/wire.h"
 
 namespace onecopy {
 class DeviceMemory;
@@ -17,8 +18,9 @@ namespace onecopy::rpc {
 /// Thread safety: none of its own.
 class ArrivingTensor {
  public:
-  /// Throws out_of_memory.
-  explicit ArrivingTensor(const Layout& layout);
+  /// Allocates the tensor: on its card if `takes_cards` is true, else, or if there is no such card or no memory on it, on
+  /// the host. Throws out_of_memory.
+  explicit ArrivingTensor(const Row& row, bool takes_cards = false);
 
   const Tensor& tensor() const noexcept { return tensor_; }
   std::size_t bytes() const noexcept { return tensor_.layout().extent_bytes(); }

@@ -29,9 +29,12 @@ static_assert(sizeof(MessageHead) == 16);
 struct RowHead {
   std::uint8_t dtype = 0;
   std::uint8_t dims = 0;
-  std::uint8_t reserved[6] = {};
+  std::uint8_t card = 0;  ///< Row::card plus one
+  std::uint8_t reserved[5] = {};
 };
 static_assert(sizeof(RowHead) == 8);
+
+constexpr std::int16_t kHost = -1;  // in place of a card
 
 std::int64_t clock_ns() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
@@ -47,10 +50,8 @@ void change_deadline(Message& message, Change&& change) {
   write_value(at, tail);
 }
 
-Tensor on_host(const Tensor& tensor, Stream stream) {
-  if (tensor.device() == kCpu) return tensor;
+Tensor on_host(const Tensor& tensor) {
   Tensor copy = empty(Layout(tensor.dtype(), tensor.shape()));
-  backend(tensor.device().type).synchronize(tensor.device().index, stream);
   copy_into(tensor.view(), copy.view());
   return copy;
 }
@@ -62,8 +63,11 @@ std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
   return numbers;
 }
 
-void append_layout(Bytes& out, const Layout& layout) {
+void append_row(Bytes& out, const Tensor& tensor, int card) {
+  const Layout& layout = tensor.layout();
   RowHead row;
+  if (tensor.device() != kCpu)
+    row.card = static_cast<std::uint8_t>(std::clamp(card + 1, 0, int{UINT8_MAX}));
   row.dtype = static_cast<std::uint8_t>(layout.dtype());
   row.dims = static_cast<std::uint8_t>(layout.ndim());
   append_bytes(out, std::as_bytes(std::span(&row, 1)));
@@ -71,13 +75,13 @@ void append_layout(Bytes& out, const Layout& layout) {
   append_bytes(out, std::as_bytes(layout.strides()));
 }
 
-Layout cut_layout(ByteSpan& rest) {
+Row cut_row(ByteSpan& rest) {
   const auto row = load<RowHead>(cut_bytes(rest, sizeof(RowHead)).data());
   const auto dtype = static_cast<DType>(row.dtype);
   if (!is_valid(dtype) || row.dims > kMaxDims) refuse_frame("has a tensor that cannot be");
   const auto shape = cut_numbers(rest, row.dims), strides = cut_numbers(rest, row.dims);
   try {
-    return {dtype, shape, strides};
+    return {Layout(dtype, shape, strides), row.card - 1};
   } catch (const Error& error) {
     refuse_frame(error.what());
   }
@@ -116,7 +120,8 @@ Bytes encode_beginning(const Message& message) {
   const MessageHead head{message.tag, static_cast<std::uint32_t>(message.tensors.size()),
                          message.data.size()};
   append_bytes(out, std::as_bytes(std::span(&head, 1)));
-  for (const Tensor& tensor : message.tensors) append_layout(out, tensor.layout());
+  for (std::size_t i = 0; i < message.tensors.size(); ++i)
+    append_row(out, message.tensors[i], i < message.cards.size() ? message.cards[i] : kHost);
   return out;
 }
 
@@ -126,7 +131,7 @@ Beginning cut_beginning(ByteSpan& rest, std::uint64_t max_bytes) {
     refuse_frame("is of too large a message");
   Beginning beginning{head.tag, head.data_bytes, {}, head.data_bytes};
   for (std::uint32_t i = 0; i < head.tensors; ++i) {
-    const std::uint64_t bytes = beginning.layouts.emplace_back(cut_layout(rest)).extent_bytes();
+    const std::uint64_t bytes = beginning.rows.emplace_back(cut_row(rest)).layout.extent_bytes();
     if (bytes > max_bytes - beginning.bytes) refuse_frame("is of too large a tensor");
     beginning.bytes += bytes;
   }
@@ -137,10 +142,15 @@ bool is_in_order(std::uint32_t tag) noexcept {
   return (tag & kInOrder) != 0 || (tag & kFormBits) == static_cast<std::uint32_t>(Form::note);
 }
 
-Message outgoing(const Message& message, Stream stream) {
+Message outgoing(const Message& message, Stream stream, bool (*stays)(const Tensor&)) {
   check_can_cross(message);
-  Message copy{message.tag, message.data, {}};
-  for (const Tensor& tensor : message.tensors) copy.tensors.push_back(on_host(tensor, stream));
+  Message copy{message.tag, message.data, message.tensors, message.kind, message.cards};
+  for (std::size_t i = 0; i < copy.tensors.size(); ++i) {
+    Tensor& tensor = copy.tensors[i];
+    if (tensor.device() == kCpu) continue;
+    backend(tensor.device().type).synchronize(tensor.device().index, stream);
+    if (!stays || tensor.device().type != DeviceType::cuda || !stays(tensor)) tensor = on_host(tensor);
+  }
   const std::int64_t now = clock_ns();
   change_deadline(copy, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
   return copy;

@@ -17,11 +17,17 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{1} << 40;
 /// The max bytes of a small message, which is sent before the large messages that wait.
 inline constexpr std::size_t kMaxSmallBytes = 32 << 10;
 
+/// A tensor as its message's beginning describes it.
+struct Row {
+  Layout layout;
+  int card = -1;  ///< the receiver's card for bytes that are sent from memory of a card; -1 for the host
+};
+
 /// The values that a message begins with.
 struct Beginning {
   std::uint32_t tag = 0;
   std::uint64_t data_bytes = 0;
-  std::vector<Layout> layouts;
+  std::vector<Row> rows;
   std::uint64_t bytes = 0;  ///< of the data and all tensors
 };
 
@@ -39,9 +45,10 @@ Beginning cut_beginning(ByteSpan& rest, std::uint64_t max_bytes = kMaxMessageByt
 bool is_in_order(std::uint32_t tag) noexcept;
 
 /// Returns the message as it is sent: with copies on the CPU in place of tensors of devices, and with the time that is left
-/// in place of a call's deadline, because hosts have different clocks. Waits for the work that the stream contains now.
-/// Throws invalid_argument for a message with too many tensors, or too many plain bytes.
-Message outgoing(const Message& message, Stream stream);
+/// in place of a call's deadline, because hosts have different clocks. Tensors of CUDA devices for which `stays` returns
+/// true are not copied. Waits for the work that the stream contains now. Throws invalid_argument for a message with too
+/// many tensors, or too many plain bytes.
+Message outgoing(const Message& message, Stream stream, bool (*stays)(const Tensor&) = nullptr);
 /// Changes the time left of a call back to a deadline.
 void to_deadline(Message& message);
 /// Throws timeout.

@@ -70,6 +70,14 @@ TEST(AUcxInbox, GivesASmallMessageOutAtOnce) {
   EXPECT_FALSE(inbox.has_arrived());
 }
 
+TEST(AUcxInbox, PutsATensorForACardThatIsNotThereIntoTheHostsMemory) {
+  UcxInbox inbox;
+  Bytes beginning = encode_first_piece(message(1, kAnswer, 100'000));
+  beginning[16 + 2] = std::byte{201};  // the card, in the row behind the head: see rpc-stream-v1.md
+  inbox.begin(1, beginning, true);
+  EXPECT_EQ(inbox.room(head_of(1, 1), 100'000).device(), kCpu);
+}
+
 TEST(AUcxInbox, LetsSmallMessagesOvertakeLargeOnesUnlessTheyAreInOrder) {
   UcxInbox inbox;
   const Pieces large(1, kAnswer, 100'000);

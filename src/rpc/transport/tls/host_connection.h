@@ -20,6 +20,10 @@ class HostConnection final : public Connection {
   }
   bool worker_shares_cpu() const noexcept override { return true; }
   bool waiter_shares_cpu() const noexcept override { return true; }
+  bool takes_cards() const noexcept override {
+    if constexpr (requires { way_->takes_cards(); }) return way_->takes_cards();
+    return false;
+  }
 
  private:
   const std::shared_ptr<Way> way_;  // the transport's peer also owns it

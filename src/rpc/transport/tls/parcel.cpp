@@ -101,7 +101,7 @@ void Assembly::allocate(const Beginning& beginning) {
   tensors_.clear();
   try {
     message_.data.resize(beginning.data_bytes);
-    for (const Layout& layout : beginning.layouts) tensors_.emplace_back(layout);
+    for (const Row& row : beginning.rows) tensors_.emplace_back(row);
   } catch (const std::exception& error) {
     lose(error.what());
   }

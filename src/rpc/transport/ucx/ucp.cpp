@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "onecopy/core/error.h"
@@ -25,14 +27,22 @@ constexpr std::pair<unsigned, unsigned> kOldest{1, 17};
                   kOldest.first, kOldest.second, why));
 }
 
-/// Returns the library of the wheel, if this code is in a package itself: <folder>/onecopy/<library>.
+/// Returns the library of the wheel: beside this package, or where the Python beside this program keeps packages.
 std::vector<std::string> in_wheel() {
+  constexpr std::string_view kLibrary = "libucx/lib/libucp.so.0";
   Dl_info here{};
   if (::dladdr(reinterpret_cast<const void*>(&in_wheel), &here) == 0 || !here.dli_fname) return {};
   const std::string path = here.dli_fname;
-  const auto end = path.rfind("/onecopy/");
-  if (end == std::string::npos) return {};
-  return {path.substr(0, end) + "/libucx/lib/libucp.so.0"};
+  if (const auto end = path.rfind("/onecopy/"); end != std::string::npos)
+    return {fmt::format("{}/{}", path.substr(0, end), kLibrary)};
+  std::error_code none;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", none);
+  std::vector<std::string> found;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(program.parent_path().parent_path() / "lib", none))
+    if (entry.path().filename().string().starts_with("python3"))
+      found.push_back(entry.path() / "site-packages" / kLibrary);
+  return found;
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 /// The part of UCP's C interface that is used here, with the names of its headers, so that building needs no UCX. Where the
 /// real headers are there, tests/unit/rpc/ucp_abi_test.cpp compares these declarations with them. Nothing of it is linked:
@@ -31,6 +34,15 @@ struct ucp_params_t {
   std::size_t node_local_id;
 };
 
+struct ucp_context_attr_t {
+  std::uint64_t field_mask;
+  std::size_t request_size;
+  int thread_mode;
+  std::uint64_t memory_types;
+  char name[32];
+  std::size_t device_counter_size;
+};
+
 struct ucp_worker_params_t {
   std::uint64_t field_mask;
   int thread_mode;
@@ -52,6 +64,24 @@ struct ucp_err_handler_t {
 struct ucs_sock_addr_t {
   const void* addr;
   unsigned addrlen;
+};
+
+struct ucp_transport_entry_t {
+  const char* transport_name;
+  const char* device_name;
+};
+
+struct ucp_ep_attr_t {
+  std::uint64_t field_mask;
+  char name[32];
+  sockaddr_storage local_sockaddr;
+  sockaddr_storage remote_sockaddr;
+  struct {
+    ucp_transport_entry_t* entries;
+    unsigned num_entries;
+    std::size_t entry_size;
+  } transports;
+  void* user_data;
 };
 
 struct ucp_ep_params_t {
@@ -106,7 +136,8 @@ struct ucp_am_handler_param_t {
 
 inline constexpr ucs_status_t UCS_OK = 0, UCS_INPROGRESS = 1, UCS_ERR_BUSY = -15, UCS_ERR_LAST = -100;
 inline constexpr int UCS_THREAD_MODE_SERIALIZED = 1;
-inline constexpr int UCS_MEMORY_TYPE_HOST = 0;
+inline constexpr int UCS_MEMORY_TYPE_HOST = 0, UCS_MEMORY_TYPE_CUDA = 1;
+inline constexpr std::uint64_t UCP_ATTR_FIELD_MEMORY_TYPES = 1 << 2, UCP_EP_ATTR_FIELD_TRANSPORTS = 1 << 3;
 inline constexpr std::uint64_t UCP_PARAM_FIELD_FEATURES = 1 << 0;
 inline constexpr std::uint64_t UCP_FEATURE_WAKEUP = 1 << 4, UCP_FEATURE_AM = 1 << 6;
 inline constexpr std::uint64_t UCP_WORKER_PARAM_FIELD_THREAD_MODE = 1 << 0;
@@ -137,6 +168,8 @@ inline constexpr std::uint32_t UCP_EP_CLOSE_FLAG_FORCE = 1 << 0;
   CALL(ucp_config_release, void, (ucp_config_t*))                                                   \
   CALL(ucp_init_version, ucs_status_t,                                                              \
        (unsigned, unsigned, const ucp_params_t*, const ucp_config_t*, ucp_context_h*))              \
+  CALL(ucp_context_query, ucs_status_t, (ucp_context_h, ucp_context_attr_t*))                       \
+  CALL(ucp_context_print_info, void, (ucp_context_h, std::FILE*))                                   \
   CALL(ucp_cleanup, void, (ucp_context_h))                                                          \
   CALL(ucp_worker_create, ucs_status_t, (ucp_context_h, const ucp_worker_params_t*, ucp_worker_h*)) \
   CALL(ucp_worker_destroy, void, (ucp_worker_h))                                                    \
@@ -148,6 +181,7 @@ inline constexpr std::uint32_t UCP_EP_CLOSE_FLAG_FORCE = 1 << 0;
   CALL(ucp_worker_progress, unsigned, (ucp_worker_h))                                               \
   CALL(ucp_worker_set_am_recv_handler, ucs_status_t, (ucp_worker_h, const ucp_am_handler_param_t*)) \
   CALL(ucp_ep_create, ucs_status_t, (ucp_worker_h, const ucp_ep_params_t*, ucp_ep_h*))              \
+  CALL(ucp_ep_query, ucs_status_t, (ucp_ep_h, ucp_ep_attr_t*))                                      \
   CALL(ucp_ep_close_nbx, ucs_status_ptr_t, (ucp_ep_h, const ucp_request_param_t*))                  \
   CALL(ucp_am_send_nbx, ucs_status_ptr_t,                                                           \
        (ucp_ep_h, unsigned, const void*, std::size_t, const void*, std::size_t,                     \

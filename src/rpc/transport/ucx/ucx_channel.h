@@ -48,6 +48,8 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   /// there is no room by the deadline, and invalid_argument for a message that cannot be sent. Does nothing on a closed
   /// channel.
   void put(const Message& message, Stream stream, Deadline deadline);
+  /// Returns whether tensors of cards are sent from the card's memory.
+  bool takes_cards() const noexcept { return takes_cards_.load(); }
   /// Asks the other side to tell when it has received all messages that were sent before.
   void ask();
   /// Returns whether the other side has answered ask(), or the channel is over.
@@ -73,6 +75,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
   static void finish(Sending& sending) noexcept;
   static void sent(void* request, ucx::ucs_status_t status, void* sending);
   static void broken(void* channel, ucx::ucp_ep_h endpoint, ucx::ucs_status_t status);
+  bool has_lane_for_cards() REQUIRES(worker_.using_);
   void fail() noexcept;
   /// Returns whether the first answer is to be reported.
   bool is_answered() const noexcept { return has_answer_ && handlers_.opened; }
@@ -92,6 +95,7 @@ class UcxChannel : public std::enable_shared_from_this<UcxChannel> {
 
   std::atomic<std::uint64_t> small_{0}, large_{0};  ///< bytes under way
   std::atomic<bool> is_over_{false}, has_failed_{false}, has_answer_{false}, is_closed_{false};
+  std::atomic<bool> takes_cards_{false};
   Room room_;
 };
 

@@ -22,13 +22,13 @@ Bytes encode_first_piece(const Message& message) {
   Bytes out = encode_beginning(message);
   append_bytes(out, message.data);
   for (const Tensor& tensor : message.tensors)
-    if (!is_apart(tensor.layout().extent_bytes())) append_bytes(out, bytes_of(tensor));
+    if (!is_apart(tensor)) append_bytes(out, bytes_of(tensor));
   return out;
 }
 
 Bytes encode_question() { return encode_beginning({kQuestion, {}, {}}); }
 
-void UcxInbox::begin(std::uint64_t number, ByteSpan first_piece) {
+void UcxInbox::begin(std::uint64_t number, ByteSpan first_piece, bool takes_cards) {
   if (number == 0 || has_begun(number) || given_out_.count(number) != 0)
     refuse_frame("begins a message again");
   const Beginning beginning = cut_beginning(first_piece);
@@ -37,10 +37,11 @@ void UcxInbox::begin(std::uint64_t number, ByteSpan first_piece) {
   incoming.is_in_order = incoming.what.is_question || is_in_order(beginning.tag);
   Message& message = incoming.what.message;
   message.tag = beginning.tag;
-  for (const Layout& layout : beginning.layouts) {
-    const ArrivingTensor& tensor = incoming.tensors.emplace_back(layout);
+  for (const Row& row : beginning.rows) {
+    const bool comes_apart = is_apart(row.layout.extent_bytes());
+    const ArrivingTensor& tensor = incoming.tensors.emplace_back(row, takes_cards && comes_apart);
     message.tensors.push_back(tensor.tensor());
-    incoming.apart.push_back(is_apart(tensor.bytes()) ? tensor.bytes() : 0);
+    incoming.apart.push_back(comes_apart ? tensor.bytes() : 0);
     incoming.missing += incoming.apart.back();
   }
   const ByteSpan data = cut_bytes(first_piece, beginning.data_bytes);

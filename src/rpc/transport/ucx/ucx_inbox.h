@@ -29,6 +29,7 @@ static_assert(sizeof(UcxHead) == 24);
 
 /// Returns whether a tensor of so many bytes is sent apart from the beginning of its message.
 constexpr bool is_apart(std::uint64_t bytes) noexcept { return bytes > (8 << 10); }
+inline bool is_apart(const Tensor& tensor) noexcept { return is_apart(tensor.layout().extent_bytes()); }
 /// Returns the first piece of a message: its beginning, its plain bytes, and the bytes of the tensors that are not sent
 /// apart. docs/design/formats/rpc-stream-v1.md describes it.
 Bytes encode_first_piece(const Message& message);
@@ -45,8 +46,9 @@ class UcxInbox {
     bool is_question = false;  ///< a question instead of a message: all that was sent before it has arrived
   };
 
-  /// Takes the first piece of a message. Throws protocol.
-  void begin(std::uint64_t number, ByteSpan first_piece);
+  /// Takes the first piece of a message. If `takes_cards` is true, UCX can write to memory of CUDA devices.
+  /// Throws protocol.
+  void begin(std::uint64_t number, ByteSpan first_piece, bool takes_cards = false);
   bool has_begun(std::uint64_t number) const { return number < next_ || incoming_.count(number) != 0; }
   /// Reserves further memory for a part of a tensor. Returns whether room() may be called. Throws out_of_memory.
   bool reserve(const UcxHead& head);

@@ -3,9 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <cstdlib>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -14,6 +11,7 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/transport/ucx/ucx_channel.h"
+#include "rpc/transport/ucx/ucx_context.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -21,14 +19,6 @@ namespace {
 using ucx::UCS_INPROGRESS;
 using ucx::UCS_OK;
 using ucx::ucs_status_t;
-
-/// Sets an option, unless the user has set it by a variable ONECOPY_UCX_<name>.
-void set(const ucx::Library& library, ucx::ucp_config_t* config, const char* name,
-         const std::string& value) {
-  if (std::getenv(fmt::format("ONECOPY_UCX_{}", name).c_str())) return;
-  if (library.ucp_config_modify(config, name, value.c_str()) < 0)
-    log_debug(fmt::format("UCX {} knows no {}", library.version(), name));
-}
 
 }  // namespace
 
@@ -43,23 +33,11 @@ UcxWorker::UcxWorker(EventLoop& loop, std::chrono::milliseconds peer_timeout)
 }
 
 void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
-  library_.ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS",
-                                     "n");  // no warning about ONECOPY_UCX_LIBRARY, which UCX does not know
-  ucx::ucp_config_t* config = nullptr;
-  library_.must(library_.ucp_config_read("ONECOPY", nullptr, &config), "ucp_config_read");
-  const std::string patience = fmt::format("{}ms", peer_timeout.count());
-  set(library_, config, "TLS",
-      "^sm,posix,sysv,cma,xpmem,knem");         // memory of this host is shared without UCX
-  set(library_, config, "RCACHE_ENABLE", "n");  // its hooks would patch libc
-  set(library_, config, "KEEPALIVE_INTERVAL", patience);
-  for (const char* const name : {"TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_CM_USER_TIMEOUT"})
-    set(library_, config, name, patience);
-  ucx::ucp_params_t params{};
-  params.field_mask = ucx::UCP_PARAM_FIELD_FEATURES;
-  params.features = ucx::UCP_FEATURE_AM | ucx::UCP_FEATURE_WAKEUP;
-  const ucs_status_t status = library_.ucp_init_version(1, 17, &params, config, &context_);
-  library_.ucp_config_release(config);
-  library_.must(status, "ucp_init");
+  context_ = ucx::make_context(library_, peer_timeout);
+  ucx::ucp_context_attr_t can{};
+  can.field_mask = ucx::UCP_ATTR_FIELD_MEMORY_TYPES;
+  library_.must(library_.ucp_context_query(context_, &can), "ucp_context_query");
+  takes_cards_ = (can.memory_types & (std::uint64_t{1} << ucx::UCS_MEMORY_TYPE_CUDA)) != 0;
   ucx::ucp_worker_params_t own{};
   own.field_mask = ucx::UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   own.thread_mode = ucx::UCS_THREAD_MODE_SERIALIZED;
@@ -81,6 +59,10 @@ void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
   library_.must(library_.ucp_worker_get_efd(worker_, &fd_), "ucp_worker_get_efd");
   loop_.add(fd_, [this] { turn(); });
   wake();
+}
+
+int UcxWorker::memory_type(const Tensor& tensor) noexcept {
+  return tensor.device().type == DeviceType::cuda ? ucx::UCS_MEMORY_TYPE_CUDA : ucx::UCS_MEMORY_TYPE_HOST;
 }
 
 bool UcxWorker::is_forked() const noexcept { return current_pid() != pid_; }
@@ -136,7 +118,7 @@ void UcxWorker::take_bytes(UcxChannel& to, const UcxHead& head, ByteSpan bytes) 
   to.worker_.using_.assert_held();
   try {
     if (head.piece != 0) refuse_frame("is a tensor that was not offered");
-    to.inbox_.begin(head.number, bytes);
+    to.inbox_.begin(head.number, bytes, to.takes_cards_);
   } catch (const std::exception& error) {
     log_warning(fmt::format("a message over UCX was refused: {}", error.what()));
     to.has_failed_ = true;
@@ -180,7 +162,7 @@ bool UcxWorker::land(UcxChannel& to, const Offer& offer) {
                         ucx::UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   params.cb.recv_am = &UcxWorker::landed;
   params.user_data = landing.get();
-  params.memory_type = ucx::UCS_MEMORY_TYPE_HOST;
+  params.memory_type = memory_type(landing->tensor);
   std::byte* const into =
       offer.head.piece == 0 ? landing->bytes.data() : landing->tensor.as<std::byte>() + offer.head.offset();
   void* const outcome = library_.ucp_am_recv_data_nbx(worker_, offer.data, into, offer.bytes, &params);

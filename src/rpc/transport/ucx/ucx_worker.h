@@ -31,6 +31,10 @@ class UcxWorker {
 
   /// Returns the address that others connect to.
   const Bytes& address() const noexcept { return address_; }
+  /// Returns whether UCX reads and writes memory of CUDA devices.
+  bool takes_cards() const noexcept { return takes_cards_; }
+  /// Returns UCX's name for the type of memory that contains the tensor.
+  static int memory_type(const Tensor& tensor) noexcept;
   /// Ends the worker. REQUIRES: the loop has stopped, and the channels are closed.
   void stop() noexcept;
   /// Returns whether this process is a forked child, which must not touch the worker.
@@ -81,6 +85,7 @@ class UcxWorker {
   ucx::ucp_context_h context_ = nullptr;
   ucx::ucp_worker_h worker_ = nullptr;
   int fd_ = -1;
+  bool takes_cards_ = false;
   Bytes address_;
   std::map<std::uint64_t, UcxChannel*> channels_ GUARDED_BY(using_);
   std::vector<Offer> offers_ GUARDED_BY(using_);
