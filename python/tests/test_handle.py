@@ -31,6 +31,21 @@ def test_another_program_opens_the_same_memory(run_python):
     assert t.tolist() == [42, 41, 41]
 
 
+def test_words_that_are_understood_are_not_described_for_an_error():
+    described = []
+
+    class Word(str):
+        def __repr__(self):
+            described.append(str(self))
+            return "a word"
+
+    handle = onecopy.share(onecopy.zeros(1))
+    assert not onecopy.open(handle, access=Word("read"), framework=Word("numpy")).flags.writeable
+    assert described == []
+    with pytest.raises(onecopy.InvalidArgument, match="not a word"):
+        onecopy.open(handle, access=Word("write"))
+
+
 def test_bytes_and_text_and_the_handle_itself_open():
     t = onecopy.full((2, 2), 3, "int8")
     handle = onecopy.share(t[:, 1])

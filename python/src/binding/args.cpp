@@ -159,26 +159,26 @@ Device device_arg(nb::handle value, const char* argument) {
 }
 
 Access access_arg(nb::handle value, const char* argument) {
+  const auto text = utf8_of(value);
+  if (text == "readwrite") return Access::read_write;
+  if (text == "read") return Access::read_only;
   constexpr std::array<std::string_view, 2> kWords{"readwrite", "read"};
   const std::string message = fmt::format("{} must be \"readwrite\" or \"read\", not {}{}", argument,
                                           short_repr(value), did_you_mean(value, kWords));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
-  const std::string text = text_of(value, argument);
-  if (text == "readwrite") return Access::read_write;
-  if (text == "read") return Access::read_only;
   refuse_argument(message);
 }
 
 Framework framework_arg(nb::handle value, const char* argument, Framework none) {
   if (value.is_none()) return none;
+  const auto text = utf8_of(value);
+  if (text == "onecopy") return Framework::onecopy;
+  if (text == "torch") return Framework::torch;
+  if (text == "numpy") return Framework::numpy;
   constexpr std::array<std::string_view, 3> kWords{"onecopy", "torch", "numpy"};
   const std::string message = fmt::format("{} must be None, \"onecopy\", \"torch\" or \"numpy\", not {}{}",
                                           argument, short_repr(value), did_you_mean(value, kWords));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
-  const std::string text = text_of(value, argument);
-  if (text == "onecopy") return Framework::onecopy;
-  if (text == "torch") return Framework::torch;
-  if (text == "numpy") return Framework::numpy;
   refuse_argument(message);
 }
 
