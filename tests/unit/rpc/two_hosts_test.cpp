@@ -282,6 +282,26 @@ TEST_F(TwoHosts, GoOnAfterThereWasNoRouteForLessThanTheirTimeout) {
   expect_to_go_on_after(&TwoNetworks::make_unreachable, &TwoNetworks::make_reachable);
 }
 
+/// Packets are lost silently, as in a network between the hosts. TCP's pauses between its attempts double: the connection used
+/// to end where the attempt after the cut would have come after the timeout.
+TEST_F(TwoHosts, GoOnAfterASilentCutOfMoreThanHalfTheirTimeout) {
+  caller_timeout_ = callee_timeout_ = "6";
+  begin([this](Agent& agent) {
+    agent.call("callee", "echo");
+    Future waiting = agent.call_async("callee", "wait");
+    *step_ = 1;
+    EXPECT_TRUE(eventually([this] { return *step_ == 2; }));
+    EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+    EXPECT_FALSE(waiting.wait_for(0s));
+  });
+  await(1);
+  networks_->disturb(0ms, 1);
+  *step_ = 2;
+  std::this_thread::sleep_for(3500ms);
+  networks_->undisturb();
+  EXPECT_EQ(caller_->join(), 0);
+}
+
 /// A call that is under way when the cable is cut for too long fails, and does not run again; then the members call each other
 /// in a new session, whichever of them has noticed the cut.
 class TwoHostsThatWereCutOff : public TwoHosts,

@@ -27,13 +27,15 @@ ucp_context_h make_context(const Library& library, std::chrono::milliseconds pee
   library.ucs_global_opts_set_value("MEMTYPE_CACHE", "n");  // its hooks would patch the driver
   ucp_config_t* config = nullptr;
   library.must(library.ucp_config_read("ONECOPY", nullptr, &config), "ucp_config_read");
-  const std::string patience = fmt::format("{}ms", peer_timeout.count());
+  const std::string timeout = fmt::format("{}ms", peer_timeout.count());
+  // The TLS connection notices a cut first. UCX's own TCP connections send again after pauses that double.
+  const std::string patience = fmt::format("{}ms", 3 * peer_timeout.count());
   set(library, config, "TLS",
       "^sm,posix,sysv,cma,xpmem,knem");        // memory of this host is shared without UCX
   set(library, config, "RCACHE_ENABLE", "n");  // its hooks would patch libc
-  set(library, config, "KEEPALIVE_INTERVAL", patience);
-  for (const char* const name : {"TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_CM_USER_TIMEOUT"})
-    set(library, config, name, patience);
+  set(library, config, "KEEPALIVE_INTERVAL", timeout);
+  set(library, config, "TCP_KEEPIDLE", timeout);
+  set(library, config, "TCP_USER_TIMEOUT", patience);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
