@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -229,6 +230,31 @@ def test_members_that_were_cut_off_go_on_without_the_references_from_before(netw
         caller.stdin.write(f"{answer}\n")
         caller.stdin.flush()
     check_end(members, "went on\n")
+
+
+JOINING = r"""
+import os
+import signal
+import sys
+import onecopy.rpc as rpc
+from onecopy.rpc import elastic
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+elastic._SILENCE = 2
+if rank == 1:
+    elastic._tell = lambda agent, own: os.kill(os.getpid(), signal.SIGKILL)
+rpc.init(f"worker{rank}", rank=rank, rendezvous=f"file://{rendezvous}", join_timeout=1000)
+print("joined", flush=True)
+rpc.shutdown(graceful=False)
+"""
+
+
+def test_a_process_killed_while_it_joined_keeps_none_of_another_host_out(networks, tmp_path):
+    (tmp_path / "member.py").write_text(JOINING)
+    for rank, (code, said) in ((1, (-signal.SIGKILL, "")), (0, (0, "joined\n"))):
+        member = start(networks[rank], tmp_path / "member.py", rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY=KEY)
+        out, errors = member.communicate(timeout=240)
+        assert (member.returncode, out) == (code, said), errors
 
 
 def test_the_example_of_two_hosts_runs_on_two_hosts(networks):

@@ -2,8 +2,9 @@
 """Groups that members join and leave at any time.
 
 The store holds the list of members, and a lock on the list. A joining member tells all living members, and starts
-serving when each of them knows it. A process takes the lock over from a process that has ended, and from a process that
-has held the lock for longer than join_timeout, since nobody knows whether a process on another host lives. An id is
+serving when each of them knows it. The holder of the lock sets a beat in the store each second, since nobody else knows
+whether a process on another host lives. A process takes the lock over from a process of its host that has ended, from
+one without a beat for _SILENCE seconds, and from one that has held the lock for longer than join_timeout. An id is
 assigned once: a process that rejoins under the same name gets another id, so references to values of the previous
 process raise and never reach its successor.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +26,7 @@ from .peers import Entry
 from .registry import verb
 
 _NOBODY = "free"
+_BEAT, _SILENCE = 1.0, 10.0  # seconds
 
 
 def check_kind(store: Any, kind: str) -> None:
@@ -107,6 +110,9 @@ def _locked_list(agent: Any) -> Iterator[dict[str, Any]]:
     store, seconds = agent.store, agent.options.join_timeout
     me = json.dumps([*peers.process_of(os.getpid()), time.time_ns()])
     _take(store, me, seconds)
+    is_over = threading.Event()
+    beating = threading.Thread(target=_beat, args=(store, is_over), name="onecopy-rpc-lock", daemon=True)
+    beating.start()
     try:
         before = store.compare_set("members", "", '{"ids": [], "members": []}').decode()
         known = json.loads(before)
@@ -117,16 +123,29 @@ def _locked_list(agent: Any) -> Iterator[dict[str, Any]]:
                 f"{agent.info} was joining or leaving its group for so long that another process has taken over"
             )
     finally:
+        is_over.set()
+        beating.join()
         store.compare_set("lock", me, _NOBODY)
+
+
+def _beat(store: Any, is_over: threading.Event) -> None:
+    """Tells processes that wait for the lock that its holder lives, until `is_over` is set."""
+    while not is_over.wait(_BEAT):
+        with contextlib.suppress(RuntimeError):  # the thread that holds the lock gets the error of the store
+            store.set("beat", str(time.time_ns()))
 
 
 def _take(store: Any, me: str, seconds: float) -> None:
     """Takes the lock, from a living holder after `seconds`."""
-    holder, end = "", 0.0
+    holder, beat, end, silence = "", "", 0.0, 0.0
     while (has := store.compare_set("lock", "", me).decode()) != me:
+        now, last = time.monotonic(), store.compare_set("beat", "", "none").decode()
+        if (has, last) != (holder, beat):
+            silence = now + _SILENCE
         if has != holder:
-            holder, end = has, time.monotonic() + seconds
-        is_held = has != _NOBODY and _is_alive(json.loads(has)[:3]) and time.monotonic() < end
+            end = now + seconds
+        holder, beat = has, last
+        is_held = has != _NOBODY and _is_alive(json.loads(has)[:3]) and now < min(end, silence)
         if is_held:
             time.sleep(0.01)
         elif store.compare_set("lock", has, me).decode() == me:
