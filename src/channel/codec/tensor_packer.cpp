@@ -76,7 +76,7 @@ std::optional<std::uint16_t> TensorPacker::index_of(Session& session, const Tens
   if (has_lost_creator()) [[unlikely]]
     doubt_retention();
   if (const auto index = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key), epoch))
-    return index;
+    return *index;  // a copy of the optional would read both of its parts at once, just after they were written
   const std::optional<CachedSegment> before = find_known(key);
   const bool must_ask_creator = !before || must_ask(session, *before);
   if (!must_ask_creator && has_index(*before, epoch)) return before->index;
