@@ -257,6 +257,46 @@ def test_a_process_killed_while_it_joined_keeps_none_of_another_host_out(network
         assert (member.returncode, out) == (code, said), errors
 
 
+NAMED = r"""
+import os
+import sys
+import onecopy.distributed.rpc as rpc
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+
+
+def pid():
+    return os.getpid()
+
+
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}")
+rpc.init_rpc("first" if rank == 0 else "same", rank=rank, rpc_backend_options=options)
+print(os.getpid(), flush=True)
+for line in sys.stdin:
+    print(rpc.rpc_sync("same", pid), flush=True)
+rpc.shutdown(graceful=False)
+"""
+
+
+def test_the_name_of_a_member_killed_on_another_host_is_free(networks, tmp_path):
+    (tmp_path / "member.py").write_text(NAMED)
+    members, pids = [], []
+    try:
+        for rank, host in enumerate((0, 1, 0)):
+            if rank == 2:
+                members[1].kill()
+                members[1].wait()
+            place = tmp_path / "member.py", rank, tmp_path / "rendezvous"
+            members.append(start(networks[host], *place, ONECOPY_RPC_KEY=KEY))
+            pids.append(members[rank].stdout.readline())
+        said, errors = members[0].communicate("call\n", timeout=240)
+        assert pids[2] and said == pids[2], (errors, members[2].poll())
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate()
+
+
 def test_the_example_of_two_hosts_runs_on_two_hosts(networks):
     example = pathlib.Path(__file__).resolve().parents[2] / "examples/python/rpc_hosts.py"
     of_all = {"ONECOPY_RPC_KEY": KEY, "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29500"}

@@ -41,16 +41,17 @@ def check_kind(store: Any, kind: str) -> None:
 def join(agent: Any) -> None:
     """Makes this process a member. Raises RuntimeError if its name is taken or a member does not answer."""
     with _locked_list(agent) as known:
+        if agent.info.id in known["ids"]:
+            agent.info = peers.WorkerInfo(agent.info.name, max(known["ids"]) + 1)
+        agent.make_endpoint()
         living = [entry for entry in known["members"] if _is_alive(entry["process"])]
-        for entry in living:
-            if entry["name"] == agent.info.name:
+        for entry in [entry for entry in living if entry["name"] == agent.info.name]:
+            if not _is_unreached(agent, entry):
                 raise RuntimeError(
                     f"RPC worker name {entry['name']} is not unique: process {entry['process'][0]} has it. Give each "
                     "its own"
                 )
-        if agent.info.id in known["ids"]:
-            agent.info = peers.WorkerInfo(agent.info.name, max(known["ids"]) + 1)
-        agent.make_endpoint()
+            living.remove(entry)
         own = peers.own_entry(agent)
         agent.open([peers.member_of(own)])
         for entry in living:
@@ -65,6 +66,20 @@ def leave(agent: Any) -> None:
     """Removes this process from the list. The agent tells the living members when it stops."""
     with _locked_list(agent) as known:
         known["members"] = [entry for entry in known["members"] if entry["id"] != agent.info.id]
+
+
+def _is_unreached(agent: Any, entry: Entry) -> bool:
+    """Returns whether a member is on another host, and its process does not listen there, since it has ended."""
+    if entry["process"][2] == onecopy._core._rpc_host():
+        return False
+    agent.endpoint.join(bytes.fromhex(entry["address"]))
+    try:
+        agent.endpoint.connect(entry["id"], agent.options.join_timeout)
+    except onecopy.errors.PeerDied:
+        return True
+    except onecopy.Error:  # the network to that host may be cut
+        return False
+    return False
 
 
 def _enter_if_alive(agent: Any, entry: Entry) -> None:

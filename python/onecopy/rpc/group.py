@@ -180,7 +180,7 @@ class Agent(Serving):
                     f"could not find destination {to}; the members are "
                     f"{', '.join(i.name for i in self.get_worker_infos())}"
                 )
-            return next((m for m in named if not m.has_ended), named[-1])
+            return next((m for m in reversed(named) if not m.has_ended), named[-1])
         if not isinstance(to, int):
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
         found = self._members.get(to)
