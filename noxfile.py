@@ -104,9 +104,10 @@ def rpc_hosts(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ray(session: nox.Session) -> None:
-    """Ray's daemons take minutes of the processor to start."""
+    """Ray, whose daemons take minutes of the processor to start, and NIXL."""
     beside_torch(session, "ray", python=HERE)
-    pytest(session, f"{TESTS}/test_ray.py", f"{TESTS}/test_mp_docs.py", "-k", "ray", python=HERE)
+    files = [f"{TESTS}/test_{name}.py" for name in ("ray", "mp_docs", "rpc_hosts")]
+    pytest(session, *files, "-k", "ray or nixl", python=HERE)
 
 
 @nox.session

@@ -313,6 +313,53 @@ def test_members_without_a_key_say_what_to_do(start_all):
     assert "set ONECOPY_RPC_KEY" in errors
 
 
+BESIDE_NIXL = r"""
+import sys
+import torch
+from nixl._api import nixl_agent, nixl_agent_config
+import onecopy.distributed.rpc as rpc
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+
+
+def read_own_memory(name):
+    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    source, target = torch.arange(1 << 20, dtype=torch.float32), torch.zeros(1 << 20)
+    for tensor in (source, target):
+        agent.register_memory(tensor)
+    into, out_of = agent.get_xfer_descs(target), agent.get_xfer_descs(source)
+    transfer = agent.initialize_xfer("READ", into, out_of, name)
+    state = agent.transfer(transfer)
+    while state == "PROC":
+        state = agent.check_xfer_state(transfer)
+    assert state == "DONE" and torch.equal(source, target), state
+    return agent
+
+
+def call():
+    tensor = torch.arange(1 << 20, dtype=torch.float32)
+    assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(tensor, 1)), tensor + 1)
+
+
+before = read_own_memory("before")
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}", rpc_timeout=50)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+if rank == 0:
+    call()
+    after = read_own_memory("after")
+    call()
+    print("both")
+rpc.shutdown()
+"""
+
+
+def test_members_over_ucx_have_agents_of_nixl_in_their_process(start_all):
+    if not importlib.util.find_spec("nixl") or not importlib.util.find_spec("libucx"):
+        pytest.skip("wants nixl and libucx-cu13")
+    members = start_all(BESIDE_NIXL, ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_FABRIC="ucx", NIXL_LOG_LEVEL="ERROR")
+    check_end(members, "both\n")
+
+
 def test_doctor_finds_the_ucx_of_the_wheel_and_its_transports():
     command = pathlib.Path(sys.executable).with_name("onecopy")
     if not importlib.util.find_spec("libucx") or not command.exists():
