@@ -206,10 +206,7 @@ nb::object import_package(const char* package, const char* what, const char* ins
     const nb::object missing = nb::getattr(error.value(), "name", nb::none());
     if (!error.matches(PyExc_ModuleNotFoundError) || !missing.equal(nb::str(package))) throw;
   }
-  const nb::object error =
-      nb::module_::import_("onecopy.errors").attr("_missing_package")(package, what, instead);
-  PyErr_SetObject(error.type().ptr(), error.ptr());
-  throw nb::python_error();
+  raise(nb::module_::import_("onecopy.errors").attr("_missing_package")(package, what, instead));
 }
 
 const char* name(Access access) noexcept { return access == Access::read_only ? "read" : "readwrite"; }

@@ -32,8 +32,7 @@ std::optional<std::size_t> find_row(const OpenBundle& bundle, nb::handle key) {
 
 [[noreturn]] void raise_missing(const OpenBundle& bundle, nb::handle name) {
   const nb::object kind = nb::module_::import_("onecopy._missing").attr("MissingName");
-  PyErr_SetObject(kind.ptr(), kind(name, nb::find(bundle), bundle.is_tree()).ptr());
-  throw nb::python_error();
+  raise(kind(name, nb::find(bundle), bundle.is_tree()));
 }
 
 std::size_t row_of(const OpenBundle& bundle, nb::handle key) {

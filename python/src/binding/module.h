@@ -14,6 +14,12 @@ inline nb::object owned(PyObject* object) {
   return nb::steal(object);
 }
 
+/// Raises a Python exception. A null object stands for the exception that is set.
+[[noreturn]] inline void raise(const nb::object& error) {
+  if (error.is_valid()) PyErr_SetObject(error.type().ptr(), error.ptr());
+  throw nb::python_error();
+}
+
 void init_errors(nb::module_& m);
 void init_leaks(nb::module_& m);
 void init_log(nb::module_& m);

@@ -75,10 +75,9 @@ std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream)
   const std::string message = fmt::format("{} within {} s", what, nb::str(timeout).c_str());
   const nb::object make =
       call_python([] { return nb::module_::import_("onecopy.errors").attr("_timeout_of_queue"); });
-  const nb::object error = call_python(
-      [&] { return nb::steal(PyObject_CallFunction(make.ptr(), "ss", kind, message.c_str())); });
-  if (error.is_valid()) PyErr_SetObject(error.type().ptr(), error.ptr());
-  throw nb::python_error();
+  raise(call_python([&] {
+    return nb::object(nb::steal(PyObject_CallFunction(make.ptr(), "ss", kind, message.c_str())));
+  }));
 }
 
 /// Returns whether a call that may not wait would find the queue full. Then the value need not be encoded, which moves

@@ -230,11 +230,6 @@ inline std::string_view public_name(std::string_view wire_name) noexcept {
   return wire_name;
 }
 
-[[noreturn]] inline void raise(const nb::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
-}
-
 /// Returns tuple[at]. REQUIRES: the tuple has more than `at` items.
 inline nb::object tuple_item(nb::handle tuple, Py_ssize_t at) {
   return nb::borrow(NB_TUPLE_GET_ITEM(tuple.ptr(), at));
