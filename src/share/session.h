@@ -15,21 +15,25 @@
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 #include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
 #include "os/event_loop.h"
 #include "os/fd.h"
 #include "os/process.h"
+#include "os/reports.h"
 #include "share/format/field_checks.h"
 #include "share/format/process_name.h"
 #include "share/owner/holds.h"
 #include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"
-#include "share/runtime/reports.h"
 #include "share/runtime/stream_order.h"
 
 namespace onecopy {
 
 class BorrowedBlocks;
 class Runtime;
+
+using GroupReports = Reports<GroupInfo>;
+using ArenaReports = Reports<ArenaInfo>;
 
 /// A segment that this process has open, in which Session::try_open() opens blocks without asking another process. A
 /// zeroed object is a segment that is not open, so a table of segments can be made in fresh memory.

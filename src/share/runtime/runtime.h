@@ -25,7 +25,6 @@
 #include "share/owner/ledger.h"
 #include "share/owner/pools.h"
 #include "share/runtime/pinning.h"
-#include "share/runtime/reports.h"
 #include "share/session.h"
 
 namespace onecopy {

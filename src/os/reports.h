@@ -8,13 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "onecopy/share/stats.h"
 #include "os/mutex.h"
 
 namespace onecopy {
 
-/// The parts of this process that other layers describe for listings: groups of rpc, arenas of captured graphs. Each
-/// layer adds its own parts.
+/// The parts of this process that higher layers describe for listings: groups of rpc, arenas of captured graphs.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: the function of a part is not called after
 /// remove() has returned.
@@ -51,8 +49,5 @@ class Reports {
       GUARDED_BY(mutex_);  ///< parts that are gone are dropped when they are listed
   std::uint64_t last_ GUARDED_BY(mutex_) = 0;
 };
-
-using GroupReports = Reports<GroupInfo>;
-using ArenaReports = Reports<ArenaInfo>;
 
 }  // namespace onecopy
