@@ -179,6 +179,8 @@ class TlsLink {
   bool has_arrived() const noexcept;
   bool has_sent_all() const noexcept { return outbox_.is_empty() && !has_unsent_.load(); }
   int waiters() noexcept { return outbox_.room().waiters(); }
+  /// Returns for how long the other host has acknowledged nothing, although it should have; 0 if all is acknowledged.
+  std::chrono::milliseconds unanswered() const noexcept;
   /// Returns for how long the other side has sent nothing. Members send something each second.
   std::chrono::seconds silence() const noexcept;
   int fd() const noexcept { return fd_; }

@@ -257,23 +257,25 @@ std::vector<TlsTransport::PeerRef> TlsTransport::peers() const {
   return peers_;
 }
 
-/// Sends heartbeats, and tries again to reach members over UCX. Runs on the loop's thread, each second while there are
-/// connections, and more often while a member is not reached.
+/// Sends heartbeats, ends connections that are cut, and tries again to reach members over UCX. Runs on the loop's thread,
+/// each second while there are connections, and more often while a member is not reached. The last acknowledgement came
+/// up to a heartbeat before the cut.
 Timer::Pause TlsTransport::beat() {
   const auto all = peers();
-  bool retries = false;
+  bool is_hasty = false;
   for (const PeerRef& peer : all) {
     if (peer->ready.has_passed())
       end(peer, peer->member ? "it was not reached over UCX" : "it has not said which member it is");
+    else if (peer->link->unanswered() >= options_.peer_timeout + kBeat) end(peer, "it was cut");
     else peer->link->beat();
     if (peer->retry.has_passed()) begin_fabric(peer, peer->attempt + 1);
-    retries = retries || peer->retry != kForever;
+    is_hasty = is_hasty || peer->retry != kForever || peer->link->unanswered() > kBeat;
   }
   wake_ucx();
   drop_old_ucx();
   if (listener_) listener_->look_again();
   if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
-  return retries ? kRetry : kBeat;
+  return is_hasty ? kRetry : kBeat;
 }
 
 void TlsTransport::close(Member& member) noexcept {
