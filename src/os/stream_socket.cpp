@@ -31,17 +31,14 @@ sockaddr_in address_of(const HostPort& at) noexcept {
   return address;
 }
 
-void set_option(int fd, int level, int option, int value = 1) noexcept {
-  ::setsockopt(fd, level, option, &value, sizeof value);
+void set_option(int fd, int level, int option) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, level, option, &on, sizeof on);
 }
 
-/// Makes a socket that sends lost packets again each second. Otherwise the kernel's pauses double, and a connection that was
-/// cut works again only after up to twice the time of the cut.
 Fd make_tcp_socket() {
-  constexpr int kMaxPause = 44, kMilliseconds = 1000;  // TCP_RTO_MAX_MS, from Linux 6.15 on
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw_errno("cannot create a TCP socket", errno);
-  set_option(fd.get(), IPPROTO_TCP, kMaxPause, kMilliseconds);
   return fd;
 }
 

@@ -60,7 +60,7 @@ class Node final : private TransportHost {
   /// Adds a member, which may be this process. The first call to the member connects to it. Throws peer_died if the
   /// member has already ended, and invalid_argument if another member has its number.
   Member& join(const Address& address);
-  /// Returns the last session with the member of that number, or with the first living member of that name; null if
+  /// Returns the last session with the member of that number, or with the latest living member of that name; null if
   /// there is none.
   Member* find(std::uint32_t number);
   Member* find(std::string_view name);

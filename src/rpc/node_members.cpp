@@ -133,14 +133,16 @@ Member* Node::find(std::uint32_t number) {
   return nullptr;
 }
 
-/// Returns the first living member of that name, or else the latest one: a program that died may have joined again
-/// under its name with another number.
+/// Returns the latest living member of that name, or else the latest one: a program that died may have joined again under
+/// its name with another number, perhaps before anyone has called it.
 Member* Node::find(std::string_view name) {
   Member* latest = nullptr;
-  for (Member* member : *list_.load()) {
-    if (member->name() != name) continue;
-    latest = &member->last_session();
-    if (!latest->is_gone()) return latest;
+  const MemberList& members = *list_.load();
+  for (auto at = members.rbegin(); at != members.rend(); ++at) {
+    if ((*at)->name() != name) continue;
+    Member& last = (*at)->last_session();
+    if (!last.is_gone()) return &last;
+    if (!latest) latest = &last;
   }
   return latest;
 }

@@ -166,6 +166,25 @@ TEST_F(TlsMembers, ThatAreKilledEndCalls) {
   EXPECT_EQ(peer("callee").state, "ended");
 }
 
+/// All calls used to go to the dead one.
+TEST_F(TlsMembers, AreCalledInPlaceOfOneThatDiedBeforeItWasCalled) {
+  Shared<Meeting> before;
+  Child dead = serve(before);
+  Agent agent({.name = "caller"});
+  before->join(agent, 1);
+  dead.kill();
+  Child callee([&] {
+    Agent other({.name = "callee", .number = 2});
+    define_usual(other);
+    meeting_->publish(1, other);
+    meeting_->reach(1);
+  });
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
 TEST_F(TlsMembers, ThatLeaveSaySo) {
   Child callee = serve(meeting_);
   Agent agent({.name = "caller"});

@@ -30,6 +30,15 @@ void set_timeout(int fd, std::chrono::milliseconds timeout) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &value, sizeof value);
 }
 
+/// Limits the pauses after which the kernel sends lost packets again: pauses that double would make a connection work again
+/// only after up to twice the time of a cut. The kernel gives up after 15 attempts, which must take longer than the timeout.
+void limit_pauses(int fd, std::chrono::milliseconds timeout) {
+  constexpr int kMaxPause = 44;  // TCP_RTO_MAX_MS, from Linux 6.15 on
+  constexpr std::int64_t kMinMs = 1000, kMaxMs = 120'000;
+  const int pause = static_cast<int>(std::clamp<std::int64_t>(timeout.count() / 8, kMinMs, kMaxMs));
+  ::setsockopt(fd, IPPROTO_TCP, kMaxPause, &pause, sizeof pause);
+}
+
 /// Limits the unsent bytes in the socket, so that small messages can go before the rest of a large one.
 void limit_unsent(int fd) {
   constexpr int kBytes = 256 << 10;
@@ -52,6 +61,7 @@ TlsLink::TlsLink(std::unique_ptr<TlsStream> stream, Side side, std::chrono::mill
       look_again_(std::move(look_again)),
       heard_ns_(now_ns()) {
   set_timeout(fd_, peer_timeout);
+  limit_pauses(fd_, peer_timeout);
   limit_unsent(fd_);
 }
 
