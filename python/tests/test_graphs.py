@@ -410,6 +410,20 @@ def test_placed_inputs_that_move_at_every_call_run_eagerly_in_the_end():
     assert report.moves < 25 and any("move at nearly every call" in reason for reason in report.eager)
 
 
+def test_a_number_made_of_a_dynamic_size_does_not_keep_a_graph_from_capture():
+    pool = graphs.arena("cpu")
+
+    def attend(x):
+        return torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]  # divides by sqrt(width)
+
+    call = torch.compile(attend, backend=graphs.backend(pool), dynamic=True)
+    for width in (4, 6, 4, 6):
+        x = torch.randn(3, width)
+        torch.testing.assert_close(call(x), attend(x))
+    report = graphs.report(pool)
+    assert report.replays == 2 and not report.eager, str(report)
+
+
 def test_an_arena_is_on_the_device_of_its_first_graph():
     pool = graphs.graph_pool_handle()
     assert graphs.report(pool).shared_bytes == 0 and "no device yet" in str(graphs.report(pool))

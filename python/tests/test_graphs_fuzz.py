@@ -191,6 +191,7 @@ def make(seed: int, device: str, pool: Any) -> tuple[Program, Any, random.Random
         "inputs": chance.choice(["copy", "copy", "place"]),
         "outputs": chance.choice(["copy", "view", "private"]),
     }
+    program.is_placed = options["inputs"] == "place"  # its inputs move at each call, and so it may run eagerly
     return (
         program,
         torch.compile(program.__call__, backend=graphs.backend(pool, **options), dynamic=chance.random() < 0.3),
@@ -207,7 +208,8 @@ def test_random_programs_are_as_eager_execution(part, device):
         difference = run(compiled, program, chance, device, 14, pool)
         assert not difference, f"seed {seed}: {difference}: {program.steps} {program.returned}"
         report = graphs.report(pool)
-        assert not report.eager, f"seed {seed}: fell back to eager execution: {program.steps}"
+        reasons = [reason for reason in report.eager if not program.is_placed or "in place move" not in reason]
+        assert not reasons, f"seed {seed}: fell back to eager execution: {reasons} {program.steps}"
         replays = max(replays, report.replays)
     assert replays, "nothing was replayed"
 

@@ -116,7 +116,9 @@ def _check(graph: torch.fx.GraphModule) -> None:
 def _check_call(node: torch.fx.Node) -> None:
     operator: Any = node.target
     if not isinstance(operator, torch._ops.OpOverload):
-        if getattr(operator, "__module__", "") not in ("_operator", "operator", "math", "builtins"):
+        module, name = getattr(operator, "__module__", ""), getattr(operator, "__name__", "")
+        takes_numbers = module == "torch" and name.startswith(("sym_", "_sym_"))
+        if not takes_numbers and module not in ("_operator", "operator", "math", "builtins"):
             raise NotReplayable(f"{operator} is not an operator of torch")
         return
     tags, schema = operator.tags, operator._schema
