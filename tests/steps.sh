@@ -225,7 +225,10 @@ run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for 
   case ${1:-} in
     "") quick_steps ;;
     all | nightly)
-      [ "$1" = all ] || { export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_FUZZ_SECONDS=60 ONECOPY_RPC_PROGRAMS=10000; }
+      if [ "$1" = nightly ]; then
+        export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_FUZZ_SECONDS=60
+        export ONECOPY_RPC_PROGRAMS=10000 ONECOPY_GRAPH_PROGRAMS=200
+      fi
       run_steps "${CI_STEPS[@]}"
       report_cases
       [ "$1" = all ] || run_steps "${NIGHTLY_STEPS[@]}" ;;
