@@ -42,21 +42,23 @@ class EndedSessions : public TlsMembers, public ::testing::WithParamInterface<st
   Environment fabric_{"ONECOPY_RPC_FABRIC", GetParam()};
 };
 
-/// What the hook below uses: a hook has no state of its own.
+/// The state of the hook below, which has none of its own. It outlives the threads of the agent.
 struct NextCall {
-  Agent& caller;
+  Agent* caller = nullptr;
   std::future<std::int64_t> result{};
   std::atomic<bool> is_begun{false}, is_sent{false}, is_ready{false};
 };
-NextCall* next_call = nullptr;
+std::atomic<NextCall*> next_call{nullptr};  // a point reads its hook without an order
 
 /// Makes a call when the end of the callee's session is noticed, and waits until the call is sent or has failed.
 void call_once_noticed(const char* name) noexcept {
-  NextCall& next = *next_call;
+  NextCall* const to = next_call.load();
+  if (!to) return;
+  NextCall& next = *to;
   if (std::string_view(name) == "rpc.call.committed") next.is_sent = true;
   if (std::string_view(name) != "rpc.death.noticed" || next.is_begun.exchange(true)) return;
   next.result = std::async(std::launch::async,
-                           [&] { return number_of(next.caller.call("callee", "add one", number(1))); });
+                           [&] { return number_of(next.caller->call("callee", "add one", number(1))); });
   EXPECT_TRUE(
       eventually([&] { return next.is_sent || next.result.wait_for(0s) == std::future_status::ready; }));
   next.is_ready = true;
@@ -65,10 +67,11 @@ void call_once_noticed(const char* name) noexcept {
 /// The call used to fail until all calls of the ended session had failed.
 TEST_P(EndedSessions, AreFollowedByTheNextOneAtOnce) {
   Child callee = serve(meeting_);
+  NextCall next;
   Agent agent({.name = "caller"});
   meeting_->join(agent, 1);
   EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
-  NextCall next{agent};
+  next.caller = &agent;
   next_call = &next;
   point_hook = &call_once_noticed;
   end_connections();
