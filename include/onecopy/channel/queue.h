@@ -23,8 +23,8 @@ struct Message {
   Bytes data;
   std::vector<Tensor> tensors;
   MessageKind kind = MessageKind::user;
-  /// The card of the receiver for each tensor, where a call to another host takes it from card to card. -1, or no
-  /// entry, stands for the host's memory. Queues do not use it.
+  /// The card of the receiver into which a call to another host may write each tensor. -1, or no entry, stands for
+  /// the host's memory. Queues do not use these numbers.
   std::vector<std::int16_t> cards{};
 };
 

@@ -37,6 +37,7 @@ void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Givin
   message.data.insert(message.data.end(), marks.begin(), marks.end());
 }
 
+/// Names the receiver's card for each tensor, for transports between hosts.
 void add_cards(Message& message, const DeviceMap& devices) {
   for (const Tensor& tensor : message.tensors) {
     const bool is_on_card = tensor.device().type == DeviceType::cuda;
@@ -108,7 +109,8 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
   call_python([&] { return encode_value(value.ptr(), message, options); });
   if (!autograd.is_none()) record_sent(autograd, sent, giving, message, context);
   message.tag = tag_of(BodyForm::value);
-  if (!receiver.devices.cards.empty()) add_cards(message, receiver.devices);
+  if (!receiver.devices.numbers_agree && !receiver.devices.cards.empty())
+    add_cards(message, receiver.devices);
   giving.count(rpc::Route::inlined, counts.inlined);
   giving.count(rpc::Route::copy, counts.copied);
   return message;

@@ -18,8 +18,8 @@ namespace onecopy::rpc {
 /// Thread safety: none of its own.
 class ArrivingTensor {
  public:
-  /// Allocates the tensor: on its card if `takes_cards` is true, else, or if there is no such card or no memory on it, on
-  /// the host. Throws out_of_memory.
+  /// Allocates the tensor on its card if `takes_cards` is true and the card has room, and otherwise on the host. Throws
+  /// out_of_memory.
   explicit ArrivingTensor(const Row& row, bool takes_cards = false);
 
   const Tensor& tensor() const noexcept { return tensor_; }

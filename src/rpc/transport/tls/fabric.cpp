@@ -76,8 +76,8 @@ void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
   peer->channel->ask();
 }
 
-/// Records that the other side was not reached, e.g. because there is no route to it now. The next attempt uses a worker
-/// that knows the networks of then.
+/// Records that the other side was not reached, perhaps because there is no route to its host now. The next attempt uses
+/// a new worker, which looks at the networks again.
 void TlsTransport::miss_fabric(Peer& peer, const char* why) noexcept {
   constexpr std::chrono::milliseconds kPause{100};
   log_debug(fmt::format("{} was not reached over UCX: {}", peer.member->name(), why));
