@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 
 from . import _core
 
@@ -38,6 +39,9 @@ def emit(level: int, text: str) -> None:
     logging = sys.modules.get("logging")
     logger = None if logging is None else logging.getLogger("onecopy")
     if logger is None or not logger.hasHandlers():
-        os.write(2, f"[onecopy] [{_NAMES[level]}] [{os.getpid()}] {text}\n".encode(errors="replace"))
+        now = time.time()
+        moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
+        line = f"[onecopy] [{moment}] [{_NAMES[level]}] [{os.getpid()}] {text}\n"
+        os.write(2, line.encode(errors="replace"))
     elif not logger.disabled and (level >= logger.getEffectiveLevel() or os.environ.get("ONECOPY_LOG")):
         logger.handle(logger.makeRecord("onecopy", level, "(onecopy)", 0, text, (), None))

@@ -2,6 +2,7 @@
 """Lines of the library in C++ reach Python's logging."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -42,7 +43,8 @@ def test_lines_reach_the_handlers_of_the_logger(run_python, where):
 def test_without_a_handler_they_go_to_stderr_as_without_python():
     done = interpret(textwrap.dedent(LINES))
     assert done.returncode == 0 and done.stdout == ""
-    assert done.stderr.startswith("[onecopy] [error] [") and done.stderr.endswith("] first\n")
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(rf"\[onecopy\] \[{time}\] \[error\] \[\d+\] first\n", done.stderr)
 
 
 IN_CHILD = """

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <optional>
@@ -56,11 +57,29 @@ constexpr std::string_view name_of(LogLevel level) noexcept {
   return "error";
 }
 
+constexpr std::size_t kOnStack = 1024;
+using Line = fmt::basic_memory_buffer<char, kOnStack>;
+
+/// Appends the time in UTC, such as "2026-11-29T04:55:12.345Z". gmtime_r() would take a lock, which a child that was
+/// forked in the middle of a line finds locked.
+void append_time(Line& line) {
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now());
+  const auto day = floor<days>(now);
+  const year_month_day date(day);
+  const hh_mm_ss time(now - day);
+  fmt::format_to(std::back_inserter(line), "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
+                 static_cast<int>(date.year()), static_cast<unsigned>(date.month()),
+                 static_cast<unsigned>(date.day()), time.hours().count(), time.minutes().count(),
+                 time.seconds().count(), time.subseconds().count());
+}
+
 /// Writes a line with one call, so that lines of several processes do not mix. Throws bad_alloc for a long line.
 void write_to_stderr(LogLevel level, std::string_view text) {
-  constexpr std::size_t kOnStack = 1024;
-  fmt::basic_memory_buffer<char, kOnStack> line;
-  fmt::format_to(std::back_inserter(line), "[onecopy] [{}] [{}] {}\n", name_of(level), ::getpid(), text);
+  Line line;
+  fmt::format_to(std::back_inserter(line), "[onecopy] [");
+  append_time(line);
+  fmt::format_to(std::back_inserter(line), "] [{}] [{}] {}\n", name_of(level), ::getpid(), text);
   while (::write(STDERR_FILENO, line.data(), line.size()) < 0 && errno == EINTR) {
   }
 }

@@ -9,7 +9,7 @@
 
 namespace onecopy {
 
-// The log goes to stderr, as lines "[onecopy] [warning] ..." with the pid, each in one write(2). ONECOPY_LOG selects
+// The log goes to stderr, as lines "[onecopy] [time] [warning] [pid] ...", each in one write(2). ONECOPY_LOG selects
 // the level: off, error, warning (the default), info or debug. Thread safety: all functions may be called concurrently,
 // and in a child that was forked while another thread logs. No function throws or changes errno.
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <regex>
 #include <string>
 #include <thread>
 
@@ -28,7 +29,7 @@ void log_one_of_each() {
   log_error("e");
 }
 
-/// The output on stderr of a process with ONECOPY_LOG=`level`; none means not set.
+/// The output on stderr, with "time" and "pid" in the place of both, of a process with ONECOPY_LOG=`level`; none means not set.
 template <class Function>
 std::string stderr_of(const char* level, Function function) {
   const TemporaryDirectory directory;
@@ -43,15 +44,16 @@ std::string stderr_of(const char* level, Function function) {
   const std::string pid = std::to_string(child.pid());
   for (auto at = text.find(pid); at != std::string::npos; at = text.find(pid))
     text.replace(at, pid.size(), "pid");
-  return text;
+  static const std::regex time(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)");
+  return std::regex_replace(text, time, "time");
 }
 
 std::string logged_with(const char* level) { return stderr_of(level, log_one_of_each); }
 
-const char kWarning[] = "[onecopy] [warning] [pid] w {}\n";
-const char kError[] = "[onecopy] [error] [pid] e\n";
-const char kInfo[] = "[onecopy] [info] [pid] i\n";
-const char kDebug[] = "[onecopy] [debug] [pid] d\n";
+const char kWarning[] = "[onecopy] [time] [warning] [pid] w {}\n";
+const char kError[] = "[onecopy] [time] [error] [pid] e\n";
+const char kInfo[] = "[onecopy] [time] [info] [pid] i\n";
+const char kDebug[] = "[onecopy] [time] [debug] [pid] d\n";
 
 TEST(Log, WritesWarningsAndErrorsUnlessToldOtherwise) {
   EXPECT_EQ(logged_with(nullptr), std::string(kWarning) + kError);
@@ -60,11 +62,11 @@ TEST(Log, WritesWarningsAndErrorsUnlessToldOtherwise) {
 }
 
 TEST(Log, SaysOnceThatALevelIsNone) {
-  EXPECT_EQ(
-      logged_with("verbose"),
-      "[onecopy] [warning] [pid] ONECOPY_LOG is \"verbose\", which is not a level (off, error, warning, "
-      "info, debug); using warning\n" +
-          std::string(kWarning) + kError);
+  EXPECT_EQ(logged_with("verbose"),
+            "[onecopy] [time] [warning] [pid] ONECOPY_LOG is \"verbose\", which is not a level (off, "
+            "error, warning, "
+            "info, debug); using warning\n" +
+                std::string(kWarning) + kError);
 }
 
 TEST(Log, WritesAsMuchAsTheEnvironmentSays) {
@@ -125,8 +127,8 @@ TEST(Log, ALineWithoutMemoryEndsNothing) {
     log_warning("w {}", "{}");
   });
   EXPECT_EQ(text,
-            "[onecopy] [warning] [pid] a line that is longer than strings keep within themselves\n"
-            "[onecopy] [warning] [pid] it has 17 letters\n" +
+            "[onecopy] [time] [warning] [pid] a line that is longer than strings keep within themselves\n"
+            "[onecopy] [time] [warning] [pid] it has 17 letters\n" +
                 std::string(kWarning));
 }
 
