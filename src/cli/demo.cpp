@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -66,7 +67,9 @@ int Demo::run(const std::string& file) {
 
 void Demo::check(bool holds, const std::string& claim) {
   all_hold_ = all_hold_ && holds;
-  fmt::print(" {} {}\n", holds ? green("✓") : red("✗"), claim);
+  std::string mark = holds ? green("✓") : red("✗");
+  for (const std::string& line : wrap(claim, prose_width() - 3))
+    fmt::print(" {} {}\n", std::exchange(mark, " "), line);
   flush_output();
   interrupts_.check();
 }
@@ -120,8 +123,9 @@ std::size_t Demo::first_with_elements() const {
 }
 
 void Demo::show_what_was_shared() const {
-  fmt::print("Shared  {}, {}: {}\n", plural(loaded_.tensors.size(), "tensor"), format_bytes(loaded_.bytes),
-             dtype_names(loaded_.tensors));
+  const std::vector<std::string> types = wrap(dtype_names(loaded_.tensors), prose_width() - 8);
+  fmt::print("Shared  {}, {}\n", plural(loaded_.tensors.size(), "tensor"), format_bytes(loaded_.bytes));
+  fmt::print("Types   {}\n", fmt::join(types, "\n        "));
   fmt::print("Read    once, straight into shared memory: {}\n", format_speed(loaded_));
   fmt::print("Handle  one for all of it, {} characters\n\n", handle_->to_text().size());
 }

@@ -65,13 +65,13 @@ std::string kernel() {
   return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
 }
 
-/// Returns the columns that a line of a hundred leaves for the details.
+/// Returns the columns that a line leaves for the details.
 std::size_t room_for_details(const std::vector<ProbeResult>& results) {
   constexpr std::size_t kBefore = 11;  // the verdicts, and the gaps between columns
   std::size_t longest = 0;
   for (const ProbeResult& result : results)
     longest = std::max(longest, std::string_view(result.probe.name).size());
-  return 100 - kBefore - longest;
+  return std::max<std::size_t>(prose_width(), kBefore + longest + 20) - kBefore - longest;
 }
 
 void print_probes(const std::vector<ProbeResult>& results, std::size_t fatal) {

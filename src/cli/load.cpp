@@ -30,13 +30,14 @@ int run(const LoadOptions& options) {
 
 void add_load(CLI::App& app, Command& command) {
   auto* sub =
-      app.add_subcommand("load", "Load a safetensors file to a card, or into memory, and say how fast");
+      app.add_subcommand("load", "Load a safetensors file to a card, or into memory, and report the speed");
   auto options = std::make_shared<LoadOptions>();  // shared by the parser, which sets it, and the command
   sub->add_option(
          "FILE", options->file,
          "A .safetensors file, or a directory of them with their index; for the cpu also an .npy file")
       ->required();
-  sub->add_option("--device", options->device, "Where to: cpu, cuda:0, npu:0")->capture_default_str();
+  sub->add_option("--device", options->device, "Device to load to: cpu, cuda:0 or npu:0")
+      ->capture_default_str();
   sub->footer(
       "Threads read the file into a small ring of pinned memory, from the page cache or past it, while "
       "the\n"

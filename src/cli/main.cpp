@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -20,6 +21,7 @@
 #include "commands.h"
 #include "core/closest_word.h"
 #include "os/log.h"
+#include "text.h"
 
 namespace {
 
@@ -35,7 +37,17 @@ std::string what_is_wrong(const CLI::App* app, const CLI::Error& error) {
   return fmt::format("onecopy: {}; see {}\n", error.what(), help_of(*app));
 }
 
+/// Breaks lines of the parser's help at the width of the terminal.
+class WrappedHelp : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    return onecopy::cli::wrap_help(CLI::Formatter::make_help(app, std::move(name), mode),
+                                   onecopy::cli::prose_width());
+  }
+};
+
 void add_global_options(CLI::App& app) {
+  app.formatter(std::make_shared<WrappedHelp>());
   app.set_version_flag("--version", "onecopy " ONECOPY_VERSION " (" ONECOPY_COMMIT ")");
   app.add_option_function<std::string>(
          "--log-level", [](const std::string& level) { ::setenv("ONECOPY_LOG", level.c_str(), 1); },

@@ -39,7 +39,7 @@ Finding probe_descriptors() {
                                          limit_text(limit.rlim_cur), limit_text(limit.rlim_max));
   constexpr rlim_t kComfortable = 256;
   if (limit.rlim_cur >= kComfortable) return works(detail);
-  return slower(detail, "Processes with many peers run out. Raise it: ulimit -n 1024");
+  return slower(detail, "Processes with many peers run out. Raise it: `ulimit -n 1024`");
 }
 
 Finding probe_mappings() {
@@ -52,14 +52,15 @@ Finding probe_mappings() {
   const std::string detail = fmt::format("{} in use of {} (vm.max_map_count)", now, most);
   constexpr std::uint64_t kDefault = 65530;
   if (most >= kDefault) return works(detail);
-  return slower(detail, "Fewer large tensors can be open at once. Root can: sysctl vm.max_map_count=65530");
+  return slower(detail,
+                "Fewer large tensors can be open at once. Root can: `sysctl vm.max_map_count=65530`");
 }
 
 Finding probe_address_space() {
   const rlimit limit = limit_of(RLIMIT_AS);
   if (limit.rlim_cur == RLIM_INFINITY) return works("unlimited (RLIMIT_AS)");
   return slower(fmt::format("{} (RLIMIT_AS)", format_bytes(limit.rlim_cur)),
-                "Segments reserve address space and soon hit this limit. Lift it: ulimit -v unlimited");
+                "Segments reserve address space and soon hit this limit. Lift it: `ulimit -v unlimited`");
 }
 
 Finding probe_memory_limit() {

@@ -144,8 +144,9 @@ Finding probe_huge_pages() {
   if (gets_huge_pages()) return works(fmt::format("shared memory gets 2 MiB pages (\"{}\")", setting));
   return slower(
       fmt::format("shared memory gets 4 KiB pages (shmem_enabled is \"{}\")", setting),
-      fmt::format("Only the first touch of large tensors takes longer. Root may try: echo within_size > {}",
-                  kShmemEnabled));
+      fmt::format(
+          "Only the first touch of large tensors takes longer. Root may try: `echo within_size > {}`",
+          kShmemEnabled));
 }
 
 /// Creates, fills, names and removes an unnamed file, as a named segment does.

@@ -116,7 +116,7 @@ Finding probe_runtime_directory() {
                    "Create it with mode 0700, or unset ONECOPY_RUNTIME_DIR.");
   if ((info.st_mode & 077) != 0 || info.st_uid != ::getuid())
     return missing(fmt::format("{} can be entered by others (mode {:o})", directory, info.st_mode & 0777),
-                   fmt::format("chmod 0700 {}, and own it.", directory));
+                   fmt::format("`chmod 0700 {}`, and own it.", directory));
   const std::string path = fmt::format("{}/doctor-{}", directory, current_pid());
   const SocketName name{path, false};
   const UnixSocket listener = UnixSocket::listen(name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -69,12 +70,13 @@ Observations watch(const ReportOptions& options) {
   Interrupts interrupts;
   if (options.seconds > 0)
     fmt::print(stderr, "watching for {} s; Ctrl-C ends this early, and writes the page\n", options.seconds);
-  const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(options.every));
   Clock::time_point start = Clock::now();
   Observations watched{look_at_all(start), {}};
   start += std::chrono::duration_cast<Clock::duration>(Seconds(std::exchange(watched.last.seconds, 0)));
   watched.past.push_back(moment_of(watched.last));
-  while (watched.last.seconds + options.every <= options.seconds && !interrupts.wait_for(pause)) {
+  while (watched.last.seconds < options.seconds) {
+    const Seconds left(std::min(options.every, options.seconds - watched.last.seconds));
+    if (interrupts.wait_for(std::chrono::ceil<std::chrono::nanoseconds>(left))) break;
     watched.last = look_at_all(start);
     thin(watched.past);
     watched.past.push_back(moment_of(watched.last));
@@ -133,7 +135,7 @@ void add_report(CLI::App& app, Command& command) {
       ->check(CLI::Range(0.0, 86400.0, "SECONDS"))
       ->type_name("SECONDS")
       ->capture_default_str();
-  sub->add_option("--every", options->every, "Between two looks")
+  sub->add_option("--every", options->every, "Interval between two samples")
       ->check(CLI::Range(0.05, 3600.0, "SECONDS"))
       ->type_name("SECONDS")
       ->capture_default_str();

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -50,7 +51,56 @@ std::size_t printable_at(std::string_view text) {
   return bytes <= text.size() && !is_control && is_utf8(text.substr(0, bytes)) ? bytes : 0;
 }
 
+/// Returns the place of the first blank that is not between two backquotes.
+std::size_t end_of_word(std::string_view text) {
+  const std::size_t end = text.find(' ');
+  const std::size_t quote = text.find('`');
+  if (quote == std::string_view::npos || quote > end) return end;
+  return text.find(' ', text.find('`', quote + 1));
+}
+
+/// Returns the column at which the continuation of a line of help starts: that of its description, or of its text.
+std::size_t hanging_indent(std::string_view line) {
+  const std::size_t start = line.find_first_not_of(' ');
+  const std::size_t gap = line.find("  ", start);
+  const std::size_t description = gap == std::string_view::npos ? gap : line.find_first_not_of(' ', gap);
+  return description == std::string_view::npos ? start : description;
+}
+
+bool is_example(std::string_view line) {
+  return line.starts_with("  onecopy ") && line.find("  ", 2) == std::string_view::npos;
+}
+
+/// Appends a line of help in parts of at most `width` columns.
+void append_wrapped(std::string& out, const std::string& line, std::size_t width) {
+  if (width_of(line) <= width || is_example(line)) {
+    out += line + "\n";
+    return;
+  }
+  const std::size_t indent = hanging_indent(line);
+  std::string before = line.substr(0, indent);
+  for (const std::string& part :
+       wrap(std::string_view(line).substr(indent), width - std::min(indent, width / 2))) {
+    out += before + part + "\n";
+    before.assign(indent, ' ');
+  }
+}
+
 }  // namespace
+
+std::string wrap_help(const std::string& help, std::size_t width) {
+  std::vector<std::string> lines;
+  std::istringstream text(help);
+  for (std::string line; std::getline(text, line);) {
+    const bool is_rest = !lines.empty() && width_of(lines.back()) > width && !line.empty() &&
+                         line[0] != ' ' && lines.back()[0] != ' ';
+    if (is_rest) lines.back() += " " + line;
+    else lines.push_back(line);
+  }
+  std::string out;
+  for (const std::string& line : lines) append_wrapped(out, line, width);
+  return out;
+}
 
 std::string format_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -106,7 +156,7 @@ std::string escaped(std::string_view text) {
 std::vector<std::string> wrap(std::string_view text, std::size_t width) {
   std::vector<std::string> lines(1);
   while (!text.empty()) {
-    const std::string_view word = text.substr(0, text.find(' '));
+    const std::string_view word = text.substr(0, end_of_word(text));
     if (!lines.back().empty() && width_of(lines.back()) + 1 + width_of(word) > width) lines.emplace_back();
     if (!lines.back().empty()) lines.back() += ' ';
     lines.back() += word;
@@ -122,9 +172,9 @@ void flush_output() {
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 
-std::optional<TerminalSize> terminal_size() {
+std::optional<TerminalSize> terminal_size(int fd) {
   winsize size{};
-  if (!is_terminal(STDOUT_FILENO) || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  if (!is_terminal(fd) || ::ioctl(fd, TIOCGWINSZ, &size) != 0) return {};
   if (size.ws_col == 0 || size.ws_row == 0) return {};
   return TerminalSize{size.ws_col, size.ws_row};
 }
@@ -132,6 +182,13 @@ std::optional<TerminalSize> terminal_size() {
 std::size_t line_width() {
   const auto size = terminal_size();
   return size ? size->columns : kAnyWidth;
+}
+
+std::size_t prose_width() {
+  constexpr std::size_t kNarrow = 40;
+  constexpr std::size_t kWide = 100;
+  const auto size = terminal_size();
+  return size ? std::clamp(size->columns, kNarrow, kWide) : 80;
 }
 
 std::string bold(std::string_view text) { return paint("1", text); }
@@ -185,6 +242,24 @@ std::string Table::line(const std::vector<std::string>& cells,
   return out + "\n";
 }
 
+namespace {
+
+/// Returns the line with a bar of the columns that the terminal leaves for it. A longer line would scroll at each update.
+std::string bar_line(const std::string& label, double part, const std::string& numbers) {
+  constexpr std::size_t kMaxBar = 32;
+  const auto size = terminal_size(STDERR_FILENO);
+  const std::size_t columns = size ? size->columns : 80;
+  const std::size_t others =
+      width_of(label) + width_of(numbers) + 5;  // blanks, brackets, and the last column
+  if (others >= columns) return shorten(numbers, columns - 1);
+  const std::size_t width = std::min(kMaxBar, columns - others);
+  const auto filled = std::min(width, static_cast<std::size_t>(part * static_cast<double>(width)));
+  return fmt::format("{} [{}{}] {}", label, std::string(filled, '#'), std::string(width - filled, '.'),
+                     numbers);
+}
+
+}  // namespace
+
 ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), terminal_(is_terminal(STDERR_FILENO)) {}
 
@@ -195,14 +270,12 @@ void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
   if (!terminal_ || (done < total && now - last_ < std::chrono::milliseconds(50))) return;
   last_ = now;
   visible_ = true;
-  constexpr std::size_t kWidth = 32;
   const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
-  const auto filled = static_cast<std::size_t>(part * kWidth);
   const double seconds = std::chrono::duration<double>(now - start_).count();
   const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-  fmt::print(stderr, "\r{} [{}{}] {} of {}, {}/s\033[K", label_, std::string(filled, '#'),
-             std::string(kWidth - std::min(filled, kWidth), '.'), format_bytes(done), format_bytes(total),
-             format_bytes(static_cast<std::uint64_t>(rate)));
+  const std::string numbers = fmt::format("{} of {}, {}/s", format_bytes(done), format_bytes(total),
+                                          format_bytes(static_cast<std::uint64_t>(rate)));
+  fmt::print(stderr, "\r{}\033[K", bar_line(label_, part, numbers));
   std::fflush(stderr);
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -28,7 +30,8 @@ std::string shorten(std::string_view text, std::size_t width);
 /// Escapes the text for a terminal: control characters, and bytes that are not UTF-8, become "\\x1b".
 std::string escaped(std::string_view text);
 
-/// Breaks the text between words into lines of at most `width` columns; a longer word gets a line of its own.
+/// Breaks the text between words into lines of at most `width` columns; a longer word gets a line of its own. Words
+/// between two backquotes, such as a command to paste, stay together.
 std::vector<std::string> wrap(std::string_view text, std::size_t width);
 
 /// Flushes stdout: before a command waits, and so that a command without a reader ends. Throws std::system_error if the
@@ -42,10 +45,15 @@ struct TerminalSize {
   std::size_t columns = 0;
   std::size_t rows = 0;
 };
-/// Returns the size of stdout's terminal; empty if stdout is not a terminal, or the size is unknown.
-std::optional<TerminalSize> terminal_size();
+/// Returns the size of the descriptor's terminal; empty if it is not a terminal, or the size is unknown.
+std::optional<TerminalSize> terminal_size(int fd = STDOUT_FILENO);
 /// Returns the max length of a line on stdout: the terminal's columns, or kAnyWidth.
 std::size_t line_width();
+/// Returns the max length of a line of prose on stdout: the terminal's columns, up to 100, or 80 in a pipe.
+std::size_t prose_width();
+/// Returns the help of a command with its long lines broken at `width`, each part below the start of its description.
+/// Lines that show a command stay whole.
+std::string wrap_help(const std::string& help, std::size_t width);
 
 /// Returns `text` in bold, green or red if stdout is a terminal and NO_COLOR is not set.
 std::string bold(std::string_view text);

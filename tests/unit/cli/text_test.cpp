@@ -37,6 +37,22 @@ TEST(Text, IsBrokenBetweenWordsOnly) {
   EXPECT_EQ(wrap("", 10), Lines{""});
 }
 
+TEST(Text, ACommandToPasteIsNotBroken) {
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(wrap("Root may try: `echo within_size > /sys/x` or no", 16),
+            (Lines{"Root may try:", "`echo within_size > /sys/x`", "or no"}));
+}
+
+TEST(Text, LongLinesOfHelpContinueBelowTheirDescription) {
+  EXPECT_EQ(wrap_help("  --every SECONDS  Interval between two samples\n", 36),
+            "  --every SECONDS  Interval between\n"
+            "                   two samples\n");
+  EXPECT_EQ(wrap_help("A paragraph whose first line is too\nlong goes on.\n", 20),
+            "A paragraph whose\nfirst line is too\nlong goes on.\n");
+  EXPECT_EQ(wrap_help("Examples:\n  onecopy load --device cuda:0 FILE\n", 20),
+            "Examples:\n  onecopy load --device cuda:0 FILE\n");
+}
+
 TEST(Text, ColumnsLineUpAlsoBesideCharactersOfSeveralBytes) {
   Table table({{"what"}, {"n", Align::right}});
   table.add({"µs", "7"});
