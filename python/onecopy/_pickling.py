@@ -27,7 +27,12 @@ def dumps(obj: Any, rows: _core._Rows) -> memoryview:
     Raises pickling's exceptions; then nothing is sent.
     """
     buffer = io.BytesIO()
-    _Pickler(buffer, rows).dump(obj)
+    try:
+        _Pickler(buffer, rows).dump(obj)
+    except (pickle.PicklingError, AttributeError) as error:
+        if "Can't" in str(error) and hasattr(error, "add_note"):  # Python 3.11
+            error.add_note("onecopy pickles functions and classes by name: define them at the top level of a module.")
+        raise
     return buffer.getbuffer()
 
 

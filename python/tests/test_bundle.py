@@ -256,7 +256,9 @@ def test_many_small_tensors_take_one_handle():
 def test_repr():
     assert repr(opened({"a": onecopy.empty(3)})) == "<onecopy.Bundle of 1: 'a' float32[3]>"
     assert repr(opened([onecopy.empty(1)] * 9)).endswith(", ...>")
-    assert repr(onecopy.share([])) == "<onecopy.Handle of a bundle>"
+    handle = onecopy.share([])
+    assert repr(handle) == "<onecopy.Handle of a bundle of 0 tensors>"
+    assert repr(onecopy.Handle.from_text(str(handle))) == "<onecopy.Handle of a bundle>"
 
 
 def test_the_collector_is_left_as_it_was():

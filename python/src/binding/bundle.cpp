@@ -31,7 +31,7 @@ std::optional<std::size_t> find_row(const OpenBundle& bundle, nb::handle key) {
 }
 
 [[noreturn]] void raise_missing(const OpenBundle& bundle, nb::handle name) {
-  const nb::object kind = nb::module_::import_("onecopy._missing").attr("MissingName");
+  const nb::object kind = nb::module_::import_("onecopy.errors").attr("MissingName");
   raise(kind(name, nb::find(bundle), bundle.is_tree()));
 }
 

@@ -9,6 +9,7 @@
 #include "binding/bytes.h"
 #include "binding/module.h"
 #include "binding/open.h"
+#include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 
 namespace onecopy::python {
@@ -34,8 +35,15 @@ nb::object reduce_handle(const Handle& handle) {
                         nb::make_tuple(to_bytes(keeps ? hold(handle) : handle)));
 }
 
+/// Returns "a bundle of 3 tensors", or "a bundle" if this handle does not keep the bundle's memory.
+std::string describe_bundle(const Handle& handle) {
+  if (!handle.block()) return "a bundle";
+  const std::size_t count = Bundle::open(handle).size();
+  return fmt::format("a bundle of {} tensor{}", count, count == 1 ? "" : "s");
+}
+
 std::string to_repr(const Handle& handle) {
-  const std::string what = handle.is_bundle()           ? "a bundle"
+  const std::string what = handle.is_bundle()           ? describe_bundle(handle)
                            : handle.fields().is_queue() ? "a queue"
                                                         : handle.layout().str();
   return fmt::format("<onecopy.Handle of {}{}>", what, handle.fields().is_read_only() ? ", read-only" : "");

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/args.h"
 #include "binding/bytes.h"
 #include "binding/device.h"
 #include "binding/gil.h"
@@ -106,6 +107,9 @@ nb::object get_object(Queue& queue, nb::handle timeout) {
   if (!message) raise_timeout("Empty", "nothing came through the queue", timeout);
   return decode_message(*std::move(message), stream);
 }
+
+void put_nowait(Queue& queue, nb::handle object) { put(queue, object, nb::int_(0)); }
+nb::object get_nowait(Queue& queue) { return get_object(queue, nb::int_(0)); }
 
 bool try_put(Queue& queue, nb::handle object) { return encode_and_put(queue, object, kNow); }
 
@@ -205,7 +209,11 @@ nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
   return decode_message(*std::move(message), stream);
 }
 
-Queue make_queue(std::int64_t maxsize) {
+Queue make_queue(nb::handle size) {
+  if (!PyIndex_Check(size.ptr()))
+    raise_type_error(fmt::format("maxsize must be an int, not {}", short_repr(size)));
+  const Py_ssize_t maxsize = PyNumber_AsSsize_t(size.ptr(), PyExc_OverflowError);
+  if (maxsize == -1 && PyErr_Occurred()) throw nb::python_error();
   return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
 }
 
@@ -250,6 +258,9 @@ void init_messages(nb::class_<Queue>& queue) {
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: typing.Any = None) -> typing.Any"),
            "Returns the next object, or ``default`` if the queue is empty. Raises as ``get()`` does.")
+      .def("put_nowait", &put_nowait, nb::arg("obj").none(),
+           nb::sig("def put_nowait(self, obj: _T) -> None"), "Is ``put(obj, timeout=0)``.")
+      .def("get_nowait", &get_nowait, nb::sig("def get_nowait(self) -> _T"), "Is ``get(timeout=0)``.")
       .def(
           "aget", [](nb::handle q) { return get_async(q, "get"); },
           nb::sig("def aget(self) -> typing.Coroutine[typing.Any, typing.Any, _T]"),
@@ -299,7 +310,7 @@ void init_queue(nb::module_& m) {
       "\n"
       "Args:\n"
       "    maxsize: the maximum number of objects in the queue; 0 for no limit but memory.");
-  queue.def(nb::new_(&make_queue), nb::arg("maxsize") = 0);
+  queue.def(nb::new_(&make_queue), nb::arg("maxsize").none() = 0);
   const nb::object alias = nb::module_::import_("types").attr("GenericAlias");
   queue.attr("__class_getitem__") =
       nb::module_::import_("builtins").attr("classmethod")(alias);  // Queue[int], for annotations

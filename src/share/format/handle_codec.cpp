@@ -253,11 +253,20 @@ Bytes from_text(std::string_view text) {
         ErrorCode::bad_handle,
         text.empty()
             ? "The text of a handle is empty."
-            : fmt::format("This is not the text of a handle: it does not begin with \"{}\".", kTextPrefix));
+            : fmt::format("This is not the text of a handle: it does not begin with \"{}\".{}", kTextPrefix,
+                          text.starts_with("<onecopy.Handle") ? " str(handle) returns the text."
+                          : text.ends_with(".safetensors") || text.ends_with(".npy")
+                              ? " load() and load_npy() read files."
+                              : ""));
   text.remove_prefix(kTextPrefix.size());
   if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
     refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
   check_whole(text);
+  if (text.size() < sizeof(HandleHeader) * 4 / 3)
+    refuse(kHandle,
+           fmt::format(
+               "has a text of {} characters, fewer than any handle: it was cut off or changed on its way",
+               kTextPrefix.size() + text.size()));
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
   if (bad != std::string_view::npos)

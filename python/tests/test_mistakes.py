@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes of new users get an answer that says what to write instead."""
+
+import queue
+import sys
+
+import pytest
+
+import onecopy
+
+
+@pytest.mark.parametrize("wrong", ["a", 2.5, None])
+def test_a_queue_says_that_its_maxsize_must_be_an_int(wrong):
+    with pytest.raises(TypeError, match=f"^maxsize must be an int, not {wrong!r}$"):
+        onecopy.Queue(wrong)
+
+
+def test_a_handle_of_nothing_shows_that_it_has_no_tensor():
+    assert repr(onecopy.share({})) == "<onecopy.Handle of a bundle of 0 tensors>"
+    assert repr(onecopy.share([1, 2, 3])) == "<onecopy.Handle of a bundle of 0 tensors>"
+    assert repr(onecopy.share({"x": onecopy.zeros(3)})) == "<onecopy.Handle of a bundle of 1 tensor>"
+
+
+def test_the_repr_of_a_handle_is_answered_with_str():
+    with pytest.raises(onecopy.BadHandle, match=r"str\(handle\) returns the text"):
+        onecopy.open(repr(onecopy.share(onecopy.zeros(3))))
+
+
+def test_the_path_of_a_file_is_answered_with_the_functions_that_read_files():
+    with pytest.raises(onecopy.BadHandle, match=r"load\(\) and load_npy\(\) read files"):
+        onecopy.open("model.safetensors")
+
+
+def test_a_text_of_a_few_characters_is_too_short_for_a_handle():
+    with pytest.raises(onecopy.BadHandle, match="has a text of 11 characters, fewer than any handle"):
+        onecopy.open("onecopy:bad")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes of exceptions came with Python 3.11")
+def test_a_function_that_cannot_be_pickled_is_answered_with_the_top_level_of_a_module():
+    with pytest.raises(Exception, match="pickle") as raised:
+        onecopy.Queue().put(lambda: 1)
+    assert "top level of a module" in raised.value.__notes__[0]
+
+
+def test_a_queue_has_the_names_that_do_not_wait():
+    one = onecopy.Queue(1)
+    one.put_nowait(7)
+    with pytest.raises(queue.Full):
+        one.put_nowait(8)
+    assert one.get_nowait() == 7
+    with pytest.raises(queue.Empty):
+        one.get_nowait()
+
+
+def test_the_error_for_a_missing_name_has_a_public_name():
+    bundle = onecopy.open(onecopy.share({"weight": onecopy.zeros(3)}))
+    with pytest.raises(onecopy.errors.MissingName, match="similar names are 'weight'"):
+        bundle["weigth"]
+    assert onecopy.errors.MissingName.__module__ == "onecopy.errors"
