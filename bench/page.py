@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md from bench/results: the newest file of each kind of machine, one column for each machine.
+"""Writes docs/benchmarks.md and docs/how-fast.svg from bench/results: the newest file of each kind of machine.
 
-page.py            writes the page
-page.py --check    fails if the page is not what the results say
+page.py            writes both
+page.py --check    fails if they are not what the results say
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "bench/results", ROOT / "docs/benchmarks.md"
+RESULTS, PAGE, CHART = ROOT / "bench/results", ROOT / "docs/benchmarks.md", ROOT / "docs/how-fast.svg"
 sys.path.insert(0, str(ROOT / "bench/python"))
+sys.path.insert(0, str(ROOT / "bench"))
+import chart  # noqa: E402
+
 from report import format_value  # noqa: E402
 
 NOT_SAID = ("put ", "iceoryx was not", "one card here")  # notes that explain nothing in a table of several machines
 
 HEAD = """\
 # Benchmarks
+
+![README's table as bars](how-fast.svg)
 
 `bench/page.py` writes this page from the files in `bench/results`. Every column names its machine and date. Numbers depend on
 the machine, so measure on yours:
@@ -118,13 +123,22 @@ def _cell(figure: dict[str, Any] | None) -> str:
     return format_value(figure["value"] * (1e3 if microseconds else 1), "ns" if microseconds else figure["unit"])
 
 
+def drawing() -> str:
+    """Returns the bars of the rows of README's table."""
+    return chart.chart({path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}, _cell)
+
+
 def main(arguments: list[str]) -> int:
+    made = {PAGE: page(), CHART: drawing()}
     if arguments == ["--check"]:
-        if PAGE.read_text() == page():
-            return 0
-        print("docs/benchmarks.md is not what bench/results says: run bench/page.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(page())
+        differ = [
+            str(path.relative_to(ROOT)) for path, text in made.items() if not path.exists() or path.read_text() != text
+        ]
+        if differ:
+            print(f"{' and '.join(differ)}: not what bench/results says; run bench/page.py", file=sys.stderr)
+        return len(differ)
+    for path, text in made.items():
+        path.write_text(text)
     return 0
 
 

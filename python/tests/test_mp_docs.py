@@ -14,6 +14,7 @@ import onecopy
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for kind in ("guides", "reference") for page in (DOCS / kind).glob("*.md"))
+PAGES.append("../README.md")
 LINKED = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
           *(str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md"))]  # fmt: skip
 OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
