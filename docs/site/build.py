@@ -10,36 +10,37 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import hooks
+import python_api
 import sources
 
 BUILD = sources.ROOT / "build/docs"
 
-# Public modules, a page each; their __all__ lists the public names.
-MODULES = [
-    "onecopy", "onecopy.errors", "onecopy.torch", "onecopy.hf", "onecopy.store", "onecopy.graphs", "onecopy.rpc",
-    "onecopy.distributed.rpc", "onecopy.distributed.autograd",
-    *(f"onecopy.integrations.{name}" for name in ("ray", "vllm", "sglang", "lmcache", "joblib"))]  # fmt: skip
-
 NAVIGATION = {
-    "Start": ["index.md", "reference/python.md"],
+    "Start": ["index.md"],
     "Guides": [f"guides/{name}.md" for name in (
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
-        "to-the-card", "rpc", "graphs", "store", "huggingface", "ray", "vllm", "sglang", "lmcache", "operators")],
+        "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "huggingface", "ray",
+        "vllm", "sglang", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
-                      "cpp", "cli", "environment", "errors", "limits", "versions", "patches", "rpc-compatibility",
-                      "graphs-compatibility")),
+                      "python", "cpp", "cli", "environment", "errors", "limits", "versions", "patches",
+                      "rpc-compatibility", "graphs-compatibility")),
                   "benchmarks.md", "SECURITY.md", "CHANGELOG.md"],
 }  # fmt: skip
-# Lines of code have 100 columns and more.
-STYLE = ".md-grid { max-width: 80rem; }\n"
+# Lines of code have 100 columns and more. Code in tables is not broken in a word.
+STYLE = """\
+.md-grid { max-width: 80rem; }
+.md-typeset table:not([class]) code { word-break: normal; overflow-wrap: normal; }
+"""
 # Pages for contributors.
 BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "design/README.md", "design/protocol.md",
           "design/cuda_gotchas.md", "design/ascend.md"]  # fmt: skip
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 
-SETTINGS = """\
-site_name: onecopy
+SETTINGS = r"""
+site_name: onecopy {version}
 site_description: One copy of a tensor, used by every process
+repo_url: {repository}
 docs_dir: {pages}
 site_dir: {site}
 use_directory_urls: false
@@ -47,7 +48,8 @@ strict: true
 theme:
   name: material
   font: false
-  features: [navigation.tabs, navigation.top, navigation.indexes, search.suggest, search.highlight, content.code.copy]
+  features: [navigation.tabs, navigation.top, navigation.indexes, navigation.footer, search.suggest, search.highlight,
+             content.code.copy, content.action.edit]
   palette:
     - media: "(prefers-color-scheme: light)"
       scheme: default
@@ -60,15 +62,19 @@ theme:
       accent: orange
       toggle: {{icon: material/weather-sunny, name: Light}}
 extra_css: [wide.css]
+extra: {{generator: false}}
+copyright: onecopy {version}, Apache 2.0
+hooks: [{site_folder}/hooks.py]
 plugins:
-  - search
+  - search:
+      separator: '[\s\-,:!=\[\]()"/`]+|\.(?!\d)|&[lg]t;'
   - offline
   - mkdocstrings:
       handlers:
         python:
           paths: [{python}]
           options:
-            extensions: [{site_folder}/overloads.py]
+            extensions: [{site_folder}/docstrings.py]
             docstring_style: google
             docstring_options: {{warnings: false}}
             filters: public
@@ -99,7 +105,7 @@ def main() -> int:
     shutil.rmtree(BUILD, ignore_errors=True)
     sources.write(pages)
     navigation = {title: list(found) for title, found in NAVIGATION.items()}
-    navigation["Python API"] = _python_pages(pages)
+    navigation["Python API"] = python_api.write(pages)
     if not _write_cpp_pages(pages / "cpp"):
         return 1
     navigation["Design"] = BEHIND + _rest(pages, navigation)
@@ -118,16 +124,9 @@ def main() -> int:
 def settings_of(pages: Path, site: Path, navigation: str) -> str:
     """Returns the settings of MkDocs for a site with this navigation."""
     return SETTINGS.format(
-        pages=pages, site=site, navigation=navigation, python=sources.ROOT / "python", site_folder=Path(__file__).parent
-    )
-
-
-def _python_pages(pages: Path) -> list[str]:
-    """Writes a page for each module, which mkdocstrings fills in from the sources and stubs. Returns their names."""
-    (pages / "api").mkdir()
-    for module in MODULES:
-        (pages / f"api/{module}.md").write_text(f"# {module}\n\n::: {module}\n")
-    return [f"api/{module}.md" for module in MODULES]
+        pages=pages, site=site, navigation=navigation, python=sources.ROOT / "python",
+        site_folder=Path(__file__).parent, version=sources.version(), repository=hooks.repository() or '""',
+    )  # fmt: skip
 
 
 def _write_cpp_pages(target: Path) -> bool:

@@ -16,6 +16,20 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
+def version() -> str:
+    """Returns the version of the package, which CMakeLists.txt names."""
+    found = re.search(r"project\(onecopy\s+VERSION\s+([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert found is not None
+    return found[1]
+
+
+def source_of(page: str) -> str | None:
+    """Returns the file of the repository from which a page of the site is made, or None for a page made of code."""
+    named = [source for source, made in OF_THE_ROOT.items() if made == page]
+    path = named[0] if named else f"docs/{page}"
+    return path if (ROOT / path).exists() else None
+
+
 def write(target: Path) -> None:
     """All pages and pictures, below target."""
     pages = dict(OF_THE_ROOT)
@@ -39,6 +53,8 @@ def for_the_site(text: str, source: str, page: str, pages: dict[str, str]) -> st
 
     text = _FENCE.sub(keep, text)
     text = _LINK.sub(lambda match: _link(match, source, page, pages), text)
+    api = posixpath.relpath("api/onecopy.md", posixpath.dirname(page) or ".")
+    text = text.replace("the API reference (`./dev docs`)", f"the [API reference]({api})")
     text = re.sub(r"^<!-- (examples/\S+).*?-->\n", r"`\1`:\n\n", text, flags=re.MULTILINE)
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text)
 
