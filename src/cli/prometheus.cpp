@@ -1,32 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "prometheus.h"
 
-#include <map>
-#include <set>
 #include <string_view>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "output_format.h"
-#include "share/format/info_text.h"
+#include "share/format/stats_fields.h"
 
 namespace onecopy::cli {
 namespace {
 
-/// The numbers that only grow. All others can also shrink.
-const std::set<std::string_view> kCounters{
-    "shared_total", "opened_total",    "host_waits",     "direct_copies", "staged_copies",
-    "staged_bytes", "pageable_copies", "pageable_bytes", "cut_copies",    "late_releases",
-};
-
-std::string header(const std::string& metric, bool is_counter) {
-  return fmt::format("# TYPE {} {}\n", metric, is_counter ? "counter" : "gauge");
+std::string header(const std::string& metric, const char* type, const char* help) {
+  return fmt::format("# HELP {} {}\n# TYPE {} {}\n", metric, help, metric, type);
 }
 
-std::string metric_name(const std::string& number) {
-  const bool is_counted = kCounters.contains(number) && !number.ends_with("_total");
-  return fmt::format("onecopy_{}{}", number, is_counted ? "_total" : "");
+std::string metric_name(const StatsField& field) {
+  const bool has_suffix = !field.grows || std::string_view(field.name).ends_with("_total");
+  return fmt::format("onecopy_{}{}", field.name, has_suffix ? "" : "_total");
 }
 
 /// Returns the labels of an owner. JSON and Prometheus quote names without control characters in the same way.
@@ -37,17 +28,16 @@ std::string labels(const OwnerInfo& owner) {
 }  // namespace
 
 std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t silent) {
-  // The rows by the name of the number, because all rows of a metric must be together.
-  std::map<std::string, std::string> rows;
-  for (const ListedOwner& owner : owners) {
-    const nlohmann::json stats = nlohmann::json::parse(to_json(owner.info)).at("stats");
-    for (const auto& [number, value] : stats.items())
-      rows[number] += fmt::format("{}{} {}\n", metric_name(number), labels(owner.info), value.dump());
-  }
   std::string text;
-  for (const auto& [number, lines] : rows)
-    text += header(metric_name(number), kCounters.contains(number)) + lines;
-  return text + header("onecopy_silent_processes", false) +
+  for (const StatsField& field : kStatsFields) {
+    if (owners.empty()) break;
+    text += header(metric_name(field), field.grows ? "counter" : "gauge", field.help);
+    for (const ListedOwner& owner : owners)
+      text +=
+          fmt::format("{}{} {}\n", metric_name(field), labels(owner.info), owner.info.stats.*field.value);
+  }
+  return text +
+         header("onecopy_silent_processes", "gauge", "processes that did not answer within two seconds") +
          fmt::format("onecopy_silent_processes {}\n", silent);
 }
 

@@ -14,6 +14,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "share/format/info_text.h"
+#include "share/format/stats_fields.h"
 #include "share/session.h"
 #include "torch/torch.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 nb::dict to_dict(const Stats& stats) {
   nb::dict all;
-  for (const auto& [name, count] : kStatsFields) all[name] = stats.*count;
+  for (const StatsField& field : kStatsFields) all[field.name] = stats.*field.value;
   return all;
 }
 
@@ -32,6 +33,18 @@ nb::dict stats_with_torch() {
       nb::cast<nb::dict>(nb::module_::import_("onecopy._core").attr("torch_counters")());
   for (const auto& [name, count] : counters) all[nb::str("torch_") + nb::str(name)] = count;
   return all;
+}
+
+/// Returns the docstring of stats(), which names every counter.
+std::string doc_of_stats() {
+  std::string doc =
+      "Returns counters of this process's memory, its holders, and memory of other processes.\n\n"
+      "`onecopy ls --format json` and ``prometheus`` have the same names.\n\n";
+  for (const StatsField& field : kStatsFields)
+    doc += fmt::format("- ``{}``: {};\n", field.name, field.help);
+  return doc +
+         "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: storages of torch that onecopy\n"
+         "  moved to shared memory, that torch moved, and that torch had shared before.";
 }
 
 nb::list owners() {
@@ -98,33 +111,8 @@ void set_strategy_by_name(nb::handle name) {
 
 // NOLINTNEXTLINE(readability-function-size): a list of definitions with their docstrings
 void init_stats(nb::module_& m) {
-  m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
-        "Returns counters of this process's memory, its holders, and memory of other processes.\n"
-        "\n"
-        "Names with ``bytes`` count bytes, all others count objects:\n"
-        "\n"
-        "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
-        "- ``live_blocks``, ``live_bytes``: blocks allocated here and still referenced here;\n"
-        "- ``limbo``: blocks freed here, but still held by borrowers;\n"
-        "- ``in_transit``: blocks kept for receivers that have not opened them yet;\n"
-        "- ``segments``, ``bytes_shared``: segments of this process, and the memory reserved in them;\n"
-        "- ``device_segments``, ``device_bytes``: the part of these segments on devices;\n"
-        "- ``foreign_segments``: segments of other processes that are mapped here;\n"
-        "- ``borrowers``, ``owners``: processes that are attached to this process, and processes that\n"
-        "  this process is attached to;\n"
-        "- ``leases``: claims of this process on blocks of other processes;\n"
-        "- ``deposits``: segments of other processes kept open for later receivers;\n"
-        "- ``unkept``: segments in queues that do not keep them: if the owner dies, items in the queue\n"
-        "  are lost. The number can fall: a later put asks the queue's creator again, and the end of a\n"
-        "  queue ends the count;\n"
-        "- ``descriptors``: open descriptors of the whole process;\n"
-        "- ``host_waits``: how often the host waited instead of a stream, on devices whose streams\n"
-        "  cannot wait for other processes;\n"
-        "- ``direct_copies``: copies between cards that the destination card made itself;\n"
-        "  ``staged_copies``, ``staged_bytes``: copies that the driver made through the host, for lack\n"
-        "  of peer access (CUDA devices);\n"
-        "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: storages of torch that onecopy\n"
-        "  moved to shared memory, that torch moved, and that torch had shared before.");
+  static const std::string doc = doc_of_stats();
+  m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"), doc.c_str());
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
         nb::sig("def collect(older_than: float | None = None) -> None"),
         "Returns freed memory and unmaps memory of ended owners now instead of later.\n"

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "onecopy/core/error.h"
+#include "share/format/stats_fields.h"
 
 namespace onecopy {
 namespace {
@@ -124,7 +125,7 @@ ArenaInfo arena_from_json(const json& text) {
 
 std::string to_json(const OwnerInfo& info) {
   json text{{"pid", info.pid}, {"name", info.name}, {"socket", info.socket}};
-  for (const auto& [name, field] : kStatsFields) text["stats"][name] = info.stats.*field;
+  for (const StatsField& field : kStatsFields) text["stats"][field.name] = info.stats.*field.value;
   text["devices"] = json::array();
   for (const DeviceUse& d : info.devices)
     text["devices"].push_back(
@@ -151,7 +152,7 @@ OwnerInfo owner_from_json(const std::string& text) {
     info.socket = root.value("socket", "");
     info.pid = integer<int>(root, "pid");
     const json stats = root.value("stats", json::object());
-    for (const auto& [name, field] : kStatsFields) info.stats.*field = count(stats, name);
+    for (const StatsField& field : kStatsFields) info.stats.*field.value = count(stats, field.name);
     for (const json& d : root.value("devices", json::array()))
       info.devices.push_back(
           {d.value("device", ""), d.value("uuid", ""), count(d, "segments"), count(d, "bytes")});
