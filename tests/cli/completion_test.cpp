@@ -16,14 +16,14 @@ namespace {
 
 const std::string kFolder = std::string(ONECOPY_SOURCE_DIR) + "/src/cli/completion/";
 
-/// The words that bash offers for the last of these words, in a line.
-std::string offered_by_bash(const std::vector<std::string>& words) {
+/// The words that bash offers for the last of these words, in a line. `functions` stand before the script.
+std::string offered_by_bash(const std::vector<std::string>& words, const std::string& functions = "") {
   const cli::TemporaryDirectory directory;
   const std::string path = directory.path() + "/completion";
-  write_file(path,
-             read_file(kFolder + "onecopy.bash") + fmt::format("COMP_WORDS=({})\nCOMP_CWORD={}\n_onecopy\n"
-                                                               "echo \"${{COMPREPLY[*]}}\"\n",
-                                                               fmt::join(words, " "), words.size() - 1));
+  write_file(path, functions + read_file(kFolder + "onecopy.bash") +
+                       fmt::format("COMP_WORDS=({})\nCOMP_CWORD={}\n_onecopy\n"
+                                   "echo \"${{COMPREPLY[*]}}\"\n",
+                                   fmt::join(words, " "), words.size() - 1));
   FILE* shell = ::popen(fmt::format("bash '{}' 2>&1", path).c_str(), "r");
   EXPECT_NE(shell, nullptr);
   std::string offered(4096, '\0');
@@ -71,6 +71,16 @@ TEST(Completion, OfBashOffersTheWordsThatOptionsTake) {
   EXPECT_EQ(offered_by_bash({"onecopy", "share", "--w"}), "\n");
   EXPECT_EQ(offered_by_bash({"onecopy", "ls", "--format", "j"}), "json\n");
   EXPECT_EQ(offered_by_bash({"onecopy", "help", "sh"}), "share\n");
+}
+
+TEST(Completion, OfBashOffersWordsOfTheStoreOnceThenObjectsThenFiles) {
+  EXPECT_EQ(offered_by_bash({"onecopy", "store", "ro"}), "rollback\n");
+  const std::string object = "onecopy() { echo '    \"name\": \"llama\",'; }\n";
+  EXPECT_EQ(offered_by_bash({"onecopy", "store", "rm", "''"}, object), "llama\n");
+  EXPECT_EQ(offered_by_bash({"onecopy", "store", "put", "ll"}, object), "llama\n");
+  EXPECT_EQ(offered_by_bash({"onecopy", "store", "put", "llama", "''"}, object), "\n")
+      << "bash completes files where nothing is offered";
+  EXPECT_EQ(offered_by_bash({"onecopy", "load", "--device", "c"}), "cpu cuda:0\n");
 }
 
 TEST(Completion, IsAScriptOfItsShell) {

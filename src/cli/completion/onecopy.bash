@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completes the commands and options of onecopy in bash; a test compares it with `onecopy --help`.
+
+# The names of the objects in the store, one a line. Starts no keeper.
+_onecopy_objects() {
+  ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/.*"name": "\([^"]*\)".*/\1/p' | sort -u
+}
+
 _onecopy() {
-  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= words= w
+  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= words= w before=
   for w in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case $w in demo|share|load|open|store|ls|report|doctor|gc|key|bench|help|version) command=$w; break ;; esac
+    if [ -n "$command" ]; then case $w in -*) ;; *) before="$before $w" ;; esac; continue; fi
+    case $w in demo|share|load|open|store|ls|report|doctor|gc|key|bench|help|version) command=$w ;; esac
   done
   case $command:$previous in
     *:--log-level) words='off error warning info debug' ;;
+    load:--device) words='cpu cuda:0 npu:0' ;;
     share:--strategy) words='file_descriptor file_system' ;;
     open:--format) words='table json' ;;
     ls:--format) words='table json prometheus' ;;
@@ -31,8 +39,9 @@ _onecopy() {
     help:-*) words='--help -h --version --log-level' ;;
     version:-*) words='--help -h --version --log-level' ;;
   esac; fi
-  if [ -z "$words" ]; then case $command in
+  if [ -z "$words" ]; then case $command$before in
     store) words='serve put ls watch rollback rm stop' ;;
+    'store put' | 'store watch' | 'store rollback' | 'store rm') words=$(_onecopy_objects) ;;
     help) words='demo share load open store ls report doctor gc key bench help version' ;;
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$word"))
