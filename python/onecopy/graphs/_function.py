@@ -272,7 +272,7 @@ class Function:
         self._keep(key, entry)
 
     def _keep(self, key: Key, entry: Graph | Eager) -> None:
-        """Enters a shape, and removes the least recently used one beyond the limit."""
+        """Adds a shape. Beyond the limit, removes the least recently used shape."""
         self.entries[key] = entry
         self._use(entry)
         while len(self.entries) > self._options.limit:

@@ -92,7 +92,7 @@ class _Lease:
         return torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
 
     def is_all_there_is(self, storage: torch.UntypedStorage) -> bool:
-        """Returns whether no tensors but the recorded ones hold the storage."""
+        """Returns whether only the recorded tensors hold the storage."""
         known = sum(tensor() is not None for tensor in self.tensors)
         return torch._C._storage_Use_Count(storage._cdata) == known + 1  # and `storage` itself
 

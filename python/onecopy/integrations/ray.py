@@ -142,7 +142,8 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
     def _receive_copies(
         self, obj_id: str, metadata: _Metadata, communicator: _Communicator, target_buffers: list[Any] | None
     ) -> list[Any]:
-        """Waits in a group of the actor's methods that waits for nothing itself, so two actors may do so at a time."""
+        """Receives copies from another node. Runs in a concurrency group of its own, so that two actors which receive from
+        each other do not block each other."""
         import ray
 
         if communicator.source is None:
