@@ -31,8 +31,8 @@ def test_the_path_of_a_file_is_answered_with_the_functions_that_read_files():
         onecopy.open("model.safetensors")
 
 
-def test_a_text_of_a_few_characters_is_too_short_for_a_handle():
-    with pytest.raises(onecopy.BadHandle, match="has a text of 11 characters, fewer than any handle"):
+def test_a_text_that_ends_in_the_middle_of_a_byte_was_cut_off():
+    with pytest.raises(onecopy.BadHandle, match="has a text of 11 characters, which ends in the middle of a byte"):
         onecopy.open("onecopy:bad")
 
 

@@ -41,7 +41,7 @@ std::string doc_of_stats() {
       "Returns counters of this process's memory, its holders, and memory of other processes.\n\n"
       "`onecopy ls --format json` and ``prometheus`` have the same names.\n\n";
   for (const StatsField& field : kStatsFields)
-    doc += fmt::format("- ``{}``: {};\n", field.name, field.help);
+    doc += fmt::format("- ``{}``:\n  {};\n", field.name, field.help);
   return doc +
          "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: storages of torch that onecopy\n"
          "  moved to shared memory, that torch moved, and that torch had shared before.";

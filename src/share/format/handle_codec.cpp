@@ -2,6 +2,7 @@
 // docs/design/formats/handle-v1.md describes the bytes of a handle.
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cstring>
 #include <utility>
 
@@ -216,6 +217,8 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
+bool is_digit(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_'; }
+
 /// Returns the length of the handle that begins with `digits`, if they contain it; 0 if they are not the beginning of a
 /// handle.
 std::size_t announced_bytes(std::string_view digits) {
@@ -262,13 +265,14 @@ Bytes from_text(std::string_view text) {
   if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
     refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
   check_whole(text);
-  if (text.size() < sizeof(HandleHeader) * 4 / 3)
-    refuse(kHandle,
-           fmt::format(
-               "has a text of {} characters, fewer than any handle: it was cut off or changed on its way",
-               kTextPrefix.size() + text.size()));
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
+  if (bad + 1 == text.size() && is_digit(text[bad]))
+    refuse(kHandle,
+           fmt::format(
+               "has a text of {} characters, which ends in the middle of a byte at position {}: it was "
+               "cut off or changed on its way",
+               kTextPrefix.size() + text.size(), bad + kTextPrefix.size()));
   if (bad != std::string_view::npos)
     refuse(kHandle,
            fmt::format("has a text with an impossible character {} at position {}: it was cut off or "
