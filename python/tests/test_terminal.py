@@ -44,7 +44,7 @@ def longest(text: str) -> int:
     return max(len(line) for line in re.split("[\r\n]+", re.sub(r"`.*`|/\S{40,}", "", text)))
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [80, 100])
 def test_doctor_breaks_no_line_in_a_word(columns):
     text = on_terminal(columns, "doctor")
     assert "Everything that onecopy needs for CPU tensors works here." in text.replace("\r", "")
