@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "output_format.h"
-#include "share/format/stats_fields.h"
+#include "share/format/info_text.h"
 
 namespace onecopy::cli {
 namespace {

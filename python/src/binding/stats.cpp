@@ -14,7 +14,6 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "share/format/info_text.h"
-#include "share/format/stats_fields.h"
 #include "share/session.h"
 #include "torch/torch.h"
 

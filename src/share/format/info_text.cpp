@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "onecopy/core/error.h"
-#include "share/format/stats_fields.h"
 
 namespace onecopy {
 namespace {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "onecopy/share/stats.h"
+#include "share/format/stats_fields.h"
 
 namespace onecopy {
 
