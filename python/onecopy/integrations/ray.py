@@ -142,8 +142,10 @@ class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-def
     def _receive_copies(
         self, obj_id: str, metadata: _Metadata, communicator: _Communicator, target_buffers: list[Any] | None
     ) -> list[Any]:
-        """Receives copies from another node. Runs in a concurrency group of its own, so that two actors which receive from
-        each other do not block each other."""
+        """Receives copies from another node.
+
+        Runs in a concurrency group of its own, so that two actors that receive from each other do not block each other.
+        """
         import ray
 
         if communicator.source is None:
