@@ -90,13 +90,7 @@ std::vector<Fd> take_descriptors(msghdr& message) {
   return {std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.begin() + count)};
 }
 
-void check_received(const msghdr& message, std::size_t fds) {
-  if (message.msg_flags & MSG_CTRUNC)
-    throw Error(ErrorCode::out_of_descriptors,
-                fmt::format("only {} of the descriptors that were sent could be received: RLIMIT_NOFILE is "
-                            "reached; raise `ulimit -n` or keep fewer files open",
-                            fds),
-                EMFILE, ErrorDomain::posix);
+void check_size(const msghdr& message) {
   if (message.msg_flags & MSG_TRUNC)
     throw Error(ErrorCode::protocol,
                 fmt::format("the peer sent a packet of more than {} bytes; it does not speak this protocol",
@@ -185,6 +179,17 @@ void UnixSocket::send(ByteSpan bytes, std::span<const int> fds, std::chrono::mil
 }
 
 std::optional<Packet> UnixSocket::try_receive() {
+  auto packet = try_receive_cut();
+  if (packet && packet->is_cut)
+    throw Error(ErrorCode::out_of_descriptors,
+                fmt::format("only {} of the descriptors that were sent could be received: RLIMIT_NOFILE is "
+                            "reached; raise `ulimit -n` or keep fewer files open",
+                            packet->fds.size()),
+                EMFILE, ErrorDomain::posix);
+  return packet;
+}
+
+std::optional<Packet> UnixSocket::try_receive_cut() {
   std::byte* buffer = packet_buffer();
   iovec part{buffer, kMaxPacketBytes};
   Control control;
@@ -197,8 +202,9 @@ std::optional<Packet> UnixSocket::try_receive() {
   if (got < 0) return std::nullopt;
   Packet packet;
   packet.fds = take_descriptors(message);
-  check_received(message, packet.fds.size());
-  if (got == 0) throw_peer_closed(0);
+  packet.is_cut = (message.msg_flags & MSG_CTRUNC) != 0;
+  check_size(message);
+  if (got == 0 && !packet.is_cut) throw_peer_closed(0);
   packet.bytes.assign(buffer, buffer + got);
   return packet;
 }

@@ -27,6 +27,7 @@ struct SocketName {
 struct Packet {
   Bytes bytes;
   std::vector<Fd> fds;
+  bool is_cut = false;  ///< some descriptors are missing, because this process has no room for them
 };
 
 /// An AF_UNIX SOCK_SEQPACKET socket, which transfers whole packets in order, with descriptors. Sockets are non-blocking
@@ -65,6 +66,8 @@ class UnixSocket {
   /// packets above kMaxPacketBytes. Throws out_of_descriptors if RLIMIT_NOFILE kept descriptors out; the packet is lost
   /// then, and the descriptors that arrived are closed.
   std::optional<Packet> try_receive();
+  /// As try_receive(), but returns a packet without all its descriptors as cut.
+  std::optional<Packet> try_receive_cut();
   /// Polls for up to `max`, letting other threads run in between, for answers that come sooner than a sleeping thread
   /// wakes up.
   std::optional<Packet> try_receive_for(std::chrono::microseconds max);
