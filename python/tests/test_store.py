@@ -243,7 +243,7 @@ def test_a_limit_is_an_error_with_the_numbers(store_place):
     )
     store = onecopy.store.connect()
     store.publish("a", {"x": torch.ones(1024)})
-    with pytest.raises(onecopy.OutOfMemory, match="has 8192 bytes, and all versions have 4096 of the 8192"):
+    with pytest.raises(onecopy.OutOfMemory, match="has 8192 bytes, and all versions and drafts have 4096 of the 8192"):
         store.publish("b", {"x": torch.ones(2048)})
     assert [entry["name"] for entry in store.list()] == ["a"]
 

@@ -20,6 +20,7 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
                         {"device", v.device},
                         {"readers", v.readers},
                         {"publisher", v.publisher},
+                        {"awaited", v.is_awaited},
                         {"made_at", static_cast<double>(v.made_at) * 1e-9}});
   return {{"name", object.name},
           {"current", object.current},
@@ -50,7 +51,8 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
       table.add({escaped(object.name),
                  object.is_arena ? "arena"
                                  : fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
-                 format_bytes(v.bytes), v.device, std::to_string(v.readers), age_of(v)});
+                 format_bytes(v.bytes), v.device, v.is_awaited ? "awaited" : std::to_string(v.readers),
+                 age_of(v)});
   return table.str(width);
 }
 

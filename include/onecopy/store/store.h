@@ -168,8 +168,10 @@ struct VersionInfo {
   std::uint64_t bytes = 0;
   std::int64_t made_at = 0;  ///< nanoseconds since 1970
   int publisher = 0;         ///< pid
-  unsigned readers = 0;      ///< connected processes that read the version
+  unsigned readers = 0;      ///< how often processes have the version open
   std::string device;
+  bool is_awaited =
+      false;  ///< the keeper was killed, and a process that has the version open has not called the store since
 };
 struct ObjectInfo {
   std::string name;

@@ -115,6 +115,7 @@ nb::list list(store::Store& store) {
       version["device"] = v.device;
       version["readers"] = v.readers;
       version["publisher"] = v.publisher;
+      version["awaited"] = v.is_awaited;
       version["made_at"] = static_cast<double>(v.made_at) * 1e-9;
       versions.append(version);
     }

@@ -118,10 +118,12 @@ std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
   if (!version) return std::nullopt;
   const auto& memory = *static_cast<const MappedMemory*>(version.group());
   if (!memory.reading()) return std::nullopt;  // a draft
+  std::vector<Fd> files = memory.reading().files();
+  if (files.empty()) return std::nullopt;  // of a process that reads very many versions
   auto at = versions_.find(&memory);
   if (at == versions_.end()) {
     at = versions_.try_emplace(&memory, Source{size_, true, std::move(version)}).first;
-    add_version(memory.reading().files());
+    add_version(std::move(files));
   }
   return at->second.begin + static_cast<std::uint64_t>(tensor.as<std::byte>() - memory.data());
 }

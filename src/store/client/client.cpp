@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "core/point.h"
 #include "os/log.h"
+#include "store/client/link_watch.h"
 #include "store/client/start_keeper.h"
 #include "store/keeper/version_files.h"
 
@@ -18,6 +20,14 @@ constexpr std::chrono::milliseconds kNextLook{2};
 bool may_start_keeper(const ConnectOptions& options) {
   const char* const set = std::getenv("ONECOPY_STORE_AUTOSTART");
   return options.autostart && (!set || std::string_view(set) != "0");
+}
+
+/// Adds to a list whose other entries may be gone. Removes those when the list has grown to twice of what is there.
+template <class T>
+void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& entry) {
+  if (list.size() == list.capacity())
+    std::erase_if(list, [](const auto& other) { return other.expired(); });
+  list.push_back(entry);
 }
 
 [[noreturn]] void throw_no_keeper() {
@@ -46,7 +56,9 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
   for (;;) {
     if (!link_) connect(deadline);
     try {
-      return link_->ask(question(), fds, deadline);
+      Packet answer = link_->ask(question(), fds, deadline);
+      send_notes();
+      return answer;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout) link_.reset();
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
@@ -72,13 +84,24 @@ std::optional<Link> Client::try_connect() const {
   }
 }
 
-/// Connects, and tells the keeper what is read here. Begins anew if the keeper ends before it has answered.
+/// Connects, and tells the keeper what it cannot know. Begins anew if the keeper ends before it has answered.
 void Client::connect(Deadline deadline) {
   while (!link_) {
     reach(deadline);
-    for (Reading::Held& held : readings_)
-      if (link_) offer(held, deadline);
+    restore(deadline);
   }
+}
+
+/// Repeats the reservations, which the worker forgets with the connection, and offers the versions that another keeper
+/// knew of.
+void Client::restore(Deadline deadline) {
+  std::erase_if(reserved_, [](const auto& version) { return version.expired(); });
+  for (const auto& reserved : reserved_)
+    if (const auto version = reserved.lock(); version && link_) reserve_again(*version, deadline);
+  std::erase_if(held_, [](const auto& held) { return held.expired(); });
+  for (const auto& held : held_)
+    if (const auto version = held.lock(); version && link_ && version->keeper != link_->welcome().keeper)
+      offer(*version, deadline);
 }
 
 void Client::reach(Deadline deadline) {
@@ -95,39 +118,67 @@ void Client::reach(Deadline deadline) {
   }
 }
 
-/// Offers a version that is read here to a new keeper. If the keeper refuses the version, the version stays mapped here
-/// and gets id 0. If the keeper ends, there is no link afterwards.
-void Client::offer(Reading::Held& held, Deadline deadline) {
+/// Asks a question while connecting. If the keeper refuses, calls `refused`. If the keeper ends, there is no link
+/// afterwards.
+void Client::ask_while_connecting(const Bytes& question, std::span<const int> fds, Deadline deadline,
+                                  const std::function<void(const Error&)>& refused) {
   try {
-    const Packet answer = link_->ask(pack(Offer{held.version}), numbers_of(held.files), deadline);
-    held.version = unpack<Opened>(answer.bytes).version;
+    unpack<Done>(link_->ask(question, fds, deadline).bytes);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout) {
-      link_.reset();
-      if (error.code() == ErrorCode::timeout || deadline.has_passed()) throw;
-      return;
-    }
-    log_warning("the store does not take back version {} of \"{}\": {}", held.version.number,
-                held.version.name, error.what());
-    held.version.id = 0;
+    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::timeout) return refused(error);
+    link_.reset();
+    if (error.code() == ErrorCode::timeout || deadline.has_passed()) throw;
   }
 }
 
-std::optional<Client::Reading> Client::open(const std::string& name, std::uint64_t number,
-                                            const Reading* known, Deadline deadline) {
+/// Offers a version that is read here to a new keeper. If the keeper refuses the version, the version stays mapped here.
+void Client::offer(HeldVersion& held, Deadline deadline) {
+  if (held.kept == 0) return;
+  const Bytes question = pack(Offer{held.version, held.keeper});
+  ask_while_connecting(question, numbers_of(held.files), deadline, [&](const Error& error) {
+    log_warning("the store does not take back version {} of \"{}\": {}", held.version.number,
+                held.version.name, error.what());
+  });
+  if (link_) held.keeper = link_->welcome().keeper;
+}
+
+/// Repeats a reservation. If the limit is exceeded by now, the draft is refused when it is published.
+void Client::reserve_again(const VersionRecord& version, Deadline deadline) {
+  ask_while_connecting(pack(Reserve{version}), {}, deadline, [](const Error& error) {
+    log_info("the store has no room for a draft any longer: {}", error.what());
+  });
+}
+
+std::optional<Reading> Client::open(const std::string& name, std::uint64_t number, const Reading* known,
+                                    Deadline deadline) {
+  auto reading = open_unwatched(name, number, known, deadline);
+  if (reading && reading->version().kind != VersionKind::copied) LinkWatch::begin(shared_from_this());
+  return reading;
+}
+
+std::optional<Reading> Client::open_unwatched(const std::string& name, std::uint64_t number,
+                                              const Reading* known, Deadline deadline) {
   const LockGuard lock(mutex_);
-  const auto question = [&]() NO_THREAD_SAFETY_ANALYSIS {
-    return pack(Open{name, number, known ? known->at_->version.id : 0});
-  };
-  Packet packet = exchange_locked(question, {}, deadline);
-  const auto opened = unpack<Opened>(packet.bytes);
+  const Token token = known ? known->version().token : Token{};
+  Packet packet = exchange_locked([&] { return pack(Open{name, number, token}); }, {}, deadline);
+  auto opened = unpack<Opened>(packet.bytes);
   if (packet.fds.empty()) {
     if (known) return std::nullopt;
     throw Error(ErrorCode::protocol, "the store's keeper sent a version without its descriptors");
   }
+  auto held = std::make_shared<HeldVersion>(std::move(opened.version), link_->welcome().keeper,
+                                            std::move(packet.fds));
   point("store.client.opened");
-  readings_.push_back({opened.version, std::move(packet.fds)});
-  return Reading(shared_from_this(), std::prev(readings_.end()));
+  remember(held_, held);
+  return Reading(shared_from_this(), std::move(held));
+}
+
+ReservedRoom Client::reserve(const VersionRecord& version, Deadline deadline) {
+  const LockGuard lock(mutex_);
+  auto reserved = std::make_shared<const VersionRecord>(version);
+  unpack<Done>(exchange_locked([&] { return pack(Reserve{version}); }, {}, deadline).bytes);
+  remember(reserved_, reserved);
+  return {shared_from_this(), std::move(reserved)};
 }
 
 Welcome Client::welcome(Deadline deadline) {
@@ -136,32 +187,37 @@ Welcome Client::welcome(Deadline deadline) {
   return link_->welcome();
 }
 
-/// Does nothing in a forked child, whose connection does not read the versions of the parent. If the socket has no room
-/// for the message, because the worker is stopped, closes the connection: the keeper forgets what a connection read, and
-/// the next call connects again.
-void Client::release(Reading::At at) noexcept {
-  if (pid_ != current_pid()) return;
+void Client::rejoin() {
+  const LockGuard lock(mutex_);
+  if (link_ && !link_->is_closed()) return;
+  const Deadline deadline = Deadline::after(kKeeperPatience);
+  link_.emplace(Link::connect(place_, deadline));
+  restore(deadline);
+}
+
+void Client::note(Bytes message) noexcept {
+  if (pid_ != current_pid()) return;  // the locks may have been held at the fork
   try {
-    const LockGuard lock(mutex_);
-    const std::uint64_t id = at->version.id;
-    readings_.erase(at);
-    if (link_ && id != 0 && !link_->try_tell(pack(Release{id}))) link_.reset();
+    const LockGuard lock(notes_mutex_);
+    if (notes_.empty() || notes_.back() != message) notes_.push_back(std::move(message));
   } catch (const std::exception& error) {
-    log_debug(
-        [&] { return std::string("the store was not told of the end of a reading: ") + error.what(); });
+    log_debug([&] { return std::string("the store is not told of an end: ") + error.what(); });
   }
+  if (!mutex_.try_lock()) return;  // the thread that asks sends the notes afterwards
+  send_notes();
+  mutex_.unlock();
 }
 
-VersionRecord Client::version_of(Reading::At at) const {
-  const LockGuard lock(mutex_);
-  return at->version;
-}
-
-std::vector<Fd> Client::files_of(Reading::At at) const {
-  const LockGuard lock(mutex_);
-  std::vector<Fd> files;
-  for (const Fd& file : at->files) files.push_back(file.duplicate());
-  return files;
+/// Sends the notes. If there is no connection, or its socket has no room because the worker is stopped, drops them: the
+/// keeper looks by itself, and a reservation ends with the connection.
+void Client::send_notes() noexcept {
+  try {
+    const LockGuard lock(notes_mutex_);
+    for (const Bytes& note : std::exchange(notes_, {}))
+      if (link_ && !link_->try_tell(note)) break;
+  } catch (const std::exception& error) {
+    log_debug([&] { return std::string("the store is not told of an end: ") + error.what(); });
+  }
 }
 
 }  // namespace onecopy::store

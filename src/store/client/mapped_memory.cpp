@@ -63,11 +63,15 @@ class StoredRanges {
 
 }  // namespace
 
+std::uint64_t MappedMemory::size_for(Device device, std::uint64_t bytes) {
+  const std::uint64_t unit = backend(device.type).granularity();
+  return (bytes + unit - 1) / unit * unit;
+}
+
 BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
-  Backend& vendor = backend(device.type);
-  const std::uint64_t unit = vendor.granularity();
   Chunks chunks;
-  if (bytes != 0) chunks.push_back(vendor.create_chunk(device.index, (bytes + unit - 1) / unit * unit));
+  if (bytes != 0)
+    chunks.push_back(backend(device.type).create_chunk(device.index, size_for(device, bytes)));
   return {new MappedMemory(device, std::move(chunks), Access::read_write, {}), 0};
 }
 

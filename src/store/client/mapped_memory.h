@@ -22,6 +22,8 @@ class MappedMemory final : public BlockGroup {
  public:
   /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
   static BlockRef create(Device device, std::uint64_t bytes);
+  /// Returns the size of the memory that create() makes.
+  static std::uint64_t size_for(Device device, std::uint64_t bytes);
   /// Maps memory that another process made. Throws bad_handle, out_of_mappings.
   static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
                        Access access = Access::read_only);

@@ -31,7 +31,8 @@ struct Contents::State {
   const BlockRef block;
   MappedMemory* const memory;  ///< the memory of `block`
   VersionRecord version;
-  Mutex update;  ///< held during an update
+  ReservedRoom reservation;  ///< of a draft
+  Mutex update;              ///< held during an update
   bool is_sealed = false;
   std::unordered_map<std::string_view, std::size_t> rows;  ///< made by find()
   std::once_flag rows_made;
@@ -47,6 +48,8 @@ struct OpenTable {
   Table table;
 };
 
+/// Maps the open file of a table. Throws bad_handle if the file is not a sealed table.
+Mapping map_table(const Fd& fd);
 /// Returns a sealed memfd that contains the table.
 Fd write_table(const Table& table);
 /// Returns the parts of the memory that a table describes. `files`: the descriptors of the version, which are the

@@ -116,11 +116,15 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
   }
   const std::uint64_t bytes = place(table.rows);
   if (options.checksums) table.checksums.resize(table.rows.size());
+  const VersionRecord version =
+      record_of(name, device, MappedMemory::size_for(device, bytes), options.keep);
+  ReservedRoom reservation = client().reserve(version, Deadline::after(kKeeperPatience));
   auto state = std::make_shared<Contents::State>(std::move(table), MappedMemory::create(device, bytes));
   state->memory->populate();
   state->table.size = state->memory->size();
   state->client = client().shared_from_this();
-  state->version = record_of(name, device, state->memory->size(), options.keep);
+  state->version = version;
+  state->reservation = std::move(reservation);
   return Draft(std::move(state));
 }
 
@@ -185,7 +189,8 @@ std::vector<ObjectInfo> Store::list() {
       objects.back().current = listed.current;
       objects.back().is_arena = listed.is_arena;
       for (const ListedVersion& v : listed.versions)
-        objects.back().versions.push_back({v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device});
+        objects.back().versions.push_back(
+            {v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device, !v.is_here});
     }
     from = {objects.back().name, listing.objects.back().versions.back().number};
   }

@@ -14,15 +14,15 @@ namespace {
 constexpr std::uint64_t kMaxTable = std::uint64_t{1} << 31;
 constexpr std::size_t kPiece = std::size_t{16} << 20;
 
+}  // namespace
+
 Mapping map_table(const Fd& fd) {
   const std::uint64_t size = file_size(fd);
   if (size == 0 || size > kMaxTable ||
       (seals_of(fd) & (kSealShrink | kSealWrite)) != (kSealShrink | kSealWrite))
     throw Error(ErrorCode::bad_handle, "the descriptor of a version's table is not a sealed table");
-  return Mapping::of(reopen_read_only(fd), size, Access::read_only);
+  return Mapping::of(fd, size, Access::read_only);
 }
-
-}  // namespace
 
 /// Reads memory of a device piece by piece, through memory of the host.
 std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device) {

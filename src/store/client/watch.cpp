@@ -15,8 +15,6 @@ void Watch::State::connect() {
   Client::here(client).welcome(deadline);
   link = Link::connect(client->place(), deadline);
   has_asked = false;
-  if (keeper != link->welcome().keeper) known = 0;
-  keeper = link->welcome().keeper;
 }
 
 std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
@@ -30,7 +28,7 @@ std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
       s.has_asked = true;
       const auto version = unpack<Opened>(s.link->hear(deadline).bytes).version;
       s.has_asked = false;
-      s.known = version.id;
+      s.known = version.token;
       return version.number;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::timeout && s.has_asked) return std::nullopt;

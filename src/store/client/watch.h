@@ -19,9 +19,8 @@ struct Watch::State {
   std::shared_ptr<Client> client;  // shared with stores; starts the keeper if there is none
   const std::string name;
   std::optional<Link> link;
-  bool has_asked = false;   ///< the keeper has not answered yet
-  Token keeper{};           ///< the keeper that has numbered `known`
-  std::uint64_t known = 0;  ///< the id of the last version that was returned
+  bool has_asked = false;  ///< the keeper has not answered yet
+  Token known{};           ///< the token of the last version that was returned
 };
 
 }  // namespace onecopy::store

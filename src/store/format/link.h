@@ -27,6 +27,9 @@ class Link {
   bool try_tell(const Bytes& message) { return socket_.try_send(message); }
   /// Waits for the answer to a question that was sent with try_tell(). After a timeout the caller may wait again.
   Packet hear(Deadline deadline);
+  /// Returns whether the keeper has closed the link. REQUIRES: no answer is pending.
+  bool is_closed() const { return socket_.is_readable(); }
+  int fd() const noexcept { return socket_.fd(); }
   /// Gives the socket to the caller. The link cannot be used afterwards.
   UnixSocket release() noexcept { return std::move(socket_); }
   /// Returns a descriptor of the keeper's worker, which becomes readable when the process ends.

@@ -33,13 +33,15 @@ void send_in_packets(ByteSpan message, std::span<const int> fds,
 
 std::optional<Packet> PacketJoiner::add(Packet packet) {
   const bool is_last = packet.bytes != pack(Files{});
-  if (is_last && fds_.empty()) return packet;
+  is_cut_ |= packet.is_cut;
+  if (is_last && fds_.empty() && !is_cut_) return packet;
   if (fds_.size() + packet.fds.size() > kMaxFiles)
     throw Error(ErrorCode::protocol,
                 fmt::format("a message of the store has more than {} descriptors", kMaxFiles));
   std::move(packet.fds.begin(), packet.fds.end(), std::back_inserter(fds_));
   if (!is_last) return std::nullopt;
   packet.fds = std::exchange(fds_, {});
+  packet.is_cut = std::exchange(is_cut_, false);
   return packet;
 }
 

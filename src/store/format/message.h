@@ -19,7 +19,7 @@
 /// a time on a connection, and the keeper answers each, with `refused` if it cannot do what the client asks.
 namespace onecopy::store {
 
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 inline constexpr std::size_t kMaxFiles = 16'384;  ///< the max number of descriptors of one version
 
 using Nonce = NonceOf<16>;
@@ -33,9 +33,11 @@ enum class Type : std::uint32_t {
   done,
   publish,
   published,
+  reserve,
+  unreserve,
   open,
   opened,
-  release,
+  look,
   offer,
   list,
   listing,
@@ -85,8 +87,8 @@ struct Prove {
   Digest proof{};
   void fields(auto& f) { f(proof); }
 };
-/// The keeper lets the client ask questions. The keeper also answers `describe` with a `welcome`. The ids of versions
-/// are valid while `keeper` is the same.
+/// The keeper lets the client ask questions. The keeper also answers `describe` with a `welcome`. While `keeper` is the
+/// same, no version was lost.
 struct Welcome {
   static constexpr Type kType = Type::welcome;
   Token keeper{};
@@ -110,27 +112,37 @@ struct Published {
   std::uint64_t number = 0;
   void fields(auto& f) { f(number); }
 };
-/// The client opens a version. The keeper counts the connection as a reader of the version until `release` or the end
-/// of the connection.
+/// The client will make memory for a version, which the keeper counts in its limits until `publish`, `unreserve` or the
+/// end of the connection. The answer is `done`.
+using Reserve = AboutVersion<Type::reserve>;
+/// The client gives a reservation up. There is no answer.
+struct Unreserve {
+  static constexpr Type kType = Type::unreserve;
+  Token token{};
+  void fields(auto& f) { f(token); }
+};
+/// The client opens a version.
 struct Open {
   static constexpr Type kType = Type::open;
   std::string name;
   std::uint64_t number = 0;  ///< 0 for the current version
-  std::uint64_t known = 0;   ///< the id of a version that the client reads already; 0 for none
+  Token known{};             ///< the token of a version that the client reads already; zeros for none
   void fields(auto& f) { f(name, number, known); }
 };
 /// The answer to `open`. Descriptors: the table, then the chunks; none if the version is the one that the client knows.
+/// The table's open file is locked for reading: the keeper takes the version for read as long as this open file is open
+/// or mapped anywhere.
 using Opened = AboutVersion<Type::opened>;
-/// The client stops reading a version. There is no answer.
-struct Release {
-  static constexpr Type kType = Type::release;
-  std::uint64_t id = 0;
-  void fields(auto& f) { f(id); }
+/// The client reads less than before, so the keeper looks for versions that nobody reads. There is no answer.
+using Look = EmptyMessage<Type::look>;
+/// The client has connected to another keeper, and reads this version, which it opened from the keeper `keeper`.
+/// Descriptors: the table, then the chunks. The answer is `done`.
+struct Offer {
+  static constexpr Type kType = Type::offer;
+  VersionRecord version;
+  Token keeper{};
+  void fields(auto& f) { f(version, keeper); }
 };
-/// The client has connected again and reads this version. A keeper that has lost the version takes it over with the
-/// descriptors: the table, then the chunks. The answer is `opened` without descriptors, because the version may have
-/// another id now.
-using Offer = AboutVersion<Type::offer>;
 /// Asks for the versions that follow a given one, in the order of names and numbers.
 struct List {
   static constexpr Type kType = Type::list;
@@ -144,7 +156,8 @@ struct ListedVersion {
   std::int32_t publisher = 0;
   std::uint32_t readers = 0;
   std::string device;
-  void fields(auto& f) { f(number, bytes, made_at, publisher, readers, device); }
+  bool is_here = true;  ///< false: the keeper waits for a process that has the memory
+  void fields(auto& f) { f(number, bytes, made_at, publisher, readers, device, is_here); }
 };
 struct ListedObject {
   std::string name;
@@ -173,12 +186,11 @@ struct Remove {
   void fields(auto& f) { f(name, keep); }
 };
 /// Asks to be told of a change. The answer, `opened` without descriptors, is sent when the object's current version
-/// differs from `known`. Until then the client sends no other question on the connection, but may close it. The
-/// connection does not become a reader of the version.
+/// differs from `known`. Until then the client sends no other question on the connection, but may close it.
 struct WaitForChange {
   static constexpr Type kType = Type::watch;
   std::string name;
-  std::uint64_t known = 0;
+  Token known{};  ///< the token of the last version that the client knows
   void fields(auto& f) { f(name, known); }
 };
 using Describe = EmptyMessage<Type::describe>;
@@ -193,10 +205,11 @@ struct Handover {
   static constexpr Type kType = Type::handover;
   Token keeper{};
   std::int32_t guard = 0;  ///< pid
+  bool knows_all = true;
   std::uint64_t records = 0;
-  void fields(auto& f) { f(keeper, guard, records); }
+  void fields(auto& f) { f(keeper, guard, knows_all, records); }
 };
-/// A record, with the descriptors of the version that it publishes.
+/// A record, with the descriptors of the version that it publishes if the keeper has its memory.
 struct Moved {
   static constexpr Type kType = Type::moved;
   Record record;
@@ -242,12 +255,13 @@ void send_in_packets(ByteSpan message, std::span<const int> fds,
 /// Joins messages that arrive in several packets. Thread safety: none.
 class PacketJoiner {
  public:
-  /// Adds a packet. Returns the whole message if the packet is its last one. Throws protocol for more than kMaxFiles
+  /// Adds a packet. Returns the whole message if the packet is its last one, as cut if one of its packets was. Throws protocol for more than kMaxFiles
   /// descriptors.
   std::optional<Packet> add(Packet packet);
 
  private:
   std::vector<Fd> fds_;
+  bool is_cut_ = false;
 };
 
 }  // namespace onecopy::store

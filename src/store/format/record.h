@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "onecopy/core/bytes.h"
 
@@ -39,21 +40,32 @@ struct VersionRecord {
   bool operator==(const VersionRecord&) const = default;
 };
 
+/// A version that was published once and dropped.
+struct DroppedVersion {
+  std::uint64_t number = 0;
+  Token token{};
+  void fields(auto& f) { f(number, token); }
+  bool operator==(const DroppedVersion&) const = default;
+};
+
 /// A line of the index.
 struct Record {
   enum class Kind : std::uint8_t {
     publish = 1,  ///< `version` exists and is the current one of its object
     show,         ///< the version with the id is the current one again
-    drop,         ///< the version with the id is gone
-    count,        ///< the object of `version` has had so many versions
+    drop,    ///< the version with the id is gone; an unknown id only sets the lowest id of later versions
+    object,  ///< the object of `version` has had so many versions, and keeps so many; `dropped` are the last dropped ones
+    floor,   ///< objects that no record names have had as many versions as `version.number`
   };
   Kind kind = Kind::publish;
-  std::uint64_t id = 0;     ///< the id of the version
-  VersionRecord version{};  ///< used by publish and count
+  std::uint64_t id = 0;                   ///< the id of the version
+  VersionRecord version{};                ///< used by publish, object and floor
+  std::vector<DroppedVersion> dropped{};  ///< used by object
 
   void fields(auto& f) {
     f(kind, id);
-    if (kind == Kind::publish || kind == Kind::count) f(version);
+    if (kind != Kind::show && kind != Kind::drop) f(version);
+    if (kind == Kind::object) f(dropped);
   }
   bool operator==(const Record&) const = default;
 };

@@ -6,10 +6,15 @@
 namespace onecopy::store {
 namespace {
 
-Record count_of(const std::string& name, std::uint64_t number) {
-  Record record{Record::Kind::count, 0, {}};
+bool shown_before(const Catalog::Version* a, const Catalog::Version* b) noexcept {
+  return a->shown < b->shown;
+}
+
+Record record_of(const std::string& name, const Catalog::Object& object) {
+  Record record{.kind = Record::Kind::object, .dropped = {object.dropped.begin(), object.dropped.end()}};
   record.version.name = name;
-  record.version.number = number;
+  record.version.number = object.last_number;
+  record.version.keep = object.keep;
   return record;
 }
 
@@ -20,14 +25,18 @@ void Catalog::apply(const Record& record) {
   switch (record.kind) {
     case Record::Kind::publish: return add(record.version);
     case Record::Kind::show:
-      if (Version* const version = at(record.id)) version->shown = ++last_shown_;
+      if (Version* const version = at(record.id))
+        objects_.at(version->record.name).last_shown = version->shown = ++last_shown_;
       return;
     case Record::Kind::drop: return drop(record.id);
-    case Record::Kind::count:
-      if (const auto object = objects_.find(record.version.name); object != objects_.end())
-        object->second.last_number = std::max(object->second.last_number, record.version.number);
-      return;
+    case Record::Kind::object: return remember(record);
+    case Record::Kind::floor: floor_ = std::max(floor_, record.version.number); return;
   }
+}
+
+const Catalog::Object* Catalog::object(const std::string& name) const {
+  const auto object = objects_.find(name);
+  return object == objects_.end() ? nullptr : &object->second;
 }
 
 const Catalog::Version* Catalog::find(std::uint64_t id) const { return const_cast<Catalog*>(this)->at(id); }
@@ -39,53 +48,80 @@ Catalog::Version* Catalog::at(std::uint64_t id) {
 }
 
 const Catalog::Version* Catalog::find(const std::string& name, std::uint64_t number) const {
-  const auto object = objects_.find(name);
-  if (object == objects_.end()) return nullptr;
-  const auto version = object->second.versions.find(number);
-  return version == object->second.versions.end() ? nullptr : &version->second;
-}
-
-const Catalog::Version* Catalog::current(const std::string& name) const {
-  const auto object = objects_.find(name);
-  if (object == objects_.end()) return nullptr;
-  const auto shown_before = [](const auto& a, const auto& b) { return a.second.shown < b.second.shown; };
-  return &std::max_element(object->second.versions.begin(), object->second.versions.end(), shown_before)
-              ->second;
+  const Object* const known = object(name);
+  if (!known) return nullptr;
+  const auto version = known->versions.find(number);
+  return version == known->versions.end() ? nullptr : &version->second;
 }
 
 const Catalog::Version* Catalog::find(const std::string& name, const Token& token) const {
-  const auto object = objects_.find(name);
-  if (object == objects_.end()) return nullptr;
-  for (const auto& [number, version] : object->second.versions)
+  const Object* const known = object(name);
+  if (!known) return nullptr;
+  for (const auto& [number, version] : known->versions)
     if (version.record.token == token) return &version;
   return nullptr;
 }
 
+const Catalog::Version* Catalog::current(const std::string& name) const {
+  const auto versions = by_shown(name);
+  return versions.empty() ? nullptr : versions.back();
+}
+
+std::optional<std::uint64_t> Catalog::find_dropped(const std::string& name, const Token& token) const {
+  const Object* const known = object(name);
+  if (!known) return std::nullopt;
+  const auto at = std::ranges::find(known->dropped, token, &DroppedVersion::token);
+  return at == known->dropped.end() ? std::nullopt : std::optional(at->number);
+}
+
 std::uint64_t Catalog::next_number(const std::string& name) const {
-  const auto object = objects_.find(name);
-  return object == objects_.end() ? 1 : object->second.last_number + 1;
+  const Object* const known = object(name);
+  return (known ? known->last_number : floor_) + 1;
+}
+
+std::vector<const Catalog::Version*> Catalog::by_shown(const std::string& name) const {
+  std::vector<const Version*> versions;
+  if (const Object* const known = object(name))
+    for (const auto& [number, version] : known->versions) versions.push_back(&version);
+  std::ranges::sort(versions, shown_before);
+  return versions;
 }
 
 std::vector<std::uint64_t> Catalog::beyond(const std::string& name, std::size_t keep) const {
-  const auto object = objects_.find(name);
-  if (object == objects_.end() || object->second.versions.size() <= keep) return {};
-  std::vector<const Version*> versions;
-  for (const auto& [number, version] : object->second.versions) versions.push_back(&version);
-  std::sort(versions.begin(), versions.end(), [](auto* a, auto* b) { return a->shown < b->shown; });
+  const auto versions = by_shown(name);
   std::vector<std::uint64_t> ids;
   for (std::size_t i = 0; i + keep < versions.size(); ++i) ids.push_back(versions[i]->record.id);
   return ids;
+}
+
+void Catalog::forget_oldest() {
+  std::vector<std::pair<std::uint64_t, std::string>> deleted;
+  for (const auto& [name, object] : objects_)
+    if (object.versions.empty()) deleted.emplace_back(object.last_shown, name);
+  std::ranges::sort(deleted);
+  for (std::size_t i = 0; i + kMaxDeleted < deleted.size(); ++i) {
+    const auto object = objects_.find(deleted[i].second);
+    floor_ = std::max(floor_, object->second.last_number);
+    objects_.erase(object);
+  }
 }
 
 std::vector<Record> Catalog::records() const {
   std::vector<const Version*> versions;
   for (const auto& [name, object] : objects_)
     for (const auto& [number, version] : object.versions) versions.push_back(&version);
-  std::sort(versions.begin(), versions.end(), [](auto* a, auto* b) { return a->shown < b->shown; });
-  std::vector<Record> records{{Record::Kind::drop, last_id_, {}}};  // keeps later ids from being reused
+  std::ranges::sort(versions, shown_before);
+  std::vector<Record> records{
+      {.kind = Record::Kind::drop, .id = last_id_}};  // keeps later ids from being reused
+  records.push_back({.kind = Record::Kind::floor});
+  records.back().version.number = floor_;
   for (const Version* const version : versions)
-    records.push_back({Record::Kind::publish, version->record.id, version->record});
-  for (const auto& [name, object] : objects_) records.push_back(count_of(name, object.last_number));
+    records.push_back(
+        {.kind = Record::Kind::publish, .id = version->record.id, .version = version->record});
+  std::vector<std::pair<std::uint64_t, std::string>> names;
+  for (const auto& [name, object] : objects_) names.emplace_back(object.last_shown, name);
+  std::ranges::sort(names);
+  for (const auto& [shown, name] : names) records.push_back(record_of(name, objects_.at(name)));
   return records;
 }
 
@@ -95,19 +131,28 @@ void Catalog::add(const VersionRecord& version) {
   Object& object = objects_[version.name];
   object.versions[version.number] = {version, ++last_shown_};
   object.last_number = std::max(object.last_number, version.number);
+  object.last_shown = last_shown_;
+  object.keep = std::max<std::uint32_t>(version.keep, 1);
   places_[version.id] = {version.name, version.number};
-  bytes_ += version.bytes;
 }
 
 void Catalog::drop(std::uint64_t id) {
   const auto place = places_.find(id);
   if (place == places_.end()) return;
-  const auto object = objects_.find(place->second.name);
-  const auto version = object->second.versions.find(place->second.number);
-  bytes_ -= version->second.record.bytes;
-  object->second.versions.erase(version);
-  if (object->second.versions.empty()) objects_.erase(object);
+  Object& object = objects_.at(place->second.name);
+  const auto version = object.versions.find(place->second.number);
+  object.dropped.push_back({version->second.record.number, version->second.record.token});
+  if (object.dropped.size() > kMaxDropped) object.dropped.pop_front();
+  object.versions.erase(version);
   places_.erase(place);
+}
+
+void Catalog::remember(const Record& record) {
+  Object& object = objects_[record.version.name];
+  object.last_number = std::max(object.last_number, record.version.number);
+  object.last_shown = ++last_shown_;
+  object.keep = std::max<std::uint32_t>(record.version.keep, 1);
+  object.dropped.assign(record.dropped.begin(), record.dropped.end());
 }
 
 }  // namespace onecopy::store

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -22,8 +21,8 @@ struct Connection {
   const int pid;
   Stage stage = Stage::stranger;
   Nonce theirs{}, ours{};
-  std::map<std::uint64_t, unsigned> reads;  ///< how often the client reads each version, by id
-  std::optional<WaitForChange> watch;       ///< the question whose answer is pending
+  std::optional<WaitForChange> watch;  ///< a question whose answer is pending
+  std::optional<Open> open;            ///< another one
 };
 
 }  // namespace onecopy::store

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,19 +12,9 @@
 #include "os/unix_socket.h"
 #include "store/format/record.h"
 #include "store/keeper/log.h"
+#include "store/keeper/room.h"
 
 namespace onecopy::store {
-
-/// The limits that a keeper was started with. A version that would exceed a limit is refused if dropping all old
-/// versions without a reader does not make room.
-struct Limits {
-  std::uint64_t bytes = UINT64_MAX;         ///< the max size of all versions together
-  std::uint64_t client_bytes = UINT64_MAX;  ///< the max size of one publisher's versions
-  /// The max size of the versions on a device, such as "cuda:0".
-  std::map<std::string, std::uint64_t> devices{};
-  /// The age from which versions are dropped that are not current and have no reader.
-  std::optional<std::chrono::seconds> age{};
-};
 
 /// The processes of a keeper that the keeper of this process replaces. Thread safety: none.
 struct Predecessor {
@@ -47,10 +36,16 @@ struct Holdings {
   Fd signals;  ///< readable when a signal asks this process to end (SIGINT, SIGTERM, SIGHUP)
   Digest secret{};
   Token keeper{};  ///< a random name of the keeper, whose ids of versions are valid with it only
+  std::chrono::steady_clock::time_point begin =
+      std::chrono::steady_clock::now();  ///< the start of that keeper
   Limits limits;
   Predecessor predecessor;
+  std::string index_path;
   Log index;
-  /// The descriptors of each version by its id: the table, then the chunks.
+  bool knows_all =
+      true;  ///< false: the index was lost, and clients may offer versions that it does not name
+  /// The descriptors of each version by its id: the table, then the chunks. The keeper opened the table itself, so that
+  /// no lock of another process belongs to this open file.
   std::map<std::uint64_t, std::vector<Fd>> versions;
 };
 

@@ -24,6 +24,7 @@
 #include "store/format/link.h"
 #include "store/format/message.h"
 #include "store/keeper/guard.h"
+#include "store/keeper/open_index.h"
 #include "store/keeper/partner.h"
 #include "store/keeper/worker.h"
 
@@ -32,7 +33,6 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kEndOfTheLastOne{2};
-constexpr std::size_t kRoomOfARecord = 4096;
 
 /// Raises the limit of descriptors as far as possible, because each version needs some.
 void raise_descriptor_limit() {
@@ -47,6 +47,7 @@ void raise_descriptor_limit() {
 Fd block_signals() {
   sigset_t signals;
   ::sigemptyset(&signals);
+  ::signal(SIGXFSZ, SIG_IGN);  // a limit of the size of files is an error of the index
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals, signal);
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
   Fd fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -88,7 +89,8 @@ Holdings prepare(const Place& place, const Limits& limits) {
   holdings.secret = place.make_secret();
   random_bytes(std::as_writable_bytes(std::span(holdings.keeper)));
   holdings.limits = limits;
-  holdings.index = Log::create();
+  holdings.index_path = place.directory() + "/index";
+  open_index(holdings);
   holdings.signals = block_signals();
   UnixSocket listener = UnixSocket::listen(place.socket(), kBacklog);
   holdings.listener = UnixSocket(listener.release());  // the socket's name must outlive this process
@@ -108,16 +110,20 @@ Holdings take_over(const Place& place, const Limits& limits) {
   holdings.listener = UnixSocket(std::move(packet.fds[1]));
   holdings.secret = place.secret();
   holdings.keeper = handover.keeper;
+  holdings.knows_all = handover.knows_all;
   holdings.limits = limits;
+  holdings.index_path = place.directory() + "/index";
+  const std::string taken = holdings.index_path + ".taken";
   holdings.index =
-      Log::create(std::max<std::size_t>(Log::kCapacity, (handover.records + 1) * kRoomOfARecord));
+      Log::create(taken);  // the worker puts it in the place of the old keeper's when that has ended
+  ::unlink(taken.c_str());
   holdings.predecessor.processes.push_back(link.worker());
   holdings.predecessor.processes.push_back(open_pidfd(handover.guard));
   for (std::uint64_t i = 0; i < handover.records; ++i) {
     Packet moved = link.hear(deadline);
     const Record record = unpack<Moved>(moved.bytes).record;
     holdings.index.append(record);
-    if (record.kind == Record::Kind::publish) holdings.versions[record.id] = std::move(moved.fds);
+    if (!moved.fds.empty()) holdings.versions[record.id] = std::move(moved.fds);
   }
   point("store.replace.received");
   holdings.predecessor.socket = link.release();

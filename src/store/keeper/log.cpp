@@ -1,74 +1,129 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/keeper/log.h"
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/file.h"
 #include "os/memfd.h"
+#include "os/process.h"
 
 namespace onecopy::store {
 namespace {
 
-/// The fields before each record.
-struct RecordHead {
-  std::uint32_t size;  ///< the size of the record; 0 if there is no record yet
-  std::uint32_t crc;
+constexpr std::array<char, 8> kLogMagic{'1', 'c', 'o', 'p', 'y', 'i', 'd', 'x'};
+constexpr std::uint32_t kLogVersion = 1;
+constexpr std::uint32_t kMaxRecord = 1u << 20;
+constexpr std::uint64_t kPage = 4096;
+
+/// The begin of the file.
+struct FileHead {
+  std::array<char, 8> magic = kLogMagic;
+  std::uint32_t version = kLogVersion;
+  std::uint32_t unused = 0;
+  std::array<std::uint8_t, 16> boot{};
 };
 
-std::size_t padded(std::size_t bytes) noexcept { return (bytes + 7) / 8 * 8; }
+/// The fields before each record.
+struct RecordHead {
+  std::uint32_t size = 0;
+  std::uint32_t crc = 0;
+};
+
+/// Writes all bytes at an offset. Throws out_of_memory if the disk is full, and system.
+void write_at(const Fd& fd, ByteSpan bytes, std::uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0)
+      throw_errno("cannot write the index in the directory of the store, and nothing was changed", errno,
+                  errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? ErrorCode::out_of_memory
+                                                                       : ErrorCode::system);
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+    offset += static_cast<std::uint64_t>(done);
+  }
+}
 
 }  // namespace
 
-Log::Log(Fd fd, std::size_t capacity)
-    : fd_(std::move(fd)), mapping_(Mapping::of(fd_, capacity, Access::read_write)) {
-  catch_up();
+Log Log::create(const std::string& path) {
+  ::unlink(path.c_str());  // another log may be open under this name
+  Log log(open_file(path, O_RDWR | O_CREAT | O_EXCL));
+  const FileHead head{.boot = boot_id()};
+  write_at(log.fd_, std::as_bytes(std::span(&head, 1)), 0);
+  log.end_ = sizeof head;
+  return log;
 }
-
-void Log::catch_up() noexcept {
-  for (ByteSpan record = at(end_); !record.empty(); record = at(end_))
-    end_ += sizeof(RecordHead) + padded(record.size());
-}
-
-Log Log::create(std::size_t capacity) { return {create_memfd("onecopy-store-index", capacity), capacity}; }
 
 Log Log::open(Fd fd) {
-  const std::uint64_t size = file_size(fd);
-  if (size < sizeof(RecordHead) || size % sizeof(RecordHead) != 0 || (seals_of(fd) & kSealShrink) == 0)
-    throw Error(ErrorCode::bad_handle, "the descriptor of the store's index is not an index");
-  return {std::move(fd), size};
+  FileHead head{};
+  try {
+    read_exactly(fd, std::as_writable_bytes(std::span(&head, 1)), 0);
+  } catch (const Error&) {
+    head.magic = {};
+  }
+  if (head.magic != kLogMagic || head.version != kLogVersion)
+    throw Error(ErrorCode::bad_handle, "the file is not an index of the store that this build can read");
+  Log log(std::move(fd));
+  log.end_ = sizeof head;
+  return log;
 }
 
-bool Log::append(const Record& record) {
-  const Bytes bytes = encode(record);
-  if (sizeof(RecordHead) + padded(bytes.size()) > capacity() - end_) return false;
-  std::byte* const head = mapping_.data() + end_;
-  std::memcpy(head + sizeof(RecordHead), bytes.data(), bytes.size());
-  mapping_.as<RecordHead>(end_)->crc = crc32c(bytes);
-  point("store.index.written");
-  std::atomic_ref(mapping_.as<RecordHead>(end_)->size)
-      .store(static_cast<std::uint32_t>(bytes.size()), std::memory_order_release);
+bool Log::is_of_this_boot() const {
+  FileHead head{};
+  read_exactly(fd_, std::as_writable_bytes(std::span(&head, 1)), 0);
+  return head.boot == boot_id();
+}
+
+Log::State Log::catch_up() {
+  std::uint64_t next = end_;
+  while (!at(end_, next).empty()) end_ = next;
+  const std::uint64_t size = file_size(fd_);
+  // The kernel writes whole pages, so an interrupted append ends with one, and nothing follows it.
+  return end_ == size || (next > size && size % kPage == 0) ? State::whole : State::damaged;
+}
+
+void Log::append(const Record& record) {
+  const Bytes body = encode(record);
+  const RecordHead head{static_cast<std::uint32_t>(body.size()), crc32c(body)};
+  Bytes bytes(sizeof head + body.size());
+  write_value(bytes.data(), head);
+  std::copy(body.begin(), body.end(), bytes.begin() + sizeof head);
+  point("store.index.append");
+  try {
+    write_at(fd_, bytes, end_);
+  } catch (const Error&) {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) errno = 0;  // the rest ends the log as well
+    throw;
+  }
   point("store.index.committed");
-  end_ += sizeof(RecordHead) + padded(bytes.size());
-  return true;
+  end_ += bytes.size();
 }
 
-ByteSpan Log::at(std::size_t offset) const noexcept {
-  if (offset + sizeof(RecordHead) > capacity()) return {};
-  const RecordHead head = *mapping_.as<RecordHead>(offset);
-  if (head.size == 0 || head.size > capacity() - offset - sizeof(RecordHead)) return {};
-  const ByteSpan record(mapping_.data() + offset + sizeof(RecordHead), head.size);
-  return crc32c(record) == head.crc ? record : ByteSpan();
+Bytes Log::at(std::uint64_t offset, std::uint64_t& next) const {
+  const std::uint64_t size = file_size(fd_);
+  next = offset + sizeof(RecordHead);
+  if (next > size) return {};
+  RecordHead head{};
+  read_exactly(fd_, std::as_writable_bytes(std::span(&head, 1)), offset);
+  if (head.size == 0 || head.size > kMaxRecord) return {};
+  offset = std::exchange(next, next + head.size);
+  if (next > size) return {};
+  Bytes record(head.size);
+  read_exactly(fd_, record, offset);
+  return crc32c(record) == head.crc ? record : Bytes();
 }
 
 void Log::for_each(const std::function<void(const Record&)>& look) const {
-  std::size_t offset = 0;
-  for (ByteSpan record = at(0); !record.empty(); record = at(offset)) {
-    look(decode_record(record));
-    offset += sizeof(RecordHead) + padded(record.size());
-  }
+  std::uint64_t next = 0;
+  for (std::uint64_t offset = sizeof(FileHead); offset < end_; offset = next)
+    look(decode_record(at(offset, next)));
 }
 
 }  // namespace onecopy::store

@@ -3,48 +3,56 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "os/fd.h"
-#include "os/mapping.h"
 #include "store/format/record.h"
 
 namespace onecopy::store {
 
-/// The index: a sequence of records in a memfd that both halves of the keeper hold. A record counts once its size is
-/// written, which is the last step of append(): a writer that is killed before the size is written leaves no trace. A
-/// record whose checksum is wrong ends the log.
+/// The index: a sequence of records in a file of the store's directory. What was appended outlives all processes of the
+/// keeper, until the machine is started again or the file is deleted.
 ///
-/// Thread safety: none. Invariant: one process appends; the bytes after the last record are zero, or remain from an
-/// append that was interrupted. The file cannot shrink or grow, and no other process than the two halves ever has its
-/// descriptor: a seal against writing would stop append().
+/// A record has its size and its checksum before it and is appended by one pwrite(), so a writer that is killed leaves a
+/// whole record, or a rest that ends the log. The file is neither mapped nor synchronised: a full disk is an error of
+/// append(), and the page cache survives the keeper.
+///
+/// Thread safety: none. Invariant: one process appends; the bytes after the last record remain from an append that was
+/// interrupted.
 class Log {
  public:
-  static constexpr std::size_t kCapacity = std::size_t{1} << 20;
+  /// The state in which a log was found.
+  enum class State : std::uint8_t {
+    whole,    ///< all records, up to the rest of an interrupted append
+    damaged,  ///< records follow one that cannot be read, and are lost
+  };
 
   Log() = default;
-  static Log create(std::size_t capacity = kCapacity);
-  /// Opens a log. Throws bad_handle if the descriptor is not a log's.
+  /// Makes an empty log, in place of a file of that name. Throws out_of_memory (the disk is full), system.
+  static Log create(const std::string& path);
+  /// Opens a log. Throws bad_handle if the file is not a log that this build can read.
   static Log open(Fd fd);
 
   /// Moves to the end of the records that another process has appended. Must be called before append() unless the
   /// caller is the only writer.
-  void catch_up() noexcept;
-  /// Appends a record. Returns false, with nothing written, if there is no room.
-  bool append(const Record& record);
+  State catch_up();
+  /// Appends a record. Throws out_of_memory if the disk is full, and system; the log is as before then.
+  void append(const Record& record);
   void for_each(const std::function<void(const Record&)>& look) const;
-  /// Returns the size of all records in bytes.
-  std::size_t used() const noexcept { return end_; }
-  std::size_t capacity() const noexcept { return mapping_.size(); }
+  /// Returns the size of head and records in bytes.
+  std::uint64_t used() const noexcept { return end_; }
   const Fd& fd() const noexcept { return fd_; }
+  /// Returns whether the log was made since the machine was started.
+  bool is_of_this_boot() const;
 
  private:
-  Log(Fd fd, std::size_t capacity);
-  /// Returns the bytes of the record at an offset; empty at the end.
-  ByteSpan at(std::size_t offset) const noexcept;
+  explicit Log(Fd fd) : fd_(std::move(fd)) {}
+  /// Returns the bytes of the record at an offset; empty at the end. `next` becomes the offset behind
+  /// the record or, if the file ends earlier, the offset that is missing.
+  Bytes at(std::uint64_t offset, std::uint64_t& next) const;
 
   Fd fd_;
-  Mapping mapping_;
-  std::size_t end_ = 0;
+  std::uint64_t end_ = 0;
 };
 
 }  // namespace onecopy::store

@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
@@ -12,7 +14,6 @@ namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kFirstConnection = 3;
-constexpr std::chrono::seconds kReconnection{2};
 constexpr std::chrono::minutes kUnused{10};
 constexpr std::chrono::milliseconds kRetry{100};
 
@@ -21,8 +22,8 @@ constexpr std::chrono::milliseconds kRetry{100};
 Worker::Worker(Holdings& holdings, Partner& guard)
     : holdings_(holdings),
       guard_(guard),
-      last_token_(kFirstConnection),
-      reclaims_from_(Clock::now() + kReconnection) {
+      rules_(*this, holdings.limits, holdings.begin, holdings.knows_all),
+      last_token_(kFirstConnection) {
   ::prctl(PR_SET_NAME, "onecopy-store");
   recover();
   poller_.add(holdings_.listener.fd(), kListener);
@@ -30,26 +31,11 @@ Worker::Worker(Holdings& holdings, Partner& guard)
   watch_guard();
 }
 
-/// Makes the catalog from the index. Drops versions without a record, which were being published when the last worker
-/// ended: their publishers ask again.
-void Worker::recover() {
-  holdings_.index.catch_up();
-  holdings_.index.for_each([this](const Record& record) { catalog_.apply(record); });
-  std::vector<std::uint64_t> unknown;
-  for (const auto& [id, fds] : holdings_.versions)
-    if (!catalog_.find(id)) unknown.push_back(id);
-  for (const std::uint64_t id : unknown) {
-    holdings_.versions.erase(id);
-    guard_.tell(Partner::Kind::drop, id);
-  }
-  for (const auto& [name, object] : catalog_.objects()) unreclaimed_.insert(name);
-  first_own_id_ = catalog_.next_id();
-}
-
 void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 
 Next Worker::run() {
   is_replaced_ = !holdings_.predecessor.await_end();
+  if (!is_replaced_) rewrite_index();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || !is_unused()) last_use_ = Clock::now();
@@ -64,18 +50,28 @@ Next Worker::run() {
       if (is_replaced_) break;  // the waiting clients belong to the other keeper now
     }
     if (is_replaced_) break;
-    reclaim_all();
-    reclaim_old();
+    tidy_up();
   }
   guard_.tell(Partner::Kind::end);
   return is_replaced_ ? Next::leave : Next::end;
 }
 
-/// Returns the time after which the worker looks again if no event comes; infinite if there is nothing to reclaim.
+/// Does what is due by now.
+void Worker::tidy_up() {
+  try {
+    rules_.reclaim_all();
+  } catch (const Error& error) {
+    log_warning("the store drops nothing now: {}", error.what());
+  }
+  answer_waiting();
+}
+
+/// Returns the time after which the worker looks again if no event comes; infinite if nothing will be due.
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
-  auto next = is_unused() ? last_use_ + kUnused : next_old();
-  if (!unreclaimed_.empty()) next = std::min(next, reclaims_from_);
+  auto next = is_unused() ? last_use_ + kUnused : rules_.next_reclaim();
+  for (const auto& [token, c] : connections_)
+    if (c.open) next = std::min(next, rules_.grace_end());
   if (next == Clock::time_point::max()) return std::chrono::milliseconds(-1);
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
@@ -121,8 +117,8 @@ void Worker::serve(std::uint64_t token) {
   if (at == connections_.end()) return;
   Connection& c = at->second;
   try {
-    while (auto packet = c.socket.try_receive())
-      if (auto message = c.joiner.add(std::move(*packet))) answer(c, std::move(*message));
+    while (auto packet = c.socket.try_receive_cut())
+      if (auto message = c.joiner.add(std::move(*packet))) answer(token, c, std::move(*message));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died)
       log_info("the store ends a connection of pid {}: {}", c.pid, error.what());
@@ -133,8 +129,8 @@ void Worker::serve(std::uint64_t token) {
 void Worker::close(std::uint64_t token) {
   const auto at = connections_.find(token);
   poller_.remove(at->second.socket.fd());
-  auto node = connections_.extract(at);
-  while (!node.mapped().reads.empty()) end_reading(node.mapped(), node.mapped().reads.begin()->first);
+  connections_.erase(at);
+  rules_.release_all(token);
   if (is_starved_) listen_again();
 }
 

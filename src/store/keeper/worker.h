@@ -4,25 +4,24 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "os/poller.h"
-#include "store/keeper/catalog.h"
+#include "os/read_lock.h"
 #include "store/keeper/connection.h"
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
+#include "store/keeper/version_rules.h"
 
 namespace onecopy::store {
 
-/// The half of the keeper that answers clients. Each change is a record in the index, and the guard gets the
-/// descriptors of a version before the record is written. So a new worker begins with the index and the descriptors,
-/// and with no clients, which connect again.
+/// The half of the keeper that answers clients, by the rules of versions. Each change is a record in the index, and the
+/// guard gets the descriptors of a version before the record is written. So a new worker begins with the index and the
+/// descriptors, and with no clients, which connect again.
 ///
-/// Thread safety: none; its process has one thread. Invariant: `catalog_` is what the index says, and
-/// `holdings_.versions` has the descriptors of all its versions.
-class Worker {
+/// Thread safety: none; its process has one thread. Invariant: the rules' catalog is what the index says.
+class Worker final : private VersionHolder {
  public:
   Worker(Holdings& holdings, Partner& guard);
 
@@ -30,15 +29,14 @@ class Worker {
   Next run();
 
  private:
-  using Clock = std::chrono::steady_clock;
   using Connections = std::map<std::uint64_t, Connection>;
 
   // worker.cpp contains the loop and the sockets.
-  void recover();
   Next replace_guard();
   void watch_guard();
+  void tidy_up();
   std::chrono::milliseconds patience() const;
-  bool is_unused() const noexcept { return connections_.empty() && catalog_.objects().empty(); }
+  bool is_unused() const noexcept { return connections_.empty() && rules_.is_unused(); }
   void accept_some();
   void listen_again();
   void serve(std::uint64_t token);
@@ -46,54 +44,44 @@ class Worker {
   static void send(Connection& c, const Bytes& message, std::span<const int> fds = {});
 
   // worker_answers.cpp contains a function for each question.
-  void answer(Connection& c, Packet packet);
+  void answer(std::uint64_t token, Connection& c, Packet packet);
   void greet(Connection& c, ByteSpan packet);
   void admit(Connection& c, ByteSpan packet);
   void publish(Connection& c, Packet packet);
+  void reserve(std::uint64_t token, Connection& c, ByteSpan packet);
   void open(Connection& c, ByteSpan packet);
-  void release(Connection& c, ByteSpan packet);
+  bool try_open(Connection& c, const Open& wanted);
   void offer(Connection& c, Packet packet);
   void list(Connection& c, ByteSpan packet);
-  void check_kind(const VersionRecord& version) const;
-  ListedVersion describe(const VersionRecord& version) const;
   void rollback(Connection& c, ByteSpan packet);
   void remove(Connection& c, ByteSpan packet);
   void watch(Connection& c, ByteSpan packet);
+  ListedVersion describe(const VersionRecord& version, const ReadLocks& locks) const;
+  void answer_waiting();
+  void answer_open(Connection& c);
+  void answer_watch(Connection& c);
 
   // worker_replace.cpp hands the versions over to another keeper.
   void replace(Connection& c);
 
-  // worker_limits.cpp drops versions to make room.
-  void make_room(const VersionRecord& version);
-  std::vector<const VersionRecord*> reclaimable() const;
-  Clock::time_point next_old() const;
-  void reclaim_old();
-
-  // worker_versions.cpp contains the functions on versions that the answers use.
-  const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
-  const VersionRecord& add(VersionRecord version, std::vector<Fd> fds);
-  void write(const Record& record);
-  void rewrite_index();
-  void drop(std::uint64_t id);
-  void begin_reading(Connection& c, std::uint64_t id);
-  void end_reading(Connection& c, std::uint64_t id);
-  void reclaim(const std::string& name);
-  void reclaim_all();
-  void show_newest(const std::string& name);
-  void tell_watchers();
+  // worker_versions.cpp contains what the rules ask for.
+  Clock::time_point now() const override { return Clock::now(); }
+  std::int64_t wall_clock() const override;
+  bool is_here(std::uint64_t id) const override { return holdings_.versions.contains(id); }
+  bool may_be_read(std::uint64_t id) const override;
+  void write(const Record& record) override;
+  void forget(std::uint64_t id) override;
+  void hold(std::uint64_t id, std::vector<Fd> files);
+  void recover();
+  void rewrite_index() noexcept;
 
   Holdings& holdings_;
   Partner& guard_;
-  Catalog catalog_;
+  VersionRules rules_;
   Poller poller_;
   Connections connections_;
   std::uint64_t last_token_ = 0;
-  std::map<std::uint64_t, unsigned> readers_;  ///< the number of connections that read a version, by its id
-  /// The time from which versions are reclaimed: by then the readers of the last worker have connected again.
-  Clock::time_point reclaims_from_;
-  /// The first id of a version that was published while this worker ran. The worker knows all readers of this and later versions.
-  std::uint64_t first_own_id_ = 0;
-  std::set<std::string> unreclaimed_;
+  std::uint64_t max_index_ = 0;  ///< the size beyond which the index is written anew
   Clock::time_point last_use_ = Clock::now();
   bool is_starved_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "core/point.h"
+#include "os/log.h"
+#include "os/memfd.h"
+#include "os/read_lock.h"
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
@@ -14,15 +18,23 @@ namespace {
 
 constexpr std::size_t kListingBytes = std::size_t{128} << 10;
 
-std::int64_t now() {
-  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+/// Returns the error for a keeper that has no free descriptors.
+Error describe_lack(const Error& error) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return Error(
+      ErrorCode::out_of_descriptors,
+      fmt::format(
+          "the keeper of the store may have {} open files, and no more are free ({}); delete versions "
+          "with `onecopy store rm`, or start the keeper with a higher `ulimit -Hn`",
+          limit.rlim_cur, error.what()));
 }
 
 }  // namespace
 
 /// Answers a packet. Closes the connection for bytes that are not a message and for a question before the client has
 /// proved the secret; all other errors are sent as the answer.
-void Worker::answer(Connection& c, Packet packet) {
+void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
   const ByteSpan bytes(packet.bytes);
   Type type{};
   try {
@@ -34,10 +46,13 @@ void Worker::answer(Connection& c, Packet packet) {
   if (c.stage == Connection::Stage::stranger) return greet(c, bytes);
   if (c.stage == Connection::Stage::challenged) return admit(c, bytes);
   try {
+    if (packet.is_cut) throw Error(ErrorCode::out_of_descriptors, "descriptors did not arrive");
     switch (type) {
       case Type::publish: return publish(c, std::move(packet));
+      case Type::reserve: return reserve(token, c, bytes);
+      case Type::unreserve: return rules_.release(unpack<Unreserve>(bytes).token);
       case Type::open: return open(c, bytes);
-      case Type::release: return release(c, bytes);
+      case Type::look: return rules_.look_at_all();
       case Type::offer: return offer(c, std::move(packet));
       case Type::list: return list(c, bytes);
       case Type::rollback: return rollback(c, bytes);
@@ -50,7 +65,7 @@ void Worker::answer(Connection& c, Packet packet) {
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::protocol || error.code() == ErrorCode::peer_died) throw;
-    send(c, refuse(error));
+    send(c, refuse(error.code() == ErrorCode::out_of_descriptors ? describe_lack(error) : error));
   }
 }
 
@@ -74,115 +89,134 @@ void Worker::admit(Connection& c, ByteSpan packet) {
   send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
 }
 
-/// Throws invalid_argument for an arena under the name of an object, and for an object under the name of an arena.
-void Worker::check_kind(const VersionRecord& version) const {
-  if (version.kind > VersionKind::arena) throw Error(ErrorCode::protocol, "a version has an unknown kind");
-  const auto* const current = catalog_.current(version.name);
-  const bool is_arena = version.kind == VersionKind::arena;
-  if (!current || is_arena == (current->record.kind == VersionKind::arena)) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("\"{}\" is {}: choose another name, or remove it first", version.name,
-                          is_arena ? "an object" : "an arena"));
-}
-
 void Worker::publish(Connection& c, Packet packet) {
   auto version = unpack<Publish>(packet.bytes).version;
-  check_name(version.name);
-  if (const auto* const before = catalog_.find(version.name, version.token))
-    return send(c, pack(Published{before->record.number}));
-  check_kind(version);
   check_files(version, packet.fds);
   version.publisher = c.pid;
-  make_room(version);
-  version.number = catalog_.next_number(version.name);
-  version.made_at = now();
-  const VersionRecord& added = add(std::move(version), std::move(packet.fds));
+  const std::string name = version.name;
+  const std::uint64_t number =
+      rules_.publish(std::move(version), [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
   point("store.publish.recorded");
-  const std::string name = added.name;
-  send(c, pack(Published{added.number}));
-  tell_watchers();
-  reclaim(name);
+  send(c, pack(Published{number}));
+  answer_waiting();
+  rules_.reclaim(name);
+}
+
+void Worker::reserve(std::uint64_t token, Connection& c, ByteSpan packet) {
+  auto version = unpack<Reserve>(packet).version;
+  version.publisher = c.pid;
+  rules_.reserve(token, version);
+  send(c, pack(Done{}));
 }
 
 void Worker::open(Connection& c, ByteSpan packet) {
-  const auto wanted = unpack<Open>(packet);
-  const VersionRecord& version = require(wanted.name, wanted.number).record;
-  if (version.id == wanted.known) return send(c, pack(Opened{version}));
-  send(c, pack(Opened{version}), numbers_of(holdings_.versions.at(version.id)));
-  begin_reading(c, version.id);
+  auto wanted = unpack<Open>(packet);
+  if (!try_open(c, wanted)) c.open = std::move(wanted);
 }
 
-void Worker::release(Connection& c, ByteSpan packet) { end_reading(c, unpack<Release>(packet).id); }
+/// Answers the question. Returns false, without an answer, if the version may be here soon. Sends a new
+/// open file of the table, which is locked: the client reads the version from the moment at which the answer is in the
+/// socket.
+bool Worker::try_open(Connection& c, const Open& wanted) {
+  const VersionRecord* const version = rules_.open(wanted.name, wanted.number);
+  if (!version) return false;
+  if (version->token == wanted.known) return send(c, pack(Opened{*version})), true;
+  const std::vector<Fd>& held = holdings_.versions.at(version->id);
+  const Fd table = reopen_read_only(held.front());
+  lock_for_reading(table);
+  std::vector<int> files = numbers_of(held);
+  files.front() = table.get();
+  send(c, pack(Opened{*version}), files);
+  return true;
+}
 
-/// Takes a version back from a reader, if the keeper lost it when both halves were killed. The newest version that was
-/// taken back is the current one.
+/// Takes a version back from a reader, if this keeper has no memory of it.
 void Worker::offer(Connection& c, Packet packet) {
-  auto offered = unpack<Offer>(packet.bytes).version;
-  check_name(offered.name);
-  const auto* known = catalog_.find(offered.name, offered.token);
-  if (!known) {
-    check_kind(offered);
-    check_files(offered, packet.fds);
-    make_room(offered);
-    if (catalog_.find(offered.name, offered.number))
-      throw Error(ErrorCode::stale_handle, fmt::format("the store has another version {} of \"{}\" by now",
-                                                       offered.number, offered.name));
-    const std::uint64_t id = add(offered, std::move(packet.fds)).id;
-    show_newest(offered.name);
-    known = catalog_.find(id);
-  }
-  begin_reading(c, known->record.id);
+  auto [version, keeper] = unpack<Offer>(packet.bytes);
+  check_files(version, packet.fds);
+  rules_.offer(std::move(version), keeper == holdings_.keeper,
+               [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
   point("store.worker.offered");
-  send(c, pack(Opened{known->record}));
-  tell_watchers();
+  send(c, pack(Done{}));
+  answer_waiting();
 }
 
 void Worker::list(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<List>(packet);
   Listing listing;
   std::size_t bytes = 0;
-  const auto& objects = catalog_.objects();
+  const ReadLocks locks;
+  const auto& objects = rules_.catalog().objects();
   for (auto object = objects.lower_bound(wanted.after); object != objects.end(); ++object) {
     const auto& [name, state] = *object;
     auto version = state.versions.upper_bound(name == wanted.after ? wanted.number : 0);
     if (version == state.versions.end()) continue;
     if (bytes >= kListingBytes) break;
-    const VersionRecord& current = catalog_.current(name)->record;
+    const VersionRecord& current = rules_.catalog().current(name)->record;
     ListedObject& listed = listing.objects.emplace_back(
         ListedObject{name, current.number, current.kind == VersionKind::arena, {}});
     for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
-      listed.versions.push_back(describe(version->second.record));
+      listed.versions.push_back(describe(version->second.record, locks));
       bytes += encode_fields(listed.versions.back()).size();
     }
   }
   send(c, pack(listing));
 }
 
-ListedVersion Worker::describe(const VersionRecord& v) const {
-  const auto readers = readers_.find(v.id);
-  return {v.number, v.bytes, v.made_at, v.publisher, readers == readers_.end() ? 0 : readers->second,
-          v.device};
+ListedVersion Worker::describe(const VersionRecord& v, const ReadLocks& locks) const {
+  const auto held = holdings_.versions.find(v.id);
+  const bool is_here = held != holdings_.versions.end();
+  const unsigned readers = is_here ? locks.count(held->second.front()) : 0;
+  return {v.number, v.bytes, v.made_at, v.publisher, readers, v.device, is_here};
 }
 
 void Worker::rollback(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<Rollback>(packet);
-  const std::uint64_t id = require(wanted.name, wanted.number).record.id;
-  if (catalog_.current(wanted.name)->record.id != id) write({Record::Kind::show, id, {}});
+  rules_.rollback(wanted.name, wanted.number);
   send(c, pack(Done{}));
-  tell_watchers();
+  answer_waiting();
 }
 
 void Worker::remove(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<Remove>(packet);
-  for (const std::uint64_t id : catalog_.beyond(wanted.name, wanted.keep)) drop(id);
+  rules_.remove(wanted.name, wanted.keep);
   send(c, pack(Done{}));
-  tell_watchers();
+  answer_waiting();
 }
 
 void Worker::watch(Connection& c, ByteSpan packet) {
   c.watch = unpack<WaitForChange>(packet);
   check_name(c.watch->name);
-  tell_watchers();
+  answer_waiting();
+}
+
+/// Answers the clients that wait for a change or for a version. Ignores failures, because the connection of a client
+/// that has ended reports its end.
+void Worker::answer_waiting() {
+  for (auto& [token, c] : connections_) {
+    try {
+      if (c.open) answer_open(c);
+      if (c.watch) answer_watch(c);
+    } catch (const Error& error) {
+      log_info("the store cannot answer pid {}: {}", c.pid, error.what());
+    }
+  }
+}
+
+void Worker::answer_open(Connection& c) {
+  const Open wanted = *std::exchange(c.open, std::nullopt);
+  try {
+    if (!try_open(c, wanted)) c.open = wanted;
+  } catch (const Error& error) {
+    send(c, refuse(error));
+  }
+}
+
+void Worker::answer_watch(Connection& c) {
+  const auto* const current = rules_.current(c.watch->name);
+  if (!current || current->token == c.watch->known) return;
+  c.watch.reset();
+  send(c, pack(Opened{*current}));
 }
 
 }  // namespace onecopy::store

@@ -12,11 +12,12 @@ namespace onecopy::store {
 void Worker::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };
-  const std::vector<Record> records = catalog_.records();
+  const std::vector<Record> records = rules_.records();
   const int shared[] = {holdings_.lock.get(), holdings_.listener.fd()};
-  c.socket.send(pack(Handover{holdings_.keeper, guard_.pid(), records.size()}), shared, kWait);
+  c.socket.send(pack(Handover{holdings_.keeper, guard_.pid(), holdings_.knows_all, records.size()}), shared,
+                kWait);
   for (const Record& record : records) {
-    const bool has_files = record.kind == Record::Kind::publish;
+    const bool has_files = record.kind == Record::Kind::publish && is_here(record.id);
     send_in_packets(pack(Moved{record}),
                     has_files ? numbers_of(holdings_.versions.at(record.id)) : std::vector<int>(),
                     send_all);

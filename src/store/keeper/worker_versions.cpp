@@ -1,141 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-
-#include <fmt/format.h>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <span>
+#include <string>
 
 #include "core/point.h"
+#include "onecopy/core/error.h"
 #include "os/log.h"
+#include "os/memfd.h"
+#include "os/read_lock.h"
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
 namespace onecopy::store {
 namespace {
 
-constexpr std::size_t kMaxNamed = 16;  ///< the max number of versions that an error names: the newest ones
+constexpr std::uint64_t kSmallIndex = std::uint64_t{1} << 20;
+constexpr std::uint64_t kGrowth = 4;  ///< the index may become so many times as large as its records need
 
 }  // namespace
 
-/// Returns the version of that number; 0 is the current one.
-const Catalog::Version& Worker::require(const std::string& name, std::uint64_t number) const {
-  check_name(name);
-  const Catalog::Version* const version =
-      number == 0 ? catalog_.current(name) : catalog_.find(name, number);
-  if (version) return *version;
-  const auto object = catalog_.objects().find(name);
-  if (object == catalog_.objects().end())
-    throw Error(ErrorCode::stale_handle,
-                fmt::format("the store has no object \"{}\"; `onecopy store ls` lists those it has", name));
-  std::string numbers;
-  std::size_t left = object->second.versions.size();
-  for (const auto& [there, unused] : object->second.versions) {
-    if (left-- > kMaxNamed) continue;
-    numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", there);
-  }
-  throw Error(ErrorCode::stale_handle,
-              fmt::format("the store has no version {} of \"{}\"; it has {}", number, name, numbers));
+std::int64_t Worker::wall_clock() const {
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Adds a version. Gives the descriptors to the guard before it appends the record, so that a version with a record
-/// always has its memory.
-const VersionRecord& Worker::add(VersionRecord version, std::vector<Fd> fds) {
-  version.id = catalog_.next_id();
-  guard_.tell(Partner::Kind::hold, version.id, numbers_of(fds));
-  point("store.publish.held");
-  holdings_.versions[version.id] = std::move(fds);
-  try {
-    write({Record::Kind::publish, version.id, version});
-  } catch (...) {
-    holdings_.versions.erase(version.id);
-    guard_.tell(Partner::Kind::drop, version.id);
-    throw;
-  }
-  return catalog_.find(version.id)->record;
+bool Worker::may_be_read(std::uint64_t id) const {
+  return onecopy::may_be_read(holdings_.versions.at(id).front());
 }
 
+/// Appends a record. Writes the index anew when it has grown.
 void Worker::write(const Record& record) {
-  if (!holdings_.index.append(record)) {
-    rewrite_index();
-    if (!holdings_.index.append(record))
-      throw Error(ErrorCode::out_of_memory, "the index of the store has no room for another record");
+  if (holdings_.index.used() > max_index_) rewrite_index();
+  holdings_.index.append(record);
+}
+
+/// Writes a new index, with records of all that exists now. Nothing is appended to the old one after the new one has
+/// taken its place. If that fails, the old one stays, which has the same meaning.
+void Worker::rewrite_index() noexcept {
+  try {
+    const std::string fresh = holdings_.index_path + ".new";
+    Log index = Log::create(fresh);
+    for (const Record& record : rules_.records()) index.append(record);
+    if (std::rename(fresh.c_str(), holdings_.index_path.c_str()) != 0)
+      throw_errno("cannot put a new index into the directory of the store", errno);
+    point("store.index.rewritten");
+    const int fd = index.fd().get();
+    guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
+    holdings_.index = std::move(index);
+  } catch (const std::exception& error) {
+    log_warning("the store goes on with its old index: {}", error.what());
   }
-  catalog_.apply(record);
+  max_index_ = std::max(kSmallIndex, kGrowth * holdings_.index.used());
 }
 
-/// Writes a new index, with records of all that exists now and four times the room that they take. Until the guard gets
-/// the new index it uses the old one, which has the same meaning.
-void Worker::rewrite_index() {
-  const std::vector<Record> records = catalog_.records();
-  std::size_t bytes = 0;
-  for (const Record& record : records) bytes += encode(record).size() + 16;
-  Log index = Log::create(std::max(Log::kCapacity, (4 * bytes / 4096 + 1) * 4096));
-  for (const Record& record : records) index.append(record);
-  const int fd = index.fd().get();
-  guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
-  point("store.index.rewritten");
-  holdings_.index = std::move(index);
+/// Makes the catalog from the index. Drops versions without a record, which were being published when the last worker
+/// ended: their publishers ask again.
+void Worker::recover() {
+  holdings_.index.catch_up();
+  holdings_.index.for_each([this](const Record& record) { rules_.replay(record); });
+  std::vector<std::uint64_t> unknown;
+  for (const auto& [id, fds] : holdings_.versions)
+    if (!rules_.catalog().find(id)) unknown.push_back(id);
+  for (const std::uint64_t id : unknown) forget(id);
+  rules_.look_at_all();
 }
 
-/// Drops a version. Its readers keep the memory, which they have mapped.
-void Worker::drop(std::uint64_t id) {
-  write({Record::Kind::drop, id, {}});
-  point("store.drop.recorded");
+/// Takes the memory of a version, and gives it to the guard. Opens the table anew, since the sender may have a lock of
+/// the open file that came.
+void Worker::hold(std::uint64_t id, std::vector<Fd> files) {
+  files.front() = reopen_read_only(files.front());
+  guard_.tell(Partner::Kind::hold, id, numbers_of(files));
+  holdings_.versions[id] = std::move(files);
+}
+
+/// The guard is the last process that has the memory, and spends the time to free it.
+void Worker::forget(std::uint64_t id) {
   holdings_.versions.erase(id);
-  // The guard is the last process that has the memory, and spends the time to free it.
   guard_.tell(Partner::Kind::drop, id);
-}
-
-void Worker::begin_reading(Connection& c, std::uint64_t id) {
-  if (++c.reads[id] == 1) ++readers_[id];
-}
-
-void Worker::end_reading(Connection& c, std::uint64_t id) {
-  const auto reads = c.reads.find(id);
-  if (reads == c.reads.end() || --reads->second != 0) return;
-  c.reads.erase(reads);
-  if (--readers_[id] != 0) return;
-  readers_.erase(id);
-  if (const auto* const version = catalog_.find(id)) reclaim(std::string(version->record.name));
-}
-
-/// Drops versions that nobody reads, beyond the number that the last publisher wanted to keep.
-void Worker::reclaim(const std::string& name) {
-  const auto* const current = catalog_.current(name);
-  if (!current) return;
-  const std::size_t keep = std::max<std::uint32_t>(current->record.keep, 1);
-  for (const std::uint64_t id : catalog_.beyond(name, keep)) {
-    if (readers_.contains(id)) continue;
-    if (id < first_own_id_ && Clock::now() < reclaims_from_) unreclaimed_.insert(name);
-    else drop(id);
-  }
-}
-
-void Worker::reclaim_all() {
-  if (unreclaimed_.empty() || Clock::now() < reclaims_from_) return;
-  for (const std::string& name : std::exchange(unreclaimed_, {})) reclaim(name);
-}
-
-void Worker::show_newest(const std::string& name) {
-  const Catalog::Version* newest = nullptr;
-  for (const auto& [number, version] : catalog_.objects().at(name).versions)
-    if (!newest || version.record.made_at > newest->record.made_at) newest = &version;
-  if (newest->record.id != catalog_.current(name)->record.id)
-    write({Record::Kind::show, newest->record.id, {}});
-}
-
-/// Answers the clients that wait for a change. Ignores failures, because the connection of a client that has ended
-/// reports its end.
-void Worker::tell_watchers() {
-  for (auto& [token, c] : connections_) {
-    if (!c.watch) continue;
-    const auto* const current = catalog_.current(c.watch->name);
-    if (!current || current->record.id == c.watch->known) continue;
-    c.watch.reset();
-    try {
-      send(c, pack(Opened{current->record}));
-    } catch (const Error& error) {
-      log_info("the store cannot tell pid {} of a version: {}", c.pid, error.what());
-    }
-  }
 }
 
 }  // namespace onecopy::store

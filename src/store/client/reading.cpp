@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/client/reading.h"
+
+#include <sys/resource.h>
+
+#include <atomic>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "store/client/client.h"
+#include "store/client/state.h"
+
+namespace onecopy::store {
+namespace {
+
+/// The number of descriptors that readings of this process keep.
+std::atomic<std::size_t> kept_descriptors{0};
+
+std::size_t max_kept() noexcept {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
+}
+
+void tell_of_unkept() {
+  static std::atomic<bool> is_told{false};
+  if (!is_told.exchange(true))
+    log_info(
+        "this process reads so many versions of the store that it cannot bring all of them back if both "
+        "halves "
+        "of the keeper are killed; raise `ulimit -n`");
+}
+
+}  // namespace
+
+HeldVersion::HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received)
+    : version(std::move(read)),
+      keeper(keeper_of_it),
+      table(map_table(received.front())),
+      files(std::move(received)) {
+  const bool needs_files = version.kind != VersionKind::copied;
+  if (kept_descriptors + files.size() <= max_kept() || needs_files) kept = files.size();
+  else tell_of_unkept();
+  kept_descriptors += kept;
+}
+
+HeldVersion::~HeldVersion() { kept_descriptors -= kept; }
+
+std::vector<Fd> Reading::files() const {
+  if (held_->kept == 0) return std::move(held_->files);
+  std::vector<Fd> files;
+  for (const Fd& file : held_->files) files.push_back(file.duplicate());
+  return files;
+}
+
+/// Ends the lock, then lets the keeper look.
+void Reading::end() noexcept {
+  held_.reset();
+  client_->note(pack(Look{}));
+}
+
+ReservedRoom::~ReservedRoom() {
+  if (version_) client_->note(pack(Unreserve{version_->token}));
+}
+
+}  // namespace onecopy::store

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/keeper/room.h"
+
+#include <algorithm>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::store {
+namespace {
+
+/// A limit and the versions that count towards it.
+struct Limit {
+  std::uint64_t max;
+  std::string what;
+  std::function<bool(const VersionRecord&)> counts;
+};
+
+std::vector<Limit> limits_for(const Limits& limits, const VersionRecord& version) {
+  std::vector<Limit> all{
+      {limits.bytes, "all versions and drafts", [](const VersionRecord&) { return true; }}};
+  all.push_back({limits.client_bytes, fmt::format("versions and drafts of pid {}", version.publisher),
+                 [&](const VersionRecord& other) { return other.publisher == version.publisher; }});
+  if (const auto device = limits.devices.find(version.device); device != limits.devices.end())
+    all.push_back({device->second, "versions and drafts on " + version.device,
+                   [&](const VersionRecord& other) { return other.device == version.device; }});
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> Room::make(const VersionRecord& version, Versions all, Versions old) const {
+  std::vector<std::uint64_t> dropped;
+  for (const Limit& limit : limits_for(limits_, version)) {
+    std::uint64_t used = 0;
+    for (const VersionRecord* const other : all)
+      if (limit.counts(*other)) used += other->bytes;
+    for (const auto& [token, other] : reserved_)
+      if (token != version.token && limit.counts(other.version)) used += other.version.bytes;
+    std::uint64_t left = used;
+    for (const VersionRecord* const other : old) {
+      if (version.bytes <= limit.max && left <= limit.max - version.bytes) break;
+      if (!limit.counts(*other)) continue;
+      left -= other->bytes;
+      if (std::ranges::find(dropped, other->id) == dropped.end()) dropped.push_back(other->id);
+    }
+    if (version.bytes > limit.max || left > limit.max - version.bytes)
+      throw Error(
+          ErrorCode::out_of_memory,
+          fmt::format("the version has {} bytes, and {} have {} of the {} that they may have; delete "
+                      "objects, or start the keeper with a higher limit",
+                      version.bytes, limit.what, used, limit.max));
+  }
+  return dropped;
+}
+
+}  // namespace onecopy::store

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "store/keeper/version_rules.h"
+
+namespace onecopy::store {
+
+std::vector<const VersionRecord*> VersionRules::versions_here() const {
+  std::vector<const VersionRecord*> here;
+  for (const auto& [name, object] : catalog_.objects())
+    for (const auto& [number, version] : object.versions)
+      if (holder_.is_here(version.record.id)) here.push_back(&version.record);
+  return here;
+}
+
+/// Returns the versions that are here, are not the newest of their object that is here, and have no reader, the oldest
+/// first.
+std::vector<const VersionRecord*> VersionRules::droppable() const {
+  std::vector<const VersionRecord*> found;
+  for (const auto& [name, object] : catalog_.objects()) {
+    const VersionRecord* newest = nullptr;
+    for (const auto* const version : catalog_.by_shown(name)) {
+      if (!holder_.is_here(version->record.id)) continue;
+      if (newest && !holder_.may_be_read(newest->id)) found.push_back(newest);
+      newest = &version->record;
+    }
+  }
+  std::ranges::sort(found, {}, &VersionRecord::made_at);
+  return found;
+}
+
+std::vector<std::uint64_t> VersionRules::room_for(const VersionRecord& version) const {
+  const Limits& limits = room_.limits();
+  if (limits.bytes == UINT64_MAX && limits.client_bytes == UINT64_MAX && limits.devices.empty()) return {};
+  return room_.make(version, versions_here(), droppable());
+}
+
+void VersionRules::reserve(std::uint64_t owner, const VersionRecord& version) {
+  check_name(version.name);
+  room_for(version);
+  room_.reserve(owner, version);
+}
+
+void VersionRules::reclaim(const std::string& name) {
+  const auto* const object = catalog_.object(name);
+  if (!object) return;
+  const auto published = published_.find(name);
+  const bool is_passed = published != published_.end() && published->second > object->keep;
+  const VersionRecord* const current = this->current(name);
+  for (const std::uint64_t id : catalog_.beyond(name, object->keep)) {
+    if (current && id == current->id) continue;
+    const bool is_here = holder_.is_here(id);
+    if (is_here ? current && !holder_.may_be_read(id) : is_passed) drop(id);
+    else unreclaimed_.insert(name);
+  }
+}
+
+void VersionRules::look_at_all() {
+  for (const auto& [name, object] : catalog_.objects()) unreclaimed_.insert(name);
+}
+
+void VersionRules::reclaim_all() {
+  give_up_awaited();
+  for (const std::string& name : std::exchange(unreclaimed_, {})) reclaim(name);
+  reclaim_old();
+}
+
+void VersionRules::give_up_awaited() {
+  if (has_given_up_ || holder_.now() < begin_ + kAwaited) return;
+  std::vector<std::uint64_t> ids;
+  for (const auto& [name, object] : catalog_.objects())
+    for (const auto& [number, version] : object.versions)
+      if (!holder_.is_here(version.record.id)) ids.push_back(version.record.id);
+  for (const std::uint64_t id : ids) drop(id);
+  has_given_up_ = true;
+}
+
+void VersionRules::reclaim_old() {
+  if (!room_.limits().age) return;
+  const std::chrono::nanoseconds now(holder_.wall_clock());
+  std::vector<std::uint64_t> ids;
+  for (const VersionRecord* const version : droppable())
+    if (now - std::chrono::nanoseconds(version->made_at) >= *room_.limits().age) ids.push_back(version->id);
+  for (const std::uint64_t id : ids) drop(id);
+}
+
+VersionRules::Clock::time_point VersionRules::next_reclaim() const {
+  const Clock::time_point now = holder_.now();
+  Clock::time_point next = unreclaimed_.empty() ? Clock::time_point::max() : now + kNextLook;
+  if (!has_given_up_ && versions_here().size() != catalog_.size()) next = std::min(next, begin_ + kAwaited);
+  if (!room_.limits().age) return next;
+  const auto old = droppable();
+  if (old.empty()) return next;
+  const std::chrono::nanoseconds age(holder_.wall_clock() - old.front()->made_at);
+  return std::min(next,
+                  now + std::max<Clock::duration>(*room_.limits().age - age, Clock::duration::zero()));
+}
+
+}  // namespace onecopy::store

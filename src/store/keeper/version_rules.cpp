@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/keeper/version_rules.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::store {
+namespace {
+
+constexpr std::size_t kMaxNamed = 16;  ///< the max number of versions that an error names: the newest ones
+
+}  // namespace
+
+std::vector<Record> VersionRules::records() {
+  catalog_.forget_oldest();
+  return catalog_.records();
+}
+
+void VersionRules::write(const Record& record) {
+  holder_.write(record);
+  catalog_.apply(record);
+}
+
+void VersionRules::drop(std::uint64_t id) {
+  write({.kind = Record::Kind::drop, .id = id});
+  point("store.drop.recorded");
+  holder_.forget(id);
+}
+
+void VersionRules::throw_missing(const std::string& name, std::uint64_t number) const {
+  std::vector<std::uint64_t> here;
+  if (const auto* const object = catalog_.object(name))
+    for (const auto& [there, version] : object->versions)
+      if (holder_.is_here(version.record.id)) here.push_back(there);
+  if (here.empty())
+    throw Error(ErrorCode::stale_handle,
+                fmt::format("the store has no object \"{}\"; `onecopy store ls` lists those it has", name));
+  const std::size_t first = here.size() > kMaxNamed ? here.size() - kMaxNamed : 0;
+  throw Error(ErrorCode::stale_handle,
+              fmt::format("the store has no version {} of \"{}\"; it has {}", number, name,
+                          fmt::join(here.begin() + static_cast<std::ptrdiff_t>(first), here.end(), ", ")));
+}
+
+/// Returns the version of that number. Throws stale_handle if its memory is not here.
+const Catalog::Version& VersionRules::require(const std::string& name, std::uint64_t number) const {
+  const Catalog::Version* const version = catalog_.find(name, number);
+  if (!version || !holder_.is_here(version->record.id)) throw_missing(name, number);
+  return *version;
+}
+
+/// Throws invalid_argument for an arena under the name of an object, and for an object under the name of an arena.
+void VersionRules::check_kind(const VersionRecord& version) const {
+  if (version.kind > VersionKind::arena) throw Error(ErrorCode::protocol, "a version has an unknown kind");
+  const auto* const current = catalog_.current(version.name);
+  const bool is_arena = version.kind == VersionKind::arena;
+  if (!current || is_arena == (current->record.kind == VersionKind::arena)) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("\"{}\" is {}: choose another name, or remove it first", version.name,
+                          is_arena ? "an object" : "an arena"));
+}
+
+/// Adds a version. Lets the keeper have the memory before the record is written, so that a version with a record always
+/// has its memory.
+const VersionRecord& VersionRules::add(VersionRecord version, const Hold& hold) {
+  version.id = catalog_.next_id();
+  hold(version.id);
+  point("store.publish.held");
+  try {
+    write({.kind = Record::Kind::publish, .id = version.id, .version = version});
+  } catch (...) {
+    holder_.forget(version.id);
+    throw;
+  }
+  return catalog_.find(version.id)->record;
+}
+
+std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
+  check_name(version.name);
+  if (const auto* const before = catalog_.find(version.name, version.token)) {
+    if (!holder_.is_here(before->record.id)) hold(before->record.id);
+    return before->record.number;
+  }
+  if (const auto number = catalog_.find_dropped(version.name, version.token)) return *number;
+  check_kind(version);
+  const auto dropped = room_for(version);
+  version.number = catalog_.next_number(version.name);
+  if (version.number > kMaxNumber)
+    throw Error(ErrorCode::unsupported, fmt::format("\"{}\" has no numbers left", version.name));
+  version.made_at = holder_.wall_clock();
+  const VersionRecord& added = add(std::move(version), hold);
+  ++published_[added.name];
+  room_.release(added.token);
+  const std::uint64_t number = added.number;
+  for (const std::uint64_t id : dropped) drop(id);
+  return number;
+}
+
+bool VersionRules::is_awaited(const std::string& name) const {
+  const auto versions = catalog_.by_shown(name);
+  return std::ranges::any_of(versions, [this](auto* v) { return !holder_.is_here(v->record.id); });
+}
+
+const VersionRecord* VersionRules::current(const std::string& name) const noexcept {
+  const auto versions = catalog_.by_shown(name);
+  for (const auto* const version : versions | std::views::reverse) {
+    if (holder_.is_here(version->record.id)) return &version->record;
+    if (is_in_grace()) return nullptr;
+  }
+  return nullptr;
+}
+
+const VersionRecord* VersionRules::open(const std::string& name, std::uint64_t number) const {
+  check_name(name);
+  if (number == 0)
+    if (const VersionRecord* const version = current(name)) return version;
+  if (const Catalog::Version* const version = catalog_.find(name, number)) {
+    if (holder_.is_here(version->record.id)) return &version->record;
+    if (is_in_grace()) return nullptr;
+  }
+  if (number == 0 && is_in_grace() && is_awaited(name)) return nullptr;
+  throw_missing(name, number);
+}
+
+/// Throws unless the version may be brought back though the index does not name it.
+void VersionRules::check_offer(const VersionRecord& version, bool is_ours) const {
+  if (knows_all_ || is_ours || catalog_.find_dropped(version.name, version.token))
+    throw Error(ErrorCode::stale_handle,
+                fmt::format("version {} of \"{}\" was dropped", version.number, version.name));
+  if (version.number == 0 || version.number > kMaxNumber)
+    throw Error(ErrorCode::protocol, fmt::format("no version has the number {}", version.number));
+  if (published_.contains(version.name) || catalog_.find(version.name, version.number))
+    throw Error(ErrorCode::stale_handle,
+                fmt::format("the store has other versions of \"{}\" by now", version.name));
+  check_kind(version);
+}
+
+void VersionRules::offer(VersionRecord version, bool is_ours, const Hold& hold) {
+  check_name(version.name);
+  if (const auto* const known = catalog_.find(version.name, version.token)) {
+    if (!holder_.is_here(known->record.id)) hold(known->record.id);
+    unreclaimed_.insert(version.name);
+    return;
+  }
+  check_offer(version, is_ours);
+  const std::string name = version.name;
+  const auto* const current = catalog_.current(name);
+  const std::uint64_t before = current && current->record.number > version.number ? current->record.id : 0;
+  add(std::move(version), hold);
+  if (before != 0) write({.kind = Record::Kind::show, .id = before});
+  unreclaimed_.insert(name);
+}
+
+void VersionRules::rollback(const std::string& name, std::uint64_t number) {
+  check_name(name);
+  const std::uint64_t id = require(name, number).record.id;
+  if (catalog_.current(name)->record.id != id) write({.kind = Record::Kind::show, .id = id});
+}
+
+void VersionRules::remove(const std::string& name, std::size_t keep) {
+  check_name(name);
+  for (const std::uint64_t id : catalog_.beyond(name, keep)) drop(id);
+}
+
+}  // namespace onecopy::store

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "store/keeper/catalog.h"
+#include "store/keeper/room.h"
+
+namespace onecopy::store {
+
+/// The keeper, as the rules of versions see it. Tests have a keeper without processes.
+class VersionHolder {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  virtual ~VersionHolder() = default;
+  virtual Clock::time_point now() const = 0;
+  virtual std::int64_t wall_clock() const = 0;  ///< nanoseconds since 1970
+  /// Returns whether the keeper has the memory of the version.
+  virtual bool is_here(std::uint64_t id) const = 0;
+  /// Returns false if no process has the version open. REQUIRES: is_here().
+  virtual bool may_be_read(std::uint64_t id) const = 0;
+  /// Appends a record to the index. Throws with nothing changed.
+  virtual void write(const Record& record) = 0;
+  /// Gives the memory of a version up. Readers keep what they have mapped.
+  virtual void forget(std::uint64_t id) = 0;
+};
+
+/// The rules of versions: which number a version gets, which version is current, who may bring one back, and which ones
+/// are dropped.
+///
+/// Guarantees. A number is used once. A version is shown in the order of publish and rollback, whatever processes died
+/// in between. A version that may be read is dropped by remove() alone. A dropped version never comes back.
+///
+/// Mechanism. The index outlives the keeper, and the memory of versions outlives it in the processes that read them. So
+/// a new keeper knows all versions from the start, and those that it has no memory of are *awaited*: processes that
+/// have one offer it. During the first kGrace open() waits for the current version; after that it takes the newest one
+/// whose memory is here. An awaited version is taken until kAwaited has passed, or until its object was published more
+/// than `keep` times.
+///
+/// Thread safety: none.
+class VersionRules {
+ public:
+  using Clock = VersionHolder::Clock;
+  /// Lets the keeper have the memory of the version with this id.
+  using Hold = std::function<void(std::uint64_t id)>;
+
+  static constexpr std::chrono::seconds kGrace{2};
+  static constexpr std::chrono::minutes kAwaited{10};
+  static constexpr std::chrono::seconds kNextLook{1};
+  static constexpr std::uint64_t kMaxNumber = std::uint64_t{1} << 62;
+
+  /// `begin`: the start of the keeper. `knows_all`: false if the index was lost, so that versions which the index does
+  /// not name may be offered.
+  VersionRules(VersionHolder& holder, Limits limits, Clock::time_point begin, bool knows_all)
+      : holder_(holder), room_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
+
+  /// Applies a record of the index.
+  void replay(const Record& record) { catalog_.apply(record); }
+  const Catalog& catalog() const noexcept { return catalog_; }
+  /// Returns the records of a new index, with the same meaning and without what needs not be known any longer.
+  std::vector<Record> records();
+
+  /// Publishes a version, and returns its number. A version whose token was published before gets its number again.
+  /// Throws invalid_argument, out_of_memory, and what Hold and VersionHolder::write() throw, with nothing changed.
+  std::uint64_t publish(VersionRecord version, const Hold& hold);
+  /// Returns the version of that number, or the current one for 0. Returns null if it may be here by grace_end().
+  /// Throws stale_handle.
+  const VersionRecord* open(const std::string& name, std::uint64_t number) const;
+  Clock::time_point grace_end() const noexcept { return begin_ + kGrace; }
+  /// Returns the version that open(name, 0) would return now; null if there is none.
+  const VersionRecord* current(const std::string& name) const noexcept;
+  /// Takes the memory of a version back. `is_ours`: the client opened the version while this keeper ran. Throws
+  /// stale_handle for a version that was dropped, and what publish() throws.
+  void offer(VersionRecord version, bool is_ours, const Hold& hold);
+  /// Makes an earlier version the current one. Throws stale_handle.
+  void rollback(const std::string& name, std::uint64_t number);
+  /// Drops all versions but the `keep` that were current last, whether they are read or not.
+  void remove(const std::string& name, std::size_t keep);
+
+  /// Counts a draft in the limits. Throws out_of_memory.
+  void reserve(std::uint64_t owner, const VersionRecord& version);
+  void release(const Token& token) { room_.release(token); }
+  void release_all(std::uint64_t owner) { room_.release_all(owner); }
+
+  /// Drops the versions of an object that nobody reads, beyond the number that the last publisher wanted to keep.
+  void reclaim(const std::string& name);
+  /// Lets the next reclaim_all() look at all objects.
+  void look_at_all();
+  /// Drops what nobody reads now, and what is too old.
+  void reclaim_all();
+  /// Returns the time at which reclaim_all() may find something; time_point::max() if nothing is left to drop.
+  Clock::time_point next_reclaim() const;
+  /// Returns whether the keeper may end without a loss.
+  bool is_unused() const noexcept { return catalog_.size() == 0 && !room_.is_reserved(); }
+
+ private:
+  const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
+  [[noreturn]] void throw_missing(const std::string& name, std::uint64_t number) const;
+  void check_kind(const VersionRecord& version) const;
+  void check_offer(const VersionRecord& version, bool is_ours) const;
+  const VersionRecord& add(VersionRecord version, const Hold& hold);
+  void write(const Record& record);
+  void drop(std::uint64_t id);
+  bool is_in_grace() const { return holder_.now() < grace_end(); }
+  bool is_awaited(const std::string& name) const;
+  std::vector<std::uint64_t> room_for(const VersionRecord& version) const;
+  std::vector<const VersionRecord*> versions_here() const;
+  std::vector<const VersionRecord*> droppable() const;
+  void reclaim_old();
+  void give_up_awaited();
+
+  VersionHolder& holder_;
+  Catalog catalog_;
+  Room room_;
+  const Clock::time_point begin_;
+  const bool knows_all_;
+  bool has_given_up_ = false;                       ///< no version is awaited any longer
+  std::map<std::string, std::uint64_t> published_;  ///< the number of publishes since the start, by name
+  std::set<std::string> unreclaimed_;               ///< the objects with versions beyond `keep`
+};
+
+}  // namespace onecopy::store
