@@ -87,6 +87,11 @@ def test_docstrings_fit_into_a_terminal():
     assert max(map(len, onecopy.__doc__.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("function", [onecopy.share, onecopy.open])
+def test_help_of_the_main_functions_has_an_example(function):
+    assert "\n>>> " in inspect.cleandoc(function.__doc__)
+
+
 def test_the_example_in_the_docstring_of_the_package():
     found = doctest.testmod(onecopy, extraglobs={"onecopy": onecopy})
     assert found.attempted > 0 and found.failed == 0

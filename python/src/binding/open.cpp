@@ -89,6 +89,9 @@ void init_open(nb::module_& m) {
           "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> typing.Any"),
       "Opens the tensor or bundle of a handle. Nothing is copied.\n"
       "\n"
+      ">>> weights = onecopy.open(text, framework=\"torch\")  # in any process of this user\n"
+      ">>> weights[\"layer.0.weight\"]  # a torch.Tensor on the memory of the process that shared it\n"
+      "\n"
       "Args:\n"
       "    handle: a Handle, its ``to_bytes()``, or its text.\n"
       "    device: the device to use the memory on; None for the memory's own device. Another device\n"

@@ -149,6 +149,9 @@ void init_share(nb::module_& m) {
             "-> Handle"),
         "Returns a handle with which other processes open the same memory.\n"
         "\n"
+        ">>> handle = onecopy.share(model.state_dict())  # keep it until the others have opened it\n"
+        ">>> text = str(handle)  # for an environment variable, a command line, a request\n"
+        "\n"
         "Memory of onecopy is shared in place. The storage of a torch tensor moves into shared memory\n"
         "with one copy the first time; the tensor and all its views use the new memory then. Arrays\n"
         "of other libraries (numpy, jax, bytearray, anything with DLPack or the buffer protocol)\n"
