@@ -8,6 +8,7 @@ with some readers, is killed, also while a call is under way. After each step th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -32,9 +33,10 @@ def stamp(number: int) -> bytes:
 class Reader:
     """A process with a store of its own, which does what it is told."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, has_namespace: bool) -> None:
         ours, theirs = socket.socketpair()
-        self.pid = os.fork()
+        self.has_namespace = has_namespace
+        self.pid = fork_with_namespace() if has_namespace else os.fork()
         if self.pid == 0:
             ours.close()
             serve(theirs, name)
@@ -61,8 +63,25 @@ class Reader:
     def kill(self) -> None:
         """Kills the process, but not its children."""
         os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        wait_for_the_end(self.pid)
         self.channel.close()
+
+
+def fork_with_namespace() -> int:
+    """Forks a process into a PID namespace of its own, and returns its pid here, or 0 in the process."""
+    readable, writable = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        ctypes.CDLL(None).unshare(0x20000000)  # CLONE_NEWPID
+        pid = os.fork()
+        if pid == 0:
+            return 0
+        os.write(writable, str(pid).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(writable)
+    with open(readable) as pipe:
+        return int(pipe.read())
 
 
 def serve(channel: socket.socket, name: str) -> None:
@@ -141,7 +160,7 @@ class History:
         self.keep = 1
         self.last = 0
         self.published_since = 0  # publishes since both halves were killed
-        self.deaths = 0
+        self.deaths = 0  # of halves of the keeper
         self.keys: list[str] = []
 
     # --- what the model says
@@ -217,7 +236,7 @@ class History:
     def start_reader(self) -> None:
         """Starts a reader, up to five."""
         if len(self.readers) < 5:
-            self.readers.append(Reader(self.name))
+            self.readers.append(Reader(self.name, os.geteuid() == 0 and self.random.random() < 0.25))
 
     def open(self, reader: Reader) -> None:
         """Opens a version that must be here, or the current one."""
@@ -249,7 +268,7 @@ class History:
 
     def fork(self, reader: Reader) -> None:
         """Lets a reader fork a child that makes no call."""
-        if len(reader.children) < 2:
+        if len(reader.children) < 2 and not reader.has_namespace:  # whose pids mean nothing here
             reader.children[reader.ask("fork")] = reader.reads()
 
     def stop_or_go_on(self) -> None:
@@ -331,7 +350,9 @@ class History:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     def use_arena(self, reader: Reader) -> None:
-        """Puts a key into the arena, and finds all others."""
+        """Puts a key into the arena, and finds all others. An arena has processes of one PID namespace."""
+        if reader.has_namespace:
+            return
         if not reader.has_arena:
             reader.ask("arena")
             reader.has_arena = True
