@@ -2,7 +2,6 @@
 #include "store/keeper/version_rules.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include <fmt/format.h>
@@ -108,8 +107,8 @@ bool VersionRules::is_awaited(const std::string& name) const {
 
 const VersionRecord* VersionRules::current(const std::string& name) const noexcept {
   const auto versions = catalog_.by_shown(name);
-  for (const auto* const version : versions | std::views::reverse) {
-    if (holder_.is_here(version->record.id)) return &version->record;
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
+    if (holder_.is_here((*version)->record.id)) return &(*version)->record;
     if (is_in_grace()) return nullptr;
   }
   return nullptr;
