@@ -69,3 +69,11 @@ def test_doctor_has_80_columns_in_a_pipe():
 def test_help_has_80_columns_in_a_pipe(command):
     lines = [line for line in run("help", command).splitlines() if not line.startswith("  onecopy ")]
     assert longest("\n".join(lines)) <= 80
+
+
+def test_report_watches_until_the_time_is_over(tmp_path):
+    """The time need not be a multiple of the interval: a last sample is taken at its end."""
+    command = [sys.executable, "-m", "onecopy", "report", "--for", "0.4", "--every", "0.3", str(tmp_path / "page.html")]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    watched = re.search(r"watched for ([\d.]+) s", text)
+    assert watched is not None and float(watched[1]) >= 0.4
