@@ -224,6 +224,17 @@ def test_bytes_that_are_no_message_end_the_connection_alone(store, store_place, 
     assert store.publish("a", values(1)) == 1
 
 
+def test_strangers_that_say_nothing_take_no_descriptors_of_the_keeper(store, store_place):
+    strangers = [connection(store_place) for _ in range(300)]
+    assert store.publish("a", values(1)) == 1
+    assert strangers[0].recv(4096) == b""  # more than 256 may not wait
+    held = len(os.listdir(f"/proc/{store.keeper()['worker']}/fd"))
+    assert held < 300
+    assert strangers[299].recv(4096) == b""  # nor may the last one wait for ever
+    for stranger in strangers:
+        stranger.close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_is_refused(monkeypatch):
     place = Path(tempfile.mkdtemp())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -19,6 +20,7 @@ struct Connection {
   UnixSocket socket;
   PacketJoiner joiner;
   const int pid;
+  const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   Stage stage = Stage::stranger;
   Nonce theirs{}, ours{};
   std::optional<WaitForChange> watch;  ///< a question whose answer is pending

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kFirstConnection = 3;
 constexpr std::chrono::minutes kUnused{10};
 constexpr std::chrono::milliseconds kRetry{100};
+constexpr std::chrono::seconds kProof{10};  ///< the max time until a client has proved the secret
+constexpr std::size_t kMaxStrangers = 256;
 
 }  // namespace
 
@@ -58,6 +60,7 @@ Next Worker::run() {
 
 /// Does what is due by now.
 void Worker::tidy_up() {
+  close_strangers();
   try {
     rules_.reclaim_all();
   } catch (const Error& error) {
@@ -70,8 +73,10 @@ void Worker::tidy_up() {
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
   auto next = is_unused() ? last_use_ + kUnused : rules_.next_reclaim();
-  for (const auto& [token, c] : connections_)
+  for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
+    if (c.stage != Connection::Stage::client) next = std::min(next, c.since + kProof);
+  }
   if (next == Clock::time_point::max()) return std::chrono::milliseconds(-1);
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
@@ -109,6 +114,19 @@ void Worker::accept_some() {
     log_info("the store accepts no more clients now: {}", error.what());
     is_starved_ = true;
     poller_.remove(holdings_.listener.fd());
+  }
+}
+
+/// Closes the connections that have not proved the secret in time, and the oldest ones of too many.
+void Worker::close_strangers() {
+  std::vector<std::uint64_t> strangers;
+  for (const auto& [token, c] : connections_)
+    if (c.stage != Connection::Stage::client) strangers.push_back(token);
+  for (std::size_t i = 0; i < strangers.size(); ++i) {
+    const Connection& c = connections_.at(strangers[i]);
+    if (strangers.size() - i <= kMaxStrangers && Clock::now() < c.since + kProof) continue;
+    log_info("the store ends the connection of pid {}, which does not prove that it knows the secret", c.pid);
+    close(strangers[i]);
   }
 }
 

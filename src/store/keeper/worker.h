@@ -38,6 +38,7 @@ class Worker final : private VersionHolder {
   std::chrono::milliseconds patience() const;
   bool is_unused() const noexcept { return connections_.empty() && rules_.is_unused(); }
   void accept_some();
+  void close_strangers();
   void listen_again();
   void serve(std::uint64_t token);
   void close(std::uint64_t token);
