@@ -39,7 +39,7 @@ class Reader:
         self.pid = fork_with_namespace() if has_namespace else os.fork()
         if self.pid == 0:
             ours.close()
-            serve(theirs, name)
+            serve(theirs, name, autostart=not has_namespace)
         theirs.close()
         self.channel = ours.makefile("rw")
         ours.close()
@@ -75,6 +75,7 @@ def fork_with_namespace() -> int:
         ctypes.CDLL(None).unshare(0x20000000)  # CLONE_NEWPID
         pid = os.fork()
         if pid == 0:
+            os.close(writable)
             return 0
         os.write(writable, str(pid).encode())
         os._exit(0)
@@ -84,10 +85,10 @@ def fork_with_namespace() -> int:
         return int(pipe.read())
 
 
-def serve(channel: socket.socket, name: str) -> None:
+def serve(channel: socket.socket, name: str, autostart: bool) -> None:
     """Runs a reader until its channel ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    store = onecopy.store.connect(framework="onecopy")
+    store = onecopy.store.connect(framework="onecopy", autostart=autostart)
     held: dict[int, list[Any]] = {}
     live = arena = None
     stream = channel.makefile("rw")
@@ -337,12 +338,12 @@ class History:
         self.awaited |= self.here
         self.here = set()
         self.published_since = 0
+        self.store.list()  # starts a keeper, whose pids mean something here
         for reader in self.readers:
             if not reader.is_stopped:
                 self.touch(reader)
         if not any(reader.has_arena for reader in self.readers):
             self.keys = []
-        self.store.list()
 
     def replace(self) -> None:
         """Lets another keeper take over."""

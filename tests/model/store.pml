@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The versions of one object of the store while its worker is killed at any step: src/store/keeper. The guard holds the
- * descriptors and starts the next worker, which reads the index. A publisher that was not answered asks again, and a
- * reader comes back to each new worker. tests/model/run checks that each answered version is in the index once and has
- * its memory, that no version is dropped while the reader has it open, and that each mistake is found:
+ * The versions of one object of the store while its worker, or both halves of its keeper, are killed at any step:
+ * src/store/keeper. The guard holds the descriptors and starts the next worker. The index is a file, which outlives both.
+ * A publisher that was not answered asks again. The kernel knows what the reader reads; after the death of both halves
+ * the reader offers it. tests/model/run checks that each answered version is in the index once and has its memory unless
+ * both halves died, that no version is reclaimed while the reader has it open, that what the reader has offered is there
+ * again, that a dropped version never comes back, and that each mistake is found:
  *   -DRECORD_FIRST       a version is recorded before the guard has its descriptors
  *   -DANSWER_FIRST       the publisher is answered before the record is written
  *   -DSTALE_END          a new worker appends where the index ended when the guard was forked
  *   -DNO_TOKEN           a publisher that asks again gets another version
  *   -DFREED_FIRST        a version loses its descriptors before the record of that is written
- *   -DRECLAIM_EARLY      a new worker does not wait for the reader of the one before
+ *   -DRECLAIM_UNASKED    the worker does not ask the kernel who reads
+ *   -DLOCK_LATE          the reader locks the version itself, after it has the answer
+ *   -DINDEX_IN_MEMORY    the index ends with both halves
+ *   -DOFFER_DROPPED      a version is taken back though the index says that it was dropped
  */
 #define VERSIONS 3
 #define KILLS 2
@@ -17,19 +22,23 @@
 byte log[LOG];             /* the versions in the order of their records; 0 behind the last */
 bool held[VERSIONS + 1];   /* the guard has the descriptors */
 bool gone[VERSIONS + 1];   /* there is a record that it was dropped */
-bool own[VERSIONS + 1];    /* published by the worker that runs */
+bool dropped[VERSIONS + 1];  /* it was dropped, whatever the records say */
 byte asked = 0, answered = 0;
-byte reading = 0, known_to = 0;  /* the version that is open, and the worker that knows it */
-byte worker = 0, kills = 0;
+byte reading = 0;          /* the version that is open, and locked */
+byte keeper = 0, known_to = 0;  /* deaths of both halves, and those after which the reader offered */
+byte kills = 0;
 byte at, last;
 bool found;
 
-inline look_for(version)
+inline look_for(version)  /* last becomes the newest version that can be opened */
 {
   at = 0; last = 0; found = false;
   do
   :: log[at] == 0 -> break
-  :: else -> last = log[at]; if :: last == version -> found = true :: else fi; at++
+  :: else ->
+    if :: log[at] == version -> found = true :: else fi;
+    if :: held[log[at]] && !gone[log[at]] -> last = log[at] :: else fi;
+    at++
   od
 }
 
@@ -41,9 +50,11 @@ inline check()
   :: else ->
     look_for(v);
     assert(v > answered || found);
-    assert(!found || held[v] || gone[v]);
+    assert(!found || held[v] || gone[v] || keeper > 0);
+    assert(!dropped[v] || (gone[v] && !held[v]));
     v++
   od;
+  assert(reading == 0 || known_to != keeper || held[reading] || gone[reading]);
   at = 0;
   do
   :: log[at] == 0 || log[at + 1] == 0 -> break
@@ -51,14 +62,29 @@ inline check()
   od
 }
 
+inline lose_all()  /* both halves die */
+{
+  byte l = 0;
+  keeper++;
+  do
+  :: l > VERSIONS -> break
+  :: else -> held[l] = false; l++
+  od;
+#ifdef INDEX_IN_MEMORY
+  l = 0;
+  do
+  :: l == LOG -> break
+  :: else -> log[l] = 0; l++
+  od
+#endif
+}
+
 inline recover()
 {
   byte w = 1;
-  worker++;
   do
   :: w > VERSIONS -> break
   :: else ->
-    own[w] = false;
     look_for(w);
     if :: !found || gone[w] -> held[w] = false :: else fi;  /* its publisher asks again */
     w++
@@ -70,13 +96,21 @@ inline recover()
 #endif
 }
 
-#ifdef RECLAIM_EARLY
-#define HAS_COME_BACK true
-#else  /* a worker knows all readers of its own versions; those of earlier ones need time */
-#define HAS_COME_BACK (own[version] || reading == 0 || known_to == worker)
+inline drop(version)
+{
+#ifdef FREED_FIRST
+  held[version] = false;
+#else
+  gone[version] = true;
 #endif
+}
 
-#define MAY_DIE if :: kills < KILLS -> kills++; goto restart :: true fi
+#define MAY_DIE \
+  if \
+  :: kills < KILLS -> kills++; goto restart \
+  :: kills < KILLS -> kills++; atomic { lose_all() }; goto restart \
+  :: true \
+  fi
 
 active proctype Keeper()
 {
@@ -95,7 +129,7 @@ restart:
 #ifdef NO_TOKEN
     :: true ->
 #else
-    :: is_there
+    :: is_there -> held[version] = !gone[version]
     :: !is_there ->
 #endif
 #ifdef RECORD_FIRST
@@ -107,31 +141,29 @@ restart:
       MAY_DIE;
       log[end] = version;
 #endif
-      own[version] = true;
       end++
     fi;
     MAY_DIE;
     answered = version;
     atomic { check() }
     MAY_DIE
-  :: answered > 1 && !gone[answered - 1] ->
+  :: answered > 1 && !gone[answered - 1] && held[answered - 1] ->  /* reclaim */
     version = answered - 1;
     if
-    :: atomic {
-         (reading != version || known_to != worker) && HAS_COME_BACK ->
-         assert(reading != version);
-#ifdef FREED_FIRST
-         held[version] = false;
+#ifdef RECLAIM_UNASKED
+    :: atomic { true -> assert(reading != version); drop(version) }
 #else
-         gone[version] = true;
+    :: atomic { reading != version -> drop(version) }
 #endif
-       }
        MAY_DIE;
-       gone[version] = true;
-       held[version] = false
-    :: reading == version && known_to == worker
-    :: !HAS_COME_BACK
+       atomic { gone[version] = true; held[version] = false; dropped[version] = true }
+    :: reading == version
     fi
+  :: answered > 0 && !gone[answered] && held[answered] ->  /* delete() */
+    version = answered;
+    drop(version);
+    MAY_DIE;
+    atomic { gone[version] = true; held[version] = false; dropped[version] = true }
   od
 }
 
@@ -146,9 +178,27 @@ active proctype Publisher()
 
 active proctype Reader()
 {
+  byte chosen;
   do
-  :: atomic { answered != 0 && reading == 0 -> look_for(0); reading = last; known_to = worker }
-  :: atomic { reading != 0 && known_to != worker -> known_to = worker }
-  :: atomic { reading != 0 && known_to == worker -> reading = 0 }
+  :: atomic { answered != 0 && reading == 0 -> look_for(0); chosen = last; known_to = keeper;
+#ifndef LOCK_LATE
+       reading = chosen
+#endif
+     }
+#ifdef LOCK_LATE
+     atomic { reading = chosen; assert(chosen == 0 || !gone[chosen] || chosen == answered) }
+#endif
+  :: atomic { reading != 0 && known_to != keeper ->  /* offer */
+       look_for(reading); known_to = keeper;
+       if
+#ifdef OFFER_DROPPED
+       :: found -> held[reading] = true; gone[reading] = false
+#else
+       :: found && !gone[reading] -> held[reading] = true
+#endif
+       :: else
+       fi
+     }
+  :: reading != 0 -> reading = 0
   od
 }
