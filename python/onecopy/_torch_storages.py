@@ -9,16 +9,18 @@ changes, among others.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import _core, _reopen
 from ._holds import held
+from .errors import Unsupported
 
-__all__ = ["exchange_code", "is_done", "keep_in_place", "reduce_storage"]
+__all__ = ["exchange_code", "is_done", "keep_in_place", "own_function", "reduce_storage"]
 
 
 class _Originals:
@@ -49,12 +51,39 @@ def keep_in_place() -> None:
     storage = torch.UntypedStorage
     _originals.is_shared, storage.is_shared = storage.is_shared, _is_shared
     _originals.share_memory_, storage.share_memory_ = storage.share_memory_, _share_memory_
-    _originals.reduce_storage = exchange_code(torch.multiprocessing.reductions.reduce_storage, _reduce_storage)
+    reducer = own_function(torch.multiprocessing.reductions, "reduce_storage")
+    _originals.reduce_storage = exchange_code(reducer, _reduce_storage)
 
 
 def is_done() -> bool:
     """Returns whether keep_in_place() has changed torch."""
     return _done
+
+
+def own_function(module: types.ModuleType, name: str) -> types.FunctionType:
+    """Returns the function that a module defines by this name.
+
+    A library may have put a wrapper in its place. The wrapper holds the function somewhere, and calls it.
+
+    Raises:
+        onecopy.Unsupported: the function does not exist any more, since other code has replaced it.
+    """
+    public = getattr(module, name, None)
+    candidates = [public] if _is_defined_by(module, name, public) else gc.get_objects()
+    for candidate in candidates:
+        if _is_defined_by(module, name, candidate):
+            return candidate
+    raise Unsupported(f"other code has replaced {module.__name__}.{name}")
+
+
+def _is_defined_by(module: types.ModuleType, name: str, value: Any) -> TypeGuard[types.FunctionType]:
+    # functools.wraps() gives a wrapper the name and the module of what it wraps, but not its globals.
+    return (
+        type(value) is types.FunctionType
+        and value.__globals__ is vars(module)
+        and value.__module__ == module.__name__
+        and value.__qualname__.lstrip("_") == name.lstrip("_")
+    )
 
 
 def exchange_code(function: types.FunctionType, ours: Callable[..., Any]) -> types.FunctionType:
@@ -69,6 +98,7 @@ def exchange_code(function: types.FunctionType, ours: Callable[..., Any]) -> typ
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     old.__kwdefaults__ = function.__kwdefaults__
+    old.__module__ = __name__  # own_function() does not take the copy for torch's
     function.__code__ = ours.__code__
     return old
 

@@ -329,6 +329,96 @@ def test_whoever_imported_reduce_tensor_before_or_after_gets_ours(run_python):
     assert run_python(EARLY_AND_LATE) == "ok\n"
 
 
+WRAPPED = """
+import functools, types
+import torch
+import torch.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+from torch.multiprocessing import reductions
+
+calls = []
+
+def by_closure(function):
+    @functools.wraps(function)
+    def wrapper(*arguments, **named):
+        calls.append(function.__name__)
+        return function(*arguments, **named)
+    return wrapper
+
+class ByObject:
+    def __init__(self, function):
+        self.function = function
+    def __call__(self, *arguments, **named):
+        calls.append(self.function.__name__)
+        return self.function(*arguments, **named)
+
+def by_module(function):
+    name = function.__name__
+    space = dict(calls=calls, original=function)
+    exec(f"def {{name}}(*a, **n):\\n    calls.append('{{name}}')\\n    return original(*a, **n)", space)
+    return space[name]
+
+first = torch.ones(3)
+{early}
+names = [name for name in vars(reductions) if name.lstrip("_").startswith(("reduce_", "rebuild_"))]
+names = [name for name in names if isinstance(vars(reductions)[name], types.FunctionType)]
+originals = {{name: vars(reductions)[name] for name in names}}
+codes = {{name: function.__code__ for name, function in originals.items()}}
+for name, function in originals.items():
+    setattr(reductions, name, {wrap}(function))
+torch.multiprocessing.set_sharing_strategy = {wrap}(torch.multiprocessing.set_sharing_strategy)
+wrappers = {{name: vars(reductions)[name] for name in names}}
+
+import onecopy.multiprocessing as mp
+assert mp.installed()
+rebuild, arguments = reductions.reduce_tensor(torch.ones(3))
+assert calls == ["reduce_tensor"], calls
+assert rebuild.__module__ == "onecopy.multiprocessing.reductions", rebuild
+assert rebuild(*arguments).tolist() == [1, 1, 1]
+assert reductions.rebuild_tensor(*originals["reduce_tensor"](torch.ones(2))[1]).tolist() == [1, 1]
+assert calls == ["reduce_tensor", "rebuild_tensor"], calls
+torch.multiprocessing.set_sharing_strategy("file_system")
+assert calls[2:] == ["set_sharing_strategy"] and mp.get_sharing_strategy() == "file_system"
+assert {{name: vars(reductions)[name] for name in names}} == wrappers
+mp.uninstall()
+{late}
+mp.install()
+mp.uninstall()
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["not shared", "shared before"])
+@pytest.mark.parametrize("wrap", ["by_closure", "by_module", "ByObject"])
+def test_a_wrapper_that_was_there_before_the_import_keeps_working(run_python, wrap, early):
+    """Also one that was put there after the first shared tensor had changed torch."""
+    parts = {"early": "import onecopy; onecopy.share(first)" if early else "", "late": ""}
+    if not early:
+        parts["late"] = "assert codes == {name: function.__code__ for name, function in originals.items()}"
+    assert run_python(WRAPPED.format(wrap=wrap, **parts)) == "ok\n"
+
+
+REPLACED = """
+import torch.multiprocessing
+from torch.multiprocessing import reductions
+def ours():
+    return 7
+reductions.rebuild_cuda_tensor = ours
+code = ours.__code__
+import onecopy.multiprocessing as mp
+assert mp.installed() and reductions.rebuild_cuda_tensor() == 7 and ours.__code__ is code
+print("ok")
+"""
+
+
+def test_a_function_that_another_library_replaced_whole_is_left_alone(run_python):
+    said = (
+        "other code has replaced torch.multiprocessing.reductions.rebuild_cuda_tensor: "
+        "no program can call it with onecopy's arguments either\n"
+    )
+    assert run_python(REPLACED, stderr=said) == "ok\n"
+
+
 UNINSTALLED = """
 import pickle
 from multiprocessing.reduction import ForkingPickler

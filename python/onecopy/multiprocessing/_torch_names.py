@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from .._torch_storages import own_function
 from ..errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "exports",
     "neg_view",
     "of_reductions",
+    "own_of_reductions",
     "sparse_coo_parts",
     "typed_storage",
     "untyped_storage",
@@ -76,6 +78,18 @@ def of_reductions(name: str) -> Any:
     if found is None:
         raise Unsupported(_absence(f"torch.multiprocessing.reductions.{name}"))
     return found
+
+
+def own_of_reductions(name: str) -> Any:
+    """Returns the function of ``torch.multiprocessing.reductions`` that torch itself has defined.
+
+    Raises:
+        Unsupported: this torch has no such function, or other code has replaced the function.
+    """
+    from torch.multiprocessing import reductions
+
+    of_reductions(name)
+    return own_function(reductions, name)
 
 
 def exports(module: str, names: Iterable[str]) -> dict[str, Any]:

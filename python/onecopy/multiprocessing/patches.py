@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from .. import _core, _torch_storages
-from .._torch_storages import exchange_code
+from .._torch_storages import exchange_code, own_function
 from ..errors import Unsupported
 from . import _state, _torch_names, reductions
 from ._state import disabled, has_torch, installed, originals
@@ -145,7 +145,7 @@ def _patch_torch() -> None:
     _replace_reductions()
     _patch_storage(torch.UntypedStorage)
     _patch_loader(torch.Tensor)
-    originals.set_sharing_strategy = _replace(torch_mp.set_sharing_strategy, _set_sharing_strategy)
+    originals.set_sharing_strategy = _replace(own_function(torch_mp, "set_sharing_strategy"), _set_sharing_strategy)
     _follow(torch_mp.get_sharing_strategy())
 
 
@@ -169,7 +169,7 @@ def _replace_reductions() -> None:
 
 def _replace_reduction(name: str, otherwise: str) -> None:
     try:
-        function = _torch_names.of_reductions(name)
+        function = _torch_names.own_of_reductions(name)
     except Unsupported as error:
         logging.getLogger("onecopy").warning("%s: %s", error, otherwise)
         return
