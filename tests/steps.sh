@@ -205,7 +205,7 @@ run_step() {  # run_step <word of ./dev test>
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
     *) wait ;;&  # others use the same .venv
     programs | soak) "$1_steps" ;;
-    old-torch | rpc-torch | rpc-hosts | ray | plugs | vllm) nox_step "$1" ;;
+    old-torch | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
   esac

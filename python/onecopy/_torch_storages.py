@@ -68,15 +68,16 @@ def own_function(module: types.ModuleType, name: str) -> types.FunctionType:
     Raises:
         onecopy.Unsupported: the function does not exist any more, since other code has replaced it.
     """
-    public = getattr(module, name, None)
-    candidates = [public] if _is_defined_by(module, name, public) else gc.get_objects()
-    for candidate in candidates:
-        if _is_defined_by(module, name, candidate):
+    public: object = getattr(module, name, None)
+    if _is_defined_by(public, module, name):
+        return public
+    for candidate in gc.get_objects():
+        if _is_defined_by(candidate, module, name):
             return candidate
     raise Unsupported(f"other code has replaced {module.__name__}.{name}")
 
 
-def _is_defined_by(module: types.ModuleType, name: str, value: Any) -> TypeGuard[types.FunctionType]:
+def _is_defined_by(value: object, module: types.ModuleType, name: str) -> TypeGuard[types.FunctionType]:
     # functools.wraps() gives a wrapper the name and the module of what it wraps, but not its globals.
     return (
         type(value) is types.FunctionType
