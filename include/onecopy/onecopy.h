@@ -14,6 +14,7 @@
 #include "onecopy/memory/copy.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
+#include "onecopy/rpc/value_message.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/load.h"
 #include "onecopy/share/object.h"

@@ -32,6 +32,8 @@ const char* advice(int error) noexcept {
 Error::Error(ErrorCode code, const std::string& message, int vendor_code, ErrorDomain domain)
     : std::runtime_error(message), code_(code), domain_(domain), vendor_code_(vendor_code) {}
 
+Error::~Error() = default;
+
 const char* name(ErrorCode code) noexcept {
   switch (code) {
     case ErrorCode::invalid_argument: return "invalid_argument";

@@ -14,6 +14,7 @@ Tensor::Tensor(BlockRef block, void* data, Layout layout, Device device, Access 
     : block_(std::move(block)), data_(data), layout_(std::move(layout)), device_(device), access_(access) {}
 
 Tensor Tensor::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
+  check_not_empty();
   if (dim >= layout_.ndim())
     throw Error(ErrorCode::invalid_argument, fmt::format("cannot slice dimension {} of {}: it has {}", dim,
                                                          layout_.str(), layout_.ndim()));
@@ -34,11 +35,31 @@ Tensor Tensor::slice(std::size_t dim, std::int64_t begin, std::int64_t end) cons
 }
 
 Tensor Tensor::with_layout(Layout layout, std::size_t offset_bytes) const {
+  check_not_empty();
   const std::size_t reach = layout_.extent_bytes();
   if (offset_bytes > reach || layout.extent_bytes() > reach - offset_bytes)
     throw Error(ErrorCode::invalid_argument, fmt::format("{} at byte {} reaches past the {} bytes of {}",
                                                          layout.str(), offset_bytes, reach, layout_.str()));
   return Tensor(block_, static_cast<std::byte*>(data_) + offset_bytes, std::move(layout), device_, access_);
+}
+
+TensorView Tensor::view() const {
+  check_not_empty();
+  return {data_, layout_, device_, access_};
+}
+
+void Tensor::check_not_empty() const {
+  if (!block_)
+    throw Error(ErrorCode::invalid_argument,
+                "this tensor is empty: it was moved from, released, or never given memory");
+}
+
+void Tensor::refuse_as(std::size_t bytes) const {
+  check_not_empty();
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} does not have elements of this C++ type of {} bytes: use the type of its "
+                          "dtype, or static_cast<T*>(tensor.data()) to read its bytes as others",
+                          layout_.str(), bytes));
 }
 
 void Tensor::release() noexcept { *this = Tensor(); }

@@ -10,8 +10,9 @@
 namespace onecopy::rpc {
 namespace {
 
-constexpr std::array<const char*, 11> kNames{"None",  "a bool", "an int",  "a float", "a complex", "a str",
-                                             "bytes", "a list", "a tuple", "a dict",  "a tensor"};
+constexpr std::array<const char*, 12> kNames{
+    "None",  "a bool", "an int",  "a float", "a complex", "a str",
+    "bytes", "a list", "a tuple", "a dict",  "a tensor",  "a value that only Python understands"};
 
 }  // namespace
 
@@ -41,6 +42,12 @@ Value Value::dict(Dict items) {
   return value;
 }
 
+Value Value::foreign(Foreign foreign) {
+  Value value;
+  value.value_ = std::make_shared<const Foreign>(std::move(foreign));
+  return value;
+}
+
 template <class T>
 const T& Value::get(const char* wanted) const {
   if (const T* const found = std::get_if<T>(&value_)) return *found;
@@ -67,6 +74,10 @@ const Value::List& Value::as_list() const {
 }
 
 const Value::Dict& Value::as_dict() const { return *get<Shared<Dict>>("a dict"); }
+
+const Value::Foreign& Value::as_foreign() const {
+  return *get<Shared<Foreign>>("a value that only Python understands");
+}
 
 const Tensor& Value::as_tensor() const { return get<Tensor>("a tensor"); }
 

@@ -24,7 +24,8 @@ bool is_container(Value::Kind kind) noexcept {
 /// A walk over one value, which recognises objects by their addresses.
 class ValueWalk {
  public:
-  explicit ValueWalk(Message& message) : message_(message), out_(message.data) {}
+  ValueWalk(Message& message, std::uint8_t tensor_flags)
+      : message_(message), out_(message.data), tensor_flags_(tensor_flags) {}
 
   void write(const Value& value, int depth);
 
@@ -40,6 +41,7 @@ class ValueWalk {
 
   Message& message_;
   value::Writer out_;
+  const std::uint8_t tensor_flags_;
   std::map<const void*, std::uint32_t> seen_;
   std::uint32_t numbered_ = 0;
 };
@@ -66,6 +68,10 @@ void ValueWalk::write(const Value& value, int depth) {
       return write_items(value.as_list(), depth);
     case Kind::dict: return write_dict(value.as_dict(), depth);
     case Kind::tensor: return write_tensor(value.as_tensor());
+    case Kind::foreign:
+      throw Error(
+          ErrorCode::invalid_argument,
+          "a value that only Python understands can be sent by itself only: call to_message() with it");
   }
 }
 
@@ -87,11 +93,11 @@ void ValueWalk::write_dict(const Value::Dict& dict, int depth) {
   }
 }
 
-/// Writes a tensor, which the callee gets as a torch tensor on the caller's memory.
+/// Writes a tensor, which the receiver gets on the sender's memory.
 void ValueWalk::write_tensor(const Tensor& tensor) {
   message_.tensors.push_back(tensor);
   ++numbered_;
-  out_.tensor(value::kTorchTensor);
+  out_.tensor(tensor_flags_);
 }
 
 /// Gives the object a number. If the object has been written before, writes a reference to it and returns true.
@@ -111,7 +117,8 @@ class ValueSink {
  public:
   using Object = Value;
 
-  explicit ValueSink(std::span<const Tensor> tensors) : tensors_(tensors) {}
+  ValueSink(std::span<const Tensor> tensors, std::uint8_t tensor_flags)
+      : tensors_(tensors), tensor_flags_(tensor_flags) {}
 
   Value none() { return {}; }
   Value boolean(bool truth) { return truth; }
@@ -127,7 +134,7 @@ class ValueSink {
   Value bytes(ByteSpan bytes) { return Value::bytes({bytes.begin(), bytes.end()}); }
 
   Value tensor(std::size_t index, std::uint8_t flags) {
-    if ((flags & ~value::kHarmlessFlags) != 0)
+    if ((flags & ~tensor_flags_) != 0)
       refuse_kind("a tensor that is conjugate or negative by a flag, or a numpy array");
     return tensors_[index];
   }
@@ -172,18 +179,19 @@ class ValueSink {
   }
 
   std::span<const Tensor> tensors_;
+  const std::uint8_t tensor_flags_;
 };
 
 }  // namespace
 
-void encode_value(const Value& value, Message& message) {
-  ValueWalk(message).write(value, 0);
+void encode_value(const Value& value, Message& message, std::uint8_t tensor_flags) {
+  ValueWalk(message, tensor_flags).write(value, 0);
   if (message.data.size() > std::numeric_limits<std::uint32_t>::max())
     throw Error(ErrorCode::invalid_argument, "a value of 4 GiB and more cannot be sent: send tensors");
 }
 
-Value decode_value(ByteSpan data, std::span<const Tensor> tensors) {
-  ValueSink sink(tensors);
+Value decode_value(ByteSpan data, std::span<const Tensor> tensors, std::uint8_t tensor_flags) {
+  ValueSink sink(tensors, tensor_flags);
   return value::Reader(data, tensors.size(), sink).read_all();
 }
 

@@ -45,8 +45,19 @@ inline constexpr std::size_t kMaxShortText = 31;
 inline constexpr std::size_t kMaxShortTuple = 15;
 inline constexpr std::size_t kMaxShortItems = 7;  ///< the max number of items of a short list or dict
 
-/// The flags of a tensor: bit 0 says that it is a torch tensor; the bits below do not change its elements.
+/// The flags of a tensor: bit 0 says that it is a torch tensor; the harmless bits do not change its elements.
 inline constexpr std::uint8_t kTorchTensor = 1;
 inline constexpr std::uint8_t kHarmlessFlags = 7;
+inline constexpr std::uint8_t kNumpyArray = 32;
+
+/// The low bits of the tag of a queue's message of the kind `python`.
+enum Form : std::uint32_t {
+  kTensorForm = 1,  ///< one tensor; its flags are in the upper 24 bits
+  kValuesForm = 2,
+  kPickleForm = 3,
+};
+inline constexpr std::uint32_t kFormMask = 0x7f;
+inline constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
+inline constexpr int kFlagsShift = 8;
 
 }  // namespace onecopy::value

@@ -8,15 +8,17 @@
 #include <string>
 
 #include "onecopy/channel/pipe.h"
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// A server that waits at an address for processes of this host and opens a pipe with each one that knows the key. An
 /// address is "unix:/path", "unix:@name" or "tcp:127.0.0.1:port" (port 0 picks a free port). Both sides prove that they
 /// know the key; the key is never sent.
 ///
-/// Thread safety: one thread at a time. Move-only.
+/// Thread safety: one thread at a time. Move-only; the members of a Listener that was moved from throw closed.
 class Listener {
  public:
   /// Starts to listen. Throws invalid_argument for any other form of address and for an empty key, system if the
@@ -27,7 +29,7 @@ class Listener {
   ~Listener();
 
   /// Returns the address to connect to. A port of 0 is replaced by the port that was picked.
-  const std::string& address() const noexcept;
+  const std::string& address() const;
   /// Waits for the next client that knows the key. Clients without the key, and on Unix sockets clients of other users,
   /// are refused and counted; a slow client does not delay others. The listener keeps at most 64 clients that have not
   /// proved the key yet (fewer if a third of the process's descriptor limit is less) and drops the oldest beyond that.
@@ -40,16 +42,17 @@ class Listener {
   int ready_fd() const;
   /// Returns the number of clients refused so far. The first refusal is logged as a warning. Any thread may call this
   /// member.
-  std::uint64_t refused() const noexcept;
+  std::uint64_t refused() const;
 
  private:
   struct State;
   explicit Listener(std::unique_ptr<State> state) noexcept;
+  State& state() const;
   std::unique_ptr<State> state_;
 };
 
 /// A connection attempt to a listener, for programs that do other work while they connect. connect() is the blocking
-/// form. Thread safety: one thread at a time. Move-only.
+/// form. Thread safety: one thread at a time. Move-only; try_finish() throws closed after a move.
 class ConnectionAttempt {
  public:
   /// Starts to connect. Throws invalid_argument for an empty key.
@@ -74,3 +77,4 @@ Pipe connect(const std::string& address, ByteSpan key,
              std::chrono::milliseconds timeout = std::chrono::seconds(10));
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The layer that a message belongs to, which reads the message's tag and data.
@@ -13,3 +16,4 @@ enum class MessageKind : std::uint8_t {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -10,13 +10,16 @@
 #include <utility>
 
 #include "onecopy/channel/queue.h"
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/device/stream.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// A handle of one end of a pipe, to which another process connects. A handle made by Pipe::handle() keeps that end
-/// open while the handle lives; its bytes or text do not. Thread safety: as a value; move-only.
+/// open while the handle lives; its bytes or text do not. Thread safety: as a value; move-only, and the members of a
+/// PipeHandle that was moved from throw closed.
 class PipeHandle {
  public:
   PipeHandle(PipeHandle&&) noexcept;
@@ -34,6 +37,7 @@ class PipeHandle {
   friend class Pipe;
   struct Parts;
   explicit PipeHandle(std::unique_ptr<Parts> parts) noexcept;
+  const Parts& parts() const;
   std::unique_ptr<Parts> parts_;
 };
 
@@ -44,13 +48,16 @@ class PipeHandle {
 /// killed. recv() still delivers the messages sent before and then throws closed. send() throws closed as well, though
 /// a few messages may be accepted before the death is noticed.
 ///
-/// Thread safety: all members may be called concurrently, except moving and close(). Move-only.
+/// Thread safety: all members may be called concurrently, except moving and close(). Move-only; the members of a Pipe
+/// that was moved from throw closed.
 class Pipe {
  public:
   /// Creates a pipe and returns both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static std::pair<Pipe, Pipe> create();
-  /// Opens the end that the handle names. Throws what open() throws.
-  static Pipe connect(const PipeHandle& handle);
+  /// Opens the end that the handle names. Throws what open() throws; `timeout` limits the time to wait for a stopped
+  /// process, as OpenOptions::timeout does.
+  static Pipe connect(const PipeHandle& handle,
+                      std::chrono::nanoseconds timeout = std::chrono::seconds(10));
   /// Returns a handle with which another process opens this end, in addition to this process or in its place.
   PipeHandle handle() const;
 
@@ -58,8 +65,9 @@ class Pipe {
   Pipe& operator=(Pipe&&) noexcept;
   ~Pipe();
 
-  /// Sends a message. Throws closed, out_of_memory, and invalid_argument for memory of other libraries. `stream` means
-  /// what it means in Queue::put().
+  /// Sends a message, and does not wait for the receiver. Throws closed, out_of_memory, invalid_argument for memory of
+  /// other libraries, and timeout after ten seconds if a process that must be asked is stopped. `stream` means what it
+  /// means in Queue::put().
   void send(const Tensor& tensor, Stream stream = {});
   void send(const Message& message, Stream stream = {});
   /// Waits for a message, without a limit even if a stopped process blocks the pipe. Throws closed, and what
@@ -70,6 +78,7 @@ class Pipe {
   std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// Receives a message that was sent as one tensor. See Queue::get_tensor().
   Tensor recv_tensor(Stream stream = {});
+  std::optional<Tensor> try_recv_tensor(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// Returns whether recv() would return or throw without waiting.
   bool poll(std::chrono::nanoseconds timeout = {});
   /// Returns the number of messages that were sent to this end and not yet received. Other processes may change it at
@@ -93,3 +102,4 @@ class Pipe {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -8,20 +8,24 @@
 #include <vector>
 
 #include "onecopy/channel/message_kind.h"
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 
 namespace onecopy {
-
 class Channel;
+}  // namespace onecopy
+
+ONECOPY_API_BEGIN
+namespace onecopy {
 
 /// A message of a queue: bytes, and tensors that are passed without a copy.
 struct Message {
   std::uint32_t tag = 0;  ///< a number of the program's own
-  Bytes data;
-  std::vector<Tensor> tensors;
+  Bytes data{};
+  std::vector<Tensor> tensors{};
   MessageKind kind = MessageKind::user;
   /// The card of the receiver into which a call to another host may write each tensor. -1, or no entry, stands for
   /// the host's memory. Queues do not use these numbers.
@@ -39,11 +43,18 @@ struct QueueOptions {
   /// Allows waits to poll for a few microseconds before they sleep, if every process that has opened the queue can have
   /// a processor of its own. Set to false if more threads are at work than there are processors.
   bool may_spin = true;
+  /// Ends the queue with its producers: once none is left, gets return the remaining messages and then throw closed,
+  /// and ready_fd() becomes readable. A process is a producer from its first put() or prepare_put() until it exits, is
+  /// killed, or destroys its last Queue object of the queue; a forked child is one from its own first put. Gets notice
+  /// within about a tenth of a second. Costs a system call at a producer's first put, and ten a second while a
+  /// consumer waits.
+  bool ends_with_producers = false;
 };
 
 /// A queue of messages, in order, from any number of producers to any number of consumers in any processes. Tensors are
 /// passed, not copied: producer and consumer use the same memory. A message is delivered even if its producer has
-/// exited or was killed, and the death of a process does not damage the queue. For a tensor to be delivered, one of
+/// exited or was killed, and the death of a process does not damage the queue: other producers may put more, so a get
+/// waits on, unless the queue has QueueOptions::ends_with_producers. For a tensor to be delivered, one of
 /// three processes must live until it is received: its owner, its producer, or the creator of the queue. Memory of
 /// cudaMalloc and of Ascend ends with the process that allocated it, so a tensor there needs its owner.
 ///
@@ -52,19 +63,22 @@ struct QueueOptions {
 /// written the tensors. The message is lost; the queue stays usable.
 ///
 /// Thread safety: all members may be called concurrently, except moving. A forked child may use the queue it inherited.
-/// Move-only. Destroying the object leaves the queue, once this process's streams have written the tensors it has put.
+/// Move-only; the members of a Queue that was moved from throw closed. Destroying the object leaves the queue, once this
+/// process's streams have written the tensors it has put.
 class Queue {
  public:
   /// Creates a queue. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Queue create(const QueueOptions& options = {});
-  /// Opens the queue that the handle names. Throws what open() throws, and bad_handle for a handle of anything else.
-  static Queue connect(const Handle& handle);
+  /// Opens the queue that the handle names. Throws what open() throws, and bad_handle for a handle of anything else;
+  /// `timeout` limits the time to wait for a stopped process, as OpenOptions::timeout does.
+  static Queue connect(const Handle& handle, std::chrono::nanoseconds timeout = std::chrono::seconds(10));
   /// Returns a handle with which another process opens the queue. The handle is valid while any process has it open.
   Handle handle() const;
 
   Queue(Queue&& other) noexcept : channel_(std::exchange(other.channel_, nullptr)) {}
   Queue& operator=(Queue&& other) noexcept {
-    std::swap(channel_, other.channel_);
+    Queue last(std::move(other));
+    std::swap(channel_, last.channel_);
     return *this;
   }
   ~Queue();
@@ -132,11 +146,11 @@ class Queue {
   bool empty() const { return size() == 0; }
   std::uint64_t maxsize() const;
   /// Returns a descriptor for select, poll and epoll. The descriptor is readable while a get would not wait: while the
-  /// queue holds messages or is closed. The descriptor becomes readable at most 100 ms after a message arrives and may
-  /// stay readable a little longer, so call try_get() once select returns. The descriptor stays open and the same while
-  /// this process has the queue open; a forked child gets another one when it asks. The caller must not read from or
-  /// close the descriptor. The first call starts a thread that sleeps on the queue. Throws out_of_descriptors,
-  /// out_of_memory.
+  /// queue holds messages or is closed. A message makes it readable, usually within a tenth of a
+  /// millisecond and always within 100 ms. The descriptor may stay readable a little longer, so call try_get() once
+  /// select returns. The descriptor stays open and the same while this process has the queue open; a forked child gets
+  /// another one when it asks. The caller must not read from or close the descriptor. The first call starts a thread
+  /// that sleeps on the queue. Throws out_of_descriptors, out_of_memory.
   int ready_fd() const;
   /// Closes the queue for all processes: puts fail, and gets return the remaining messages. Throws timeout if a stopped
   /// process holds the queue's lock; the queue stays open then.
@@ -145,8 +159,10 @@ class Queue {
 
  private:
   explicit Queue(Channel& channel) noexcept : channel_(&channel) {}
+  Channel& channel() const;
 
   Channel* channel_;  ///< reference-counted: see Channel::leave
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

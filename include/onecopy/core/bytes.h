@@ -9,6 +9,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 static_assert(std::endian::native == std::endian::little, "onecopy's formats are little endian");
@@ -37,3 +40,4 @@ void write_value(std::byte* at, const T& value) noexcept {
 std::uint32_t crc32c(ByteSpan bytes, std::uint32_t seed = 0) noexcept;
 
 }  // namespace onecopy
+ONECOPY_API_END

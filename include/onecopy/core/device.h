@@ -7,6 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The kinds of device. The numbers are part of handles.
@@ -24,7 +27,7 @@ struct Device {
   auto operator<=>(const Device&) const = default;
 };
 
-inline constexpr Device kCpu{};
+ONECOPY_CONSTANT Device kCpu{};
 
 /// The name of a device that is the same in every process of the host. All bytes are zero for the CPU.
 struct Uuid {
@@ -38,3 +41,4 @@ struct Uuid {
 std::string_view name(DeviceType type) noexcept;
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -5,6 +5,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The kind of failure, as far as a caller can react to it.
@@ -40,6 +43,9 @@ class Error : public std::runtime_error {
  public:
   explicit Error(ErrorCode code, const std::string& message, int vendor_code = 0,
                  ErrorDomain domain = ErrorDomain::none);
+  Error(const Error&) = default;
+  Error& operator=(const Error&) = default;
+  ~Error() override;  ///< its definition says where the class's type information is: in the library alone
 
   ErrorCode code() const noexcept { return code_; }
   /// Returns the errno, CUresult or aclError behind this error, or 0 if there is none.
@@ -64,3 +70,4 @@ bool is_shortage(ErrorCode code) noexcept;
 [[noreturn]] void throw_errno(const std::string& what, int error, ErrorCode otherwise = ErrorCode::system);
 
 }  // namespace onecopy
+ONECOPY_API_END

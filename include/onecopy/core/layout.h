@@ -8,11 +8,13 @@
 #include <span>
 #include <string>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/dtype.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
-inline constexpr std::size_t kMaxDims = 64;
+ONECOPY_CONSTANT std::size_t kMaxDims = 64;
 
 /// The element type, shape and strides (in elements) of a strided array, without its memory. Copying is cheap up to
 /// three dimensions, which need no allocation.
@@ -99,3 +101,4 @@ class Layout {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/device.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The way in which a segment's memory was allocated, which determines how it is opened. The numbers are part of
@@ -25,3 +27,4 @@ bool is_weak(SegmentKind kind) noexcept;
 DeviceType device_type(SegmentKind kind) noexcept;
 
 }  // namespace onecopy
+ONECOPY_API_END

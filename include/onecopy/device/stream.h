@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// A stream of a device, by the vendor's own handle. Null is the device's default stream.
@@ -9,3 +12,4 @@ struct Stream {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/device.h"
 
 namespace onecopy {
@@ -17,8 +18,12 @@ class Reservation;
 }  // namespace onecopy
 
 namespace onecopy::graph {
-
 class Page;
+}  // namespace onecopy::graph
+
+ONECOPY_API_BEGIN
+namespace onecopy::graph {
+
 class Window;
 
 /// The options of Arena::make().
@@ -166,3 +171,4 @@ class Window {
 };
 
 }  // namespace onecopy::graph
+ONECOPY_API_END

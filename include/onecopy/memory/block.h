@@ -5,6 +5,9 @@
 #include <span>
 #include <utility>
 
+#include "onecopy/core/api.h"
+
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The place of a block, in coordinates that all processes share.
@@ -73,3 +76,4 @@ class BlockRef {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

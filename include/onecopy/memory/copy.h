@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/tensor_view.h"
 #include "onecopy/device/stream.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 // Thread safety: both functions may be called concurrently for different targets.
@@ -18,3 +20,4 @@ void copy_into(const TensorView& from, const TensorView& to);
 void copy_into(const TensorView& from, const TensorView& to, Stream stream);
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/device.h"
 #include "onecopy/memory/tensor.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 // The C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in capsules. Their
@@ -57,13 +59,13 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 
-inline constexpr std::int32_t kDLCpu = 1;
-inline constexpr std::int32_t kDLCuda = 2;
-inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned memory, which is host memory all the same
-inline constexpr std::int32_t kDLCudaManaged = 13;  ///< migrates between the host and devices
-inline constexpr std::int32_t kDLExtDev =
+ONECOPY_CONSTANT std::int32_t kDLCpu = 1;
+ONECOPY_CONSTANT std::int32_t kDLCuda = 2;
+ONECOPY_CONSTANT std::int32_t kDLCudaHost = 3;      ///< pinned memory, which is host memory all the same
+ONECOPY_CONSTANT std::int32_t kDLCudaManaged = 13;  ///< migrates between the host and devices
+ONECOPY_CONSTANT std::int32_t kDLExtDev =
     12;  ///< torch_npu's number for its devices; DLPack has none for them
-inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
+ONECOPY_CONSTANT std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 
 // Thread safety: all functions may be called concurrently. No function waits for a device: the caller orders the work
 // of its streams on the memory.
@@ -87,3 +89,4 @@ Tensor from_dlpack(DLManagedTensorVersioned* managed);
 Tensor from_dlpack(DLManagedTensor* managed);
 
 }  // namespace onecopy
+ONECOPY_API_END

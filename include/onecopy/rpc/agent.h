@@ -14,10 +14,12 @@
 #include <string_view>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/rpc/value.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy::rpc {
 
 /// The arguments or the result of a call: bytes, and tensors that are not copied. A tensor is lent: caller and callee
@@ -132,3 +134,4 @@ class Agent {
 };
 
 }  // namespace onecopy::rpc
+ONECOPY_API_END

@@ -11,12 +11,14 @@
 #include <variant>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy::rpc {
 
-/// A plain value of Python, for calls between programs in C++ and in Python. Copies are cheap because they share their
+/// A plain value of Python, for calls and messages between programs in C++ and in Python. Copies are cheap because they share their
 /// parts, which never change. Thread safety: as a value.
 class Value {
  public:
@@ -31,10 +33,17 @@ class Value {
     list,
     tuple,
     dict,
-    tensor
+    tensor,
+    foreign
   };
   using List = std::vector<Value>;
   using Dict = std::vector<std::pair<Value, Value>>;  ///< in the order in which the keys were added
+  /// A value that only Python understands, as named bytes, for passing on: to_message() sends it unchanged.
+  struct Foreign {
+    std::string format;  ///< the name of the bytes' format: "pickle"
+    Bytes data;
+    std::vector<Tensor> tensors;  ///< tensors in the value, which lie beside its bytes
+  };
 
   Value() = default;
   Value(std::same_as<bool> auto truth) : value_(truth) {}
@@ -50,6 +59,7 @@ class Value {
   static Value list(List items);
   static Value tuple(List items);
   static Value dict(Dict items);
+  static Value foreign(Foreign foreign);
 
   Kind kind() const noexcept { return static_cast<Kind>(value_.index()); }
 
@@ -63,6 +73,7 @@ class Value {
   const List& as_list() const;  ///< accepts a tuple as well
   const Dict& as_dict() const;
   const Tensor& as_tensor() const;
+  const Foreign& as_foreign() const;
 
  private:
   template <class T>
@@ -75,7 +86,7 @@ class Value {
   const T& get(const char* wanted) const;
 
   std::variant<std::monostate, bool, std::int64_t, double, std::complex<double>, Shared<std::string>,
-               Shared<Bytes>, Shared<List>, Shared<TupleItems>, Shared<Dict>, Tensor>
+               Shared<Bytes>, Shared<List>, Shared<TupleItems>, Shared<Dict>, Tensor, Shared<Foreign>>
       value_;
 };
 
@@ -83,3 +94,4 @@ class Value {
 const char* name(Value::Kind kind) noexcept;
 
 }  // namespace onecopy::rpc
+ONECOPY_API_END

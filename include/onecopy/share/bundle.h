@@ -10,11 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 #include "onecopy/share/share.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 using NamedTensor = std::pair<std::string, Tensor>;
@@ -22,12 +24,13 @@ using NamedTensor = std::pair<std::string, Tensor>;
 /// Returns one handle for many tensors, e.g. a state_dict. The bundle's table lives in a shared block that keeps the
 /// tensors alive while any process holds it. `structure` is any data of the caller and comes back unchanged. With a
 /// stream, shares in the order of the stream, as share() does: tensors of one device or, with the default stream, of
-/// several. Throws invalid_argument for several devices with another stream.
+/// several. Throws invalid_argument for several devices with another stream, and for an empty name or two equal names.
 Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {},
                     std::optional<Stream> stream = {});
 
 /// A bundle that was opened: a table whose rows are read one at a time. A tensor keeps only its own block alive, the
-/// Bundle keeps all blocks alive. Thread safety: const members may be called concurrently. Move-only.
+/// Bundle keeps all blocks alive. Thread safety: const members may be called concurrently. Move-only; the members of a
+/// Bundle that was moved from throw closed.
 class Bundle {
  public:
   /// Opens a bundle. Throws what open() throws, and bad_handle if the handle does not name a bundle or its table is
@@ -39,7 +42,7 @@ class Bundle {
   Bundle& operator=(Bundle&&) noexcept;
   ~Bundle();
 
-  std::size_t size() const noexcept;
+  std::size_t size() const;
   std::string_view name(std::size_t row) const;
   Layout layout(std::size_t row) const;
   Tensor tensor(std::size_t row) const;
@@ -48,12 +51,14 @@ class Bundle {
   std::vector<Tensor> tensors(std::size_t count) const;
   /// Returns the first row of that name.
   std::optional<std::size_t> find(std::string_view name) const;
-  ByteSpan structure() const noexcept;
+  ByteSpan structure() const;
 
  private:
   struct State;
   explicit Bundle(std::unique_ptr<State> state) noexcept;
+  State& state() const;
   std::unique_ptr<State> state_;
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

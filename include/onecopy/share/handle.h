@@ -4,9 +4,11 @@
 #include <string>
 #include <string_view>
 
+#include "onecopy/core/api.h"
 #include "onecopy/memory/block.h"
 #include "onecopy/share/handle_fields.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The data with which another process opens a tensor, or a bundle of tensors.
@@ -43,3 +45,4 @@ class Handle {
 };
 
 }  // namespace onecopy
+ONECOPY_API_END

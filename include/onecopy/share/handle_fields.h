@@ -8,11 +8,13 @@
 #include <string>
 #include <string_view>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/layout.h"
 #include "onecopy/device/segment_kind.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The identity of a process, which is random and secret: the name of the process's broker socket is derived from it
@@ -22,13 +24,13 @@ using ProcessId = std::array<std::uint8_t, 16>;
 using BootId = std::array<std::uint8_t, 8>;
 
 /// The bits of HandleFields::flags.
-inline constexpr std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
-inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends the memory for reading only
-inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory belongs to a queue
+ONECOPY_CONSTANT std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
+ONECOPY_CONSTANT std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends the memory for reading only
+ONECOPY_CONSTANT std::uint32_t kHandleIsQueue = 4;     ///< the memory belongs to a queue
 
-inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
+ONECOPY_CONSTANT std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
 /// The max length of a handle in bytes, with the optional parts of later versions.
-inline constexpr std::size_t kMaxHandleBytes = 4096;
+ONECOPY_CONSTANT std::size_t kMaxHandleBytes = 4096;
 
 /// The segment that a tensor lies in, and the processes that can be asked for the segment.
 struct SegmentOrigin {
@@ -77,3 +79,4 @@ std::string to_text(ByteSpan handle);
 Bytes from_text(std::string_view text);
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// A function that the loading thread calls at the start, from time to time, and at the end, with the bytes done and
@@ -33,3 +35,4 @@ std::vector<NamedTensor> load_safetensors(const std::string& path, const LoadPro
 Tensor load_npy(const std::string& path, const LoadProgress& progress = {});
 
 }  // namespace onecopy
+ONECOPY_API_END

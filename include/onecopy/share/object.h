@@ -3,8 +3,10 @@
 
 #include <memory>
 
+#include "onecopy/core/api.h"
 #include "onecopy/share/handle.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 // Thread safety: all functions may be called concurrently.
@@ -21,3 +23,4 @@ Handle share_object(std::shared_ptr<const void> object);
 std::shared_ptr<const void> shared_object(const Handle& handle);
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -3,8 +3,10 @@
 
 #include <optional>
 
+#include "onecopy/core/api.h"
 #include "onecopy/memory/tensor.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 // The driver of a card can pin host memory. Every card of the same type then copies the memory at the speed of the
@@ -40,3 +42,4 @@ bool is_view(const Tensor& tensor) noexcept;
 bool is_pinned(const Tensor& tensor);
 
 }  // namespace onecopy
+ONECOPY_API_END

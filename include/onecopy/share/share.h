@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 
+#include "onecopy/core/api.h"
 #include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// Returns a new tensor, row-major and uninitialised, in memory that other processes can open at no further cost.
@@ -47,7 +50,7 @@ Handle share(const Tensor& tensor);
 /// take well under a microsecond.
 ///
 /// Throws stale_handle (the block was freed), owner_died, peer_died (the owner lives but cannot be reached from this
-/// network namespace), timeout (the owner is stopped: no reply for ten seconds), other_boot, other_user, bad_secret,
+/// network namespace), timeout (the owner is stopped: no reply for ten seconds, or OpenOptions::timeout), other_boot, other_user, bad_secret,
 /// bad_handle, version_mismatch, read_only (the maker lends it for reading only), unsupported (the device cannot be
 /// used from here), out_of_memory, out_of_descriptors and out_of_mappings. Nothing is held or mapped after an error.
 Tensor open(const Handle& handle, Access access = Access::read_write);
@@ -84,6 +87,9 @@ struct OpenOptions {
   std::optional<Stream> stream{};
   /// Pins the memory for this process's cards, see onecopy/share/pin.h. Does nothing for memory of a device.
   bool pinned = false;
+  /// The max time to wait for a process that must be asked and does not answer (SIGSTOP, a debugger): at least a tenth
+  /// of a second and at most ten seconds, which is the default. open() throws timeout then.
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 /// Opens a tensor, for another device of this process if the options name one: see use_on(). Nothing is copied.
 Tensor open(const Handle& handle, const OpenOptions& options);
@@ -125,3 +131,4 @@ void set_strategy(Strategy strategy);
 Strategy strategy() noexcept;
 
 }  // namespace onecopy
+ONECOPY_API_END

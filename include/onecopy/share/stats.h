@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/device.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// The counts of the memory that this process shares and of the memory that it borrows.
@@ -156,3 +158,4 @@ std::vector<OwnerInfo> list_owners();
 OwnerInfo this_owner();
 
 }  // namespace onecopy
+ONECOPY_API_END

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/device/stream.h"
 #include "onecopy/share/load.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy {
 
 /// Copies tensors to another device, in the order of `stream`, which belongs to the card: from the host to a card, or
@@ -28,3 +30,4 @@ std::vector<NamedTensor> load_safetensors(const std::string& path, Device device
                                           const LoadProgress& progress = {});
 
 }  // namespace onecopy
+ONECOPY_API_END

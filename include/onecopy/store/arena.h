@@ -9,11 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/memory/tensor.h"
 
+ONECOPY_API_BEGIN
 namespace onecopy::store {
 
-inline constexpr std::size_t kMaxArenaKey = 32;  ///< the max length of a key in bytes
+ONECOPY_CONSTANT std::size_t kMaxArenaKey = 32;  ///< the max length of a key in bytes
 
 struct ArenaStats {
   std::uint32_t blocks = 0;
@@ -63,3 +65,4 @@ class Arena {
 };
 
 }  // namespace onecopy::store
+ONECOPY_API_END

@@ -12,18 +12,22 @@
 #include <string_view>
 #include <vector>
 
+#include "onecopy/core/api.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/layout.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/store/arena.h"
 
+namespace onecopy::store {
+class Client;
+}  // namespace onecopy::store
+
+ONECOPY_API_BEGIN
 /// The store: named tensors that outlive the process that made them. A keeper, which consists of two processes that
 /// restart each other, holds the memory of each version and maps none. The command `onecopy store` offers the same
 /// functions.
 namespace onecopy::store {
-
-class Client;
 
 /// A map of names to plain texts.
 using Texts = std::map<std::string, std::string>;
@@ -239,3 +243,4 @@ class Store {
 };
 
 }  // namespace onecopy::store
+ONECOPY_API_END

@@ -11,6 +11,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::uint32_t kHalfAt = 32'768;  ///< the index at which the second half begins
 constexpr std::uint32_t kSleeps = 1;
+constexpr std::uint32_t kEndsWithProducers = 2;
+constexpr std::uint32_t kHasHadProducer = 4;
 
 }  // namespace
 
@@ -19,7 +21,7 @@ struct SegmentDirectory::Head {
   std::atomic<std::uint64_t> state;
   /// The number of items, for each half, that were put before the half's epoch ended.
   std::atomic<std::uint64_t> put_at_end[2];
-  std::uint32_t options;
+  std::atomic<std::uint32_t> options;
 };
 
 struct SegmentDirectory::PackedEntry {
@@ -51,10 +53,18 @@ std::uint64_t SegmentDirectory::queue() const noexcept { return head().queue; }
 
 bool SegmentDirectory::sleeps() const noexcept { return (head().options & kSleeps) != 0; }
 
-void SegmentDirectory::describe(std::uint64_t queue, bool sleeps) {
+bool SegmentDirectory::ends_with_producers() const noexcept {
+  return (head().options & kEndsWithProducers) != 0;
+}
+
+void SegmentDirectory::note_producer() noexcept { head().options |= kHasHadProducer; }
+
+bool SegmentDirectory::has_had_producer() const noexcept { return (head().options & kHasHadProducer) != 0; }
+
+void SegmentDirectory::describe(std::uint64_t queue, bool sleeps, bool ends_with_producers) {
   ring_.reserve_extra(0, kPage);
   head().queue = queue;
-  head().options = sleeps ? kSleeps : 0;
+  head().options = (sleeps ? kSleeps : 0) | (ends_with_producers ? kEndsWithProducers : 0);
 }
 
 /// Returns whether the next epoch may begin: all items that name entries of the previous epoch have been taken.

@@ -35,8 +35,13 @@ class SegmentDirectory {
   std::uint64_t queue() const noexcept;
   /// Returns whether all users sleep at once instead of spinning first.
   bool sleeps() const noexcept;
-  /// Sets queue() and sleeps(). REQUIRES: the creator calls it, once.
-  void describe(std::uint64_t queue, bool sleeps);
+  /// Returns whether the queue ends with its producers.
+  bool ends_with_producers() const noexcept;
+  /// Sets queue(), sleeps() and ends_with_producers(). REQUIRES: the creator calls it, once.
+  void describe(std::uint64_t queue, bool sleeps, bool ends_with_producers = false);
+  /// Notes that a process has become a producer.
+  void note_producer() noexcept;
+  bool has_had_producer() const noexcept;
 
   std::uint32_t epoch() const noexcept { return epoch_in(state().load(std::memory_order_acquire)); }
   /// Returns whether append() would find room now.

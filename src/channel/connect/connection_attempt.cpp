@@ -150,6 +150,7 @@ ConnectionAttempt& ConnectionAttempt::operator=(ConnectionAttempt&&) noexcept = 
 ConnectionAttempt::~ConnectionAttempt() = default;
 
 std::optional<Pipe> ConnectionAttempt::try_finish(std::chrono::milliseconds timeout) {
+  if (!state_) throw Error(ErrorCode::closed, "this ConnectionAttempt was moved from");
   return state_->finish(Deadline::after(timeout));
 }
 

@@ -275,16 +275,22 @@ Listener Listener::listen(const std::string& address, ByteSpan key) {
   return Listener(std::make_unique<State>(address, key));
 }
 
-const std::string& Listener::address() const noexcept { return state_->socket.address(); }
+Listener::State& Listener::state() const {
+  if (!state_)
+    throw Error(ErrorCode::closed, "this Listener was moved from: use the object that it was moved to");
+  return *state_;
+}
 
-std::uint64_t Listener::refused() const noexcept { return state_->refused.load(); }
+const std::string& Listener::address() const { return state().socket.address(); }
 
-Pipe Listener::accept() { return std::move(*state_->accept(kForever)); }
+std::uint64_t Listener::refused() const { return state().refused.load(); }
 
-int Listener::ready_fd() const { return state_->ready_fd(); }
+Pipe Listener::accept() { return std::move(*state().accept(kForever)); }
+
+int Listener::ready_fd() const { return state().ready_fd(); }
 
 std::optional<Pipe> Listener::try_accept(std::chrono::milliseconds timeout) {
-  return state_->accept(Deadline::after(timeout));
+  return state().accept(Deadline::after(timeout));
 }
 
 }  // namespace onecopy

@@ -30,9 +30,9 @@ std::uint64_t new_channel_id() {
 }
 
 /// Returns the file of a new ring, which is not mapped.
-Fd make_ring_file(const RingOptions& options, bool may_spin) {
-  Ring ring(options);
-  SegmentDirectory(ring).describe(new_channel_id(), !may_spin);
+Fd make_ring_file(const RingOptions& made, const QueueOptions& options) {
+  Ring ring(made);
+  SegmentDirectory(ring).describe(new_channel_id(), !options.may_spin, options.ends_with_producers);
   point("queue.create.made");
   return ring.fd().duplicate();
 }
@@ -52,6 +52,7 @@ Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const 
       segments_(ring_),
       creator_(creator),
       id_(segments_.queue()),
+      ends_with_producers_(segments_.ends_with_producers()),
       sender_(ring_, segments_, creator_),
       receiver_(ring_, segments_, {creator_, introducer}) {
   if (segments_.sleeps()) ring_.set_wait_mode(Ring::WaitMode::block);
@@ -62,15 +63,15 @@ Channel& Channel::create(const QueueOptions& options) {
   RingOptions ring{"onecopy-queue", options.maxsize, options.range};
   for (;; ring.range /= 2) {
     try {
-      return create(ring, options.may_spin);
+      return create(ring, options);
     } catch (const Error& error) {
       if (ring.range <= kSmallestRange || !may_do_smaller(error)) throw;
     }
   }
 }
 
-Channel& Channel::create(const RingOptions& options, bool may_spin) {
-  const Fd file = make_ring_file(options, may_spin);
+Channel& Channel::create(const RingOptions& ring, const QueueOptions& options) {
+  const Fd file = make_ring_file(ring, options);
   const std::uint64_t size = file_size(file);
   ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
   memory.fds.push_back(file.duplicate());
@@ -82,16 +83,44 @@ Channel& Channel::create(const RingOptions& options, bool may_spin) {
       std::unique_ptr<Channel>(new Channel(std::move(tensor), file, session.id(), session.id())));
 }
 
-Channel& Channel::connect(const Handle& handle) {
+Channel& Channel::connect(const Handle& handle, Deadline deadline) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
+  const DeadlineScope limit(deadline);
   Tensor tensor = open_any(handle.fields(), OpenOptions{Access::read_write, {}, {}});
   if (tensor.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");
   const Fd ring = file_of(tensor);
-  return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(
-      new Channel(std::move(tensor), ring, handle.fields().owner, handle.fields().maker)));
+  return ChannelRegistry::instance().enter(
+      std::unique_ptr<Channel>(
+          new Channel(std::move(tensor), ring, handle.fields().owner, handle.fields().maker)),
+      deadline);
+}
+
+/// Takes the role before noting it, so that the queue does not end in between.
+void Channel::hold_producer_role() {
+  hold_role_again(ring_.fd(), Role::producer);
+  point("queue.producer.held");
+  segments_.note_producer();
+  is_producer_ = true;
+}
+
+bool Channel::close_if_deserted() {
+  if (!ends_with_producers_ || ring_.is_closed()) return ring_.is_closed();
+  if (is_producer_ || !segments_.has_had_producer() || is_role_held(ring_.fd(), Role::producer))
+    return false;
+  return try_close();
+}
+
+bool Channel::try_close() {
+  try {
+    ring_.close(kNow);
+  } catch (const Error& error) {  // a stopped process holds the lock: tries again at the next look
+    if (error.code() != ErrorCode::timeout) throw;
+    return false;
+  }
+  return true;
 }
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
@@ -222,6 +251,7 @@ bool Channel::is_alone() noexcept {
 /// has the queue too.
 void Channel::hold_role_in_child() noexcept {
   ring_.forget_waiting();
+  is_producer_ = false;
   try {
     ring_.use_file(hold_role(ring_.fd(), Role::user));
   } catch (const Error& error) {

@@ -28,7 +28,7 @@ class Channel {
  public:
   /// Makes a queue. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Channel& create(const QueueOptions& options);
-  static Channel& connect(const Handle& handle);
+  static Channel& connect(const Handle& handle, Deadline deadline = kForever);
   /// Counts one more Queue object.
   Channel& enter_again();
   /// Counts one Queue object less.
@@ -36,6 +36,16 @@ class Channel {
   /// Makes the queue end when this process leaves it, because no other process takes items. REQUIRES: this process is
   /// the creator.
   void read_alone() noexcept { is_read_alone_ = true; }
+
+  /// Counts this process as a producer before its first item, if the queue ends with its producers. Throws system.
+  void become_producer() {
+    if (ends_with_producers_ && !is_producer_.load(std::memory_order_relaxed)) hold_producer_role();
+  }
+  bool ends_with_producers() const noexcept { return ends_with_producers_; }
+  /// Closes the queue if it ends with its producers and none is left. Returns whether the queue is closed.
+  bool close_if_deserted();
+  /// Closes the queue, unless a stopped process holds its lock. Returns whether it did.
+  bool try_close();
 
   Handle handle();
   /// Returns the queue's number, which is the same in all processes.
@@ -70,7 +80,8 @@ class Channel {
 
   /// Makes the channel of a queue. `introducer`: the process whose handle named the queue.
   Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
-  static Channel& create(const RingOptions& options, bool may_spin);
+  static Channel& create(const RingOptions& ring, const QueueOptions& options);
+  void hold_producer_role();
   void close() noexcept;
   void join_again(Session& session, Deadline deadline);
   void settle_in(Session& session);
@@ -98,6 +109,8 @@ class Channel {
   SegmentDirectory segments_;
   const ProcessId creator_;
   const std::uint64_t id_;
+  const bool ends_with_producers_;
+  std::atomic<bool> is_producer_{false};
   Sender sender_;
   Receiver receiver_;
   std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry's lock, as are changes of ready_

@@ -67,7 +67,7 @@ void ChannelRegistry::let_go_of_parents() noexcept {
   take_unused(unused);
 }
 
-Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
+Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh, Deadline deadline) {
   Channel* channel;
   {
     const LockGuard lock(mutex_);
@@ -78,7 +78,7 @@ Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
     ++channel->queues_;
   }
   try {
-    channel->session();
+    channel->session(deadline);
   } catch (...) {
     leave(*channel);
     throw;
@@ -97,6 +97,8 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   const LockGuard lock(mutex_);
   if (--channel.queues_ != 0) return;
   release_role(channel.ring_.fd(), Role::user);
+  release_role(channel.ring_.fd(), Role::producer);
+  channel.is_producer_ = false;
   channel.forget_readiness();
   channel.sender_.in_flight().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);

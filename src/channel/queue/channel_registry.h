@@ -22,7 +22,7 @@ class ChannelRegistry {
 
   /// Returns this process's channel for the queue of `fresh`, which is `fresh` itself if there was none. Counts one
   /// more Queue object.
-  Channel& enter(std::unique_ptr<Channel> fresh);
+  Channel& enter(std::unique_ptr<Channel> fresh, Deadline deadline = kForever);
   Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
   /// Returns the descriptor of Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "channel/queue/channel.h"
+#include "channel/queue/look_around.h"
 #include "channel/ring/role_lock.h"
 #include "core/base64.h"
 #include "onecopy/core/error.h"
@@ -28,9 +29,6 @@ struct PipeHead {
   std::uint32_t first_bytes = 0;
 };
 static_assert(sizeof(PipeHead) == 12);
-
-/// The time that a receiver sleeps before it checks whether a sender is left.
-constexpr std::chrono::milliseconds kLookAround{100};
 
 Role role_of(unsigned end) noexcept { return end == 0 ? Role::end_0 : Role::end_1; }
 
@@ -98,15 +96,7 @@ void Pipe::End::send(const Item& item, Stream stream) {
 }
 
 bool Pipe::End::close_if_deserted() const {
-  if (is_role_held(file(), role_of(1 - number))) return false;
-  try {
-    in().ring().close(kNow);
-    out().ring().close(kNow);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::timeout) throw;
-    return false;
-  }
-  return true;
+  return !is_role_held(file(), role_of(1 - number)) && in().try_close() && out().try_close();
 }
 
 /// Closes the queues if this was the last holder of the end, so that others need not wait until they look around.
@@ -119,29 +109,15 @@ Pipe::End::~End() {
   }
 }
 
-/// Calls take(deadline), and looks around whenever no message arrived for a while. The messages of a dying process were
-/// put before its end, so the last look for messages comes after its end. If a stopped process holds the queue's lock
-/// or does not answer, waits as if for a message.
 template <class Take>
 auto Pipe::End::take(Deadline deadline, Take&& take) const {
-  const auto take_until = [&](Deadline pause) -> decltype(take(pause)) {
-    try {
-      auto taken = in_words_of_pipes([&] { return take(pause); });
-      in().note_change();
-      return taken;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::timeout || deadline.left(kLookAround) == std::chrono::nanoseconds{0})
-        throw;
-      return {};
-    }
+  const auto take_until = [&](Deadline pause) {
+    auto taken = in_words_of_pipes([&] { return take(pause); });
+    in().note_change();
+    return taken;
   };
-  for (;;) {
-    const Deadline pause = std::min(deadline, Deadline::after(kLookAround));
-    if (auto taken = take_until(pause)) return taken;
-    if (pause == deadline && !in().ring().is_closed() && !close_if_deserted())
-      return decltype(take(pause)){};
-    if (pause != deadline) close_if_deserted();
-  }
+  return take_looking_around(deadline, take_until,
+                             [&] { return in().ring().is_closed() || close_if_deserted(); });
 }
 
 /// Returns the queue's descriptor. The function that looks around may outlive this object, if another object of this
@@ -172,10 +148,11 @@ std::pair<Pipe, Pipe> Pipe::create() {
   return {Pipe(std::move(end)), Pipe(std::make_unique<End>(1, std::move(mine), std::move(yours)))};
 }
 
-Pipe Pipe::connect(const PipeHandle& handle) {
-  const PipeHandle::Parts& parts = *handle.parts_;
-  ChannelRef first(&Channel::connect(parts.queues[0]));
-  ChannelRef second(&Channel::connect(parts.queues[1]));
+Pipe Pipe::connect(const PipeHandle& handle, std::chrono::nanoseconds timeout) {
+  const PipeHandle::Parts& parts = handle.parts();
+  const Deadline deadline = Deadline::after(timeout);
+  ChannelRef first(&Channel::connect(parts.queues[0], deadline));
+  ChannelRef second(&Channel::connect(parts.queues[1], deadline));
   return Pipe(std::make_unique<End>(parts.end, std::move(first), std::move(second)));
 }
 
@@ -218,6 +195,13 @@ Tensor Pipe::recv_tensor(Stream stream) {
   });
 }
 
+std::optional<Tensor> Pipe::try_recv_tensor(std::chrono::nanoseconds timeout, Stream stream) {
+  End& e = end();
+  return e.take(Deadline::after(timeout), [&](Deadline deadline) {
+    return e.in().receiver().get_tensor(e.in().session(deadline), deadline, stream);
+  });
+}
+
 bool Pipe::poll(std::chrono::nanoseconds timeout) {
   End& e = end();
   return e.take(Deadline::after(timeout), [&](Deadline deadline) { return e.in().ring().wait(deadline); });
@@ -234,10 +218,16 @@ PipeHandle::PipeHandle(PipeHandle&&) noexcept = default;
 PipeHandle& PipeHandle::operator=(PipeHandle&&) noexcept = default;
 PipeHandle::~PipeHandle() = default;
 
+const PipeHandle::Parts& PipeHandle::parts() const {
+  if (!parts_)
+    throw Error(ErrorCode::closed, "this PipeHandle was moved from: use the object that it was moved to");
+  return *parts_;
+}
+
 Bytes PipeHandle::to_bytes() const {
-  const Bytes first = parts_->queues[0].to_bytes();
-  const Bytes second = parts_->queues[1].to_bytes();
-  const PipeHead head{kPipeMagic, kPipeVersion, static_cast<std::uint16_t>(parts_->end),
+  const Bytes first = parts().queues[0].to_bytes();
+  const Bytes second = parts().queues[1].to_bytes();
+  const PipeHead head{kPipeMagic, kPipeVersion, static_cast<std::uint16_t>(parts().end),
                       static_cast<std::uint32_t>(first.size())};
   Bytes bytes(sizeof head + first.size() + second.size());
   write_value(bytes.data(), head);

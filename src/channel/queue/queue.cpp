@@ -7,6 +7,8 @@
 #include <string>
 
 #include "channel/queue/channel.h"
+#include "channel/queue/look_around.h"
+#include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
 
@@ -35,6 +37,7 @@ bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
   std::optional<std::string> what;
   if (logs_debug()) [[unlikely]]
     what = described(item);
+  channel.become_producer();
   const bool put =
       channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
@@ -42,99 +45,131 @@ bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
   return put;
 }
 
+/// Calls take(deadline). If the queue ends with its producers, looks from time to time whether one is left.
+template <class Take>
+auto take_from(Channel& channel, Deadline deadline, Take&& take) {
+  const auto take_until = [&](Deadline pause) {
+    auto taken = take(pause);
+    channel.note_change();
+    return taken;
+  };
+  auto taken = !channel.ends_with_producers()
+                   ? take_until(deadline)
+                   : take_looking_around(deadline, take_until, [&] { return channel.close_if_deserted(); });
+  if (taken) log_got(channel, *taken);
+  return taken;
+}
+
 std::optional<Message> get_from(Channel& channel, Deadline deadline, Stream stream) {
-  auto message = channel.receiver().get(channel.session(deadline), deadline, stream);
-  channel.note_change();
-  if (message) log_got(channel, *message);
-  return message;
+  return take_from(channel, deadline, [&](Deadline pause) {
+    return channel.receiver().get(channel.session(pause), pause, stream);
+  });
 }
 
 std::optional<Tensor> get_tensor_from(Channel& channel, Deadline deadline, Stream stream) {
-  auto tensor = channel.receiver().get_tensor(channel.session(deadline), deadline, stream);
-  channel.note_change();
-  if (tensor) log_got(channel, *tensor);
-  return tensor;
+  return take_from(channel, deadline, [&](Deadline pause) {
+    return channel.receiver().get_tensor(channel.session(pause), pause, stream);
+  });
 }
 
 }  // namespace
 
 Queue Queue::create(const QueueOptions& options) { return Queue(Channel::create(options)); }
 
-Queue Queue::connect(const Handle& handle) { return Queue(Channel::connect(handle)); }
+Queue Queue::connect(const Handle& handle, std::chrono::nanoseconds timeout) {
+  return Queue(Channel::connect(handle, Deadline::after(timeout)));
+}
+
+Channel& Queue::channel() const {
+  if (!channel_)
+    throw Error(ErrorCode::closed, "this Queue was moved from: use the object that it was moved to");
+  return *channel_;
+}
 
 Queue::~Queue() {
   if (channel_) channel_->leave();
 }
 
-Handle Queue::handle() const { return channel_->handle(); }
+Handle Queue::handle() const { return channel().handle(); }
 
-void Queue::put(const Tensor& tensor, Stream stream) { put_into(*channel_, tensor, kForever, stream); }
+void Queue::put(const Tensor& tensor, Stream stream) { put_into(channel(), tensor, kForever, stream); }
 
-void Queue::put(const Message& message, Stream stream) { put_into(*channel_, message, kForever, stream); }
+void Queue::put(const Message& message, Stream stream) { put_into(channel(), message, kForever, stream); }
 
 void Queue::put(Tensor&& tensor, Stream stream) {
-  put_into(*channel_, std::move(tensor), kForever, stream);
+  put_into(channel(), std::move(tensor), kForever, stream);
 }
 
 bool Queue::try_put(const Tensor& tensor, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, tensor, Deadline::after(timeout), stream);
+  return put_into(channel(), tensor, Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put(const Message& message, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, message, Deadline::after(timeout), stream);
+  return put_into(channel(), message, Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream stream) {
-  return put_into(*channel_, std::move(tensor), Deadline::after(timeout), stream);
+  return put_into(channel(), std::move(tensor), Deadline::after(timeout), stream);
 }
 
 bool Queue::try_put_at_once(const Message& message, Stream stream) {
-  Session* const session = channel_->joined_session();
-  if (!session || !channel_->sender().put_at_once(*session, message, stream)) return false;
-  channel_->note_change();
-  if (logs_debug()) log_put(*channel_, described(message));
+  channel().become_producer();
+  Session* const session = channel().joined_session();
+  if (!session || !channel().sender().put_at_once(*session, message, stream)) return false;
+  channel().note_change();
+  if (logs_debug()) log_put(channel(), described(message));
   return true;
 }
 
 void Queue::prepare_put(const Message& message, std::chrono::nanoseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
-  channel_->sender().prepare(channel_->session(deadline), message, deadline);
+  channel().become_producer();
+  channel().sender().prepare(channel().session(deadline), message, deadline);
 }
 
 bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {
-  return channel_->ring().wait_to_put(Deadline::after(timeout));
+  return channel().ring().wait_to_put(Deadline::after(timeout));
 }
 
-Message Queue::get(Stream stream) { return *get_from(*channel_, kForever, stream); }
+Message Queue::get(Stream stream) { return *get_from(channel(), kForever, stream); }
 
 std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_from(*channel_, Deadline::after(timeout), stream);
+  return get_from(channel(), Deadline::after(timeout), stream);
 }
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
-  auto message = channel_->receiver().get_at_once(channel_->session(kNow), stream);
-  channel_->note_change();
-  if (message) log_got(*channel_, *message);
+  auto message = channel().receiver().get_at_once(channel().session(kNow), stream);
+  channel().note_change();
+  if (message) log_got(channel(), *message);
   return message;
 }
 
-Tensor Queue::get_tensor(Stream stream) { return *get_tensor_from(*channel_, kForever, stream); }
+Tensor Queue::get_tensor(Stream stream) { return *get_tensor_from(channel(), kForever, stream); }
 
 std::optional<Tensor> Queue::try_get_tensor(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_tensor_from(*channel_, Deadline::after(timeout), stream);
+  return get_tensor_from(channel(), Deadline::after(timeout), stream);
 }
 
-std::uint64_t Queue::size() const { return channel_->ring().size(); }
+std::uint64_t Queue::size() const { return channel().ring().size(); }
 
-std::uint64_t Queue::maxsize() const { return channel_->ring().max_items(); }
+std::uint64_t Queue::maxsize() const { return channel().ring().max_items(); }
 
 void Queue::close() {
-  channel_->ring().close(Deadline::after(reply_timeout()));
-  channel_->note_change();
+  channel().ring().close(Deadline::after(reply_timeout()));
+  channel().note_change();
 }
 
-int Queue::ready_fd() const { return channel_->ready_fd(); }
+int Queue::ready_fd() const {
+  Channel& queue = channel();
+  if (!queue.ends_with_producers()) return queue.ready_fd();
+  return queue.ready_fd([&queue] {
+    try {
+      queue.close_if_deserted();
+    } catch (const Error&) {  // a damaged ring, which get() reports
+    }
+  });
+}
 
-bool Queue::is_closed() const { return channel_->ring().is_closed(); }
+bool Queue::is_closed() const { return channel().close_if_deserted(); }
 
 }  // namespace onecopy

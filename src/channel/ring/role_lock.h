@@ -12,6 +12,7 @@ enum class Role : std::uint8_t {
   user,
   end_0,  ///< an end of a pipe
   end_1,
+  producer,  ///< a process that has put an item into a queue that ends with its producers
 };
 
 /// Takes a role, which is held until the returned descriptor is closed in every process that has it. Forked children

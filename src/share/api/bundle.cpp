@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <set>
 #include <vector>
 
@@ -56,8 +58,32 @@ TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, S
 
 }  // namespace
 
+namespace {
+
+/// Throws for a name by which no tensor, or one of two tensors, could be found.
+void check_names(std::span<const NamedTensor> tensors) {
+  std::vector<std::uint32_t> rows(std::bit_ceil(tensors.size() * 2 + 1));  // open addressing: row + 1, or 0
+  for (std::size_t row = 0; row < tensors.size(); ++row) {
+    const std::string_view name = tensors[row].first;
+    if (name.empty())
+      throw Error(ErrorCode::invalid_argument, fmt::format("tensor {} of the bundle has no name", row));
+    std::size_t at = std::hash<std::string_view>()(name) & (rows.size() - 1);
+    for (; rows[at] != 0; at = (at + 1) & (rows.size() - 1))
+      if (tensors[rows[at] - 1].first == name)
+        throw Error(
+            ErrorCode::invalid_argument,
+            fmt::format(
+                "tensors {} and {} of the bundle are both named \"{}\": give each a name of its own",
+                rows[at] - 1, row, name));
+    rows[at] = static_cast<std::uint32_t>(row + 1);
+  }
+}
+
+}  // namespace
+
 Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure,
                     std::optional<Stream> stream) {
+  check_names(tensors);
   Runtime& runtime = Runtime::current();
   BundleWriter writer;
   writer.reserve(tensors.size());
@@ -126,7 +152,7 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
   fields.timeline_slot = 0;  // the point is about the bundle's tensors; the table is already written
   fields.timeline_value = 0;
-  Tensor table = open_any(fields, OpenOptions{options.access, {}, {}});
+  Tensor table = open_any(fields, OpenOptions{options.access, {}, {}, false, options.timeout});
   if (table.device() != kCpu)
     throw Error(ErrorCode::bad_handle,
                 "a bundle's table is memory of the host, not of " + table.device().str());
@@ -138,27 +164,34 @@ Bundle::Bundle(Bundle&&) noexcept = default;
 Bundle& Bundle::operator=(Bundle&&) noexcept = default;
 Bundle::~Bundle() = default;
 
-std::size_t Bundle::size() const noexcept { return state_->reader.size(); }
-std::string_view Bundle::name(std::size_t row) const { return state_->reader.name(row); }
-Layout Bundle::layout(std::size_t row) const { return state_->reader.fields(row).layout; }
+Bundle::State& Bundle::state() const {
+  if (!state_)
+    throw Error(ErrorCode::closed, "this Bundle was moved from: use the object that it was moved to");
+  return *state_;
+}
+
+std::size_t Bundle::size() const { return state().reader.size(); }
+std::string_view Bundle::name(std::size_t row) const { return state().reader.name(row); }
+Layout Bundle::layout(std::size_t row) const { return state().reader.fields(row).layout; }
 Tensor Bundle::tensor(std::size_t row) const {
+  State& state = this->state();
   Runtime& runtime = Runtime::current();
-  Tensor tensor = runtime.open(state_->reader.fields(row), state_->options);
-  if (state_->options.stream || tensor.device() == kCpu) state_->wait(runtime, tensor.device());
+  Tensor tensor = runtime.open(state.reader.fields(row), state.options);
+  if (state.options.stream || tensor.device() == kCpu) state.wait(runtime, tensor.device());
   return tensor;
 }
 std::vector<Tensor> Bundle::tensors(std::size_t count) const {
   if (count > size())
     throw Error(ErrorCode::invalid_argument, fmt::format("this bundle has {} rows, not {}", size(), count));
-  const OpenOptions& options = state_->options;
-  Runtime::current().importer().fetch_ahead(state_->owner, state_->reader.origins(), options.access,
-                                            options.device);
+  const State& state = this->state();
+  Runtime::current().importer().fetch_ahead(state.owner, state.reader.origins(), state.options.access,
+                                            state.options.device);
   std::vector<Tensor> opened;
   opened.reserve(count);
   for (std::size_t row = 0; row < count; ++row) opened.push_back(tensor(row));
   return opened;
 }
-std::optional<std::size_t> Bundle::find(std::string_view name) const { return state_->reader.find(name); }
-ByteSpan Bundle::structure() const noexcept { return state_->reader.structure(); }
+std::optional<std::size_t> Bundle::find(std::string_view name) const { return state().reader.find(name); }
+ByteSpan Bundle::structure() const { return state().reader.structure(); }
 
 }  // namespace onecopy

@@ -11,6 +11,7 @@
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/object.h"
 #include "onecopy/share/pin.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "share/borrower/broker_client.h"
@@ -207,6 +208,8 @@ Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optiona
 }
 
 Tensor Runtime::open(const HandleFields& handle, const OpenOptions& options) {
+  std::optional<DeadlineScope> limit;
+  if (options.timeout) limit.emplace(Deadline::after(*options.timeout));
   check_access(handle, options.access);
   const bool is_kind = options.device && options.device->type == handle.device_type;
   const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
@@ -272,7 +275,6 @@ Tensor record_stream(const Tensor& tensor, Stream stream) {
 }
 
 std::string Handle::to_text() const { return onecopy::to_text(to_bytes()); }
-
 Handle Handle::from_text(std::string_view text) { return from_bytes(onecopy::from_text(text)); }
 
 /// Shares one byte, which stands for the object. The byte's block has claims, holds and deaths like any other.

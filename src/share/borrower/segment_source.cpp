@@ -34,10 +34,10 @@ Error died(const HandleFields& handle) {
   return Error(
       ErrorCode::owner_died,
       fmt::format(
-          "the process that owned this tensor has exited: keep that process running until others "
-          "have opened the tensor, or put the tensor into a queue, which keeps it (where it still runs, "
-          "it lives in another network namespace, and has no common ONECOPY_RUNTIME_DIR with this "
-          "one); neither the maker of the handle nor this process holds its segment {}",
+          "the process that owned this tensor has exited: keep that process running until others have "
+          "opened the tensor, or put the tensor into a queue, which keeps it. If that process still runs, "
+          "it is in another network namespace: set ONECOPY_RUNTIME_DIR to a directory that both see "
+          "(segment {} is held neither by the handle's maker nor here)",
           handle.segment));
 }
 

@@ -242,9 +242,11 @@ void check_whole(std::string_view digits) {
                        before + space));
   const std::size_t whole = (announced_bytes(digits) * 4 + 2) / 3;
   if (digits.size() < whole)
-    refuse(kHandle,
-           fmt::format("is cut off: its text has {} characters and should have {}; copy the whole line",
-                       before + digits.size(), before + whole));
+    refuse(
+        kHandle,
+        fmt::format("is cut off or was changed: its text has {} characters and begins like one of {}; copy "
+                    "the whole line",
+                    before + digits.size(), before + whole));
 }
 
 }  // namespace

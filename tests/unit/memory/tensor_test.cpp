@@ -3,14 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <complex>
+#include <functional>
 #include <numeric>
 #include <vector>
 
 #include "counting_keeper.h"
 #include "onecopy/core/error.h"
+#include "support/refusal.h"
 
 namespace onecopy {
 namespace {
+
+using testing::expect_refusal;
 
 struct TensorTest : ::testing::Test {
   TensorTest() { std::iota(memory.begin(), memory.end(), 0.f); }
@@ -49,6 +55,66 @@ TEST_F(TensorTest, ASliceIsTheSameMemory) {
   EXPECT_EQ(copy(part.strides()), (std::vector<std::int64_t>{12, 4, 1}));
   EXPECT_EQ(part.as<float>()[0], 4.f);
   EXPECT_EQ(part.slice(0, 1, 2).slice(2, 3, 4).as<float>()[0], 12.f + 4 + 3);
+}
+
+TEST_F(TensorTest, AsReturnsElementsOfItsDTypeOrBytes) {
+  const Tensor tensor = make(Layout(DType::f32, {2, 3, 4}));
+  EXPECT_EQ(tensor.as<const float>()[5], 5.f);
+  EXPECT_EQ(tensor.as<std::byte>(), tensor.data());
+  EXPECT_EQ(tensor.as<const unsigned char>(), tensor.data());
+  EXPECT_EQ(tensor.as<std::atomic<float>>()->load(), 0.f);
+  expect_refusal(ErrorCode::invalid_argument, {"float32[2, 3, 4]", "8 bytes", "data()"},
+                 [&] { tensor.as<double>(); });
+  expect_refusal(ErrorCode::invalid_argument, {}, [&] { tensor.as<std::int32_t>(); });
+  expect_refusal(ErrorCode::invalid_argument, {}, [&] { tensor.as<std::complex<double>>(); });
+}
+
+TEST_F(TensorTest, ARowOfBytesHoldsAnObjectThatFitsIntoIt) {
+  struct Frame {
+    std::uint64_t number;
+    double time;
+  };
+  const Tensor bytes = make(Layout(DType::u8, {16}));
+  EXPECT_EQ(bytes.as<Frame>(), bytes.data());
+  expect_refusal(ErrorCode::invalid_argument, {}, [&] { bytes.slice(0, 0, 15).as<Frame>(); });
+  expect_refusal(ErrorCode::invalid_argument, {},
+                 [&] { bytes.slice(0, 4, 8).with_layout(Layout()).as<Frame>(); });
+  expect_refusal(ErrorCode::invalid_argument, {}, [&] { bytes.as<std::uint64_t>(); });
+}
+
+TEST_F(TensorTest, AnEmptyTensorHasNoBytesAndRefusesWhatNeedsMemory) {
+  Tensor moved_from = make(Layout(DType::f32, {24})), taken = make(Layout(DType::f32, {24}));
+  const Tensor moved_to = std::move(moved_from);
+  { const BlockRef block = taken.take_block(); }
+  for (const Tensor& empty : {Tensor(), moved_from, taken}) {
+    EXPECT_FALSE(empty);
+    EXPECT_EQ(empty.nbytes(), 0u);
+    EXPECT_EQ(empty.data(), nullptr);
+    for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+             [&] { empty.as<float>(); }, [&] { empty.as<std::byte>(); }, [&] { empty.view(); },
+             [&] { empty.slice(0, 0, 0); }, [&] { empty.with_layout(Layout()); }})
+      expect_refusal(ErrorCode::invalid_argument, {"empty", "moved from"}, use);
+  }
+  EXPECT_EQ(moved_to.nbytes(), 96u);
+}
+
+TEST(ElementType, IsTheArithmeticTypeOfTheDTypesKindAndSize) {
+  struct Half {
+    std::uint16_t bits;
+  };
+  static_assert(is_element_type<bool>(DType::boolean) && !is_element_type<bool>(DType::u8));
+  static_assert(is_element_type<std::uint8_t>(DType::u8) && !is_element_type<std::uint8_t>(DType::i8));
+  static_assert(is_element_type<std::int8_t>(DType::i8) && is_element_type<std::int16_t>(DType::i16));
+  static_assert(is_element_type<std::int32_t>(DType::i32) && !is_element_type<std::int32_t>(DType::u32));
+  static_assert(is_element_type<std::uint64_t>(DType::u64) &&
+                is_element_type<unsigned long long>(DType::u64));
+  static_assert(is_element_type<long>(DType::i64) && is_element_type<long long>(DType::i64));
+  static_assert(is_element_type<float>(DType::f32) && is_element_type<double>(DType::f64));
+  static_assert(!is_element_type<float>(DType::i32) && !is_element_type<double>(DType::c64));
+  static_assert(is_element_type<std::complex<float>>(DType::c64) &&
+                !is_element_type<std::complex<float>>(DType::c128));
+  static_assert(is_element_type<std::uint16_t>(DType::f16) && is_element_type<Half>(DType::bf16));
+  static_assert(!is_element_type<std::int16_t>(DType::f16) && is_element_type<const float>(DType::f32));
 }
 
 TEST_F(TensorTest, AnEmptySliceStaysInsideTheMemory) {

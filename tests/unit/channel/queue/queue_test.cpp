@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <functional>
+#include <initializer_list>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -41,6 +43,21 @@ TEST(Queue, GivesTheSameMemoryInTheSameProcess) {
   const Tensor got = queue.get_tensor();
   EXPECT_EQ(got.data(), tensor.data());
   EXPECT_EQ(got.layout(), tensor.layout());
+}
+
+TEST(Queue, ThatWasMovedFromThrows) {
+  Queue queue = Queue::create();
+  Queue other = std::move(queue);
+  other.put(number(1));
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+           [&] { queue.put(number(1)); }, [&] { queue.get(); }, [&] { queue.try_get(); },
+           [&] { queue.size(); }, [&] { queue.empty(); }, [&] { queue.maxsize(); }, [&] { queue.handle(); },
+           [&] { queue.ready_fd(); }, [&] { queue.close(); }, [&] { queue.is_closed(); },
+           [&] { queue.wait_for_space(); }})
+    expect_refusal(ErrorCode::closed, {"moved from"}, use);
+  EXPECT_EQ(other.size(), 1u);
+  queue = std::move(other);
+  EXPECT_EQ(queue.size(), 1u);
 }
 
 TEST(Queue, KeepsTheOrderOfWhatIsPut) {

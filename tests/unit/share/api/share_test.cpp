@@ -10,6 +10,8 @@
 namespace onecopy {
 namespace {
 
+using testing::expect_refusal;
+
 ErrorCode code_of(const std::function<void()>& call) {
   try {
     call();
@@ -67,6 +69,30 @@ TEST(Share, ABundleGivesBackNamesLayoutsAndMemory) {
   ASSERT_EQ(bundle.size(), 100u);
   EXPECT_EQ(bundle.name(42), "layer.42");
   EXPECT_EQ(bundle.tensor(*bundle.find("layer.42")).data(), tensors[42].second.data());
+}
+
+TEST(Share, ABundleRefusesEqualAndEmptyNames) {
+  const Tensor a = empty(Layout(DType::u8, {10})), b = empty(Layout(DType::u8, {10}));
+  const std::uint64_t before = stats().live_blocks;
+  expect_refusal(ErrorCode::invalid_argument, {"tensors 0 and 2", "\"w\""}, [&] {
+    share_bundle(std::vector<NamedTensor>{{"w", a}, {"v", b}, {"w", b}});
+  });
+  expect_refusal(ErrorCode::invalid_argument, {"tensor 1", "no name"}, [&] {
+    share_bundle(std::vector<NamedTensor>{{"w", a}, {"", b}});
+  });
+  EXPECT_EQ(stats().live_blocks, before);
+}
+
+TEST(Share, ABundleThatWasMovedFromThrows) {
+  const Handle handle = share_bundle(std::vector<NamedTensor>{{"a", empty(Layout(DType::u8, {10}))}});
+  Bundle bundle = Bundle::open(handle);
+  const Bundle other = std::move(bundle);
+  EXPECT_EQ(other.size(), 1u);
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+           [&] { bundle.size(); }, [&] { bundle.name(0); }, [&] { bundle.layout(0); },
+           [&] { bundle.tensor(0); }, [&] { bundle.tensors(0); }, [&] { bundle.find("a"); },
+           [&] { bundle.structure(); }})
+    expect_refusal(ErrorCode::closed, {"moved from"}, use);
 }
 
 TEST(Share, ABundleKeepsItsTensorsAliveAndThenLetsGo) {
