@@ -116,7 +116,7 @@ quick_steps() {
   wait
 }
 
-WITH_CPP=python/tests/test_rpc_programs_cpp.py  # beside a C++ program of the release preset
+WITH_CPP=(python/tests/test_{rpc,queue}_programs_cpp.py)  # beside C++ programs of the release preset
 
 python_steps() {  # python_steps [--editable] [pytest argument...]
   local editable=()
@@ -131,23 +131,23 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
   local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
   local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}")
-  pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "$@" &
+  pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "--deselect=${WITH_CPP[1]}" "$@" &
   pytest_step "python: multiprocessing tests" "${multiprocessing[@]}" "$@" &
-  pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=$WITH_CPP" "$@" &
+  pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=${WITH_CPP[0]}" "$@" &
   [ $# -gt 0 ] || pytest_step "python: tests of programs" "${programs[@]}" &
   wait
 }
 
 programs_steps() {
   [ -x "$VENV/bin/python" ] || return 0
-  step "release: programs for Python tests" build release example_rpc || return 0
-  pytest_step "python: tests with programs in C++" "$WITH_CPP"
+  step "release: programs for Python tests" build release example_rpc example_values onecopy_plugins || return 0
+  pytest_step "python: tests with programs in C++" "${WITH_CPP[@]}"
 }
 
 install_steps() {
   local kind
   step "release: build" build release || return 0
-  for kind in find_package pkg_config add_subdirectory headers command preset missing; do
+  for kind in find_package pkg_config plugins add_subdirectory headers command preset missing; do
     if [ $kind = pkg_config ] && ! command -v pkg-config >/dev/null; then skip "install: $kind" "pkg-config is not installed"
     else step "install: $kind" tests/install/run.sh "$kind" build/release || true; fi
   done

@@ -62,7 +62,7 @@ def test_messages_say_what_to_write_in_python():
         onecopy.open(lent)
     with pytest.raises(onecopy.Unsupported, match=r'share a copy \(exact="copy"\)'):
         onecopy.share(t[0], exact=True)
-    with pytest.raises(onecopy.BadHandle, match="send the onecopy.Queue itself$"):
+    with pytest.raises(onecopy.BadHandle, match=r"open it with onecopy.Queue.connect\(\)$"):
         onecopy.open(onecopy.Queue()._handle_bytes())
     with pytest.raises(onecopy.System, match="/nowhere/onecopy::x.npy"):
         onecopy.load_npy("/nowhere/onecopy::x.npy")

@@ -20,7 +20,6 @@ LINKED = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SE
 OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 IN_PAIRS = ("two_programs", "trainer", "engine")
-LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
 BLOCK = re.compile(r"(?:<!-- (?P<comment>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
 
@@ -51,8 +50,9 @@ PROGRAMS = [(page, number) for page in PAGES for number in range(len(programs_of
 def test_programs_on_a_page_are_the_examples(page):
     """Or else they are run by themselves."""
     for comment, language, text in blocks(page):
-        if language == "python" and comment is not None:
-            assert LICENSE + text == (ROOT / comment.split()[0]).read_text()
+        if language in ("python", "cpp") and comment is not None:
+            program = (ROOT / comment.split()[0]).read_text()
+            assert program.partition("\n")[2] == text
 
 
 def skip_without_what_it_imports(program: str):
@@ -75,7 +75,7 @@ def test_other_programs_on_a_page_print_what_it_says(page, number, run_python, s
 def test_outputs_on_a_page_are_what_the_examples_print(page):
     program = None
     for comment, language, text in blocks(page):
-        if language == "python":
+        if language in ("python", "cpp"):
             program = ROOT / comment.split()[0] if comment else None
         elif language == "text" and program:
             assert text == program.with_suffix(".expected").read_text()

@@ -26,7 +26,7 @@ constexpr std::array kWords = {
     Word{"onecopy::copy(tensor.view())", "tensor.copy()"},
     Word{"onecopy::", "onecopy."},
     Word{"Bundle::open", "onecopy.open()"},
-    Word{"open it with Queue::connect", "send the onecopy.Queue itself"},
+    Word{"open it with Queue::connect", "open it with onecopy.Queue.connect()"},
 };
 
 std::string in_words_of_python(std::string message) {

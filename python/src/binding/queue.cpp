@@ -14,6 +14,7 @@
 #include "binding/bytes.h"
 #include "binding/device.h"
 #include "binding/gil.h"
+#include "binding/open.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "value/message.h"
@@ -209,18 +210,21 @@ nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
   return decode_message(*std::move(message), stream);
 }
 
-Queue make_queue(nb::handle size) {
+Queue make_queue(nb::handle size, bool ends_with_producers) {
   if (!PyIndex_Check(size.ptr()))
     raise_type_error(fmt::format("maxsize must be an int, not {}", short_repr(size)));
   const Py_ssize_t maxsize = PyNumber_AsSsize_t(size.ptr(), PyExc_OverflowError);
   if (maxsize == -1 && PyErr_Occurred()) throw nb::python_error();
-  return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
+  return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0,
+                                       .ends_with_producers = ends_with_producers}));
 }
 
-Queue connect_bytes(const nb::bytes& handle) {
-  const ByteSpan bytes = span_of(handle);
-  return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
+Queue connect(nb::handle handle) {
+  const Handle from = handle_arg(handle, "handle");
+  return Queue(without_gil([&] { return onecopy::Queue::connect(from); }));
 }
+
+Queue connect_bytes(const nb::bytes& handle) { return connect(handle); }
 
 /// Excludes objects of daemon threads that wait when the interpreter ends from the report of leaks.
 void expect_waiting_threads() {
@@ -309,14 +313,33 @@ void init_queue(nb::module_& m) {
       "interface of the standard library.\n"
       "\n"
       "Args:\n"
-      "    maxsize: the maximum number of objects in the queue; 0 for no limit but memory.");
-  queue.def(nb::new_(&make_queue), nb::arg("maxsize").none() = 0);
+      "    maxsize: the maximum number of objects in the queue; 0 for no limit but memory.\n"
+      "    ends_with_producers: closes the queue once no process is left that has put an object, as after\n"
+      "        a kill: gets return the remaining objects and then raise Closed, and loops end. Without\n"
+      "        this, a get waits for other producers.");
+  queue.def(nb::new_(&make_queue), nb::arg("maxsize").none() = 0, nb::kw_only(),
+            nb::arg("ends_with_producers") = false);
   const nb::object alias = nb::module_::import_("types").attr("GenericAlias");
   queue.attr("__class_getitem__") =
       nb::module_::import_("builtins").attr("classmethod")(alias);  // Queue[int], for annotations
   init_messages(queue);
   expect_waiting_threads();
   queue
+      .def_static(
+          "connect", &connect, nb::arg("handle").none(),
+          nb::sig("def connect(handle: Handle | bytes | bytearray | memoryview | str) -> "
+                  "Queue[typing.Any]"),
+          "Opens the queue that a program in Python or C++ has made, by its handle, bytes or text.\n"
+          "\n"
+          "Raises:\n"
+          "    StaleHandle, OwnerDied: no process has the queue open.\n"
+          "    BadHandle: this is not the handle of a queue.")
+      .def(
+          "handle", [](const Queue& q) { return q.handle(); },
+          "Returns a handle, with which another program opens the queue while any process has the queue\n"
+          "open: ``str(queue.handle())`` is a text for ``Queue.connect()``, and for ``Queue::connect()`` "
+          "in\n"
+          "C++.")
       .def(
           "close", [](Queue& q) { without_gil([&] { q.close(); }); },
           "Closes the queue for all processes: puts fail, and gets return the remaining objects.")

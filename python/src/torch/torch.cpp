@@ -431,6 +431,13 @@ nb::object copy_of(const Layout& layout, ByteSpan elements) {
   return made;
 }
 
+/// Returns another layout on the tensor's block, `offset` bytes after its element 0.
+static Tensor with_block_of(Tensor&& bytes, std::size_t offset, Layout&& layout, Device device) {
+  std::byte* const data = bytes.as<std::byte>() + offset;
+  const Access access = bytes.access();
+  return {bytes.take_block(), data, std::move(layout), device, access};
+}
+
 std::optional<FlaggedTensor> share(PyObject* object) {
   const TorchSymbols& torch = api();
   const nb::handle tensor(object);
@@ -451,8 +458,7 @@ std::optional<FlaggedTensor> share(PyObject* object) {
     elements = Range{data, layout.extent_bytes()};
     if (auto block =
             known_at(torch, *elements, device))  // the block's address may differ from torch's mapping
-      return FlaggedTensor{{block->take_block(), block->data(), std::move(layout), device, block->access()},
-                           *flags};
+      return FlaggedTensor{with_block_of(*std::move(block), 0, std::move(layout), device), *flags};
   }
   const nb::object storage = torch.storage_of(tensor);
   if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
@@ -460,9 +466,7 @@ std::optional<FlaggedTensor> share(PyObject* object) {
       return FlaggedTensor{*std::move(moved), *flags};
   Tensor bytes = block_of(torch, storage, device, elements);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
-  return FlaggedTensor{
-      {bytes.take_block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
-      *flags};
+  return FlaggedTensor{with_block_of(std::move(bytes), offset, std::move(layout), device), *flags};
 }
 
 nb::object open(const Tensor& tensor, std::uint32_t flags) {

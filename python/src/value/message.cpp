@@ -20,20 +20,18 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
+#include "value/tags.h"
 #include "value/values.h"
 
 namespace onecopy::python {
 namespace {
 
-/// The low bits of a tag, in messages of the kind `python`.
-enum Form : std::uint32_t {
-  kTensorForm = 1,  ///< one tensor; its flags are in the upper 24 bits
-  kValuesForm = 2,
-  kPickleForm = 3,
-};
-constexpr std::uint32_t kFormMask = 0x7f;
-constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
-constexpr int kFlagsShift = 8;
+using value::kDataIsTensor;
+using value::kFlagsShift;
+using value::kFormMask;
+using value::kPickleForm;
+using value::kTensorForm;
+using value::kValuesForm;
 
 /// The size from which data is written into shared memory, and read in place.
 constexpr std::size_t kLargeData = std::size_t{32} << 10;
