@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh find_package|pkg_config|add_subdirectory|headers|command|preset|missing BUILD_DIR: uses onecopy the way a
+# run.sh find_package|pkg_config|plugins|add_subdirectory|headers|command|preset|missing BUILD_DIR: uses onecopy the way a
 # stranger would, in a directory that knows nothing of this checkout.
 set -euo pipefail
 kind=$1
@@ -50,6 +50,32 @@ build_and_run() {  # build_and_run <cmake argument>...
   expect_42 "$objects/stranger"
 }
 
+exports() {  # exports <library>: the demangled names of what it defines for others
+  nm -DC --defined-only "$1" | cut -d ' ' -f 3-
+}
+
+only_its_own() {  # only_its_own <plug-in> <beginning of names>: it exports nothing of onecopy nor of the libraries within
+  if exports "$1" | grep -E "$2(onecopy|fmt|nlohmann|CLI)::"; then
+    echo "$(basename "$1") exports these names, which another plug-in of its process may bind to"
+    exit 1
+  fi
+  exports "$1" | grep -qx plugin_share
+}
+
+public_alone() {  # public_alone <shared library>: it exports the names of public headers
+  if exports "$1" | grep -vE '^(typeinfo (name )?for |vtable for )?onecopy::'; then
+    echo "$(basename "$1") exports these names, which are not onecopy's"
+    exit 1
+  fi
+  for name in onecopy::open 'onecopy::Tensor::slice' 'onecopy::store::Store::connect' 'onecopy::rpc::Agent::Agent'; do
+    exports "$1" | grep -F "$name(" >/dev/null || { echo "$name is missing from $(basename "$1")"; exit 1; }
+  done
+  if exports "$1" | grep -E 'onecopy::(Runtime|Session|Ledger|Channel|Ring|Broker|Importer|BundleReader|store::Client|rpc::Node)\b.*\('; then
+    echo "$(basename "$1") exports these names, which no public header declares"
+    exit 1
+  fi
+}
+
 case $kind in
   find_package)
     install_to "$place/first"
@@ -77,6 +103,22 @@ case $kind in
     # shellcheck disable=SC2046  # many words
     ${CXX:-g++} -std=c++20 main.cpp -o stranger $(pkg-config --cflags --libs onecopy)
     expect_42 ./stranger
+    # shellcheck disable=SC2046
+    ${CXX:-g++} -std=c++20 -shared -fPIC plugin.cpp -o plugin.so $(pkg-config --cflags --libs onecopy)
+    only_its_own plugin.so '^([a-z -]+ for )?'
+    # shellcheck disable=SC2046
+    ${CXX:-g++} -std=c++20 main.cpp -o with_shared $(pkg-config --cflags --libs onecopy-shared)
+    LD_LIBRARY_PATH=$(dirname "$(find "$place/moved" -name libonecopy.so)") expect_42 ./with_shared
+    ;;
+  plugins)
+    install_to "$place/prefix"
+    build_and_run -DCMAKE_PREFIX_PATH="$place/prefix" -DSTRANGER_PLUGINS=ON
+    only_its_own "$objects/libfirst.so" ''  # compiled with -fvisibility=hidden
+    only_its_own "$objects/libsecond.so" '^([a-z -]+ for )?'  # without it, templates of others for its types as well
+    public_alone "$(find "$place/prefix" -name libonecopy.so)"
+    said=$("$objects/host" "$objects"/lib{first,second,shared}.so)
+    echo "$said"
+    [ "$said" = "3 plug-ins, 9 pairs share memory" ]
     ;;
   add_subdirectory)
     # With ONECOPY_ALONE=1 each source alone, as a stranger's are: merged ones do not miss what they forgot to include.
@@ -131,7 +173,7 @@ case $kind in
       -DPython_INCLUDE_DIR="$place/none" -DPython_FIND_VIRTUALENV=STANDARD
     ;;
   *)
-    echo "usage: $0 find_package|pkg_config|add_subdirectory|headers|command|preset|missing BUILD_DIR" >&2
+    echo "usage: $0 find_package|pkg_config|plugins|add_subdirectory|headers|command|preset|missing BUILD_DIR" >&2
     exit 2
     ;;
 esac
