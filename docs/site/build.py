@@ -20,7 +20,7 @@ NAVIGATION = {
     "Start": ["index.md"],
     "Guides": [f"guides/{name}.md" for name in (
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
-        "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "huggingface", "ray",
+        "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "cpp", "huggingface", "ray",
         "vllm", "sglang", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "python", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",

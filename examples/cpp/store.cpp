@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trainer publishes versions of its weights under a name, and an engine follows them at addresses that stay the same.
+#include <onecopy/onecopy.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace store = onecopy::store;
+
+namespace {
+
+constexpr std::uint64_t kLast = 5;
+
+void train() {
+  store::Store weights = store::Store::connect();
+  const std::vector<store::TensorSpec> specs{{"layer0.weight", {onecopy::DType::f32, {64, 64}}},
+                                             {"layer0.bias", {onecopy::DType::f32, {64}}}};
+  for (std::uint64_t step = 1; step <= kLast; ++step) {
+    store::Draft draft = weights.draft("weights", specs);  // zeros, which readers do not see yet
+    for (std::size_t row = 0; row < draft.size(); ++row)
+      std::fill_n(draft.tensor(row).as<float>(), draft.layout(row).numel(), float(step));
+    draft.publish();  // the version is there as a whole
+  }
+}
+
+int serve() {
+  store::Store weights = store::Store::connect();
+  store::Watch watch = weights.watch("weights");
+  std::uint64_t version = watch.next(std::chrono::seconds(30)).value();
+  store::Follower live = weights.follow("weights");
+  const onecopy::Tensor bias = live.tensor(live.find("layer0.bias").value());
+  const float* const values = bias.as<const float>();
+  for (; version < kLast; version = watch.next(std::chrono::seconds(30)).value())
+    live.update();  // no thread may use the tensors during this call
+  live.update();
+  std::printf("version %d: the bias is %g\n", int(live.number()), values[63]);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2) return serve();
+  const std::string command = std::string(argv[0]) + " serve";
+  std::thread engine([&] { std::system(command.c_str()); });
+  train();
+  engine.join();
+  store::Store::connect().stop();
+}
