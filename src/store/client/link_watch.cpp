@@ -10,7 +10,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::chrono::milliseconds kNextTry{250};
+constexpr std::chrono::milliseconds kNextRejoin{250};
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void LinkWatch::listen() {
 
 /// Tries until the client has a keeper again, or is gone.
 void LinkWatch::restore() {
-  for (;; std::this_thread::sleep_for(kNextTry)) {
+  for (;; std::this_thread::sleep_for(kNextRejoin)) {
     const auto client = client_.lock();
     if (!client) return link_.reset();
     try {
