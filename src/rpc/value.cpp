@@ -5,8 +5,6 @@
 
 #include <array>
 
-#include "onecopy/core/error.h"
-
 namespace onecopy::rpc {
 namespace {
 
@@ -17,6 +15,12 @@ constexpr std::array<const char*, 12> kNames{
 }  // namespace
 
 const char* name(Value::Kind kind) noexcept { return kNames[static_cast<std::size_t>(kind)]; }
+
+void Value::refuse_integer() {
+  throw Error(
+      ErrorCode::unsupported,
+      "an integer of a Value is from -2^63 to 2^63 - 1: send a larger one as a text or as a tensor");
+}
 
 Value Value::bytes(Bytes bytes) {
   Value value;

@@ -13,6 +13,7 @@
 
 #include "onecopy/core/api.h"
 #include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
 #include "onecopy/memory/tensor.h"
 
 ONECOPY_API_BEGIN
@@ -47,9 +48,13 @@ class Value {
 
   Value() = default;
   Value(std::same_as<bool> auto truth) : value_(truth) {}
+  /// Throws unsupported for a number that is not from -2^63 to 2^63 - 1.
   template <std::integral Integer>
-  requires(!std::same_as<Integer, bool>) Value(Integer number)
-      : value_(static_cast<std::int64_t>(number)) {}
+  requires(!std::same_as<Integer, bool>) Value(Integer number) : value_(static_cast<std::int64_t>(number)) {
+    const auto kept = static_cast<std::int64_t>(number);
+    if (static_cast<Integer>(kept) != number || (std::unsigned_integral<Integer> && kept < 0))
+      refuse_integer();
+  }
   Value(double number) : value_(number) {}
   Value(std::complex<double> number) : value_(number) {}
   Value(std::string text) : value_(std::make_shared<const std::string>(std::move(text))) {}
@@ -82,6 +87,7 @@ class Value {
     List items;
   };
 
+  [[noreturn]] static void refuse_integer();
   template <class T>
   const T& get(const char* wanted) const;
 

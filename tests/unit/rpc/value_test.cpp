@@ -139,5 +139,16 @@ TEST(PlainFunction, TakesAndGivesValuesAndTensors) {
   EXPECT_EQ(callee.join(), 0);
 }
 
+TEST(Value, HoldsEachIntegerOf64BitsAndRefusesLargerOnes) {
+  using Signed = std::numeric_limits<std::int64_t>;
+  EXPECT_EQ(Value(Signed::max()).as_int(), Signed::max());
+  EXPECT_EQ(Value(Signed::min()).as_int(), Signed::min());
+  EXPECT_EQ(Value(std::uint64_t{Signed::max()}).as_int(), Signed::max());
+  EXPECT_EQ(Value(std::uint8_t{255}).as_int(), 255);
+  EXPECT_EQ(Value(-1).as_int(), -1);
+  for (const std::uint64_t large : {std::uint64_t{1} << 63, std::numeric_limits<std::uint64_t>::max()})
+    testing::expect_refusal(ErrorCode::unsupported, {"2^63 - 1"}, [&] { Value value(large); });
+}
+
 }  // namespace
 }  // namespace onecopy::rpc
