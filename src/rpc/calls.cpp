@@ -8,15 +8,18 @@
 
 namespace onecopy::rpc {
 
+constexpr std::size_t kFirstSlots = 16;
+
 std::uint64_t Calls::add(const CallRef& call) {
   const LockGuard lock(mutex_);
   if (free_.empty()) {
     if (slots_.size() == std::size_t{1} << kIndexBits)
       throw Error(ErrorCode::out_of_memory,
                   "sixteen million calls have no answer yet: wait for some of them before more are made");
+    if (slots_.size() == slots_.capacity()) slots_.reserve(std::max(kFirstSlots, 2 * slots_.size()));
+    free_.reserve(slots_.capacity());  // so that neither the following lines nor taking a call fail
     free_.push_back(static_cast<std::uint32_t>(slots_.size()));
     slots_.emplace_back();
-    free_.reserve(slots_.capacity());  // so that taking a call never fails
   }
   const std::uint32_t index = free_.back();
   free_.pop_back();
