@@ -47,9 +47,11 @@ Outbox::Item* Outbox::find(Place place) {
   return at == queue.items.end() ? nullptr : &*at;
 }
 
-void Outbox::keep(Place place) {
+bool Outbox::keep(Place place) {
+  constexpr std::size_t kBytesAtOnce = 256 << 10;
   const LockGuard lock(mutex_);
-  if (Item* const item = find(place)) item->parcel->keep();
+  Item* const item = find(place);
+  return item && !item->parcel->keep(kBytesAtOnce);
 }
 
 bool Outbox::withdraw(Place place) {

@@ -25,6 +25,7 @@ Parcel::Parcel(Message&& message) : message_(std::move(message)), first_(encode_
   parts_.emplace_back(message_.data);
   for (const Tensor& tensor : message_.tensors)
     parts_.emplace_back(tensor.as<const std::byte>(), tensor.layout().extent_bytes());
+  borrowed_ = parts_.size();
   if (first_.size() > kMaxFrameBytes)
     throw Error(ErrorCode::invalid_argument,
                 "the shapes of a message's tensors do not go to another host: they take too many bytes");
@@ -57,20 +58,34 @@ std::optional<Parcel::Part> Parcel::next(std::size_t max_bytes) {
   return Part{FrameKind::more, bytes};
 }
 
-void Parcel::keep() {
-  for (std::size_t i = std::max<std::size_t>(part_, 1); i < parts_.size(); ++i) {
-    const ByteSpan rest = parts_[i].subspan(i == part_ ? at_ : 0);
-    auto copy = std::make_unique_for_overwrite<std::byte[]>(rest.size());
-    std::copy(rest.begin(), rest.end(), copy.get());
-    parts_[i] = {copy.get(), rest.size()};
+/// Copies from the end on, since next() comes from the beginning.
+bool Parcel::keep(std::size_t max_bytes) {
+  while (borrowed_ > std::max<std::size_t>(part_, 1)) {
+    const std::size_t last = borrowed_ - 1;
+    const ByteSpan rest = parts_[last].subspan(last == part_ ? at_ : 0);
+    const ByteSpan end = rest.last(std::min(rest.size(), max_bytes));
+    if (end.empty() && !rest.empty()) return false;
+    auto copy = std::make_unique_for_overwrite<std::byte[]>(end.size());
+    std::copy(end.begin(), end.end(), copy.get());
+    const ByteSpan kept(copy.get(), end.size());
     kept_.push_back(std::move(copy));
-    if (i == part_) at_ = 0;
+    max_bytes -= end.size();
+    if (end.size() == parts_[last].size()) {
+      parts_[last] = kept;
+      borrowed_ = last;
+    } else {
+      parts_.insert(parts_.begin() + static_cast<std::ptrdiff_t>(borrowed_), kept);
+      parts_[last] = parts_[last].first(parts_[last].size() - end.size());
+      if (end.size() == rest.size()) borrowed_ = last;
+    }
   }
   message_.tensors.clear();
+  return true;
 }
 
 void Parcel::withdraw() {
   is_withdrawn_ = true;
+  borrowed_ = 0;
   parts_.clear();
   kept_.clear();
   message_ = {};

@@ -53,8 +53,9 @@ class Parcel {
   /// Returns the number of bytes in all frames together.
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// Copies the bytes of tensors that next() has not returned, so that the tensors may be written and released.
-  void keep();
+  /// Copies up to `max_bytes` of the tensors' bytes that neither next() has returned nor keep() has copied. Returns true
+  /// once all are copied: the tensors may then be written, and are released.
+  bool keep(std::size_t max_bytes);
   /// Drops the bytes that next() has not returned. One more frame follows, of kind withdrawn.
   void withdraw();
   bool is_given_out() const noexcept { return given_ == bytes_; }
@@ -65,6 +66,7 @@ class Parcel {
   /// The data, and then each tensor; empty if the first frame contains all of it.
   std::vector<ByteSpan> parts_;
   std::vector<std::unique_ptr<std::byte[]>> kept_;
+  std::size_t borrowed_ = 0;  ///< the parts from this one on are copies
   std::uint64_t bytes_ = 0, given_ = 0;
   bool is_begun_ = false, is_withdrawn_ = false, has_ended_ = false;
   std::size_t part_ = 0, at_ = 0;

@@ -82,7 +82,7 @@ void TlsLink::put(const Message& message, Stream stream, Deadline until) {
     throw_no_room();
   }
   if (!has_tensors || is_closed()) return;
-  with_stream([&] { outbox_.keep(place); });
+  while (with_stream([&] { return outbox_.keep(place); })) continue;
   pump();  // another thread may have found the stream in use
 }
 

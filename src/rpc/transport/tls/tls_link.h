@@ -62,8 +62,9 @@ class Outbox {
   ByteSpan next_record(bool is_beat);
   /// Drops the message at that place, or the rest of it. Returns false if the connection has taken all of it.
   bool withdraw(Place place);
-  /// Copies the bytes of the message's tensors that the connection has not taken.
-  void keep(Place place);
+  /// Copies some of the bytes of the message's tensors that the connection has not taken. Returns whether it must be
+  /// called again: other threads use the stream meanwhile.
+  bool keep(Place place);
 
  private:
   struct Item {
