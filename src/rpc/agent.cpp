@@ -63,6 +63,23 @@ Value value_of(const Message& answer) {
   return decode_value(answer.data, answer.tensors);
 }
 
+/// Returns the failure that reports the exception of a function. REQUIRES: called in a catch block.
+Message failure_of(const std::string& callee) {
+  const auto failure = [&](ErrorCode code, const char* text) {
+    return encode_failure(code,
+                          fmt::format("On {}: {}", callee, text ? text : "an exception without a text"));
+  };
+  try {
+    throw;
+  } catch (const Error& error) {
+    return failure(error.code(), error.what());
+  } catch (const std::exception& error) {
+    return failure(ErrorCode::remote_error, error.what());
+  } catch (...) {
+    return failure(ErrorCode::remote_error, "the function threw an object that is not a std::exception");
+  }
+}
+
 /// A function of a message's body. The caller gets its exceptions.
 using BodyFunction = std::function<Message(Message&&)>;
 
@@ -103,7 +120,7 @@ struct Agent::State {
   }
 
   void define(std::string_view name, BodyFunction function) {
-    node.functions().define(node.functions().of(name), std::make_shared<BodyFunction>(std::move(function)));
+    Functions::define(node.functions().of(name), std::make_shared<BodyFunction>(std::move(function)));
   }
   void run(Work& work) noexcept;
   void serve(Work& work);
@@ -135,16 +152,14 @@ void Agent::State::serve(Work& work) {
     Message result = run_function(work);
     work.from->count(Route::lease, result.tensors.size());
     return node.answer(*work.from, work.call, Status::value, std::move(result), false, {}, work.deadline);
-  } catch (const Error& error) {
-    failure = encode_failure(error.code(), fmt::format("On {}: {}", options.name, error.what()));
-  } catch (const std::exception& error) {
-    failure = encode_failure(ErrorCode::remote_error, fmt::format("On {}: {}", options.name, error.what()));
+  } catch (...) {
+    failure = failure_of(options.name);
   }
   node.answer(*work.from, work.call, Status::failure, std::move(failure));
 }
 
 Message Agent::State::run_function(Work& work) {
-  const auto* const function = static_cast<const BodyFunction*>(work.function->callable());
+  const auto function = std::static_pointer_cast<const BodyFunction>(work.function->callable());
   if (!function)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("no function \"{}\" is defined", work.function->name()));

@@ -31,14 +31,16 @@ std::uint32_t Functions::number_of(FunctionEntry& function) {
 }
 
 void Functions::define(FunctionEntry& function, std::shared_ptr<void> callable) {
-  const LockGuard lock(mutex_);
-  callables_.push_back(std::move(callable));
-  function.callable_.store(callables_.back().get(), std::memory_order_release);
+  const LockGuard lock(function.mutex_);
+  function.callable_.swap(callable);  // the one before is released after the lock
 }
 
 std::vector<std::shared_ptr<void>> Functions::callables() const {
+  std::vector<std::shared_ptr<void>> all;
   const LockGuard lock(mutex_);
-  return callables_;
+  for (const auto& [name, function] : functions_)
+    if (auto callable = function->callable()) all.push_back(std::move(callable));
+  return all;
 }
 
 }  // namespace onecopy::rpc

@@ -207,7 +207,7 @@ class Endpoint {
   void complete_with(const rpc::CallRef& call, nb::object outcome);
   nb::object own_arguments(const rpc::Work& work);
   void serve(rpc::Work& work);
-  const Target& target(rpc::FunctionEntry& function);
+  std::shared_ptr<const Target> target(rpc::FunctionEntry& function);
   void answer(rpc::Member& to, std::uint64_t call, nb::handle result, Deadline deadline);
   void run_target(const Target& target, rpc::Work& work, const CallValues& values);
   nb::object run_function(const Target& target, const rpc::Work& work, const CallValues& values);

@@ -140,10 +140,9 @@ nb::object Endpoint::own_arguments(const rpc::Work& work) {
 }
 
 /// Returns the function of an entry, which is looked up again if its name has been rebound.
-const Endpoint::Target& Endpoint::target(rpc::FunctionEntry& function) {
-  const auto* known = static_cast<const Target*>(function.callable());
-  if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
-    return *known;
+std::shared_ptr<const Endpoint::Target> Endpoint::target(rpc::FunctionEntry& function) {
+  auto known = std::static_pointer_cast<const Target>(function.callable());
+  if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr()) return known;
   const std::string& name = function.name();
   const nb::object found = call_python([&] { return nb::object(agent_.attr("find_target")(name)); });
   auto made = std::make_shared<Target>();
@@ -156,8 +155,8 @@ const Endpoint::Target& Endpoint::target(rpc::FunctionEntry& function) {
                : public_name(name) != name ? Target::Kind::native
                                            : Target::Kind::function;
   made->times = &served_times.of(public_name(name));
-  node_->functions().define(function, made);
-  return *made;
+  rpc::Functions::define(function, made);
+  return made;
 }
 
 /// Serves a call. If the call is late, its caller has given up, and only the references in the call are counted.
@@ -167,11 +166,11 @@ void Endpoint::serve(rpc::Work& work) {
   if (work.from->has_ended || (is_late && !work.is_in_order)) return;
   const ServedCall now(served);
   const std::uint32_t from = work.from->number();
-  const Target* target = nullptr;
+  std::shared_ptr<const Target> target;
   Body body;
   CallValues values;
   try {
-    if (!is_late) target = &this->target(*work.function);
+    if (!is_late) target = this->target(*work.function);
     if (rpc::body_form(work.message.tag) == static_cast<std::uint32_t>(BodyForm::here)) {
       body.value = own_arguments(work);
       if (!body.value.is_valid()) return;
