@@ -9,6 +9,7 @@ namespace onecopy {
 namespace {
 
 thread_local Deadline innermost = kForever;
+thread_local std::chrono::milliseconds max_patience = std::chrono::milliseconds::max();
 
 }  // namespace
 
@@ -17,10 +18,15 @@ DeadlineScope::DeadlineScope(Deadline deadline) noexcept
 
 DeadlineScope::~DeadlineScope() { innermost = before_; }
 
+PatienceScope::PatienceScope(std::chrono::milliseconds patience) noexcept
+    : before_(std::exchange(max_patience, patience)) {}
+
+PatienceScope::~PatienceScope() { max_patience = before_; }
+
 std::chrono::milliseconds reply_timeout() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kLeast{100};
-  const milliseconds most(reply_timeout_ms);
+  const milliseconds most = std::min(milliseconds(reply_timeout_ms), max_patience);
   if (innermost.is_never()) return most;
   return std::min(most, std::max(innermost.whole_ms_left(std::chrono::hours(1)), kLeast));
 }

@@ -25,6 +25,19 @@ class DeadlineScope {
   const Deadline before_;
 };
 
+/// A scope in which its thread waits for brokers for at most `patience`, which may be less than a DeadlineScope grants.
+/// For a thread that must not be held up by a stopped process. Thread safety: a scope belongs to its thread.
+class PatienceScope {
+ public:
+  explicit PatienceScope(std::chrono::milliseconds patience) noexcept;
+  ~PatienceScope();
+  PatienceScope(const PatienceScope&) = delete;
+  PatienceScope& operator=(const PatienceScope&) = delete;
+
+ private:
+  const std::chrono::milliseconds before_;
+};
+
 /// Returns how long this thread waits for a broker now.
 std::chrono::milliseconds reply_timeout() noexcept;
 

@@ -19,8 +19,11 @@ struct Address {
   Handle door;  ///< the queue that takes greetings
   Handle bell;
   std::uint64_t host = 0;  ///< this_host() of the member: the pid and the handles are valid there alone
-  std::string endpoint{};  ///< the address for members on other hosts, e.g. "10.0.0.1:4711"; empty: none
+  std::string endpoint{};  ///< for members on other hosts: Endpoint::str(), or empty
 
+  bool is_same_process(const Address& other) const noexcept {
+    return name == other.name && pid == other.pid && start_time == other.start_time && host == other.host;
+  }
   Bytes to_bytes() const;
   /// Throws bad_handle, version_mismatch.
   static Address from_bytes(ByteSpan bytes);

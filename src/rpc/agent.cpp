@@ -88,7 +88,7 @@ using BodyFunction = std::function<Message(Message&&)>;
 struct Agent::State {
   explicit State(AgentOptions&& from)
       : options(std::move(from)),
-        node({options.name, options.number, options.spin, options.transport}),
+        node({options.name, options.number, options.spin, options.transport, true}),
         workers(node, options.max_workers, [this](Work& work) { run(work); }) {
     workers.add();
   }
@@ -109,7 +109,7 @@ struct Agent::State {
   }
   Message result(Member& from, const CallRef& call) {
     try {
-      while (!node.wait(call, kForever)) Workers::help(node);
+      Workers::wait_for(node, call);
     } catch (...) {  // out of memory: no thread waits for the answer any longer
       node.end_call(call, End::cancelled);
       throw;
@@ -135,7 +135,7 @@ void Agent::State::run(Work& work) noexcept {
   if (work.is_in_order) node.end_order();  // in C++ nothing depends on the order
   try {
     if (work.kind == Work::Kind::call) serve(work);
-    if (work.kind == Work::Kind::greeting) node.take_greetings();
+    if (work.kind == Work::Kind::service) node.serve(work);
     if (work.kind == Work::Kind::answer)
       node.complete(work.done, End::answered, work.status, std::move(work.message));
   } catch (const std::exception& error) {  // the caller has ended, or its memory is used up

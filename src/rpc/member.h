@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -62,16 +63,23 @@ struct Counters {
 /// A session with one process of the group: its connection and lane, its numbers of functions, and its state.
 ///
 /// The end of a session is final. When the network to another host is cut for too long, the session ends although the process
-/// lives: the next call begins the next session, which is another Member with the same address. Calls, references and
+/// lives: the next call begins the next session, which is another Member with the same address. A program that has ended
+/// and starts again under its name and number is the next session, too, with another address. Calls, references and
 /// messages belong to one session.
 ///
 /// Thread safety: see the comment above each part. The node outlives its members. Invariants: has_ended is set after
 /// all messages in the member's lane were read. Messages of a session are read only after the session before is over.
 struct Member {
+  static constexpr std::chrono::milliseconds kFirstPause{20}, kLastPause{1000};
+
   explicit Member(Address where, Member* ended = nullptr)
       : address(std::move(where)), before(ended), session(ended ? ended->session + 1 : 1) {
-    if (ended) counters.add(ended->counters);
+    if (is_reconnected()) counters.add(ended->counters);
+    if (ended) may_restart = ended->may_restart.load();
   }
+
+  /// Returns whether the session before was one with the same process.
+  bool is_reconnected() const noexcept { return before && address.is_same_process(before->address); }
 
   std::uint32_t number() const noexcept { return address.number; }
   const std::string& name() const noexcept { return address.name; }
@@ -87,14 +95,15 @@ struct Member {
     while (Member* const behind = last->next) last = behind;
     return *last;
   }
-  /// Returns whether there was a connection to the member and is none: the session has ended, or it follows another one
-  /// and is not connected yet.
-  bool is_gone() const noexcept { return has_ended || (before && !out); }
+  /// Returns whether there was a connection to the process and is none: the session has ended, or it follows another one
+  /// with that process and is not connected yet.
+  bool is_gone() const noexcept { return has_ended || (is_reconnected() && !out); }
 
   const Address address;
-  Member* const before;                ///< the session before; null: this is the first one
-  const std::uint32_t session;         ///< 1, 2, and so on
-  std::atomic<Member*> next{nullptr};  ///< the session after this one
+  Member* const before;                  ///< the session before; null: this is the first one
+  const std::uint32_t session;           ///< 1, 2, and so on
+  std::atomic<Member*> next{nullptr};    ///< the session after this one
+  std::atomic<bool> may_restart{false};  ///< another process may take the place of this one after its end
   /// The number of this session in the other process; 0 until that process has told it.
   std::atomic<std::uint32_t> their_session{0};
   Transport* transport = nullptr;  ///< null: the member is this process
@@ -105,6 +114,11 @@ struct Member {
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
+  /// Returns whether the lane must not be read now.
+  bool is_held_back() const noexcept {
+    const std::int64_t until = held_until_ns.load(std::memory_order_acquire);
+    return until != 0 && std::chrono::steady_clock::now().time_since_epoch().count() < until;
+  }
 
   /// Returns whether sending a call or an answer to the member may take long.
   bool may_hold_up() const noexcept {
@@ -117,6 +131,9 @@ struct Member {
   std::atomic<Inbound*> in{nullptr};      ///< null until this process has greeted the member
   std::atomic<bool> has_ended{false};
   std::atomic<bool> is_over{false};  ///< the member has ended, and its calls have failed
+  /// The time before which no thread reads the lane, in ns of the steady clock: a worker opens the memory of the lane's
+  /// first message, or its owner has not answered. 0: the lane is read.
+  std::atomic<std::int64_t> held_until_ns{0};
   /// The last call found so many unread messages that the next one waits.
   std::atomic<bool> is_full{false};
   std::atomic<int> senders{0};        ///< threads that may use `out` now; see LaneGuard
@@ -130,6 +147,9 @@ struct Member {
   std::unique_ptr<Connection> outbound;
   std::unique_ptr<Inbound> inbound;
   std::unique_ptr<TransportState> state;
+
+  // Only the thread that opens the memory of the lane's first message uses `pause`.
+  std::chrono::milliseconds pause = kFirstPause;  ///< after the next attempt that fails
 
   // Only the thread that looks at the lanes uses `functions`.
   std::vector<FunctionEntry*> functions;  ///< by the numbers that the member gives them

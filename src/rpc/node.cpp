@@ -238,11 +238,6 @@ CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void
   return call;
 }
 
-/// Does nothing in a forked child, since the lanes belong to the parent.
-void Node::look_once() {
-  if (Session::existing() == &session_ && are_lanes_ready()) look(nullptr);
-}
-
 bool Node::has_ended(const CallRef& call) {
   if (!call->is_done()) look_once();
   return call->is_done();
@@ -255,6 +250,7 @@ bool Node::end_call(const CallRef& call, End end) {
 
 bool Node::wait(const CallRef& call, Deadline until) {
   if (!waiter_.wait(call, std::min(until, call->deadline()))) expire();
+  if (!call->is_done() && until == kForever) serve_if_all_are_busy();
   if (!call->is_done()) return false;
   note_time(*call);
   return true;
@@ -282,8 +278,10 @@ bool Node::complete(const CallRef& call, End end, Status status, Message&& answe
 void Node::stop() {
   if (is_stopped_.exchange(true)) return;
   point("rpc.stop.begun");
-  MemberList members = *list_.load();
   const Deadline deadline = Deadline::after(kFarewellPatience);
+  if (Session::existing() == &session_)
+    ring_->close_door(deadline);  // a forked child leaves the door to its parent
+  MemberList members = *list_.load();
   for (Member* member : members) say_farewell(*member, deadline);
   for (const auto& transport : transports_) {
     transport->flush();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,9 @@ struct NodeOptions {
   std::chrono::nanoseconds spin{-1};
   /// The transport to other hosts, "tls" or "ucx"; empty for the value of ONECOPY_RPC_FABRIC.
   std::string transport{};
+  /// Lets a process take the place of any member of its name and number that has ended. False where members hold
+  /// references, whose ids a process that starts again would give out once more.
+  bool members_may_restart = false;
 };
 
 /// A process as a member of a group: sends calls, gives out the calls of others as work, and knows which members live.
@@ -58,8 +62,9 @@ class Node final : private TransportHost {
   /// Returns what others join(). Valid until the node's end.
   Address address() override;
   /// Adds a member, which may be this process. The first call to the member connects to it. Throws peer_died if the
-  /// member has already ended, and invalid_argument if another member has its number.
-  Member& join(const Address& address);
+  /// member has already ended, and invalid_argument if another member has its number. If `may_restart`, a process
+  /// may take the member's place after its end, and the member that of one of its name and number that has ended.
+  Member& join(const Address& address, bool may_restart = false);
   /// Returns the last session with the member of that number, or with the latest living member of that name; null if
   /// there is none.
   Member* find(std::uint32_t number);
@@ -120,10 +125,13 @@ class Node final : private TransportHost {
   // Workers. Each asks for work, does it, and asks again.
   /// Waits for work. Returns false when the worker must end: after stop(), or because enough other workers are idle.
   bool next(Work& work);
-  /// Does the work `greeting`: answers the greetings of other members, and waits until they can be called.
-  void take_greetings() noexcept;
+  /// Does work of kind service: answers the greetings of other members and waits until they can be called, or opens the
+  /// memory of the first message in a lane.
+  void serve(const Work& work) noexcept;
   /// Takes work for a worker that waits within its own work. Returns false while a worker is idle, or there is no work.
   bool try_help(Work& work);
+  /// Returns whether there is work, and no worker is free.
+  bool lacks_workers() const { return wants_worker() && has_work(); }
   /// Lets the next work in order begin. `asks_next`: the worker calls next() right after this call.
   void end_order(bool asks_next = false) noexcept;
   /// Returns whether another worker must be started, since all are at work.
@@ -149,6 +157,9 @@ class Node final : private TransportHost {
   // node_members.cpp
   Member& enter(const Address& address) override;
   Member& next_session(Member& ended) override;
+  Member& enter_locked(const Address& address, bool may_restart) REQUIRES(members_mutex_);
+  Member& begin_session(Member& ended, const Address& address) REQUIRES(members_mutex_);
+  void serve_if_all_are_busy() noexcept;
   Member& add(std::unique_ptr<Member> member) REQUIRES(members_mutex_);
   void note_opened(Member& member) noexcept override;
   const std::shared_ptr<const DoorbellMemory>& bell() const noexcept override { return bell_; }
@@ -162,6 +173,15 @@ class Node final : private TransportHost {
   GroupInfo describe() const;
 
   // node_lanes.cpp
+  /// Keeps the lanes of members that have not ended. Made before has_ended is read: a lane is released when the count
+  /// is 0.
+  struct Looker {
+    explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
+    Looker(const Looker&) = delete;
+    Looker& operator=(const Looker&) = delete;
+    ~Looker() { count.fetch_sub(1); }
+    std::atomic<int>& count;
+  };
   bool are_lanes_ready() const {
     return watch_lanes(1, [] { return false; });
   }
@@ -173,7 +193,10 @@ class Node final : private TransportHost {
   bool look(const Call* mine, Work* own = nullptr);
   void look_for_damage();
   void end_damaged(Member& member);
-  bool read(Member& from, const Call* mine);
+  bool read(Member& from, const Call* mine, std::optional<Message> first = {});
+  std::optional<Message> take(Member& from, Inbound& in);
+  void hold_back(Member& from);
+  void open_first(Member& from) noexcept;
   void hand_out_newcomers();
   void handle(Member& from, Message&& message, const Call* mine);
   FunctionEntry& function_of(Member& from, const CallTail& tail, Bytes& data);
@@ -214,7 +237,7 @@ class Node final : private TransportHost {
   std::size_t first_ GUARDED_BY(turn_) = 0;  ///< the index of the member whose lane is read first
   Work* own_ GUARDED_BY(turn_) = nullptr;    ///< gets the first work, if a worker looks at the lanes
 
-  /// The number of threads in watch_lanes(), which use the lanes of living members.
+  /// The number of threads that use the lanes of living members without the turn.
   mutable std::atomic<int> lookers_{0};
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};
@@ -232,11 +255,7 @@ class Node final : private TransportHost {
 /// Looks at the lanes up to `looks` times, until stop() returns true. Returns whether there is a message.
 template <class Stop>
 bool Node::watch_lanes(int looks, Stop&& stop) const {
-  struct Looker {
-    explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
-    ~Looker() { count.fetch_sub(1); }
-    std::atomic<int>& count;
-  } const looker(lookers_);  // before has_ended is read: a lane is released when this count is 0
+  const Looker looker(lookers_);
   while (!has_message()) {
     if (--looks == 0 || stop()) return false;
     relax();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <thread>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "os/log.h"
 #include "rpc/node.h"
 #include "rpc/transport/ring/ring_transport.h"
+#include "share/session.h"
 
 /// The part of a node that reads the lanes and handles their messages.
 namespace onecopy::rpc {
@@ -20,6 +23,13 @@ using std::chrono::steady_clock;
 /// The max messages of one member that are handled before the next member's.
 constexpr int kMessagesAtOnce = 64;
 
+/// The time for which the thread that has the turn waits for the owner of a message's memory. An owner that runs usually
+/// answers sooner; others are left to a worker.
+constexpr std::chrono::milliseconds kBrief{2};
+
+/// Returns whether a message that could not be taken stays in its lane and may be taken later.
+bool is_passing(ErrorCode code) noexcept { return code == ErrorCode::timeout || is_shortage(code); }
+
 }  // namespace
 
 /// Returns whether a lane contains a message. REQUIRES: this thread is counted in lookers_.
@@ -28,7 +38,7 @@ bool Node::has_message() const {
     if (member->has_ended.load(std::memory_order_relaxed))
       continue;  // messages that it put after its farewell are not read
     const Inbound* const in = member->in.load(std::memory_order_acquire);
-    if ((in && in->is_ready()) || member->has_exited()) return true;
+    if (((in && in->is_ready()) || member->has_exited()) && !member->is_held_back()) return true;
   }
   return ring_->has_newcomers();
 }
@@ -56,24 +66,86 @@ bool Node::look(const Call* mine, Work* own) {
   return found;
 }
 
+/// Does nothing in a forked child, since the lanes belong to the parent.
+void Node::look_once() {
+  if (Session::existing() == &session_ && are_lanes_ready()) look(nullptr);
+}
+
 /// Gives the greetings of newcomers to a worker, because a newcomer may be stopped and must not delay the messages of
 /// others.
 void Node::hand_out_newcomers() {
   Work work;
-  work.kind = Work::Kind::greeting;
+  work.kind = Work::Kind::service;
   hand_out(std::move(work));
 }
 
-bool Node::read(Member& from, const Call* mine) {
-  if (from.before && !from.before->is_over) return false;
+/// Takes the next message of a lane. If its memory cannot be opened at once, leaves the lane to a worker: the sender may be
+/// stopped, and must not delay the messages of others.
+std::optional<Message> Node::take(Member& from, Inbound& in) {
+  try {
+    return in.try_take(kBrief);
+  } catch (const Error& error) {
+    if (!is_passing(error.code())) throw;
+    hold_back(from);
+    return {};
+  }
+}
+
+void Node::hold_back(Member& from) {
+  from.held_until_ns = INT64_MAX;
+  try {
+    Work work;
+    work.kind = Work::Kind::service;
+    work.from = &from;
+    hand_out(std::move(work));
+  } catch (...) {  // out of memory: the next look holds the lane back
+    from.held_until_ns = 0;
+    throw;
+  }
+}
+
+/// Opens the first message of a lane that is held back, and lets the lane be read. If its memory cannot be opened, no
+/// thread reads the lane for a while, which grows with each attempt up to a second.
+void Node::open_first(Member& from) noexcept {
+  constexpr std::chrono::milliseconds kPatience{100};
+  std::optional<Message> first;
+  std::int64_t until = 0;
+  try {
+    const Looker looker(lookers_);
+    if (Inbound* const in = from.has_ended ? nullptr : from.in.load()) first = in->try_take(kPatience);
+    from.pause = Member::kFirstPause;
+  } catch (const std::exception& error) {  // any other error comes again when the lane is read
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    if (!known || is_passing(known->code())) {
+      if (from.pause == Member::kFirstPause)
+        log_warning(fmt::format("the messages of {} wait until the first one can be opened: {}",
+                                from.name(), error.what()));
+      until = (steady_clock::now() + from.pause).time_since_epoch().count();
+      from.pause = std::min(2 * from.pause, Member::kLastPause);
+    }
+  }
+  point("rpc.lane.tried");
+  const LockGuard turn(turn_);
+  from.held_until_ns = until;
+  try {
+    if (first && !is_stopped()) read(from, nullptr, std::move(first));
+  } catch (const std::exception& error) {  // out of memory
+    log_warning(fmt::format("a message of {} was lost: {}", from.name(), error.what()));
+  }
+  if (are_lanes_ready()) (*bell_)->calls.ring();  // messages have come that woke no thread
+}
+
+/// Reads the messages of a lane, after `first`, which was taken before.
+bool Node::read(Member& from, const Call* mine, std::optional<Message> first) {
+  if ((from.before && !from.before->is_over) || from.is_held_back()) return false;
   Inbound* const in = from.in.load(std::memory_order_acquire);
   // Read before the lane: all that the member put before its exit is in the lane then.
   const bool has_exited = from.has_exited() && !from.has_ended;
   bool found = false, is_empty = !in || from.has_ended;
   try {
     for (int i = 0; i < kMessagesAtOnce && !is_empty; ++i) {
-      std::optional<Message> message = in->try_take();
-      is_empty = !message;
+      std::optional<Message> message = first ? std::exchange(first, {}) : take(from, *in);
+      is_empty = !message && !from.is_held_back();
       if (!message) break;
       found = true;
       handle(from, *std::move(message), mine);
@@ -95,7 +167,7 @@ void Node::look_for_damage() {
   const LockGuard turn(turn_, std::adopt_lock);
   for (Member* const member : *list_.load()) {
     Inbound* const in = member->in.load(std::memory_order_acquire);
-    if (!in || member->has_ended) continue;
+    if (!in || member->has_ended || member->is_held_back()) continue;
     try {
       in->check();
     } catch (const Error& error) {

@@ -32,23 +32,44 @@ Address Node::address() {
 }
 
 /// Calls the ring transport alone, because the others accept newcomers in threads of their own.
-void Node::take_greetings() noexcept { ring_->serve_newcomers(); }
+void Node::serve(const Work& work) noexcept {
+  if (work.from) open_first(*work.from);
+  else ring_->serve_newcomers();
+}
+
+/// Does the work of a worker in this thread if no worker is free, since this thread may wait for the work's effect.
+void Node::serve_if_all_are_busy() noexcept {
+  if (Work work; idle_.load() == 0 && work_.try_pop_service(work)) serve(work);
+}
 
 void Node::note_opened(Member& member) noexcept { complete(member.opened, End::answered); }
 
-Member& Node::join(const Address& address) { return enter(address); }
+Member& Node::join(const Address& address, bool may_restart) {
+  const LockGuard lock(members_mutex_);
+  Member& member = enter_locked(address, may_restart || options_.members_may_restart);
+  if (may_restart) member.may_restart = true;
+  return member;
+}
+
+Member& Node::enter(const Address& address) {
+  const LockGuard lock(members_mutex_);
+  return enter_locked(address, options_.members_may_restart);
+}
 
 bool Node::is_own(const Address& address) const {
   return address.name == options_.name && address.pid == current_pid() && address.host == this_host();
 }
 
-Member& Node::enter(const Address& address) {
-  const LockGuard lock(members_mutex_);
+/// Adds the member. If `may_restart`, or if the known member may, a process may take the place of one of the same name and
+/// number that has ended.
+Member& Node::enter_locked(const Address& address, bool may_restart) {
   for (const auto& known : members_) {
     if (known->next || known->number() != address.number) continue;
-    const bool is_same = known->name() == address.name && known->address.pid == address.pid &&
-                         known->address.host == address.host;
-    if (is_same) return *known;
+    if (known->address.is_same_process(address)) return *known;
+    const bool has_ended = known->has_ended || known->has_exited() ||
+                           (known->transport && known->transport->has_exited(*known));
+    if ((may_restart || known->may_restart) && has_ended && known->name() == address.name)
+      return begin_session(*known, address);
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("member {} of the group is {}, and cannot be {} as well", address.number,
                             known->name(), address.name));
@@ -62,7 +83,12 @@ Member& Node::enter(const Address& address) {
 
 Member& Node::next_session(Member& ended) {
   const LockGuard lock(members_mutex_);
-  if (!ended.next) ended.next = &add(std::make_unique<Member>(ended.address, &ended));
+  return begin_session(ended, ended.address);
+}
+
+/// Returns the session after one that has ended. Begins it with the process of that address if it has not begun.
+Member& Node::begin_session(Member& ended, const Address& address) {
+  if (!ended.next) ended.next = &add(std::make_unique<Member>(address, &ended));
   return *ended.next;
 }
 
@@ -153,7 +179,7 @@ void Node::connect(Member& to, Deadline deadline) {
     check_can_send(to);
     to.transport->open(to, deadline);  // throws its own failure; tries again if another thread failed
     point("rpc.lane.greeted");
-    if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
+    serve_if_all_are_busy();
     if (!waiter_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
         deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
       throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));

@@ -104,7 +104,9 @@ bool Node::is_back_soon(const Work& work) const {
 
 bool Node::try_help(Work& work) {
   work = {};
-  return idle_.load() == 0 && !is_stopped() && work_.try_pop(work);
+  if (!wants_worker()) return false;
+  if (!work_.try_pop(work) && are_lanes_ready()) look_for_work(work);
+  return work.kind != Work::Kind::none;
 }
 
 /// Looks for work for a while; returns whether there is some. Does not spin while another thread waits for a call and

@@ -75,13 +75,16 @@ class Transport {
   /// Returns whether a member whose session has ended may be connected to again, since its process may live.
   virtual bool reconnects() const noexcept { return false; }
 
-  /// Starts watching a member that no other thread sees yet, and creates its TransportState.
+  /// Starts watching a member that no other thread sees yet, and creates its TransportState. Throws bad_secret and
+  /// unsupported for a member that has another key or fabric, or does not listen.
   virtual void watch(Member& member) = 0;
   /// Opens a connection to the member, or begins to, in which case another thread completes `member.opened`. Callers
   /// repeat the call until the member is opened. Throws peer_died, timeout, bad_secret.
   virtual void open(Member& member, Deadline deadline) = 0;
   /// Tells a member without a connection that this process leaves the group, if the transport can.
   virtual void say_farewell(Member&, Deadline) {}
+  /// Returns whether the member's process has ended, although `member.exit` may not be set yet.
+  virtual bool has_exited(Member&) const { return false; }
   /// Closes the connections to a member that has ended. The thread that looks at the lanes calls it.
   virtual void close(Member& member) noexcept = 0;
   /// Returns for how long the member has been silent although it should have sent something; 0 if it is not silent.

@@ -14,7 +14,7 @@ struct Work {
   enum class Kind : std::uint8_t {
     none,
     call,          ///< run a function
-    greeting,      ///< call Node::take_greetings()
+    service,       ///< call Node::serve(): a part of reading messages that may wait for another process
     note,          ///< take a note of the user's
     answer,        ///< complete `done`: an answer that is handled in order
     settle,        ///< handle the outcome of `done`, for which no thread waits
@@ -38,8 +38,8 @@ class WorkQueue {
  public:
   void push(Work&& work);
   bool try_pop(Work& work);
-  /// Takes work of kind greeting, if there is some.
-  bool try_pop_greeting(Work& work);
+  /// Takes work of kind service, if there is some.
+  bool try_pop_service(Work& work);
   /// Begins the caller's work in order and returns true, unless other work in order comes before it.
   bool try_begin_order();
   void end_order() noexcept;

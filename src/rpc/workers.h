@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <list>
 #include <thread>
@@ -13,8 +14,9 @@ namespace onecopy::rpc {
 
 /// The threads that do a node's work: one at first, and one more whenever all others are busy. If no further thread may
 /// be started, a thread whose function waits for a call takes other work while it waits, so that calls which wait for
-/// each other do not block all threads. Threads that a burst has started end when they have had nothing to do for a
-/// while. Thread safety: all members may be called concurrently.
+/// each other do not block all threads. Such a thread uses up to half of its stack for that. Once all threads have used
+/// theirs, one more thread is started than the limit allows. Threads that a burst has started end when they have had
+/// nothing to do for a while. Thread safety: all members may be called concurrently.
 class Workers {
  public:
   /// Does one piece of work, and throws nothing.
@@ -27,12 +29,14 @@ class Workers {
   Workers(Node& node, std::size_t max_threads, Run run)
       : node_(node), run_(std::move(run)), start_([this] { add(); }), max_threads_(max_threads) {}
 
-  void add();
+  void add(bool beyond_limit = false);
   /// Does work in this thread until the node has no use for the thread.
   void work() noexcept;
-  /// Does one piece of work if no other thread is free. A thread that waits for a call of the node calls it now and
-  /// then.
-  static void help(const Node& node) noexcept;
+  /// Does one piece of work if no other thread is free, and returns whether it did. A thread that waits for a call of the
+  /// node calls it now and then.
+  static bool help(Node& node) noexcept;
+  /// Waits until the call is done, and calls help() meanwhile.
+  static void wait_for(Node& node, const CallRef& call);
   /// Waits until all threads have ended. Returns at once if one of the threads calls it. REQUIRES: the node is stopped.
   void join();
   /// Returns how many threads there are.
@@ -42,6 +46,8 @@ class Workers {
   }
 
  private:
+  static bool wait_once(Node& node, const CallRef& call, std::chrono::nanoseconds pause);
+  bool has_room() const noexcept;
   void retire() noexcept;
   bool is_own_thread() const noexcept;
 
@@ -53,6 +59,7 @@ class Workers {
   std::list<std::thread> threads_ GUARDED_BY(mutex_);
   std::list<std::thread> retired_ GUARDED_BY(mutex_);  ///< threads that have ended, or are about to
   bool is_closed_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> has_lookout_{false};  ///< a thread that waits for a call looks for work often
 };
 
 }  // namespace onecopy::rpc

@@ -29,8 +29,8 @@ struct Values {
   std::vector<Tensor> tensors;
 };
 
-/// A function that the other members may call. The function runs in the called process, on a thread of its agent. Its
-/// exceptions are thrown at the caller.
+/// A function that the other members may call. The function runs in the called process, on a thread of its agent. What it
+/// throws is thrown at the caller: an Error with its code, any other object as remote_error.
 using Function = std::function<Values(Values&&)>;
 
 /// A function of plain values, callable from C++ and from Python; runs and throws as a Function does. Its tensors are
@@ -38,15 +38,18 @@ using Function = std::function<Values(Values&&)>;
 using PlainFunction = std::function<Value(const Value::List& arguments)>;
 
 struct AgentOptions {
-  std::string name;          ///< the member's name, unique in its group
-  std::uint32_t number = 0;  ///< the member's number, unique in its group
+  std::string name;  ///< the member's name, unique in its group
+  /// The member's number, unique in its group, to which the ranks of processes in Python belong. A program that has ended
+  /// and starts again may use its name and number.
+  std::uint32_t number = 0;
   /// The timeout of calls that name none; zero means no limit.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
   /// The time for which a thread polls for a message before it sleeps; polling is faster than waking a process. A
   /// negative value means ONECOPY_RPC_SPIN_US, or 100 µs. Zero means that the thread sleeps at once.
   std::chrono::nanoseconds spin{-1};
-  /// The max number of threads that run functions. When all are taken, a function that waits for a call of its own runs
-  /// other functions while it waits, so that calls that wait for each other cannot exhaust the threads.
+  /// The max number of threads that run functions. When all are taken, a function that waits in call() or Future::get()
+  /// runs other functions while it waits, in up to half of its stack. If all of them have used theirs, one more thread is
+  /// started, so that calls that wait for each other cannot exhaust the threads.
   std::size_t max_workers = 1024;
   /// The transport to other hosts: "tls", or "ucx", which does not encrypt. An empty text means the value of
   /// ONECOPY_RPC_FABRIC, or "tls". All members of a group need the same one.
@@ -99,10 +102,11 @@ class Agent {
   /// process while the agent lives.
   Bytes address() const;
   /// Adds the member with that address, which may be this process itself, and returns its name. The first call
-  /// connects. Throws bad_handle, version_mismatch, and invalid_argument if another member has the same number.
+  /// connects. Throws bad_handle, version_mismatch, invalid_argument if another member that lives has the same number,
+  /// and, for a member on another host, bad_secret if it has another key and unsupported if it cannot be reached.
   std::string join(ByteSpan address);
 
-  /// Registers `function` for calls by that name, in place of a function registered before.
+  /// Registers `function` for calls by that name, in place of a function registered before by either of the two.
   void define(std::string_view name, Function function);
   void define_plain(std::string_view name, PlainFunction function);
 

@@ -60,7 +60,7 @@ nb::bytes Endpoint::address() { return to_python(node_->address().to_bytes()); }
 
 nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
-  without_gil([&] { node_->join(where); });
+  without_gil([&] { node_->join(where, is_program); });  // a program holds no references
   numbers_[where.name.c_str()] = where.number;
   peers_[where.number].is_program = is_program;
   return nb::make_tuple(where.name, where.number, where.pid);

@@ -92,7 +92,7 @@ void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
 
 void Endpoint::do_work(rpc::Work& work) {
   if (work.kind == rpc::Work::Kind::call) return serve(work);
-  if (work.kind == rpc::Work::Kind::greeting) return without_gil([&] { node_->take_greetings(); });
+  if (work.kind == rpc::Work::Kind::service) return without_gil([&] { node_->serve(work); });
   if (work.kind != rpc::Work::Kind::settle) return take_in_order(work);
   const nb::object owner = owner_of(*work.done);
   if (PyCallable_Check(owner.ptr()) != 0) call_python([&] { owner(); });

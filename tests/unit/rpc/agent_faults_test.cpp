@@ -167,7 +167,7 @@ TEST(WorkersOfABurst, EndWhenTheyHaveNothingToDo) {
   Node caller({"caller", 1}), callee({"callee", 2});
   Workers workers(callee, 64, [&](Work& work) {
     if (work.is_in_order) callee.end_order();
-    if (work.kind == Work::Kind::greeting) callee.take_greetings();
+    if (work.kind == Work::Kind::service) callee.serve(work);
     if (work.kind != Work::Kind::call) return;
     ++running;
     EXPECT_TRUE(eventually([&] { return may_end.load(); }));

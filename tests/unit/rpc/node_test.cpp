@@ -34,8 +34,8 @@ class Nodes : public ::testing::Test {
       Work work;
       while (b_.next(work)) {
         if (work.is_in_order) b_.end_order();
-        if (work.kind == Work::Kind::greeting) {
-          b_.take_greetings();
+        if (work.kind == Work::Kind::service) {
+          b_.serve(work);
           continue;
         }
         const std::lock_guard lock(mutex_);
@@ -85,7 +85,7 @@ class Settler {
       : thread_([this, &node] {
           Work work;
           while (node.next(work)) {
-            if (work.kind == Work::Kind::greeting) node.take_greetings();
+            if (work.kind == Work::Kind::service) node.serve(work);
             if (work.kind == Work::Kind::settle) settled_ = work.done.get();
           }
         }) {}
@@ -230,12 +230,11 @@ TEST(ANode, AnswersAMemberWhoseGreetingItHasNotTaken) {
   std::vector<std::jthread> threads;
   threads.emplace_back(read_door, [&] { greeter.connect(to_greeted, kForever); });
   Work work;
-  while (greeted.next(work) && work.kind != Work::Kind::greeting) continue;
-  greeted.take_greetings();
+  while (greeted.next(work) && work.kind != Work::Kind::service) continue;
+  greeted.serve(work);
   const CallRef call = greeted.call(*greeted.find(0), {{}, greeted.functions().of("f")}, kForever);
   while (greeter.next(work) && work.kind != Work::Kind::call)
-    if (work.kind == Work::Kind::greeting)
-      threads.emplace_back(read_door, [&] { greeter.take_greetings(); });
+    if (work.kind == Work::Kind::service) threads.emplace_back(read_door, [&] { greeter.serve({}); });
   EXPECT_EQ(to_greeted.out.load(), nullptr);
   g_is_answering = true;
   greeter.answer(*work.from, work.call, Status::value, {});

@@ -8,6 +8,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
 
 namespace onecopy::rpc {
@@ -50,7 +51,8 @@ Handle DoorbellMemory::handle() const { return share(memory_); }
 Inbound::Inbound() : channel_(&Channel::create({})) { channel_->read_alone(); }
 
 /// Takes a message in the order of the default streams; the thread that decodes it orders its own streams behind them.
-std::optional<Message> Inbound::try_take() {
+std::optional<Message> Inbound::try_take(std::chrono::milliseconds patience) {
+  const PatienceScope scope(patience);
   while (is_ready()) {
     Session& session = channel_->session();
     try {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 
@@ -46,13 +47,17 @@ class Inbound {
 
   bool is_ready() const { return channel_->ring().is_ready(); }
   /// Returns the next message, or nothing if there is none. A message whose tensors are lost is logged and skipped.
-  /// Throws protocol for a damaged ring, and timeout while a stopped process holds the ring's lock.
-  std::optional<Message> try_take();
+  /// Waits for up to about `patience` for the owner of the message's memory. Throws protocol for a damaged ring. Throws
+  /// timeout while the owner does not answer or a stopped process holds the ring's lock, and the errors of a shortage;
+  /// the message is then taken later.
+  std::optional<Message> try_take(std::chrono::milliseconds patience);
   /// Throws protocol if the ring says that there is a message although there is none.
   void check() {
     if (!channel_->ring().is_closed()) channel_->ring().wait(kNow);
   }
   Handle handle() { return channel_->handle(); }
+  /// Refuses further messages: senders get closed. Throws timeout if a stopped process holds the ring's lock until then.
+  void close(Deadline deadline) { channel_->ring().close(deadline); }
   /// Returns a sender into this ring, for messages of this process to itself.
   ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }
 

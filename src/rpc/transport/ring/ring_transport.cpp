@@ -16,6 +16,9 @@
 namespace onecopy::rpc {
 namespace {
 
+/// The time for which the thread that reads the door waits for the sender of a greeting.
+constexpr std::chrono::milliseconds kDoorPatience{100};
+
 /// Puts a note into a member's door, the queue that its address names.
 void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKind kind, Bytes&& body) {
   Message note;
@@ -73,14 +76,38 @@ void RingTransport::serve_newcomers() noexcept {
   const LockGuard lock(door_mutex_);
   point("rpc.door.locked");
   for (bool is_first = true; !try_read_door(is_first) && !host_.is_stopped(); is_first = false) continue;
-  is_door_read_ = false;
+  is_door_read_ = host_.is_stopped();
+}
+
+/// A process that greets after the door was closed learns it from its put.
+void RingTransport::close_door(Deadline deadline) noexcept {
+  const LockGuard lock(door_mutex_);
+  is_door_read_ = true;
+  const DeadlineScope scope(deadline);
+  try {
+    door_.close(deadline);
+    while (auto message = door_.try_take(kDoorPatience)) refuse_newcomer(*message);
+  } catch (const std::exception& error) {  // a process that is stopped
+    log_debug(fmt::format("a process could not be told that this process leaves: {}", error.what()));
+  }
+}
+
+void RingTransport::refuse_newcomer(const Message& message) noexcept {
+  try {
+    Bytes data = message.data;
+    if (take_tail<NoteTail>(data).kind != NoteKind::greeting) return;
+    const Address from = decode_greeting(data).first;
+    put_through_door(from, DoorbellMemory(from.bell), NoteKind::farewell, host_.address().to_bytes());
+  } catch (const std::exception& error) {  // a stranger, or a process that has ended
+    log_debug(fmt::format("a process could not be told that this process leaves: {}", error.what()));
+  }
 }
 
 /// Reads the door to its end. Returns false if the sender of the first message, which may be stopped, does not let this
 /// process read that message.
 bool RingTransport::try_read_door(bool is_first) noexcept {
   try {
-    while (auto message = door_.try_take()) take_from_door(*message);
+    while (auto message = door_.try_take(kDoorPatience)) take_from_door(*message);
     return true;
   } catch (const Error& error) {  // a stranger, or a process that has ended
     if (is_first)
@@ -125,6 +152,11 @@ void RingTransport::say_farewell(Member& to, Deadline deadline) {
   const DeadlineScope scope(deadline);
   put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
                    host_.address().to_bytes());
+}
+
+bool RingTransport::has_exited(Member& member) const {
+  const LockGuard lock(member.opening);
+  return member.state && state_of(member).pidfd && onecopy::has_exited(state_of(member).pidfd);
 }
 
 void RingTransport::close(Member& member) noexcept {

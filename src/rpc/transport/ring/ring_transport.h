@@ -34,6 +34,7 @@ class RingTransport final : public Transport {
   void watch(Member& member) override;
   void open(Member& member, Deadline deadline) override;
   void say_farewell(Member& member, Deadline deadline) override;
+  bool has_exited(Member& member) const override;
   void close(Member& member) noexcept override;
 
   /// Returns whether the door contains messages that no thread reads yet.
@@ -42,6 +43,9 @@ class RingTransport final : public Transport {
   bool claim_newcomers() { return door_.is_ready() && !is_door_read_.exchange(true); }
   /// Answers greetings, and waits for the processes that sent them.
   void serve_newcomers() noexcept;
+  /// Takes no further greetings, and tells the processes whose greetings were not read yet that this process leaves.
+  /// Waits for other processes until about the deadline. REQUIRES: TransportHost::is_stopped().
+  void close_door(Deadline deadline) noexcept;
 
  private:
   struct State : TransportState {
@@ -55,12 +59,14 @@ class RingTransport final : public Transport {
   void open_lane_of(ByteSpan greeting);
   bool try_read_door(bool is_first) noexcept;
   void take_from_door(const Message& message);
+  void refuse_newcomer(const Message& message) noexcept;
 
   TransportHost& host_;
   Session& session_;
   Inbound door_;
-  Mutex door_mutex_;                       ///< held by the thread that reads the door
-  std::atomic<bool> is_door_read_{false};  ///< a worker reads the door, or is about to
+  Mutex door_mutex_;  ///< held by the thread that reads the door
+  std::atomic<bool> is_door_read_{
+      false};  ///< a worker reads the door, or is about to, or the door is closed
 };
 
 }  // namespace onecopy::rpc
