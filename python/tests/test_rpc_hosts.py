@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,39 @@ def test_members_on_two_hosts_call_train_and_leave(start_all, fabric):
     if fabric == "ucx" and importlib.util.find_spec("libucx") is None and "ONECOPY_UCX_LIBRARY" not in os.environ:
         pytest.skip("wants libucx-cu13")
     check_end(start_all(MEMBER, ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_FABRIC=fabric), "trained\n")
+
+
+def test_hosts_with_ipv6_alone_reach_each_other(networks, start_all):
+    for i, (holder, cable) in enumerate(zip(networks, CABLES)):
+        run_in(holder, "ip", "addr", "flush", "dev", cable, "scope", "global")
+        run_in(holder, "ip", "addr", "add", f"fd00:58::{i + 1}/64", "dev", cable, "nodad")
+    check_end(start_all(MEMBER, ONECOPY_RPC_KEY=KEY), "trained\n")
+
+
+def test_members_that_listen_at_all_addresses_reach_each_other(start_all):
+    check_end(start_all(MEMBER, ONECOPY_RPC_KEY=KEY, ONECOPY_RPC_LISTEN="0.0.0.0:4999"), "trained\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([{}, {"ONECOPY_RPC_KEY": "another secret, which has 40 characters, too"}], "has another key"),
+        ([{}, {"ONECOPY_RPC_KEY": ""}], "ONECOPY_RPC_KEY"),
+        ([{"ONECOPY_RPC_FABRIC": "tls"}, {"ONECOPY_RPC_FABRIC": "ucx"}], "over ucx|over tls"),
+    ],
+    ids=["key", "no-key", "fabric"],
+)
+def test_each_of_two_members_that_do_not_fit_says_why(networks, tmp_path, options, words):
+    if "ONECOPY_RPC_FABRIC" in options[0] and importlib.util.find_spec("libucx") is None:
+        pytest.skip("wants libucx-cu13")
+    (tmp_path / "member.py").write_text(MEMBER)
+    members = [
+        start(holder, tmp_path / "member.py", rank, tmp_path / "rendezvous", **{"ONECOPY_RPC_KEY": KEY, **own})
+        for rank, (holder, own) in enumerate(zip(networks, options))
+    ]
+    for member in members:
+        error = member.communicate(timeout=240)[1].strip().splitlines()[-1]
+        assert re.search(words, error), error
 
 
 CUT = r"""

@@ -21,41 +21,39 @@
 namespace onecopy {
 namespace {
 
-HostPort loopback(LoopbackPort at) noexcept { return {INADDR_LOOPBACK, at.port}; }
-
-sockaddr_in address_of(const HostPort& at) noexcept {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(at.port);
-  address.sin_addr.s_addr = htonl(at.host);
-  return address;
-}
+HostPort loopback(LoopbackPort at) noexcept { return HostPort::of_ipv4(INADDR_LOOPBACK, at.port); }
 
 void set_option(int fd, int level, int option) noexcept {
   const int on = 1;
   ::setsockopt(fd, level, option, &on, sizeof on);
 }
 
-Fd make_tcp_socket() {
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Fd make_tcp_socket(const HostPort& at) {
+  Fd fd(::socket(at.is_ipv4() ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw_errno("cannot create a TCP socket", errno);
   return fd;
 }
 
 std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // lets a restarted program listen on its port again
-  if (at.host == first_host_address()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND);  // may be down yet
-  sockaddr_in address = address_of(at);
+  const auto usual = first_host_address();
+  if (usual && IN6_ARE_ADDR_EQUAL(&usual->host, &at.host)) {  // its interface may be down yet
+    if (at.is_ipv4()) set_option(fd.get(), IPPROTO_IP, IP_FREEBIND);
+    else set_option(fd.get(), IPPROTO_IPV6, IPV6_FREEBIND);
+  }
+  const int no = 0;  // a listener at :: takes IPv4, too
+  if (!at.is_ipv4()) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  sockaddr_storage address = at.to_socket_address();
   socklen_t size = sizeof address;
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(fd.get(), backlog) != 0 ||
       ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
     throw_errno(fmt::format("cannot listen on {}", at.str()), errno);
-  return ntohs(address.sin_port);
+  return HostPort::of(address).port;
 }
 
 /// Makes one attempt to connect, and returns its outcome as an errno.
-int try_to_connect(int fd, const sockaddr_in& address, const Deadline& deadline) {
+int try_to_connect(int fd, const sockaddr_storage& address, const Deadline& deadline) {
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
   if (!deadline.wait_for(fd, POLLOUT)) return ETIMEDOUT;
@@ -74,7 +72,7 @@ void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds tim
   constexpr std::chrono::milliseconds kPause{20};
   const Deadline deadline(timeout);
   int error = 0;
-  while (is_unreachable(error = try_to_connect(fd.get(), address_of(at), deadline)) &&
+  while (is_unreachable(error = try_to_connect(fd.get(), at.to_socket_address(), deadline)) &&
          deadline.left(kPause) == kPause)
     std::this_thread::sleep_for(kPause);
   if (error == 0) return;
@@ -125,7 +123,7 @@ StreamSocket StreamSocket::listen(const std::string& address, int backlog) {
 }
 
 StreamSocket StreamSocket::listen(const HostPort& at, int backlog) {
-  Fd fd = make_tcp_socket();
+  Fd fd = make_tcp_socket(at);
   const auto port = listen_tcp(fd, at, backlog);
   return StreamSocket(std::move(fd), "tcp:" + HostPort{at.host, port}.str());
 }
@@ -141,7 +139,7 @@ StreamSocket StreamSocket::connect(const std::string& address, std::chrono::mill
 }
 
 StreamSocket StreamSocket::connect(const HostPort& at, std::chrono::milliseconds timeout) {
-  Fd fd = make_tcp_socket();
+  Fd fd = make_tcp_socket(at);
   connect_tcp(fd, at, timeout);
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
   return StreamSocket(std::move(fd), "tcp:" + at.str());

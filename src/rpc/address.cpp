@@ -15,7 +15,7 @@ namespace onecopy::rpc {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4d52434f;  // "OCRM"
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 constexpr std::size_t kMaxEndpoint = 64;
 
 struct Head {

@@ -83,9 +83,14 @@ def _is_unreached(agent: Any, entry: Entry) -> bool:
 
 
 def _enter_if_alive(agent: Any, entry: Entry) -> None:
-    """Adds a member, unless its process has ended."""
-    with contextlib.suppress(onecopy.Error):
+    """Adds a member, unless its process has ended. Raises BadSecret or Unsupported for a member with another key or
+    fabric."""
+    try:
         agent.add_member(peers.member_of(entry))
+    except (onecopy.errors.BadSecret, onecopy.errors.Unsupported):
+        raise
+    except onecopy.Error:
+        pass
 
 
 def _tell(agent: Any, own: Entry) -> None:

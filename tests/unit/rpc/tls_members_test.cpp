@@ -10,11 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/stream_socket.h"
 #include "rpc/address.h"
+#include "rpc/transport/tls/endpoint.h"
+#include "support/limits.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 #include "unit/rpc/meeting.h"
@@ -25,8 +28,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::Child;
+using testing::descriptors_for;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::Limit;
 using testing::Shared;
 using testing::Watchdog;
 
@@ -275,9 +280,13 @@ TEST_F(TlsMembers, ThatAreKilledEndCallsAlthoughTheirChildrenLive) {
   EXPECT_EQ(::kill(*grandchild, SIGKILL), 0);
 }
 
+HostPort endpoint_in(ByteSpan address) {
+  return HostPort::parse(Endpoint::parse(Address::from_bytes(address).endpoint).at);
+}
+
 HostPort endpoint_of(const Meeting& meeting) {
   const auto& there = meeting.addresses[1];
-  return HostPort::parse(Address::from_bytes({there.bytes, there.size}).endpoint);
+  return endpoint_in({there.bytes, there.size});
 }
 
 TEST_F(TlsMembers, GoOnWhenStrangersConnect) {
@@ -326,8 +335,82 @@ TEST_F(TlsMembers, OfAnotherKeyAreRefused) {
     meeting_->reach(1);
   });
   Agent agent({.name = "caller"});
+  expect_refusal(ErrorCode::bad_secret, {"callee has another key", "ONECOPY_RPC_KEY"},
+                 [&] { meeting_->join(agent, 1); });
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+/// Both sides learn what differs, since neither connects.
+TEST_F(TlsMembers, OfAnotherFabricAreRefusedByBothSides) {
+  if (const std::string why = ucx_obstacle("ucx"); !why.empty()) GTEST_SKIP() << why;
+  Agent ours({.name = "ours", .number = 1, .transport = "tls"}),
+      theirs({.name = "theirs", .number = 2, .transport = "ucx"});
+  expect_refusal(ErrorCode::unsupported, {"theirs", "over ucx", "over tls", "ONECOPY_RPC_FABRIC"},
+                 [&] { ours.join(theirs.address()); });
+  expect_refusal(ErrorCode::unsupported, {"ours", "over ucx", "over tls", "ONECOPY_RPC_FABRIC"},
+                 [&] { theirs.join(ours.address()); });
+}
+
+TEST_F(TlsMembers, LearnOfAnotherKeyOnBothSides) {
+  Agent ours({.name = "ours", .number = 1});
+  const Environment other("ONECOPY_RPC_KEY", "another secret, which has 40 characters, too");
+  Agent theirs({.name = "theirs", .number = 2});
+  expect_refusal(ErrorCode::bad_secret, {"theirs has another key"}, [&] { ours.join(theirs.address()); });
+  expect_refusal(ErrorCode::bad_secret, {"ours has another key"}, [&] { theirs.join(ours.address()); });
+}
+
+TEST_F(TlsMembers, ReachEachOtherOverIpv6) {
+  const Environment listen("ONECOPY_RPC_LISTEN", "[::1]:0");
+  Agent callee({.name = "callee", .number = 1});
+  define_usual(callee);
+  EXPECT_TRUE(endpoint_in(callee.address()).str().starts_with("[::1]:"));
+  Agent agent({.name = "caller"});
+  agent.join(callee.address());
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+}
+
+/// 0.0.0.0 names no host: another host would connect to itself.
+TEST_F(TlsMembers, ThatListenAtAllAddressesTellOneOfThisHost) {
+  if (!first_host_address(true)) GTEST_SKIP() << "wants an address that is not loopback";
+  for (const char* const all : {"0.0.0.0:0", "[::]:0"}) {
+    const Environment listen("ONECOPY_RPC_LISTEN", all);
+    Agent callee({.name = "callee", .number = 1});
+    define_usual(callee);
+    const HostPort told = endpoint_in(callee.address());
+    EXPECT_FALSE(told.is_any());
+    EXPECT_FALSE(told.is_loopback());
+    Agent agent({.name = "caller"});
+    agent.join(callee.address());
+    EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  }
+}
+
+std::atomic<int> failed_accepts{0};
+
+/// The kernel reports a connection that waits for a descriptor once.
+TEST_F(TlsMembers, TakeAConnectionOnceThereIsADescriptorForIt) {
+  Shared<std::atomic<bool>> is_short;
+  Child callee([&] {
+    Agent agent({.name = "callee", .number = 1});
+    define_usual(agent);
+    meeting_->publish(1, agent);
+    point_hook = [](const char* point) noexcept {
+      if (std::string_view(point) == "rpc.accept.failed") ++failed_accepts;
+    };
+    Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+    *is_short = true;
+    EXPECT_TRUE(eventually([&] { return failed_accepts != 0; }));
+    limit.lift();
+    meeting_->reach(1);
+  });
+  Agent agent({.name = "caller"});
   meeting_->join(agent, 1);
-  expect_refusal(ErrorCode::bad_secret, {"ONECOPY_RPC_KEY"}, [&] { agent.call("callee", "echo"); });
+  EXPECT_TRUE(eventually([&] { return is_short->load(); }));
+  StreamSocket waits = StreamSocket::connect(endpoint_of(*meeting_), 10s);
+  waits.send_all(Bytes(64, std::byte{7}), 10s);
+  Bytes answer(4096);
+  expect_refusal(ErrorCode::peer_died, {}, [&] { waits.receive_exactly(answer, 30s); });
   meeting_->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }
@@ -352,8 +435,7 @@ TEST_F(TlsMembers, ThatListenNowhereSayHowToBeReached) {
   EXPECT_TRUE(eventually([&] { return meeting_->addresses[1].size != 0; }));
   Address address = Address::from_bytes({meeting_->addresses[1].bytes, meeting_->addresses[1].size});
   ++address.host;
-  agent.join(address.to_bytes());
-  expect_refusal(ErrorCode::unsupported, {"set ONECOPY_RPC_KEY"}, [&] { agent.call("callee", "echo"); });
+  expect_refusal(ErrorCode::unsupported, {"set ONECOPY_RPC_KEY"}, [&] { agent.join(address.to_bytes()); });
   meeting_->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }

@@ -44,12 +44,7 @@ void TlsTransport::begin_fabric(const PeerRef& peer, std::uint32_t attempt) {
 
 /// Connects the channel to that of the other side, and asks for an answer over it.
 void TlsTransport::take_fabric(const PeerRef& peer, ByteSpan told) {
-  if (!options_.uses_ucx) {
-    log_warning(
-        "a member talks to other hosts over UCX, and this one over TLS: set ONECOPY_RPC_FABRIC=ucx in all "
-        "members of the group");
-    refuse_frame("has an address for UCX");
-  }
+  if (!options_.uses_ucx) refuse_frame("has an address for UCX");
   const auto attempt = load<std::uint32_t>(cut_bytes(told, sizeof(std::uint32_t)).data());
   if (attempt < peer->attempt) return;  // this side has begun a later one
   if (attempt > peer->attempt) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 
@@ -22,11 +23,14 @@ constexpr std::chrono::seconds kPatience{5};
 /// The time after which a silent stranger is dropped if there are too many. Members send their first bytes at once.
 constexpr std::chrono::milliseconds kGrace{100};
 
-std::uint32_t host_of(int fd) noexcept {
-  sockaddr_in address{};
+/// Returns the address of the other end; of an IPv6 address the network, in which a host has many addresses.
+std::string host_of(int fd) {
+  sockaddr_storage address{};
   socklen_t size = sizeof address;
-  ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohl(address.sin_addr.s_addr);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+  const HostPort at = HostPort::of(address);
+  constexpr std::size_t kNetworkBytes = 8;
+  return {reinterpret_cast<const char*>(&at.host), at.is_ipv4() ? sizeof at.host : kNetworkBytes};
 }
 
 StreamSocket listen_at(const HostPort& at) {
@@ -50,7 +54,16 @@ TlsListener::~TlsListener() {
 }
 
 std::string TlsListener::endpoint() const {
-  return socket_.address().substr(std::string_view("tcp:").size());
+  const HostPort at = HostPort::parse(socket_.address().substr(std::string_view("tcp:").size()));
+  if (!at.is_any()) return at.str();
+  const auto told = first_host_address(at.is_ipv4());
+  if (!told)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("ONECOPY_RPC_LISTEN is {}, and this host has no address that others reach: name an "
+                    "address of this host",
+                    at.str()));
+  return HostPort{told->host, at.port}.str();
 }
 
 /// Accepts some connections; if many arrive at once, the rest waits for the loop's next turn.
@@ -59,17 +72,24 @@ void TlsListener::accept() noexcept {
   try {
     for (int i = 0; i < kInATurn; ++i) {
       auto socket = socket_.try_accept();
-      if (!socket) return;
+      if (!socket) {
+        is_short_ = false;
+        return;
+      }
       greet(*std::move(socket));
     }
     loop_.rearm(socket_.fd());
-  } catch (const std::exception& error) {
-    log_warning(fmt::format("a connection from another host could not be accepted: {}", error.what()));
+    is_short_ = false;
+  } catch (const std::exception& error) {  // out of descriptors: the kernel reports the connection once
+    if (!std::exchange(is_short_, true))
+      log_warning(fmt::format("a connection from another host could not be accepted: {}", error.what()));
+    point("rpc.accept.failed");
+    options_.watch();
   }
 }
 
 void TlsListener::greet(StreamSocket socket) {
-  const std::uint32_t host = host_of(socket.fd());
+  const std::string host = host_of(socket.fd());
   std::byte first;
   const ssize_t peeked = ::recv(socket.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
   if (peeked == 0 || !make_room_for(host, peeked == 1)) return;
@@ -91,7 +111,7 @@ void TlsListener::greet(StreamSocket socket) {
 /// Returns whether there is room for another stranger. If there are too many, drops a silent one, of the same address
 /// if that address has too many: after kGrace, or at once for a newcomer that has already sent bytes. A newcomer that
 /// is refused may try again.
-bool TlsListener::make_room_for(std::uint32_t host, bool has_spoken) {
+bool TlsListener::make_room_for(const std::string& host, bool has_spoken) {
   const auto is_neighbour = [&](const Stranger& other) { return other.host == host; };
   const auto neighbours = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_neighbour));
   if (neighbours < kMaxOfAnAddress && strangers_.size() < kMaxStrangers) return true;

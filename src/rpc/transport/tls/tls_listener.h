@@ -27,7 +27,7 @@ class TlsListener {
   struct Options {
     HostPort at;
     std::shared_ptr<const TlsContext> context;
-    /// Reports that a stranger has connected: look_again() must be called within seconds.
+    /// Reports that has_more_to_do(): look_again() must be called within seconds.
     std::function<void()> watch;
     /// Gets each connection whose two ends have proved the key.
     std::function<void(std::unique_ptr<TlsStream>)> proved;
@@ -36,16 +36,18 @@ class TlsListener {
   TlsListener(EventLoop& loop, Options options);
   ~TlsListener();
 
-  /// Returns the address of the listener, as "10.0.0.1:4711".
+  /// Returns the address to which other hosts connect, as "10.0.0.1:4711": of a listener at all addresses the first one
+  /// of this host. Throws invalid_argument if there is none.
   std::string endpoint() const;
   /// Drops strangers whose time is over, and accepts connections that a lack of descriptors has kept out.
   void look_again() noexcept;
-  bool has_strangers() const noexcept { return !strangers_.empty(); }
+  /// Returns whether look_again() must be called.
+  bool has_more_to_do() const noexcept { return !strangers_.empty() || is_short_; }
 
  private:
   struct Stranger {
     std::unique_ptr<TlsStream> stream;
-    std::uint32_t host;
+    std::string host;
     bool has_spoken;
     Deadline grace, deadline;
   };
@@ -53,7 +55,7 @@ class TlsListener {
 
   void accept() noexcept;
   void greet(StreamSocket socket);
-  bool make_room_for(std::uint32_t host, bool has_spoken);
+  bool make_room_for(const std::string& host, bool has_spoken);
   void hear(At stranger) noexcept;
   void give(std::unique_ptr<TlsStream> stream) const noexcept;
   std::unique_ptr<TlsStream> drop(At stranger) noexcept;
@@ -64,6 +66,7 @@ class TlsListener {
   const UnsharedDescriptor unshared_;
   std::list<Stranger> strangers_;
   std::uint64_t refused_ = 0;
+  bool is_short_ = false;  ///< a connection waits until there is a descriptor for it
 };
 
 }  // namespace onecopy::rpc

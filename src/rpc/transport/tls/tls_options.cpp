@@ -25,7 +25,7 @@ std::string environment(const char* name) {
 std::string usual_listen(bool has_key, bool is_forced) {
   if (!has_key && !is_forced) return "";
   const auto host = has_key ? first_host_address() : std::nullopt;
-  return HostPort{host.value_or(0x7f00'0001), 0}.str();
+  return host.value_or(HostPort::of_ipv4(INADDR_LOOPBACK, 0)).str();
 }
 
 Bytes key_of(const std::string& text) {

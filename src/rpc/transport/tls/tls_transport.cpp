@@ -14,6 +14,7 @@
 #include "os/process.h"
 #include "rpc/message.h"
 #include "rpc/transport/ring/lane.h"
+#include "rpc/transport/tls/endpoint.h"
 #include "rpc/transport/tls/host_connection.h"
 #include "rpc/transport/ucx/ucx_channel.h"
 #include "rpc/transport/ucx/ucx_worker.h"
@@ -53,7 +54,7 @@ void TlsTransport::listen() {
   };
   listener_.emplace(*loop_, TlsListener::Options{HostPort::parse(options_.listen), context(),
                                                  [this] { beats_->request(); }, proved});
-  endpoint_ = listener_->endpoint();
+  endpoint_ = Endpoint{listener_->endpoint(), std::string(name()), check_of_key(options_.key)}.str();
 }
 
 std::shared_ptr<const TlsContext> TlsTransport::context() {
@@ -67,6 +68,29 @@ TlsLinkRef TlsTransport::make_link(std::unique_ptr<TlsStream> stream, Side side)
                                    [&loop = *loop_](int fd) { loop.rearm(fd); });
 }
 
+/// Refuses a member that has another key or talks over another fabric. Both of two members see it in the other's address,
+/// before they connect, so each of them learns the reason.
+void TlsTransport::watch(Member& member) {
+  const auto refuse = [&](ErrorCode code, const std::string& why) {
+    throw Error(code, fmt::format("{} {}", member.name(), why));
+  };
+  const std::string set_key =
+      "set ONECOPY_RPC_KEY to one secret of the group in all members (`onecopy key` prints a new one)";
+  if (member.address.endpoint.empty())
+    refuse(ErrorCode::unsupported, "is on another host, and listens for no other hosts: " + set_key);
+  const Endpoint there = Endpoint::parse(member.address.endpoint);
+  if (there.fabric != name())
+    refuse(ErrorCode::unsupported, fmt::format("talks to other hosts over {}, and this process over {}: "
+                                               "set ONECOPY_RPC_FABRIC to one value in "
+                                               "all members of the group",
+                                               there.fabric, name()));
+  if (there.key_check != check_of_key(options_.key))
+    refuse(ErrorCode::bad_secret, options_.key.empty()
+                                      ? "has a key, and this process has none: " + set_key
+                                      : "has another key: give all members one ONECOPY_RPC_KEY");
+  member.state = std::make_unique<State>();
+}
+
 void TlsTransport::open(Member& to, Deadline deadline) {
   {
     const LockGuard lock(to.opening);
@@ -74,7 +98,7 @@ void TlsTransport::open(Member& to, Deadline deadline) {
   }
   try {
     auto peer = std::make_shared<Peer>();
-    peer->link = to.before ? connect_again(to, deadline) : connect(to, deadline);
+    peer->link = to.is_reconnected() ? connect_again(to, deadline) : connect(to, deadline);
     take_link(to, peer);
     add(peer);
   } catch (...) {
@@ -92,15 +116,9 @@ std::chrono::milliseconds TlsTransport::patience() const noexcept {
 
 TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
   const Address& address = to.address;
-  if (address.endpoint.empty())
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "{} is on another host, and listens for no other hosts: set ONECOPY_RPC_KEY to one secret of "
-            "the group in all members (`onecopy key` prints a new one)",
-            address.name));
   const Deadline until = std::min(deadline, Deadline::after(patience()));
-  TlsLinkRef link = make_link(prove_to(HostPort::parse(address.endpoint), until), Side::client);
+  TlsLinkRef link =
+      make_link(prove_to(HostPort::parse(Endpoint::parse(address.endpoint).at), until), Side::client);
   link->put_frame(FrameKind::hello, encode_hello(address, {host_.address(), to.session}));
   return link;
 }
@@ -217,7 +235,7 @@ Member& TlsTransport::session_of(const Hello& hello) {
   Member& known = host_.enter(hello.from);
   if (known.transport != this)
     throw Error(ErrorCode::protocol, "another process says that it is one of this host");
-  const std::uint32_t before = known.before ? known.before->their_session.load() : 0;
+  const std::uint32_t before = known.is_reconnected() ? known.before->their_session.load() : 0;
   const std::uint32_t last = known.their_session;
   const bool is_over = known.has_ended || known.has_exited();
   if (known.has_left || hello.session <= before || hello.session < last ||
@@ -274,7 +292,7 @@ Timer::Pause TlsTransport::beat() {
   wake_ucx();
   drop_old_ucx();
   if (listener_) listener_->look_again();
-  if (all.empty() && !(listener_ && listener_->has_strangers())) return {};
+  if (all.empty() && !(listener_ && listener_->has_more_to_do())) return {};
   return is_hasty ? kRetry : kBeat;
 }
 

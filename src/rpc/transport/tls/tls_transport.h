@@ -44,7 +44,7 @@ class TlsTransport final : public Transport {
     return address.host != this_host() || (options_.is_forced && !address.endpoint.empty());
   }
   void complete(Address& own) override { own.endpoint = endpoint_; }
-  void watch(Member& member) override { member.state = std::make_unique<State>(); }
+  void watch(Member& member) override;
   void open(Member& member, Deadline deadline) override;
   void close(Member& member) noexcept override;
   std::chrono::seconds silence_of(Member& member) const override;
