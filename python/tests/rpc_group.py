@@ -117,9 +117,13 @@ def said_in_a_fork(call) -> str:
 
 def init(file: str, rank: int, size: int, name: str, options: dict) -> None:
     """Calls init_rpc() in a member."""
+    init_at(f"file://{file}", rank, size, name, options)
+
+
+def init_at(method: str, rank: int, size: int, name: str, options: dict) -> None:
     from onecopy.distributed import rpc
 
-    backend = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file}", **options)
+    backend = rpc.TensorPipeRpcBackendOptions(init_method=method, **options)
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=backend)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -16,7 +17,19 @@ torch = pytest.importorskip("torch")
 from onecopy.distributed import rpc
 from onecopy.rpc.futures import CallFuture
 from processes import in_threads
-from rpc_group import Group, Member, init, is_plain, results, said_in_a_fork, shared_group, shutdown, together, until
+from rpc_group import (
+    Group,
+    Member,
+    init,
+    init_at,
+    is_plain,
+    results,
+    said_in_a_fork,
+    shared_group,
+    shutdown,
+    together,
+    until,
+)
 
 pair = shared_group(2)
 
@@ -480,6 +493,14 @@ def test_a_member_that_left_is_an_error_at_once(tmp_path):
 def test_a_member_that_never_starts_is_named_when_the_time_is_over(tmp_path, lonely):
     with pytest.raises(RuntimeError, match="worker of rank 1 has not joined the group within 1 s"):
         lonely[0](init, f"{tmp_path}/file", 0, 2, "worker0", {"join_timeout": 1})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_join_timeout_holds_at_a_store_of_tcp(lonely, rank):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(RuntimeError, match=rf"rank {rank} did not meet the other members at tcp://.* within 1 s"):
+        lonely[0](init_at, f"tcp://127.0.0.1:{port}", rank, 2, f"worker{rank}", {"join_timeout": 1})
 
 
 def enter_others_slowly():

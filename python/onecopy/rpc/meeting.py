@@ -7,6 +7,7 @@ Thread safety: all functions may be called concurrently, but a process joins and
 from __future__ import annotations
 
 import atexit
+import datetime
 import itertools
 import os
 import threading
@@ -17,12 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed.rendezvous import _rendezvous_helper
 
 from . import device_maps, elastic, registry
 from .peers import Options
 from .registry import verb
 
 UNSET_TIMEOUT = -1.0
+_NO_LIMIT = 10.0**9  # seconds
 
 _groups = itertools.count()
 
@@ -42,14 +45,23 @@ def open_store(options: Options, name: str, rank: int, world_size: int | None) -
     size = world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
     if size and rank < 0:
         raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
-    if size:
-        store = next(torch.distributed.rendezvous(options.init_method, rank=rank, world_size=size))[0]
-    else:
-        store = torch.distributed._create_store_from_options(options, rank)
+    store = _rendezvous(options, rank, size)
     numbered = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
     elastic.check_kind(numbered, "static" if size else "dynamic")
     # All dynamic groups share one name, since the number of a restarted process would not match.
     return numbered if size else torch.distributed.PrefixStore("onecopy/rpc/dynamic", store), name, rank, size
+
+
+def _rendezvous(options: Options, rank: int, size: int) -> Any:
+    """Returns the store of the init method. Raises RuntimeError if members do not meet within join_timeout seconds."""
+    limit = datetime.timedelta(seconds=options.join_timeout or _NO_LIMIT)
+    try:
+        return next(_rendezvous_helper(options.init_method, rank, size or None, timeout=limit))[0]
+    except torch.distributed.DistError as error:
+        raise RuntimeError(
+            f"rank {rank} did not meet the other members at {options.init_method} within {limit.total_seconds():g} s "
+            f"(join_timeout): {error}"
+        ) from error
 
 
 def start(agent: Any) -> None:
