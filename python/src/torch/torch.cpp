@@ -367,6 +367,14 @@ std::optional<Placement> copyable(PyObject* object) {
   return placed;
 }
 
+nb::object contiguous(PyObject* tensor) {
+  const nb::object given = nb::borrow(tensor);
+  if (!given.attr("layout").is(nb::module_::import_("torch").attr("strided"))) return given;
+  nb::object copy = given.attr("detach")();
+  for (const char* const step : {"resolve_conj", "resolve_neg", "contiguous"}) copy = copy.attr(step)();
+  return copy;
+}
+
 namespace {
 
 /// Releases copies that other processes no longer hold, without waiting for the next timer.

@@ -76,6 +76,9 @@ struct Placement {
 /// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
 /// REQUIRES: is_loaded().
 std::optional<Placement> placement_of(nb::handle tensor);
+/// Returns a contiguous tensor of the same values that is neither conjugated nor negated lazily, or the tensor itself if
+/// it is not strided.
+nb::object contiguous(PyObject* tensor);
 /// Returns where a contiguous tensor lies. Empty for other tensors, and for lazily conjugated or negated ones.
 std::optional<Placement> copyable(PyObject* tensor);
 /// Copies a tensor from its card to the card `home`. The tensor's own card makes the copy in its current stream. If

@@ -305,7 +305,12 @@ bool ObjectWriter::write_array(PyObject* value, int depth) {
 }
 
 bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
-  const auto from = torch::copyable(tensor);
+  auto from = torch::copyable(tensor);
+  nb::object plain = nb::borrow(tensor);
+  if (!from && !options_.reduce.is_valid()) {  // no form but that of a contiguous tensor
+    plain = torch::contiguous(tensor);
+    from = torch::copyable(plain.ptr());
+  }
   if (!from) return write_other(tensor, depth);
   if (from->device != kCpu) return write_card_copy(tensor, *from, depth);
   if (options_.receiver && target_of(options_.receiver->devices, kHost) != kHost)
@@ -317,7 +322,7 @@ bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
     ++counts_.inlined;
     return true;
   }
-  add_late_copy(tensor, *from, kCpu);
+  add_late_copy(plain.ptr(), *from, kCpu);
   out_.tensor(torch::kTorch);
   return true;
 }

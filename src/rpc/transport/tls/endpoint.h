@@ -7,7 +7,7 @@
 
 namespace onecopy::rpc {
 
-/// What a member's address says to members on other hosts, as "10.0.0.1:4711/tls/3f2a". Thread safety: as a value.
+/// The part of an address that members on other hosts read, as "10.0.0.1:4711/tls/3f2a". Thread safety: as a value.
 struct Endpoint {
   std::string at;         ///< the address at which the member listens
   std::string fabric;     ///< "tls" or "ucx"
