@@ -27,9 +27,10 @@ def test_the_example_prints_what_the_page_says(repository, binary):
     assert done.stdout == example.with_suffix(".expected").read_text(), done.stderr
 
 
-def test_the_page_has_the_example(repository):
-    program = (repository / "examples/cpp/rpc.cpp").read_text().partition("\n")[2]
-    assert f"```cpp\n{program}```" in (repository / "docs/guides/rpc.md").read_text()
+@pytest.mark.parametrize("name", ["rpc", "rpc_two_processes"])
+def test_the_page_has_the_example(repository, name):
+    program = (repository / f"examples/cpp/{name}.cpp").read_text().partition("\n")[2]
+    assert f"```cpp\n{program}```" in (repository / "docs/guides/rpc-cpp.md").read_text()
 
 
 WITH_A_PROGRAM = """
@@ -79,6 +80,35 @@ with pytest.raises(rpc.PeerDied, match="has ended"):
 rpc.shutdown()
 """
 )
+VIEWS = (
+    WITH_A_PROGRAM
+    + """
+there = rpc.enter(bytes.fromhex(program.stdout.readline()))
+x = torch.arange(16, dtype=torch.float32).reshape(4, 4)
+large = torch.arange(1 << 16, dtype=torch.float32).reshape(256, 256)
+for view in (x.t(), x[:, 1], x[::2], torch.ones(1).expand(3), large.t(), large[:, ::3], x.t().requires_grad_()):
+    assert torch.equal(rpc.call(there, "scale", (view, 2.0)), view.detach() * 2), view
+with pytest.raises(TypeError, match="only plain values and tensors"):
+    rpc.call(there, "scale", (x.to_sparse(), 2.0))
+program.communicate("\\n")
+rpc.shutdown()
+"""
+)
+BACK = (
+    WITH_A_PROGRAM
+    + """
+for _ in range(3):  # each time with the same name and number
+    there = rpc.enter(bytes.fromhex(program.stdout.readline()))
+    assert rpc.call(there, "scale", (torch.ones(1), 5)).tolist() == [5]
+    program.kill()
+    program.wait()
+    with pytest.raises(rpc.PeerDied, match="has ended"):
+        rpc.call("program", "scale", (torch.ones(1), 1))
+    program = subprocess.Popen(program.args, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+program.kill()
+rpc.shutdown()
+"""
+)
 NOT_EXPORTED = (
     WITH_A_PROGRAM
     + """
@@ -97,6 +127,14 @@ def run(script, *arguments):
 
 def test_errors_cross_in_both_languages(binary, tmp_path):
     run(REFUSED, binary, tmp_path, "export")
+
+
+def test_views_of_tensors_go_to_a_program_in_cpp(binary, tmp_path):
+    run(VIEWS, binary, tmp_path, "export")
+
+
+def test_a_program_in_cpp_comes_back_under_its_name_and_number(binary, tmp_path):
+    run(BACK, binary, tmp_path, "export")
 
 
 def test_a_program_in_cpp_calls_only_what_is_exported(binary, tmp_path):
