@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -148,6 +149,16 @@ std::pair<UnixSocket, UnixSocket> UnixSocket::pair() {
   return {UnixSocket(std::move(first)), UnixSocket(std::move(second))};
 }
 
+void UnixSocket::follow_user() const {
+  uid_t real = 0;
+  uid_t effective = 0;
+  uid_t saved = 0;
+  ::getresuid(&real, &effective, &saved);
+  const bool is_for_good = real == effective && effective == saved;
+  if (is_for_good && peer().uid != effective && ::listen(fd_.get(), kBacklog) != 0)
+    throw_errno("cannot listen as another user", errno);
+}
+
 std::optional<UnixSocket> UnixSocket::try_accept() {
   Fd fd = try_accept_from(fd_.get());
   if (!fd) return std::nullopt;
@@ -224,6 +235,8 @@ Packet UnixSocket::receive(std::chrono::milliseconds timeout) {
       throw Error(ErrorCode::timeout, fmt::format("the peer sent nothing within {} ms", timeout.count()));
   }
 }
+
+void UnixSocket::end_sending() noexcept { ::shutdown(fd_.get(), SHUT_WR); }
 
 bool UnixSocket::is_readable() const {
   return Deadline(std::chrono::milliseconds(0)).wait_for(fd_.get(), POLLIN);

@@ -39,6 +39,7 @@ class UnixSocket {
  public:
   static constexpr std::size_t kMaxPacketBytes = std::size_t{192} * 1024;
   static constexpr std::size_t kMaxPacketFds = 253;
+  static constexpr int kBacklog = 128;
 
   UnixSocket() noexcept = default;
   /// Takes over a connected or listening SEQPACKET socket.
@@ -47,12 +48,15 @@ class UnixSocket {
   /// Listens at a name. A path's directory is created with mode 0700, or must belong to this user with that mode. A
   /// socket file on which no process listens is replaced. Throws invalid_argument (name too long), other_user
   /// (directory open to others), system (name taken).
-  static UnixSocket listen(const SocketName& name, int backlog = 128);
+  static UnixSocket listen(const SocketName& name, int backlog = kBacklog);
   /// Connects to a name. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). The
   /// caller must check peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 
+  /// Listens again if this process has become another user for good, because the kernel tells peers the user that the
+  /// process had when it listened. Waiting connections stay queued. REQUIRES: a listener.
+  void follow_user() const;
   /// Accepts a waiting connection; empty if there is none. Throws out_of_descriptors; the connection stays queued then.
   std::optional<UnixSocket> try_accept();
 
@@ -74,6 +78,8 @@ class UnixSocket {
   /// Waits for a packet. Throws what try_receive() throws, and timeout.
   Packet receive(std::chrono::milliseconds timeout);
 
+  /// Ends what is sent, as closing does, and leaves the socket open to receive.
+  void end_sending() noexcept;
   /// Returns whether a packet, or the end of the stream, can be received now.
   bool is_readable() const;
   /// Returns the kernel's memory for packets that were sent and not yet received: about 768 bytes for a small packet. 0

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -15,6 +16,8 @@
 namespace onecopy {
 namespace {
 
+constexpr unsigned kRoot = 0;  // the user that can become another
+
 thread_local std::optional<Dial>* early_dial = nullptr;
 
 [[noreturn]] void refuse_other_user(unsigned uid) {
@@ -25,8 +28,24 @@ thread_local std::optional<Dial>* early_dial = nullptr;
                   describe_other_user(uid)));
 }
 
+/// Connects again when the listener, which was root when it began to listen, has closed the first connection: if it has
+/// become another user since, it listens as that user before it does so.
+UnixSocket connect_after_change_of_user(UnixSocket first, const SocketName& name,
+                                        std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kTurn{50};  // for a caller that does not wait for a stopped process
+  first.end_sending();
+  try {
+    first.receive(std::max(patience, kTurn));
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer_died) return UnixSocket::connect(name, patience);
+  }
+  return first;
+}
+
 UnixSocket connect_to_our_user(const SocketName& name, std::chrono::milliseconds patience) {
   UnixSocket socket = UnixSocket::connect(name, patience);
+  if (const PeerCredentials peer = socket.peer(); !peer.is_our_user && peer.uid == kRoot)
+    socket = connect_after_change_of_user(std::move(socket), name, patience);
   if (const PeerCredentials peer = socket.peer(); !peer.is_our_user) refuse_other_user(peer.uid);
   return socket;
 }
@@ -41,7 +60,7 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
     } catch (const Error& e) {  // its queue is full; it may be another user's socket
       if (e.code() != ErrorCode::timeout) throw;
       const auto user = to.abstract ? listening_user(to.text) : std::nullopt;
-      if (user && *user != geteuid()) refuse_other_user(*user);
+      if (user && *user != geteuid() && *user != kRoot) refuse_other_user(*user);
       if (wait == patience) throw;
     }
   }

@@ -51,6 +51,7 @@ void Broker::accept_some() {
       auto socket = listener_.try_accept();
       if (!socket) break;
       point("broker.accepted");
+      listener_.follow_user();
       if (const PeerCredentials peer = socket->peer(); !peer.is_our_user) {  // the socket closes here
         log_debug([&] { return fmt::format("refused a process that {}", describe_other_user(peer.uid)); });
         continue;

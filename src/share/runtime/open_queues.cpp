@@ -98,7 +98,8 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
 /// Logs once why the creator cannot retain a segment, since it can then retain none. Does not log that a queue is
 /// closed.
 void OpenQueues::report_refusal(const Error& error) noexcept {
-  if (error.code() != ErrorCode::unsupported || has_reported_refusal_.exchange(true)) return;
+  const bool is_refusal = error.code() == ErrorCode::unsupported || error.code() == ErrorCode::other_user;
+  if (!is_refusal || has_reported_refusal_.exchange(true)) return;
   log_warning(
       "the creator of a queue cannot keep memory that this process puts into it ({}): items that have not "
       "been taken when this process ends are lost",
