@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ._modules import other_weights
 from .errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def load_into(bundle: Bundle, module: Any, prefix: str, strict: bool) -> LoadedI
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
     names = _names_below(bundle, prefix)
     places = dict(_places(module))
-    missing = _missing(places, names)
+    missing = _missing(places, names) + [name for name in other_weights(module) if not _has(names, name)]
     unexpected = [name for name in names if name not in places]
     if strict and (missing or unexpected):
         raise InvalidArgument(_complaint(bundle, module, missing, unexpected))
@@ -76,6 +77,11 @@ def _missing(places: dict[str, _Place], names: dict[str, str]) -> list[str]:
         for name, place in places.items()
         if name not in names and id(place.tensor) not in given and not _keeps_its_own(place)
     ]
+
+
+def _has(names: dict[str, str], name: str) -> bool:
+    """Returns whether the bundle contains a value of this name, which may have parts."""
+    return name in names or any(each.startswith(f"{name}.") for each in names)
 
 
 def _keeps_its_own(place: _Place) -> bool:
@@ -142,6 +148,8 @@ def _complaint(bundle: Bundle, module: Any, missing: list[str], unexpected: list
 def _advice(bundle: Bundle, module: Any, missing: list[str], unexpected: list[str]) -> str:
     if missing and (start := _prefix(list(bundle.keys()), missing)):
         return f"prefix={start!r} loads the tensors below {start!r}"
+    if missing and set(missing) <= set(other_weights(module)):
+        return "these are neither parameters nor buffers, and strict=False leaves them as they are in the module"
     if missing and not unexpected and _are_non_persistent(module, missing):
         return "a state_dict() does not contain these buffers: share the module itself, share(model)"
     return "strict=False loads the tensors that both have"
@@ -157,7 +165,9 @@ def _prefix(names: list[str], missing: list[str]) -> str:
 
 def _are_non_persistent(module: Any, names: list[str]) -> bool:
     places = dict(_places(module))
-    return all(places[name].key in places[name].owner._non_persistent_buffers_set for name in names)
+    return set(names) <= set(places) and all(
+        places[name].key in places[name].owner._non_persistent_buffers_set for name in names
+    )
 
 
 def _some(parts: Iterable[str], between: str = ", ") -> str:

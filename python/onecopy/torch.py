@@ -86,6 +86,13 @@ def trim(device: Any = None) -> int:
     return _core._trim(chosen)
 
 
+def _pool_ids() -> set[tuple[int, int]]:
+    """Returns torch's ids of the pools of ``memory()``, without pools that other threads use now."""
+    with _lock:
+        pools = [pool for idle in _idle.values() for pool in idle]
+    return {tuple(pool.id) for pool in (*pools, *_entered.__dict__.get("pools", {}).values())}
+
+
 def _end_pools(device: str | None) -> None:
     """Destroys the idle pools, so that torch returns their memory. Keeps a pool that a captured graph uses."""
     with _lock:

@@ -217,13 +217,126 @@ def test_copies_leave_the_original_alone():
 
 
 @on_device
-def test_a_module_is_shared_in_place():
+def test_a_module_is_shared_in_place_if_copying_is_refused():
     module = torch.nn.Linear(8, 4, device="cuda:0")
-    handle = onecopy.share(module)
+    before = [tensor.data_ptr() for tensor in module.parameters()]
+    handle = onecopy.share(module, copy=False)
+    assert [tensor.data_ptr() for tensor in module.parameters()] == before
     found = borrower(open_state, handle.to_bytes())
     assert set(found) == {"weight", "bias"}
     assert found["weight"][:2] == ("Parameter", "cuda:0")
     assert found["weight"][2] == pytest.approx(float(module.weight.detach().sum()), rel=1e-5)
+
+
+class Tied(torch.nn.Module):
+    """Linear layers of which two have one weight, a half of a larger storage, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        both = torch.randn(2, 64, 64, device="cuda:0")
+        self.first, self.second = torch.nn.Parameter(both[0]), torch.nn.Parameter(both[1])
+        self.layer, self.again = (torch.nn.Linear(64, 64, device="cuda:0") for _ in range(2))
+        self.again.weight = self.layer.weight
+        self.register_buffer("steps", torch.zeros(3, dtype=torch.int64, device="cuda:0"), persistent=False)
+
+
+def is_ours(tensor):
+    return onecopy._core.torch_is_shared(tensor.untyped_storage())
+
+
+@on_device
+def test_a_module_moves_into_memory_of_onecopy_and_stays_what_it_was():
+    module = Tied()
+    values = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    parameters = dict(module.named_parameters())
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    held = torch.cuda.memory_allocated()
+    handle = onecopy.share(module)
+    assert torch.cuda.memory_allocated() < held, "torch has its memory back"
+    assert all(is_ours(tensor) for tensor in (*module.parameters(), *module.buffers()))
+    assert all(parameters[name] is tensor for name, tensor in module.named_parameters())
+    assert module.again.weight is module.layer.weight and module.layer.weight.requires_grad
+    assert module.first.untyped_storage()._cdata == module.second.untyped_storage()._cdata
+    assert all(torch.equal(tensor, values[name]) for name, tensor in module.state_dict().items())
+    places = [tensor.data_ptr() for tensor in module.parameters()]
+    module.layer(torch.ones(64, device="cuda:0")).sum().backward()
+    optimizer.step()
+    torch.cuda.synchronize()
+    found = borrower(open_state, handle.to_bytes())
+    assert found["layer.weight"][2] == pytest.approx(float(module.layer.weight.detach().sum()), rel=1e-4)
+    assert not torch.equal(module.layer.weight, values["layer.weight"])
+    onecopy.share(module)
+    assert [tensor.data_ptr() for tensor in module.parameters()] == places, "it was moved again"
+
+
+TRAINER = """
+import sys, time, torch, onecopy
+module = torch.nn.Linear(1000, 1000, device="cuda:0")
+torch.nn.init.constant_(module.weight, 6)
+torch.cuda.synchronize()
+print(onecopy.share(module, copy=COPY), flush=True)
+time.sleep(600)
+"""
+
+
+def engine_of_a_killed_trainer(copy):
+    program = f"COPY = {copy}\n{TRAINER}"
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        engine = torch.nn.Linear(1000, 1000, device="cuda:0")
+        onecopy.open(owner.stdout.readline().strip()).load_into(engine)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    return engine
+
+
+@on_device
+def test_a_moved_module_outlives_its_killed_trainer_and_can_be_shared_again():
+    engine = engine_of_a_killed_trainer(copy=None)
+    torch.zeros(64 << 20, device="cuda:0")  # would take the place of freed memory
+    assert engine.weight.unique().tolist() == [6.0]
+    again = onecopy.share(engine.weight.detach()[:1, :2])
+    assert borrower(describe, again.to_bytes())[4] == [[6.0, 6.0]]
+
+
+@on_device
+def test_a_module_that_was_not_moved_ends_with_its_trainer_and_the_log_says_so(caplog):
+    with caplog.at_level("WARNING", logger="onecopy"):
+        engine = engine_of_a_killed_trainer(copy=False)
+        assert eventually(lambda: "are invalid now" in caplog.text and "a module shared as a whole" in caplog.text)
+    del engine
+
+
+@on_device
+@pytest.mark.parametrize("reason", ["a view outside", "a graph", "an earlier handle"])
+def test_a_module_stays_where_it_is_while_others_use_its_memory(reason):
+    module = torch.nn.Linear(64, 64, device="cuda:0")
+    if reason == "a graph":
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(64, device="cuda:0")
+        with torch.no_grad():
+            module(x)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                y = module(x)
+    kept = {
+        "a view outside": lambda: module.weight.detach()[1:],
+        "an earlier handle": lambda: onecopy.share(module.weight.detach()),
+        "a graph": lambda: None,
+    }[reason]()
+    before = module.weight.data_ptr()
+    handle = onecopy.share(module)
+    assert module.weight.data_ptr() == before
+    with torch.no_grad():
+        module.weight.fill_(2)
+        module.bias.fill_(0)
+    torch.cuda.synchronize()
+    assert borrower(open_state, handle.to_bytes())["weight"][2] == 2 * 64 * 64
+    if reason == "a graph":
+        graph.replay()
+        assert y.unique().tolist() == [128.0]
+    del kept
 
 
 @on_device

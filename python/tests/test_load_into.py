@@ -188,6 +188,69 @@ def test_what_is_no_module_is_refused():
         bundle.load_into(Model(), prefix=None)
 
 
+# --- weights beside parameters and buffers -------------------------------------------------------------
+
+
+class WithExtraState(torch.nn.Module):
+    def __init__(self, state):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.state = state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+class SavesMore(torch.nn.Linear):
+    """Writes what it has under other names, and a number."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "again"] = self.weight
+        destination[prefix + "zero_point"] = 7
+        destination[prefix + "nothing"] = None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_packed_weights_of_quantized_layers_are_refused_by_name():
+    module = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)))
+    with pytest.raises(
+        onecopy.Unsupported, match=r"x has weights .*'0._packed_params.dtype', '0._packed_params._packed_params'"
+    ):
+        onecopy.share(module)
+    with pytest.raises(onecopy.Unsupported, match=r'x at "model" has weights .*'):
+        onecopy.share({"model": module})
+
+
+def test_an_extra_state_is_refused_by_name_and_an_empty_one_is_not():
+    module = torch.nn.Sequential(WithExtraState({"scale": torch.ones(2)}))
+    with pytest.raises(
+        onecopy.Unsupported, match=r"x has weights .*: '0._extra_state'; share\(module.state_dict\(\)\)"
+    ):
+        onecopy.share(module)
+    handle = onecopy.share(module.state_dict())
+    assert "0._extra_state.scale" in onecopy.open(handle)
+    for empty in (None, torch.empty(0)):
+        assert len(onecopy.open(onecopy.share(WithExtraState(empty)))) == 2
+
+
+def test_a_value_that_a_layer_saves_beside_its_tensors_is_refused_by_name():
+    with pytest.raises(onecopy.Unsupported, match=r"buffers: 'zero_point';"):
+        onecopy.share(SavesMore(2, 2))
+
+
+def test_an_extra_state_that_the_bundle_lacks_is_missing():
+    bundle = onecopy.open(onecopy.share({"layer.weight": torch.ones(2, 2), "layer.bias": torch.ones(2)}))
+    module = WithExtraState({"scale": torch.ones(2)})
+    with pytest.raises(onecopy.InvalidArgument, match="lacks 1 of .*: '_extra_state'; these are neither"):
+        bundle.load_into(module)
+    assert bundle.load_into(module, strict=False).missing == ["_extra_state"]
+    assert module.layer.bias.tolist() == [1, 1]
+
+
 # --- a real one -------------------------------------------------------------------------------------
 
 LLAMA = """

@@ -32,7 +32,7 @@ def test_every_method_has_a_signature(name):
 
 def test_signatures_are_those_of_the_stub():
     assert str(inspect.signature(onecopy.share)).replace('"', "'") == (
-        "(x: 'typing.Any', *, copy: 'bool' = False, exact: 'bool | typing.Literal['copy']' = False) -> 'Handle'"
+        "(x: 'typing.Any', *, copy: 'bool | None' = None, exact: 'bool | typing.Literal['copy']' = False) -> 'Handle'"
     )
     parameters = inspect.signature(onecopy.Tensor.__dlpack__).parameters
     assert list(parameters) == ["self", "stream", "max_version", "dl_device", "copy"]

@@ -124,10 +124,17 @@ Exact exact_arg(nb::handle value) {
   raise_type_error(fmt::format("exact must be False, True or \"copy\", not {}", short_repr(value)));
 }
 
-Handle share_any(nb::handle x, bool copy, nb::handle exact) {
+Copy copy_arg(nb::handle value) {
+  if (value.is_none()) return Copy::as_needed;
+  const int truth = PyObject_IsTrue(value.ptr());
+  if (truth < 0) throw nb::python_error();
+  return truth != 0 ? Copy::all : Copy::no;
+}
+
+Handle share_any(nb::handle x, nb::handle copy, nb::handle exact) {
   drain_decrefs();
   const Exact how = exact_arg(exact);
-  Tree tree(x, copy);
+  Tree tree(x, copy_arg(copy));
   if (!tree.is_nested()) return share_in_order(memory_of(tree.leaves()[0].array, x), how);
   if (how == Exact::no) return share_nested(tree);
   throw Error(ErrorCode::invalid_argument,
@@ -142,11 +149,11 @@ void init_share(nb::module_& m) {
   m.def(
       "_dtype", [](nb::handle dtype) { return dtype_object(dtype_arg(dtype, "dtype")); },
       nb::arg("dtype").none(), nb::sig("def _dtype(dtype: typing.Any) -> onecopy.dtypes.DType"));
-  m.def("share", &share_any, nb::arg("x").none(), nb::kw_only(), nb::arg("copy") = false,
+  m.def("share", &share_any, nb::arg("x").none(), nb::kw_only(), nb::arg("copy").none() = nb::none(),
         nb::arg("exact").none() = false,
         nb::sig(
-            "def share(x: typing.Any, *, copy: bool = False, exact: bool | typing.Literal['copy'] = False) "
-            "-> Handle"),
+            "def share(x: typing.Any, *, copy: bool | None = None, exact: bool | typing.Literal['copy'] = "
+            "False) -> Handle"),
         "Returns a handle with which other processes open the same memory.\n"
         "\n"
         ">>> handle = onecopy.share(model.state_dict())  # keep it until the others have opened it\n"
@@ -164,15 +171,18 @@ void init_share(nb::module_& m) {
         "current stream (torch's, or else the default stream) runs before the openers' work.\n"
         "\n"
         "A nested dict, list or tuple of arrays and plain values becomes a bundle with one handle, and\n"
-        "so does a ``torch.nn.Module`` (its parameters and buffers, tied ones once).\n"
+        "so does a ``torch.nn.Module`` (its parameters and buffers, tied ones once). Memory of torch's\n"
+        "CUDA allocator ends with its process: a module's tensors move from there to memory of onecopy,\n"
+        "one at a time, unless other tensors, processes or captured graphs use the memory.\n"
         "\n"
         "The handle of a tensor transfers neither gradients nor ``requires_grad``: the opened tensor\n"
         "requires no gradient. ``Bundle.tree()`` keeps ``requires_grad``, but not the gradients.\n"
         "\n"
         "Args:\n"
         "    x: the value to share.\n"
-        "    copy: share a copy and leave the original where it is. Only values are copied, so a tensor\n"
-        "        inside an autograd graph can be shared, too.\n"
+        "    copy: True shares a copy and leaves the original where it is. Only values are copied, so a\n"
+        "        tensor inside an autograd graph can be shared, too. False leaves a module's tensors on a\n"
+        "        CUDA device where they are. None moves them, as said above.\n"
         "    exact: True raises Unsupported, with the sizes, if the handle would give access to more\n"
         "        memory than x: to the rest of its storage or, on a device with memory of another\n"
         "        allocator, of the whole allocation. \"copy\" shares a copy instead. For one tensor only.\n"
@@ -184,7 +194,8 @@ void init_share(nb::module_& m) {
         "    TypeError: x is neither an array nor a value that contains arrays.\n"
         "    InvalidArgument: x contains an object that is neither an array nor a plain value.\n"
         "    Unsupported: the tensor is sparse or quantized, its elements are not plain numbers, it is on\n"
-        "        an unsupported device, or the memory of its device cannot be exported.\n"
+        "        an unsupported device, or the memory of its device cannot be exported; or a module has\n"
+        "        weights that are neither parameters nor buffers.\n"
         "    RuntimeError: the tensor requires a gradient and is not a leaf.\n"
         "    OutOfMemory.");
 }

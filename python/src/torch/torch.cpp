@@ -536,6 +536,15 @@ bool is_shared(PyObject* storage) {
   }
 }
 
+bool is_private(PyObject* storage) {
+  const TorchSymbols& torch = api();
+  const Device device = torch.device_of_storage(storage);
+  const Range range = range_of(torch, storage);
+  if (range.size == 0 || PinnedRanges::is_view(device, range.begin) || store::is_stored(range.begin))
+    return false;
+  return !known_at(torch, range, device) && !lent_elsewhere(range, device);
+}
+
 std::optional<Tensor> find_shared(PyObject* tensor) {
   const TorchSymbols* torch = TorchSymbols::get();
   if (!torch || PyObject_TypeCheck(tensor, torch->tensor_type) == 0 || device_of(tensor) != kCpu) return {};
@@ -637,6 +646,10 @@ void init_torch(nb::module_& m) {
   m.def(
       "torch_is_shared", [](nb::handle storage) { return torch::is_shared(storage.ptr()); },
       nb::arg("storage"), "Returns whether this torch.UntypedStorage lies in memory of onecopy.");
+  m.def(
+      "torch_is_private", [](nb::handle storage) { return torch::is_private(storage.ptr()); },
+      nb::arg("storage"),
+      "Returns whether this torch.UntypedStorage has memory that onecopy did not make and never shared.");
   m.def(
       "_set_torch_keeps_storages", [](bool keeps) { torch::storages().set_kept_in_place(keeps); },
       nb::arg("keeps"), "Sets whether torch keeps storages that lie in memory of onecopy in place.");

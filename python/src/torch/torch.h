@@ -113,5 +113,7 @@ std::optional<Tensor> find_shared(PyObject* tensor);
 
 /// Returns whether the storage lies in memory of onecopy.
 bool is_shared(PyObject* storage);
+/// Returns whether the storage has memory that onecopy did not make and never shared.
+bool is_private(PyObject* storage);
 
 }  // namespace onecopy::python::torch

@@ -162,7 +162,9 @@ class Tree::Step {
   const std::size_t before_;
 };
 
-Tree::Tree(nb::handle x, bool copy) : copy_(copy) { value_ = walk(x, 0); }
+Tree::Tree(nb::handle x, Copy copy) : copy_(copy == Copy::all), moves_modules_(copy == Copy::as_needed) {
+  value_ = walk(x, 0);
+}
 
 nb::object Tree::walk(nb::handle x, int depth) {
   if (depth > 0 && is_plain(x)) return nb::borrow(x);
@@ -181,7 +183,10 @@ nb::object Tree::leaf(nb::handle x, int depth) {
   if (!is_torch && !as_onecopy_tensor(x.ptr())) {
     nb::object plain = depth > 0 ? plain_of_other(x) : nb::object();
     if (plain.is_valid()) return plain;
-    if (is_module(x)) return walk_dict(tensors_of_module(x), depth);
+    if (is_module(x)) {
+      nb::module_::import_("onecopy._modules").attr("prepare")(x, place(), moves_modules_);
+      return walk_dict(tensors_of_module(x), depth);
+    }
   }
   nb::object fit = array(x, is_torch);
   if (fit.is_valid()) return fit;

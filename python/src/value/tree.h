@@ -17,6 +17,10 @@ namespace onecopy::python {
 /// arrays that cannot be shared. REQUIRES: the GIL.
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
+/// Says what is copied: memory that cannot be shared in place, and memory of a module on a card that would end with the
+/// process; only the former; or everything.
+enum class Copy : std::uint8_t { as_needed, no, all };
+
 /// A value converted for sharing: a single array, or a dict, list, tuple or torch.nn.Module, which may contain arrays.
 /// The value contains only types that encode_value() takes; each array is a separate object, named by its place, e.g.
 /// "layers.3.weight".
@@ -25,7 +29,7 @@ class Tree {
  public:
   /// Converts a value. Throws invalid_argument with the place of an object that cannot be shared, and TypeError if the
   /// value is none.
-  Tree(nb::handle x, bool copy);
+  Tree(nb::handle x, Copy copy);
 
   struct Leaf {
     std::string name;
@@ -60,6 +64,7 @@ class Tree {
   class Step;
 
   const bool copy_;
+  const bool moves_modules_;
   std::string path_;              ///< the name of the current place
   std::size_t max_together_ = 0;  ///< the size of the largest dict, list or tuple
   std::vector<Leaf> leaves_;

@@ -145,8 +145,10 @@ bool Peer::end() {
   loop_->remove(process_.pidfd());
   process_.set_gone();
   for (const std::uint32_t segment : blocks_.segments().weak())
-    log_warning("process {} has ended; tensors opened from its segment {} are invalid now", process_.pid(),
-                segment);
+    log_warning(
+        "process {} has ended, and its segment {} was of its device's own allocator: tensors from that "
+        "segment are invalid now; memory of onecopy, and a module shared as a whole, outlive their process",
+        process_.pid(), segment);
   {
     const LockGuard lock(timeline_mutex_);
     // After this, streams of this process write no more words for the peer.
