@@ -102,3 +102,11 @@ def test_without_addresses_or_memory_for_another_window_a_shape_runs_eagerly_and
         assert torch.equal(call(new), new * 2 + 1)
     assert pool.footprint.windows == before and graphs.report(pool).eager == {"no room: of a test": 2}
     assert torch.equal(call(known), known * 2 + 1) and graphs.report(pool).replays == 1
+
+
+def test_an_arena_on_a_card_in_a_process_forked_from_one_that_used_cuda_is_refused_with_torchs_text(monkeypatch):
+    """graphs-compatibility.md has the text."""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(Unsupported, match="Cannot re-initialize CUDA in forked subprocess"):
+        graphs.arena("cuda:0")
+    assert graphs.arena("cpu").device.type == "cpu"

@@ -61,8 +61,13 @@ class Arena:
 
         Raises:
             InvalidArgument: the arena is on another device.
-            Unsupported: graphs do not run on this device.
+            Unsupported: graphs do not run on this device, or the process was forked from one that had used CUDA.
         """
+        if torch.device(device).type == "cuda" and torch.cuda._is_in_bad_fork():
+            raise Unsupported(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
         device = _with_index(torch.device(device))
         with self.lock:
             if self.device is None:
