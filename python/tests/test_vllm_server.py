@@ -324,6 +324,15 @@ def test_the_server_has_whole_weights_after_trainers_are_killed_in_the_middle_of
     assert send(trainer, 11) == server.tokens()
 
 
+def test_a_server_reloads_the_stores_current_version_in_place(server, store):
+    for seed in (12, 13):
+        model = new_model(seed)
+        store.publish("llama", dict(model.state_dict()))
+        status, text = server.post("collective_rpc", {"method": "reload_weights"})
+        assert status == 200, text
+        assert server.tokens() == tokens_of(model)
+
+
 def test_rounds_go_on_after_the_stores_keeper_was_killed(server, store):
     trainer = trainer_of(server.url, store="llama")
     for seed, half in ((14, "worker"), (15, "guard"), (16, "worker")):
