@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "onecopy/core/tensor_view.h"
 
@@ -35,6 +36,13 @@ class Reservation {
   /// Lets a device use the whole mappings in [at, at + bytes). Throws unsupported if that device has no way to the
   /// memory.
   virtual void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) = 0;
+  /// Returns the devices that may use the mapping that begins at base() + at.
+  virtual std::vector<int> users(std::size_t) const { return {}; }
+  /// Moves the only mapping of `other`, a reservation of the same backend and size, over all mappings here. A thread of the
+  /// host that reads meanwhile finds the old or the new memory, and never an address without a mapping. `other` has
+  /// no addresses afterwards. Returns false, with nothing changed, if the backend cannot move mappings. Throws
+  /// out_of_mappings, and then the old memory is still mapped here.
+  virtual bool try_take(Reservation&) { return false; }
 };
 
 }  // namespace onecopy

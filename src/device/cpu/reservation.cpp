@@ -5,14 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <system_error>
-#include <thread>
 
+#include "late_unmaps.h"
 #include "onecopy/core/error.h"
-#include "os/blocked_signals.h"
 #include "physical_chunk.h"
 
 namespace onecopy {
@@ -47,34 +44,25 @@ std::byte* reserve(std::size_t bytes) noexcept {
   return aligned ? aligned : reserve_at(bytes, static_cast<std::size_t>(::getpagesize()));
 }
 
-/// Unmaps in pieces: the kernel lets no other mapping of the process change during one of them.
-void unmap_in_pieces(std::byte* at, std::size_t bytes) noexcept {
-  constexpr std::size_t kAtOnce = std::size_t{1} << 20;  // 0.1 ms
-  for (std::size_t done = 0; done < bytes; done += kAtOnce)
-    ::munmap(at + done, std::min(kAtOnce, bytes - done));
-}
-
-/// Unmaps on a thread of its own.
-void unmap_later(std::byte* at, std::size_t bytes) noexcept {
-  try {
-    const BlockedSignals blocked;
-    std::thread([at, bytes] { unmap_in_pieces(at, bytes); }).detach();
-  } catch (const std::system_error&) {
-    ::munmap(at, bytes);
-  }
-}
-
-/// Moves the pages of one mapping to other addresses, where a thread unmaps them: to unmap 1 GiB of 4 KiB pages takes
-/// 0.1 s, and to move their page tables 0.03 ms (two virtual CPUs, November 2026). The mapping itself stays, without
-/// pages. Has no effect before Linux 5.13, and on addresses that are not one mapping of a file.
-void set_pages_aside(std::byte* at, std::size_t bytes) noexcept {
+/// Moves the pages of one mapping to other addresses and returns these: to move the page tables of 1 GiB takes 0.03 ms, and
+/// to unmap its pages 0.1 s (two virtual CPUs, November 2026). The mapping itself stays, and accesses enter its pages
+/// again. Returns null, with nothing changed, for few bytes, before Linux 5.13, and for addresses that are not one mapping
+/// of a file.
+///
+/// The kernel chooses the addresses and is given aligned ones as a hint: MREMAP_FIXED may unmap them before it fails, and
+/// another thread could map something there.
+std::byte* move_aside(std::byte* at, std::size_t bytes) noexcept {
   constexpr int kDontUnmap = 4;  // MREMAP_DONTUNMAP of newer headers
-  if (bytes < kPageTable) return;
-  std::byte* const aside = reserve(bytes);
-  if (!aside) return;
-  if (::mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | kDontUnmap, aside) == MAP_FAILED)
-    ::munmap(aside, bytes);
-  else unmap_later(aside, bytes);
+  if (bytes < kPageTable) return nullptr;
+  std::byte* const hint = reserve(bytes);
+  if (!hint) return nullptr;
+  ::munmap(hint, bytes);
+  void* const aside = ::mremap(at, bytes, bytes, MREMAP_MAYMOVE | kDontUnmap, hint);
+  return aside == MAP_FAILED ? nullptr : static_cast<std::byte*>(aside);
+}
+
+bool move_mapping(std::byte* from, std::byte* to, std::size_t bytes) noexcept {
+  return ::mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
 }
 
 }  // namespace
@@ -85,7 +73,9 @@ HostReservation::HostReservation(std::size_t bytes) : bytes_(bytes), base_(reser
                 ErrorCode::out_of_mappings);
 }
 
-HostReservation::~HostReservation() { ::munmap(base_, bytes_); }
+HostReservation::~HostReservation() {
+  if (base_) ::munmap(base_, bytes_);
+}
 
 void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) {
   if (from > chunk.size() || bytes > chunk.size() - from || at > bytes_ || bytes > bytes_ - at)
@@ -101,9 +91,28 @@ void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
 /// Unmaps pages. The addresses stay reserved, or stay mapped without access if the system has no room for another
 /// mapping.
 void HostReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
-  set_pages_aside(base_ + at, bytes);
+  std::byte* const aside = move_aside(base_ + at, bytes);
   if (::mmap(base_ + at, bytes, PROT_NONE, kNothing | MAP_FIXED, -1, 0) == MAP_FAILED)
     ::mprotect(base_ + at, bytes, PROT_NONE);
+  if (aside) LateUnmaps::get().add(aside, bytes);
+}
+
+/// Moves the pages here aside first, so that the kernel has nothing to unmap while it moves the others, and so that they can
+/// come back after an error. The addresses are mapped all the time: an access waits while the kernel changes a mapping.
+bool HostReservation::try_take(Reservation& other) {
+  auto& from = static_cast<HostReservation&>(other);
+  if (from.bytes_ != bytes_)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} bytes of addresses cannot take the place of {}", from.bytes_, bytes_));
+  std::byte* const aside = move_aside(base_, bytes_);
+  const bool is_moved = move_mapping(from.base_, base_, bytes_);
+  const int error = errno;
+  if (aside && (is_moved || !move_mapping(aside, base_, bytes_))) LateUnmaps::get().add(aside, bytes_);
+  if (!is_moved)
+    throw_errno(fmt::format("cannot move a mapping of {} bytes", bytes_), error,
+                ErrorCode::out_of_mappings);
+  from.base_ = nullptr;
+  return true;
 }
 
 void HostReservation::allow(int, std::size_t at, std::size_t bytes, Access access) {

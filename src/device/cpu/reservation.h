@@ -19,10 +19,11 @@ class HostReservation final : public Reservation {
   void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) override;
   void unmap(std::size_t at, std::size_t bytes) noexcept override;
   void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
+  bool try_take(Reservation& other) override;
 
  private:
   const std::size_t bytes_;
-  std::byte* const base_;
+  std::byte* base_;  ///< null once the addresses were given away
 };
 
 }  // namespace onecopy

@@ -34,6 +34,13 @@ void Mappings::allow(CUdeviceptr base, std::size_t bytes, int ordinal, Access ac
   }
 }
 
+std::vector<int> Mappings::users(CUdeviceptr base) {
+  const LockGuard lock(mutex_);
+  const auto found = mappings_.find(base);
+  if (found == mappings_.end()) return {};
+  return {found->second.allowed.begin(), found->second.allowed.end()};
+}
+
 Mappings::ByAddress::iterator Mappings::find(CUdeviceptr at) {
   const auto after = mappings_.upper_bound(at);
   if (after == mappings_.begin()) return mappings_.end();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "driver_api.h"
 #include "onecopy/core/tensor_view.h"
@@ -26,6 +27,8 @@ class Mappings {
   void remove(CUdeviceptr base) noexcept;
   /// Lets `ordinal` use whole mappings. REQUIRES: it has a path to the memory, and a context is current.
   void allow(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
+  /// Returns the devices that may use the mapping that begins at `base`.
+  std::vector<int> users(CUdeviceptr base);
 
   enum class Reach {
     unknown,  ///< a part is not mapped here

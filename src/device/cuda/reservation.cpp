@@ -72,4 +72,6 @@ void CudaReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Acce
   Mappings::get().allow(base_ + at, bytes, ordinal, access);
 }
 
+std::vector<int> CudaReservation::users(std::size_t at) const { return Mappings::get().users(base_ + at); }
+
 }  // namespace onecopy::cuda

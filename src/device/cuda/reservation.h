@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <vector>
 
 #include "device/reservation.h"
 #include "driver.h"
@@ -22,6 +23,7 @@ class CudaReservation final : public Reservation {
   void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) override;
   void unmap(std::size_t at, std::size_t bytes) noexcept override;
   void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
+  std::vector<int> users(std::size_t at) const override;
 
  private:
   struct MappedPart {
