@@ -60,6 +60,7 @@ ROWS = {
     "huggingface": loaded_model.huggingface,
     "store-restart": store_restart.restart,
     "store-update": store_versions.update,
+    "store-first-pass": store_versions.first_pass,
     "store-publish": store_versions.publish,
     "store-as-is": store_versions.publish_as_is,
     "store-open": store_versions.opened,

@@ -8,6 +8,7 @@ import inspect
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,38 @@ def update(effort: Effort) -> Row:
     row.judge("median", pauses.median(), "ns", at_most(pauses.median(), limit * 1e6))
     row.add("worst", max(pauses), "ns")
     row.add("updates", updates, "")
+    return row
+
+
+def first_pass(effort: Effort) -> Row:
+    """Measures the first pass over the pages of the host after update(), and update() beside a thread that reads."""
+    import torch
+
+    gib = wanted_gib()
+    row = Row(f"Reading {gib:g} GiB after update(), beside a thread that reads", "the first pass is ≤ 1.1 x the second")
+    torch.set_num_threads(1)
+    pauses, first, second = Samples(), Samples(), Samples()
+    with own_store() as store:
+        for value in (1, 2):
+            store.publish(NAME, {"weight": torch.full((int(gib * 2**27),), value)})
+        live = store.follow(NAME)
+        pages = live["weight"][::512]
+        ends = threading.Event()
+        reader = threading.Thread(target=lambda: [pages[::7].sum() for _ in iter(ends.is_set, True)])
+        reader.start()
+        for number in range(2 * effort.rounds(_ROUNDS)):
+            pauses.append(time_ns(lambda number=number: live.update(to=number % 2 + 1)))
+        ends.set()
+        reader.join()
+        for number in range(2 * effort.rounds(_ROUNDS)):
+            live.update(to=number % 2 + 1)
+            for samples in (first, second):
+                samples.append(time_ns(pages.sum))
+    row.judge_ratio("the first pass", first.median(), "ns", "the second", at_most(first.ratio_to(second), 1.1))
+    row.add("the second pass", second.median(), "ns")
+    row.add("update() beside a thread that reads", pauses.median(), "ns")
+    row.add("worst", max(pauses), "ns")
+    row.note("update() enters the pages into the page tables before it moves them over the old ones")
     return row
 
 

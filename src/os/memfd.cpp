@@ -50,9 +50,15 @@ Fd create_memfd(const std::string& name, std::size_t size) {
   return fd;
 }
 
+bool try_add_seals(const Fd& fd, int seals) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals) == 0) return true;
+  if (errno == EBUSY) return false;
+  throw_errno(fmt::format("cannot add seals {:#x} to shared memory", seals), errno);
+}
+
 void add_seals(const Fd& fd, int seals) {
-  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0)
-    throw_errno(fmt::format("cannot add seals {:#x} to shared memory", seals), errno);
+  if (!try_add_seals(fd, seals))
+    throw_errno(fmt::format("cannot add seals {:#x} to shared memory", seals), EBUSY);
 }
 
 int seals_of(const Fd& fd) {

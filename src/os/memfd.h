@@ -23,6 +23,9 @@ Fd create_memfd(const std::string& name, std::size_t size);
 
 /// Adds seals. Throws system if the file cannot be sealed (it is not a memfd, or is sealed against sealing).
 void add_seals(const Fd& fd, int seals);
+/// Does what add_seals() does, or returns false if the memory is to be sealed with kSealWrite while a process has it mapped
+/// for writing or a device uses its pages.
+bool try_add_seals(const Fd& fd, int seals);
 /// Returns the kSeal* bits that are set on the file. Throws invalid_argument for files without seals.
 int seals_of(const Fd& fd);
 

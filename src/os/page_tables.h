@@ -8,9 +8,9 @@
 
 namespace onecopy {
 
-/// A few threads that enter pages of a mapping into this process's page tables, in ascending order, while the caller
-/// uses them or has a driver pin them: one thread alone would fault page by page. The threads only save time, and do
-/// nothing before Linux 5.14.
+/// A few threads that enter pages of a mapping into this process's page tables or take them out, in ascending order, while
+/// the caller uses them or has a driver pin them: one thread alone would fault page by page. The threads only save time,
+/// and enter nothing before Linux 5.14.
 ///
 /// Thread safety: created and destroyed by one thread; the destructor waits for the threads.
 class PageTableFiller {
@@ -21,6 +21,8 @@ class PageTableFiller {
   static constexpr int kPresent = 22;  // MADV_POPULATE_READ
   /// The advice for pages that may have no memory yet.
   static constexpr int kAbsent = 23;  // MADV_POPULATE_WRITE
+  /// The advice for pages of shared memory that will be unmapped, which is quick afterwards.
+  static constexpr int kUnused = 4;  // MADV_DONTNEED
 
   PageTableFiller(std::byte* at, std::size_t bytes, int advice = kPresent);
   /// Lets the calling thread do what is left.

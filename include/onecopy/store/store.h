@@ -67,6 +67,8 @@ struct PublishOptions {
 struct TensorSpec {
   std::string name;
   Layout layout;
+  /// The number of an earlier tensor, with the same layout, whose memory this one shares.
+  std::optional<std::size_t> same_as{};
 };
 
 /// A set of named tensors in the memory of one version. Each tensor keeps all of that memory mapped.
@@ -97,8 +99,8 @@ class Version : public Contents {
  public:
   /// Returns the number of the version; the first version is 1.
   std::uint64_t number() const noexcept;
-  const Texts& key() const noexcept;
-  const Texts& attributes() const noexcept;
+  Texts key() const;
+  Texts attributes() const;
   /// Computes the checksums of all tensors. Throws bad_handle, which names the first tensor that differs, and
   /// invalid_argument if the version was published without checksums.
   void verify() const;
@@ -109,14 +111,22 @@ class Version : public Contents {
 };
 
 /// The current version of an object at addresses that stay the same: tensors and captured graphs stay valid.
+/// Thread safety: all members may be called concurrently.
 class Follower : public Version {
  public:
-  /// Changes all tensors to the object's current version at once, and returns its number. Waits before that for the
-  /// work that this process has given to the device. REQUIRES: no thread uses the tensors during the call.
+  /// Shows the object's current version, or exactly the version `to`, and returns its number.
   ///
-  /// Throws invalid_argument, which names the first difference, for a version with another layout; stale_handle if the
-  /// object does not exist; timeout if the keeper does not answer in time. After an error the tensors are unchanged.
-  std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10));
+  /// On the host, threads may read the tensors meanwhile: every load sees the old or the new version, and a thread that
+  /// reads during the call may see both; to read one version, call update() between two steps. On a card, the call
+  /// first waits for the work that this process has given to the card. REQUIRES: no thread enqueues work on a card that
+  /// uses the tensors between the call and its return.
+  ///
+  /// Throws invalid_argument, which names the first difference, for a version with another layout, for a version that was
+  /// published as_is, and while a stream of the card is captured; stale_handle if the object or the version does not
+  /// exist; timeout if the keeper does not answer in time; the error of a card that has failed. After an error the
+  /// tensors are unchanged.
+  std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10),
+                       std::optional<std::uint64_t> to = {});
 
  private:
   using Version::Version;
@@ -214,6 +224,8 @@ class Store {
   /// Opens a version, the current one by default. Throws stale_handle if the version does not exist. Throws
   /// invalid_argument, naming the field, if the version's key lacks a field of `key` or has another value of it.
   Version open(const std::string& name, std::optional<std::uint64_t> number = {}, const Texts& key = {});
+  /// Opens the current version at addresses where update() shows other versions. Throws as open(), and invalid_argument for a
+  /// version that was published as_is.
   Follower follow(const std::string& name, const Texts& key = {});
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);

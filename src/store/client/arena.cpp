@@ -95,17 +95,21 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
     reading = open();
   }
   std::vector<Fd> files = reading->files();
-  const OpenTable opened(files.front());
+  OpenTable opened(files.front());
   const Table& table = opened.table;
-  check_arena(name, reading->version(), table, device);
+  const VersionRecord version = reading->version();
+  check_arena(name, version, table, device);
+  const Layout layout = table.rows.front().layout;
   const std::uint64_t bytes = file_size(files.back());
   Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
-  BlockRef block = MappedMemory::open(device, memory_of(table, std::move(files)), std::move(*reading),
-                                      Access::read_write);
+  std::vector<ExportedMemory> parts = memory_of(table, std::move(files));
+  BlockRef block =
+      MappedMemory::open(device, std::move(parts), {std::move(opened.table), version, std::move(*reading)},
+                         Access::read_write);
   const auto& mapped = *static_cast<MappedMemory*>(block.group());
   if (pinned && device == kCpu) mapped.pin();
   std::byte* const data = mapped.data();
-  Tensor tensor(std::move(block), data, table.rows.front().layout, device, Access::read_write);
+  Tensor tensor(std::move(block), data, layout, device, Access::read_write);
   std::byte* const control = memory.data();
   return Arena(std::shared_ptr<Arena::State>(
       new Arena::State{std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));

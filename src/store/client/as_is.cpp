@@ -81,6 +81,11 @@ AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
 
 /// Adds a row for the tensor, or for a copy of it.
 void AsIs::place(const NamedTensor& named, bool copies) {
+  if (const auto first = tied_.first(named.second.data(), named.second.layout(), rows_.size())) {
+    rows_.push_back({named.first, rows_[*first].layout, rows_[*first].offset});
+    sources_.push_back(sources_[*first]);
+    return;
+  }
   Tensor source = named.second;
   std::optional<std::uint64_t> offset = source.nbytes() == 0 ? 0 : find(source);
   if (!offset && copies) offset = find(source = copy(source.view()));
@@ -117,8 +122,9 @@ std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
   BlockRef version = MappedMemory::find(tensor.data());
   if (!version) return std::nullopt;
   const auto& memory = *static_cast<const MappedMemory*>(version.group());
-  if (!memory.reading()) return std::nullopt;  // a draft
-  std::vector<Fd> files = memory.reading().files();
+  const auto shown = memory.shown();
+  if (!shown) return std::nullopt;  // a draft
+  std::vector<Fd> files = shown->reading.files();
   if (files.empty()) return std::nullopt;  // of a process that reads very many versions
   auto at = versions_.find(&memory);
   if (at == versions_.end()) {

@@ -8,6 +8,7 @@
 #include "onecopy/store/store.h"
 #include "share/session.h"
 #include "store/format/table.h"
+#include "store/format/tied_tensors.h"
 
 namespace onecopy::store {
 
@@ -47,6 +48,7 @@ class AsIs {
 
   std::vector<Row> rows_;
   std::vector<Tensor> sources_;  ///< one for each row: the tensor, or its copy
+  TiedTensors tied_;
   std::vector<Part> parts_;
   std::vector<Fd> files_;
   std::vector<Fd> pipes_;         ///< the pipes of versions whose memory is used

@@ -34,22 +34,25 @@ Tensor Contents::memory() const {
   return {state_->block, memory.data(), bytes, memory.device(), memory.access()};
 }
 
-std::uint64_t Version::number() const noexcept { return state_->version.number; }
-const Texts& Version::key() const noexcept { return state_->table.key; }
-const Texts& Version::attributes() const noexcept { return state_->table.attributes; }
+std::uint64_t Version::number() const noexcept { return state_->memory->shown()->version.number; }
+Texts Version::key() const { return state_->memory->shown()->table.key; }
+Texts Version::attributes() const { return state_->memory->shown()->table.attributes; }
 
 void Version::verify() const {
-  if (state_->table.checksums.empty() && size() != 0)
+  const LockGuard lock(state_->update);  // so that memory and checksums belong to one version
+  const auto shown = state_->memory->shown();
+  const std::vector<std::uint32_t>& published = shown->table.checksums;
+  if (published.empty() && size() != 0)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("version {} of \"{}\" was published without checksums", number(),
-                            state_->version.name));
+                fmt::format("version {} of \"{}\" was published without checksums", shown->version.number,
+                            shown->version.name));
   const auto now = checksums_of(state_->table, *state_->memory);
   for (std::size_t row = 0; row < size(); ++row)
-    if (now[row] != state_->table.checksums[row])
+    if (now[row] != published[row])
       throw Error(
           ErrorCode::bad_handle,
           fmt::format("\"{}\" of version {} of \"{}\" has the checksum {:08x}, and {:08x} was published",
-                      name(row), number(), state_->version.name, now[row], state_->table.checksums[row]));
+                      name(row), shown->version.number, shown->version.name, now[row], published[row]));
 }
 
 void describe(ExportedMemory& exported, Table& table) {
@@ -84,32 +87,51 @@ std::uint64_t publish_version(Client& client, const Table& table, const VersionR
   return number;
 }
 
-std::uint64_t Follower::update(std::chrono::nanoseconds timeout) {
+namespace {
+
+/// Throws invalid_argument for a version that a follower cannot show which shows these rows in this memory.
+void check_same_layout(const VersionRecord& version, const Table& table, const std::vector<Row>& rows,
+                       const MappedMemory& memory) {
+  check_followed(version);
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("version {} of \"{}\" {}; follow the object again",
+                                                         version.number, version.name, problem));
+  };
+  if (!table.has_known_layout) refuse("has another layout: " + first_difference(rows, table.rows));
+  if (device_of(table) != memory.device()) refuse("is on another device");
+}
+
+}  // namespace
+
+void check_followed(const VersionRecord& version) {
+  if (version.kind != VersionKind::as_is) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("version {} of \"{}\" was published in place (as_is), so its tensors lie where the "
+                  "publisher has them, and cannot be shown at fixed addresses: open() it, or publish "
+                  "the versions of an object that is followed into slots",
+                  version.number, version.name));
+}
+
+std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {
+  if (to == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
   State& s = *state_;
   const LockGuard lock(s.update);
   StepTimes steps;
-  auto reading =
-      Client::here(s.client).open(s.version.name, 0, &s.memory->reading(), Deadline::after(timeout));
-  if (!reading) return s.version.number;
+  const auto shown = s.memory->shown();
+  if (to == shown->version.number) return *to;
+  auto reading = Client::here(s.client).open(shown->version.name, to.value_or(0), &shown->reading,
+                                             Deadline::after(timeout));
+  if (!reading) return shown->version.number;
   steps.end("keeper");
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front(), s.layout);
-  const VersionRecord version = reading->version();
-  if (!opened.table.has_known_layout)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("version {} of \"{}\" has another layout: {}; follow the object again", version.number,
-                    version.name, first_difference(s.table.rows, opened.table.rows)));
-  if (device_of(opened.table) != device())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("version {} of \"{}\" is on another device; follow the object again",
-                            version.number, version.name));
+  VersionRecord version = reading->version();
+  check_same_layout(version, opened.table, s.table.rows, *s.memory);
+  check_sealed(version, opened.table, files);
   steps.end("table");
-  s.memory->show(memory_of(opened.table, std::move(files)), std::move(*reading), steps);
-  s.table.key = std::move(opened.table.key);
-  s.table.attributes = std::move(opened.table.attributes);
-  s.table.checksums = std::move(opened.table.checksums);
-  s.version = version;
+  std::vector<ExportedMemory> parts = memory_of(opened.table, std::move(files));
+  s.memory->show(std::move(parts), {std::move(opened.table), version, std::move(*reading)}, steps);
   log_debug([&] {
     return fmt::format("shows version {} of \"{}\", in milliseconds: {}", version.number, version.name,
                        steps.text());

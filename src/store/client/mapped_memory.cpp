@@ -4,11 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <iterator>
 #include <map>
+#include <thread>
 
+#include "device/capture_gate.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "os/log.h"
 #include "os/memfd.h"
 #include "os/mutex.h"
 #include "os/page_tables.h"
@@ -72,12 +78,13 @@ BlockRef MappedMemory::create(Device device, std::uint64_t bytes) {
   Chunks chunks;
   if (bytes != 0)
     chunks.push_back(backend(device.type).create_chunk(device.index, size_for(device, bytes)));
-  return {new MappedMemory(device, std::move(chunks), Access::read_write, {}), 0};
+  return {new MappedMemory(device, std::move(chunks), Access::read_write, nullptr), 0};
 }
 
-BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
-                            Access access) {
-  return {new MappedMemory(device, import(device, std::move(parts)), access, std::move(reading)), 0};
+BlockRef MappedMemory::open(Device device, std::vector<ExportedMemory> parts, Shown shown, Access access) {
+  return {new MappedMemory(device, import(device, std::move(parts)), access,
+                           std::make_shared<const Shown>(std::move(shown))),
+          0};
 }
 
 MappedMemory::Chunks MappedMemory::import(Device device, std::vector<ExportedMemory> parts) {
@@ -88,22 +95,24 @@ MappedMemory::Chunks MappedMemory::import(Device device, std::vector<ExportedMem
   return chunks;
 }
 
-MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading)
+MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, std::shared_ptr<const Shown> shown)
     : BlockGroup(false),
       device_(device),
-      reading_(std::move(reading)),
+      shown_(std::move(shown)),
       chunks_(std::move(chunks)),
       access_(access) {
   for (const auto& chunk : chunks_) size_ += chunk->size();
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
-  map();
+  map(*reservation_, chunks_, access_);
   StoredRanges::all().add(*this);
 }
 
 MappedMemory::~MappedMemory() {
   if (size_ != 0) StoredRanges::all().remove(*this);
   if (PinnedRanges::any()) PinnedRanges::get().unpin(data());
+  if (size_ != 0 && access_ == Access::read_only)
+    unmap();  // another thread does the work for memory of the host
 }
 
 void MappedMemory::populate() const {
@@ -122,13 +131,13 @@ Tensor stored_tensor(void* at, const Layout& layout) {
 
 BlockRef MappedMemory::find(const void* at) noexcept { return StoredRanges::all().find(at); }
 
-void MappedMemory::map() {
+void MappedMemory::map(Reservation& where, const Chunks& chunks, Access access) const {
   std::size_t at = 0;
-  for (const auto& chunk : chunks_) {
-    reservation_->map(at, *chunk, 0, chunk->size());
+  for (const auto& chunk : chunks) {
+    where.map(at, *chunk, 0, chunk->size());
     at += chunk->size();
   }
-  reservation_->allow(device_.index, 0, size_, access_);
+  where.allow(device_.index, 0, size_, access);
 }
 
 /// Unmaps the chunks one by one, which is quicker for large chunks.
@@ -140,22 +149,58 @@ void MappedMemory::unmap() noexcept {
   }
 }
 
-/// Unmaps the memory, seals its files and maps them read-only: the kernel refuses new writable mappings of a sealed
-/// file, and no old one is left.
 void MappedMemory::protect() {
   if (access_ == Access::read_only) return;
+  backend(device_.type).finish_work();
+  if (size_ != 0 && device_ == kCpu && !try_seal()) {
+    log_warning(
+        "a draft is copied to be published: a forked process has its memory mapped, or a device uses it");
+    chunks_ = copied();
+    if (!try_seal())
+      throw Error(
+          ErrorCode::timeout,
+          "a draft cannot be sealed: a forked process has its memory mapped, and its copy; publish it "
+          "again while no other thread forks");
+  } else if (size_ != 0 && device_ != kCpu) {
+    unmap();
+    map(*reservation_, chunks_, Access::read_only);
+  }
   access_ = Access::read_only;
-  if (size_ == 0) return;
-  Backend& vendor = backend(device_.type);
-  vendor.finish_work();
-  unmap();
-  if (device_ == kCpu)
-    for (const Fd& fd : vendor.export_chunks(chunks_, Access::read_write).fds)
-      add_seals(fd, kSealFutureWrite);
-  map();
 }
 
-void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps) {
+/// Maps the memory read-only, through descriptors that cannot write, and seals it: the kernel refuses to seal memory that
+/// any process has mapped for writing. Returns false after a while if it still refuses.
+bool MappedMemory::try_seal() {
+  constexpr std::chrono::seconds kPatience{1};  // for children that are about to call exec()
+  constexpr std::chrono::microseconds kPause{200};
+  const auto seal = [](const Fd& file) { return try_add_seals(file, kSealWrite); };
+  ExportedMemory exported = export_chunks(Access::read_only);
+  std::vector<ExportedMemory> parts;
+  parts.push_back(std::move(exported));
+  Chunks sealed = import(device_, std::move(parts));
+  PageTableFiller(data(), size_, PageTableFiller::kUnused).help();
+  show_on_host(sealed, false);
+  const std::vector<Fd> files = backend(device_.type).export_chunks(chunks_, Access::read_write).fds;
+  for (const Deadline deadline = Deadline::after(kPatience); !std::ranges::all_of(files, seal);
+       std::this_thread::sleep_for(kPause))
+    if (deadline.has_passed()) return false;
+  chunks_ = std::move(sealed);
+  return true;
+}
+
+/// Returns new memory with the same content.
+MappedMemory::Chunks MappedMemory::copied() const {
+  Backend& vendor = backend(device_.type);
+  Chunks chunks;
+  chunks.push_back(vendor.create_chunk(device_.index, size_));
+  const auto to = vendor.reserve(device_.index, size_);
+  map(*to, chunks, Access::read_write);
+  std::memcpy(to->base(), data(), size_);
+  return chunks;
+}
+
+void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps) {
+  std::shared_ptr<const Shown> next = std::make_shared<const Shown>(std::move(shown));
   Chunks others = import(device_, std::move(parts));
   std::uint64_t bytes = 0;
   for (const auto& chunk : others) bytes += chunk->size();
@@ -163,25 +208,60 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Client::Reading readi
     throw Error(ErrorCode::bad_handle,
                 fmt::format("a version of {} bytes came where {} are shown", bytes, size_));
   steps.end("import");
-  backend(device_.type).finish_work();
-  steps.end("work");
+  if (size_ != 0) device_ == kCpu ? show_on_host(others, true) : show_on_card(others, steps);
+  steps.end("show");
+  // The chunks are closed before the keeper is told, so that the guard is the last process that has the memory and spends
+  // the time to free it.
+  chunks_ = std::move(others);
+  {
+    const LockGuard lock(mutex_);
+    shown_.swap(next);
+  }
+  next.reset();
+  steps.end("release");
+}
+
+/// Maps the other memory at other addresses, where a failure changes nothing, and then moves it over the old one.
+void MappedMemory::show_on_host(const Chunks& others, bool populates) {
+  const auto next = backend(device_.type).reserve(device_.index, size_);
+  map(*next, others, Access::read_only);
+  if (populates) PageTableFiller(next->base(), size_).help();
+  reservation_->try_take(*next);
+}
+
+/// Waits for the work that was given to the device, and maps the other memory instead. No capture of a stream begins
+/// meanwhile: the wait would spoil the capture.
+void MappedMemory::show_on_card(const Chunks& others, StepTimes& steps) {
+  Backend& vendor = backend(device_.type);
+  const bool is_shown = CaptureGate::get().try_between([&] {
+    if (!vendor.finish_work())
+      throw vendor.failure(device_.index)
+          .value_or(Error(ErrorCode::peer_died, "a device has failed, and its work does not end"));
+    steps.end("work");
+    put_in_place(others);
+  });
+  if (!is_shown)
+    throw Error(ErrorCode::invalid_argument,
+                "a stream of this process is being captured, which update() would spoil: update before or "
+                "after the capture");
+}
+
+/// Unmaps the old memory and maps the other one, for all devices that could use the old one. Maps the old memory again
+/// after an error.
+void MappedMemory::put_in_place(const Chunks& others) {
+  const std::vector<int> users = reservation_->users(0);
+  const auto map_for_all = [&](const Chunks& chunks) {
+    map(*reservation_, chunks, access_);
+    for (const int user : users) reservation_->allow(user, 0, size_, access_);
+  };
   unmap();
-  steps.end("unmap");
-  std::swap(chunks_, others);
   try {
-    if (size_ != 0) map();
-  } catch (...) {
-    std::swap(chunks_, others);
+    map_for_all(others);
+  } catch (const Error&) {
     reservation_->unmap(0, size_);
-    map();
+    map_for_all(chunks_);
     throw;
   }
-  steps.end("map");
-  // Unmapped before the keeper is told, so that the guard is the last process that has the memory and spends the time
-  // to free it.
-  others.clear();
-  reading_ = std::move(reading);
-  steps.end("release");
 }
 
 ExportedMemory MappedMemory::export_chunks(Access access) const {

@@ -9,15 +9,25 @@
 #include "device/backend.h"
 #include "device/reservation.h"
 #include "onecopy/memory/block.h"
+#include "os/mutex.h"
 #include "store/client/client.h"
 #include "store/client/step_times.h"
+#include "store/format/table.h"
 
 namespace onecopy::store {
+
+/// A version that is read here. Immutable, so that a thread may use it while update() shows the next version.
+struct Shown {
+  Table table;  ///< without the rows, which all versions of a follower have in common
+  VersionRecord version;
+  Client::Reading reading;
+};
 
 /// The memory of a draft or a version at addresses of this process, as one block. Dropping the last reference unmaps
 /// the memory and ends the reading. Other processes find the memory only through the store.
 ///
-/// Thread safety: references may come and go concurrently; the caller serialises protect(), show() and export_chunks().
+/// Thread safety: references may come and go concurrently, and shown() may be called concurrently; the caller serialises
+/// protect(), show() and export_chunks().
 class MappedMemory final : public BlockGroup {
  public:
   /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
@@ -25,7 +35,7 @@ class MappedMemory final : public BlockGroup {
   /// Returns the size of the memory that create() makes.
   static std::uint64_t size_for(Device device, std::uint64_t bytes);
   /// Maps memory that another process made. Throws bad_handle, out_of_mappings.
-  static BlockRef open(Device device, std::vector<ExportedMemory> parts, Client::Reading reading,
+  static BlockRef open(Device device, std::vector<ExportedMemory> parts, Shown shown,
                        Access access = Access::read_only);
   /// Returns the memory that contains `at`; empty if `at` is not in memory of the store.
   static BlockRef find(const void* at) noexcept;
@@ -36,13 +46,20 @@ class MappedMemory final : public BlockGroup {
   std::uint64_t size() const noexcept { return size_; }
   Device device() const noexcept { return device_; }
   Access access() const noexcept { return access_; }
-  const Client::Reading& reading() const noexcept { return reading_; }
+  /// Returns the version; null for a draft.
+  std::shared_ptr<const Shown> shown() const noexcept {
+    const LockGuard lock(mutex_);
+    return shown_;
+  }
 
-  /// Removes write access from this process and, for memory of the CPU, from all other processes for ever.
+  /// Removes write access from this process and, for memory of the host, from all processes for ever: the kernel then
+  /// proves that no process can write to it. May be called again after an error. Copies memory of the host that a forked
+  /// child still has mapped for writing. REQUIRES: no thread writes to the memory during the call.
   void protect();
-  /// Replaces the memory by other memory of the same size at the same addresses. If show() throws, the old memory is
-  /// still mapped. Adds its steps to `steps`.
-  void show(std::vector<ExportedMemory> parts, Client::Reading reading, StepTimes& steps);
+  /// Replaces the version by another one of the same size at the same addresses. If show() throws, the old memory is
+  /// still mapped. Adds its steps to `steps`. A thread that reads memory of the host meanwhile sees the old or the new
+  /// memory. REQUIRES: no thread gives a device work that uses the memory meanwhile.
+  void show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
   /// Enters all pages into the page tables, if the memory is on the host.
   void populate() const;
@@ -68,13 +85,20 @@ class MappedMemory final : public BlockGroup {
 
   static Chunks import(Device device, std::vector<ExportedMemory> parts);
 
-  MappedMemory(Device device, Chunks chunks, Access access, Client::Reading reading);
+  MappedMemory(Device device, Chunks chunks, Access access, std::shared_ptr<const Shown> shown);
   ~MappedMemory();
-  void map();
+  void map(Reservation& where, const Chunks& chunks, Access access) const;
   void unmap() noexcept;
+  void show_on_host(const Chunks& others, bool populates);
+  void show_on_card(const Chunks& others, StepTimes& steps);
+  void put_in_place(const Chunks& others);
+  bool try_seal();
+  Chunks copied() const;
 
   const Device device_;
-  Client::Reading reading_;  ///< destroyed after the mapping
+  mutable Mutex mutex_;
+  /// The version, shared with callers of shown(). Destroyed after the mapping.
+  std::shared_ptr<const Shown> shown_ GUARDED_BY(mutex_);
   Chunks chunks_;
   std::uint64_t size_ = 0;
   std::unique_ptr<Reservation> reservation_;  ///< null for memory of no bytes

@@ -14,25 +14,27 @@
 #include "os/mutex.h"
 #include "store/client/client.h"
 #include "store/client/mapped_memory.h"
+#include "store/format/record.h"
 #include "store/format/table.h"
 
 namespace onecopy::store {
 
-/// The state of the objects of the public API: a table and memory. Thread safety: as these objects.
+/// The state of the objects of the public API: a table and memory. What differs between the versions that a follower shows
+/// is in MappedMemory::shown(). Thread safety: as these objects.
 struct Contents::State {
   State(Table rows_and_more, BlockRef mapped)
       : table(std::move(rows_and_more)),
         block(std::move(mapped)),
         memory(static_cast<MappedMemory*>(block.group())) {}
 
-  Table table;
+  Table table;   ///< the whole table of a draft; the rows of a version
   Bytes layout;  ///< the layout of a follower's table, which is compared with the next one
   std::shared_ptr<Client> client;
   const BlockRef block;
   MappedMemory* const memory;  ///< the memory of `block`
-  VersionRecord version;
-  ReservedRoom reservation;  ///< of a draft
-  Mutex update;              ///< held during an update
+  VersionRecord version;       ///< of a draft
+  ReservedRoom reservation;    ///< of a draft
+  Mutex update;                ///< held during an update
   bool is_sealed = false;
   std::unordered_map<std::string_view, std::size_t> rows;  ///< made by find()
   std::once_flag rows_made;
@@ -56,6 +58,12 @@ Fd write_table(const Table& table);
 /// table, the chunks and others. Throws bad_handle if there are too few.
 std::vector<ExportedMemory> memory_of(const Table& table, std::vector<Fd> files);
 Device device_of(const Table& table);
+/// Throws bad_handle if a process could still change memory of the host that the version's publisher says was copied.
+/// `files`: the descriptors of the version.
+void check_sealed(const VersionRecord& version, const Table& table, std::span<const Fd> files);
+
+/// Throws invalid_argument for a version that cannot be followed, because its memory is not one part of its own.
+void check_followed(const VersionRecord& version);
 
 /// Makes exported memory the only part of the table.
 void describe(ExportedMemory& exported, Table& table);

@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <array>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
@@ -15,6 +16,7 @@
 #include "store/client/state.h"
 #include "store/client/watch.h"
 #include "store/format/record.h"
+#include "store/format/tied_tensors.h"
 
 namespace onecopy::store {
 namespace {
@@ -45,6 +47,18 @@ void check_request(const std::string& name, const PublishOptions& options) {
                 "keep is 0, and the new version itself counts; give 1 and more");
 }
 
+/// Throws invalid_argument unless `same_as` is nothing or the number of a tensor with the same layout and memory of its own.
+void check_same_memory(std::span<const TensorSpec> before, const std::string& name, const Layout& layout,
+                       std::optional<std::size_t> same_as) {
+  if (!same_as) return;
+  if (*same_as < before.size() && !before[*same_as].same_as && before[*same_as].layout == layout) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("\"{}\" cannot share the memory of tensor {}: that must be a tensor before it, with "
+                  "the same layout and with memory of its own",
+                  name, *same_as));
+}
+
 std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<const NamedTensor> tensors,
                             const PublishOptions& options) {
   check_request(name, options);
@@ -54,9 +68,8 @@ std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<c
   Table table = table_for(device, options);
   memory.describe(table, options.checksums);
   check_names(table.rows);
-  std::uint64_t bytes = 0;
-  for (const Row& row : table.rows) bytes += row.layout.nbytes();
-  VersionRecord version = record_of(name, device, bytes, options.keep);
+  // What is kept is whole segments, of which the tensors may be small parts.
+  VersionRecord version = record_of(name, device, table.size, options.keep);
   version.kind = VersionKind::as_is;
   const std::vector<Fd> files = memory.keep_and_export();
   return publish_version(client, table, version, files);
@@ -108,13 +121,16 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
   check_request(name, options);
   check_outlives_its_maker(device);
   Table table = table_for(device, options);
-  for (const auto& [row, layout] : tensors) {
+  std::vector<std::size_t> first;
+  for (const auto& [row, layout, same_as] : tensors) {
     if (!layout.is_contiguous())
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("\"{}\" is {}, which is not row-major", row, layout.str()));
+    check_same_memory(tensors.first(first.size()), row, layout, same_as);
+    first.push_back(same_as.value_or(first.size()));
     table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});
   }
-  const std::uint64_t bytes = place(table.rows);
+  const std::uint64_t bytes = place(table.rows, first);
   if (options.checksums) table.checksums.resize(table.rows.size());
   const VersionRecord version =
       record_of(name, device, MappedMemory::size_for(device, bytes), options.keep);
@@ -133,7 +149,10 @@ Draft Store::draft(const std::string& name, std::uint32_t keep) {
   check_object(reading->version());
   const Table table = OpenTable(reading->files().front()).table;
   std::vector<TensorSpec> tensors;
-  for (const Row& row : table.rows) tensors.push_back({row.name, row.layout});
+  const std::vector<std::size_t> first = first_of_each(table.rows);
+  for (std::size_t at = 0; at < first.size(); ++at)
+    tensors.push_back({table.rows[at].name, table.rows[at].layout,
+                       first[at] < at ? std::optional(first[at]) : std::nullopt});
   return draft(name, tensors, device_of(table),
                {keep, table.key, table.attributes, !table.checksums.empty()});
 }
@@ -142,12 +161,16 @@ std::uint64_t Store::publish(const std::string& name, std::span<const NamedTenso
                              const PublishOptions& options) {
   if (options.place == Placement::as_is) return publish_as_is(client(), name, tensors, options);
   std::vector<TensorSpec> specs;
-  for (const auto& [row, tensor] : tensors) specs.push_back({row, Layout(tensor.dtype(), tensor.shape())});
+  TiedTensors tied;
+  for (const auto& [row, tensor] : tensors)
+    specs.push_back({row, Layout(tensor.dtype(), tensor.shape()),
+                     tied.first(tensor.data(), tensor.layout(), specs.size())});
   Device device = tensors.empty() ? kCpu : tensors.front().second.device();
   if (!outlives_its_maker(device)) device = kCpu;
   Draft draft = this->draft(name, specs, device, options);
   for (std::size_t row = 0; row < tensors.size(); ++row)
-    if (tensors[row].second.nbytes() != 0) copy_into(tensors[row].second.view(), draft.tensor(row).view());
+    if (tensors[row].second.nbytes() != 0 && !specs[row].same_as)
+      copy_into(tensors[row].second.view(), draft.tensor(row).view());
   return draft.publish();
 }
 
@@ -159,18 +182,24 @@ Version Store::open(const std::string& name, std::optional<std::uint64_t> number
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
   check_key(opened.table.key, key, version);
-  BlockRef memory = MappedMemory::open(device_of(opened.table), memory_of(opened.table, std::move(files)),
-                                       std::move(*reading));
-  auto state = std::make_shared<Contents::State>(std::move(opened.table), std::move(memory));
+  check_sealed(version, opened.table, files);
+  Table rows;
+  rows.rows = std::exchange(opened.table.rows, {});
+  const Device device = device_of(opened.table);
+  std::vector<ExportedMemory> parts = memory_of(opened.table, std::move(files));
+  BlockRef memory =
+      MappedMemory::open(device, std::move(parts), {std::move(opened.table), version, std::move(*reading)});
+  auto state = std::make_shared<Contents::State>(std::move(rows), std::move(memory));
   const ByteSpan layout = opened.layout();
   state->layout.assign(layout.begin(), layout.end());
   state->client = client().shared_from_this();
-  state->version = version;
   return Version(std::move(state));
 }
 
 Follower Store::follow(const std::string& name, const Texts& key) {
-  return Follower(open(name, {}, key).state_);
+  const Version version = open(name, {}, key);
+  check_followed(version.state_->memory->shown()->version);
+  return Follower(version.state_);
 }
 
 Watch Store::watch(const std::string& name) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -70,10 +72,26 @@ Device device_of(const Table& table) {
   return find_device(type, Uuid{table.device});
 }
 
+void check_sealed(const VersionRecord& version, const Table& table, std::span<const Fd> files) {
+  constexpr int kUnchangeable = kSealShrink | kSealGrow | kSealWrite;
+  if (version.kind != VersionKind::copied || device_of(table) != kCpu) return;
+  for (const Fd& chunk : files.subspan(1))
+    if ((seals_of(chunk) & kUnchangeable) != kUnchangeable)
+      throw Error(ErrorCode::bad_handle,
+                  fmt::format("the memory of version {} of \"{}\" is not sealed: its publisher could still "
+                              "change it; publish it again",
+                              version.number, version.name));
+}
+
 std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory) {
   std::vector<std::uint32_t> checksums;
-  for (const Row& row : table.rows)
-    checksums.push_back(checksum(memory.data() + row.offset, row.layout.nbytes(), memory.device()));
+  const std::vector<std::size_t> first = first_of_each(table.rows);
+  for (std::size_t at = 0; at < table.rows.size(); ++at) {
+    const Row& row = table.rows[at];
+    checksums.push_back(first[at] < at
+                            ? checksums[first[at]]
+                            : checksum(memory.data() + row.offset, row.layout.nbytes(), memory.device()));
+  }
   return checksums;
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "onecopy/core/error.h"
@@ -97,16 +98,33 @@ void check_names(const std::vector<Row>& rows) {
       throw Error(ErrorCode::invalid_argument, fmt::format("there are two tensors named \"{}\"", row.name));
 }
 
-std::uint64_t place(std::vector<Row>& rows) {
+std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first) {
   check_names(rows);
   std::uint64_t end = 0;
-  for (Row& row : rows) {
+  for (std::size_t at = 0; at < rows.size(); ++at) {
+    Row& row = rows[at];
+    if (!first.empty() && first[at] < at) {
+      row.offset = rows[first[at]].offset;
+      continue;
+    }
     if (row.layout.nbytes() > kMaxSize - end)
       throw Error(ErrorCode::invalid_argument, "the tensors have more than 2^62 bytes");
     row.offset = end;
     end = rounded(end + row.layout.nbytes());
   }
   return end;
+}
+
+std::vector<std::size_t> first_of_each(const std::vector<Row>& rows) {
+  std::vector<std::size_t> first(rows.size());
+  std::unordered_map<std::uint64_t, std::size_t> seen;  // the first row at each place
+  for (std::size_t at = 0; at < rows.size(); ++at) {
+    first[at] = at;
+    if (rows[at].layout.nbytes() == 0) continue;
+    const std::size_t before = seen.try_emplace(rows[at].offset, at).first->second;
+    if (rows[before].layout == rows[at].layout) first[at] = before;
+  }
+  return first;
 }
 
 Bytes encode(const Table& table) {

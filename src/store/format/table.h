@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,9 +51,12 @@ struct Table {
 
 /// Checks that all names differ. Throws invalid_argument.
 void check_names(const std::vector<Row>& rows);
-/// Places the rows one after another and returns their total size in bytes. Throws invalid_argument for a name that
-/// comes twice and for more than 2^62 bytes.
-std::uint64_t place(std::vector<Row>& rows);
+/// Places the rows one after another and returns their total size in bytes. A row for which `first` has another number
+/// than its own gets the place of the row with that number, which comes before it. Throws invalid_argument for a name
+/// that comes twice and for more than 2^62 bytes.
+std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first = {});
+/// Returns for each row the number of the first row with the same place and layout, which may be its own.
+std::vector<std::size_t> first_of_each(const std::vector<Row>& rows);
 
 Bytes encode(const Table& table);
 /// Decodes a table. Throws bad_handle for rows outside the memory, names that come twice, a wrong checksum and other

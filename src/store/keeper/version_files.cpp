@@ -36,7 +36,7 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   if (version.kind != VersionKind::copied) return check_chunks_as_they_are(fds.subspan(1));
   std::uint64_t bytes = 0;
   for (const Fd& chunk : fds.subspan(1)) {
-    check_seals(chunk, kSealShrink | kSealGrow | kSealFutureWrite, "a chunk");
+    check_seals(chunk, kSealShrink | kSealGrow | kSealWrite, "a chunk");
     bytes += file_size(chunk);
   }
   if (bytes != version.bytes)

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -24,11 +25,13 @@
 #include "os/process.h"
 #include "os/unix_socket.h"
 #include "share/session.h"
+#include "store/client/state.h"
 #include "store/keeper/keeper.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/eventually.h"
 #include "support/numbers.h"
+#include "support/refusal.h"
 #include "support/watchdog.h"
 
 namespace onecopy::store {
@@ -137,6 +140,16 @@ std::uint64_t publish(Store& store, Device device, float value, std::uint32_t ke
   return draft.publish();
 }
 
+/// Tensors of onecopy with these values.
+std::vector<NamedTensor> made(Device device, float a, float b) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, value] : {std::pair("a", a), std::pair("b", b)}) {
+    tensors.emplace_back(name, empty(Layout(DType::f32, {kElements}), device));
+    fill(tensors.back().second, value);
+  }
+  return tensors;
+}
+
 void raise_descriptor_limit() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -161,6 +174,88 @@ TEST_P(StoreTest, AFollowerShowsEachVersionAtTheSameAddresses) {
   EXPECT_EQ(live.tensor(0).data(), place);
 }
 
+TEST_P(StoreTest, AFollowerShowsExactlyTheVersionThatIsAskedFor) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  for (int number = 1; number <= 3; ++number) publish(store, device, static_cast<float>(number), 3);
+  Follower live = store.follow("x");
+  for (const std::uint64_t number : {1, 3, 2, 2}) {
+    EXPECT_EQ(live.update(std::chrono::seconds(10), number), number);
+    EXPECT_EQ(live.number(), number);
+    EXPECT_EQ(value_of(live), static_cast<float>(number));
+  }
+  EXPECT_THROW(live.update(std::chrono::seconds(10), 4), Error);
+  EXPECT_THROW(live.update(std::chrono::seconds(10), 0), Error);
+  EXPECT_EQ(value_of(live), 2);
+  EXPECT_EQ(live.update(), 3u);
+}
+
+TEST_F(StoreTest, ThreadsReadOneOfTwoVersionsWhileTheFollowerUpdates) {
+  Store store = start();
+  const std::vector<TensorSpec> large{{"a", Layout(DType::f32, {1 << 20})}};
+  for (int number = 1; number <= 2; ++number) {
+    Draft draft = store.draft("large", large);
+    fill(draft.tensor(0), static_cast<float>(number));
+    draft.publish();
+  }
+  for (int number = 1; number <= 2; ++number) publish(store, kCpu, static_cast<float>(number));
+  for (const char* const name : {"large", "x"}) {
+    Follower live = store.follow(name);
+    const Tensor tensor = live.tensor(0);
+    const auto* const elements = tensor.as<volatile float>();
+    const std::size_t count = tensor.nbytes() / sizeof(float);
+    std::atomic<bool> ends{false};
+    std::atomic<unsigned> others{0};
+    std::vector<std::thread> readers;
+    for (std::size_t reader = 0; reader < 2; ++reader)
+      readers.emplace_back([&, reader] {
+        for (std::size_t at = reader; !ends; at = (at + 997) % count)
+          if (const float value = elements[at]; value != 1 && value != 2) ++others;
+      });
+    for (std::uint64_t times = 0; times < 2000; ++times)
+      live.update(std::chrono::seconds(10), times % 2 + 1);
+    ends = true;
+    for (std::thread& reader : readers) reader.join();
+    EXPECT_EQ(others, 0u);
+  }
+}
+
+TEST_F(StoreTest, WhatAFollowerSaysIsOfOneVersionWhileItUpdates) {
+  Store store = start();
+  for (const char* const number : {"1", "2"})
+    store
+        .draft("x", specs(), kCpu,
+               {.key = {{"is", number}}, .attributes = {{"is", number}}, .checksums = true})
+        .publish();
+  Follower live = store.follow("x");
+  std::atomic<bool> ends{false};
+  std::thread updates([&] {
+    for (std::uint64_t times = 0; times < 1000; ++times)
+      live.update(std::chrono::seconds(10), times % 2 + 1);
+    ends = true;
+  });
+  while (!ends) {
+    const std::string key = live.key().at("is"), attribute = live.attributes().at("is");
+    ASSERT_TRUE(key == "1" || key == "2");
+    ASSERT_TRUE(attribute == "1" || attribute == "2");
+    ASSERT_LE(live.number(), 2u);
+    live.verify();
+  }
+  updates.join();
+}
+
+TEST_P(StoreTest, AVersionThatIsAsItIsCannotBeFollowed) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  publish(store, device, 1);
+  Follower live = store.follow("x");
+  store.publish("x", made(device, 2, 2), {.keep = 2, .place = Placement::as_is});
+  onecopy::testing::expect_refusal(ErrorCode::invalid_argument, {"as_is"}, [&] { live.update(); });
+  onecopy::testing::expect_refusal(ErrorCode::invalid_argument, {"as_is"}, [&] { store.follow("x"); });
+  EXPECT_EQ(value_of(live), 1);
+  EXPECT_EQ(value_of(store.open("x")), 2);
+}
+
 TEST_P(StoreTest, AVersionIsReadInAnotherProcessThatTheStoreAloneConnects) {
   Child publisher([this] {
     Store store = start();
@@ -181,15 +276,6 @@ TEST_P(StoreTest, ADraftThatIsDroppedIsNoVersion) {
   EXPECT_EQ(store.open("x").number(), 1u);
 }
 
-/// Tensors of onecopy with these values.
-std::vector<NamedTensor> made(Device device, float a, float b) {
-  std::vector<NamedTensor> tensors;
-  for (const auto& [name, value] : {std::pair("a", a), std::pair("b", b)}) {
-    tensors.emplace_back(name, empty(Layout(DType::f32, {kElements}), device));
-    fill(tensors.back().second, value);
-  }
-  return tensors;
-}
 const PublishOptions kAsIs{.keep = 1, .place = Placement::as_is, .copies = false};
 
 TEST_P(StoreTest, TensorsThatArePublishedAsTheyAreAreNotCopied) {
@@ -332,6 +418,79 @@ TEST_F(StoreTest, TensorsOfAnAscendDeviceAreCopiedToTheHostOrRefused) {
   EXPECT_EQ(value_of(version), 5);
 }
 
+/// A child that was forked while the draft was filled still has its memory, and writes after publish() has returned.
+TEST_F(StoreTest, APublishedVersionCannotChangeEvenByAForkedChild) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Draft draft = store.draft("x");
+  fill(draft.tensor(0), 2);
+  fill(draft.tensor(1), 2);
+  const onecopy::testing::Shared<std::atomic<int>> step;
+  Child child([&] {
+    EXPECT_TRUE(eventually([&] { return step->load() == 1; }));
+    fill(draft.tensor(0), 9);
+    *step = 2;
+  });
+  EXPECT_EQ(draft.publish(), 2u);
+  const Version version = store.open("x");
+  *step = 1;
+  ASSERT_TRUE(eventually([&] { return step->load() == 2; }));
+  EXPECT_EQ(value_of(version), 2);
+  EXPECT_EQ(value_of(draft), 2);
+  version.verify();
+  EXPECT_EQ(child.join(), 0);
+}
+
+/// Memory that a child has written to, before the child ended, is published as it is.
+TEST_F(StoreTest, AForkedChildMayFillADraft) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Draft draft = store.draft("x");
+  fill(draft.tensor(1), 2);
+  EXPECT_EQ(Child([&] { fill(draft.tensor(0), 2); }).join(), 0);
+  draft.publish();
+  EXPECT_EQ(value_of(store.open("x")), 2);
+}
+
+/// A program that speaks to the keeper itself, and says of memory that it can change that it lies elsewhere.
+TEST_F(StoreTest, AVersionWhoseMemoryIsNotSealedIsRefusedByReaders) {
+  Store store = start();
+  auto client = std::make_shared<Client>(Place(directory_), ConnectOptions{.autostart = false});
+  const auto chunk = backend(DeviceType::cpu).create_chunk(0, 4096);
+  ExportedMemory exported = backend(DeviceType::cpu).export_chunks({&chunk, 1}, Access::read_only);
+  exported.size = 4096;
+  Table table = table_for(kCpu, {});
+  table.rows = {{"a", Layout(DType::u8, {4096}), 0}};
+  table.size = 4096;
+  describe(exported, table);
+  VersionRecord version = record_of("x", kCpu, 4096, 1);
+  version.device = "elsewhere";
+  EXPECT_EQ(publish_version(*client, table, version, exported.fds), 1u);
+  onecopy::testing::expect_refusal(ErrorCode::bad_handle, {"not sealed"}, [&] { store.open("x"); });
+  onecopy::testing::expect_refusal(ErrorCode::bad_handle, {"not sealed"}, [&] { store.follow("x"); });
+}
+
+TEST_P(StoreTest, TensorsOfTheSameMemoryAreStoredOnce) {
+  Store store = start();
+  auto tensors = made(Device::parse(GetParam()), 5, 5);
+  tensors.emplace_back("again", tensors.front().second);
+  for (const Placement place : {Placement::slot, Placement::as_is}) {
+    store.publish("x", tensors, {.checksums = true, .place = place});
+    const Version version = store.open("x");
+    version.verify();
+    EXPECT_EQ(version.offset(2), version.offset(0));
+    EXPECT_NE(version.offset(1), version.offset(0));
+    EXPECT_EQ(value_of(version), 5);
+  }
+  store.publish("x", tensors);
+  Draft draft = store.draft("x");
+  fill(draft.tensor(2), 6);
+  fill(draft.tensor(1), 6);
+  draft.publish();
+  EXPECT_EQ(value_of(store.open("x")), 6);
+  EXPECT_THROW(store.draft("x", std::vector<TensorSpec>{{"a", Layout(DType::u8, {1}), 0}}), Error);
+}
+
 class ReplacedKeeper : public StoreTest {
  protected:
   /// Starts a keeper that takes over. The first of its processes that passes the point dies there.
@@ -406,6 +565,15 @@ TEST_F(LimitedKeeper, RefusesVersionsBeyondTheLimitOfADeviceOrAClient) {
     store.stop();
     EXPECT_EQ(keeper_->join(), 0);
   }
+}
+
+/// A version that is published in place keeps whole segments, of which its tensors are small parts.
+TEST_F(LimitedKeeper, CountsTheWholeMemoryThatAVersionKeeps) {
+  Store store = start({}, {.limits = {.client_bytes = 100'000}});
+  const auto tensors = made(kCpu, 1, 1);
+  onecopy::testing::expect_refusal(ErrorCode::out_of_memory, {"100000"},
+                                   [&] { store.publish("x", tensors, kAsIs); });
+  EXPECT_EQ(store.publish("x", tensors), 1u);
 }
 
 TEST_F(LimitedKeeper, DropsOldVersionsThatNobodyReadsToMakeRoom) {
