@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from . import _store_args as args
+
 if TYPE_CHECKING:
     from ._load_into import LoadedInto
 
@@ -87,21 +89,25 @@ class Follower(Version):
     """The current version of an object at fixed addresses, so that tensors and captured graphs stay valid after an
     update."""
 
-    def update(self, timeout: float | None = 10) -> int:
-        """Maps the object's current version, and returns its number.
+    def update(self, timeout: float | None = 10, *, to: int | None = None) -> int:
+        """Shows the object's current version, or exactly the version ``to``, and returns its number.
 
-        Waits for the queued work of this process on the device, and then changes all tensors together. No thread may
-        use the tensors during the call.
+        On the host, threads may read the tensors during the call: every load sees the old or the new version, and a
+        thread that reads meanwhile may see both. To read one version, call ``update()`` between two steps. On a card,
+        the call first waits for the queued work of this process, and no thread may enqueue work that uses the tensors
+        until the call returns.
 
         Args:
             timeout: the maximum time in seconds to wait for the keeper's answer; None for no limit.
+            to: the number of any version that is in the store, so that several processes can agree on one first.
 
         Raises:
-            InvalidArgument: the version has another layout; the message names the first difference.
-            StaleHandle: the object was deleted.
+            InvalidArgument: the version has another layout, and the message names the first difference; the version was
+                published with ``place="as_is"``; or a stream of the card is being captured.
+            StaleHandle: the object or the version was deleted.
             Timeout: the keeper did not answer.
         """
-        return self._core.update(timeout)
+        return self._core.update(timeout, args.version(to, "to"))
 
 
 class Draft(_Tensors):

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from . import _core
+from . import _core, _store_args as args
 from ._arena import Arena
 from ._versions import Draft, Follower, Framework, Version
 from .errors import InvalidArgument, StaleHandle
@@ -90,9 +90,10 @@ class Store:
             raise InvalidArgument(
                 'tensors that are published with place="as_is" stay on their device; leave out device='
             )
-        names, values = list(tensors), list(tensors.values())
-        options = (keep, dict(key or {}), dict(attributes or {}), checksums, is_as_is, copy)
-        return self._core.publish(name, names, values, device, *options)
+        names, values = [args.text(each, "the name of each tensor") for each in tensors], list(tensors.values())
+        texts = args.texts(key, "key"), args.texts(attributes, "attributes")
+        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy))
+        return self._core.publish(args.text(name, "name"), names, values, device, *options)
 
     def draft(self, name: str, *, keep: int = 2) -> Draft:
         """Allocates memory for the next version, with the layout, key and attributes of the current version.
@@ -101,7 +102,7 @@ class Store:
             StaleHandle: the object does not exist; ``publish()`` makes its first version.
             OutOfMemory: the memory does not suffice for another version.
         """
-        return Draft(self._core.draft(name, keep), self._framework)
+        return Draft(self._core.draft(args.text(name, "name"), args.number(keep, "keep")), self._framework)
 
     def open(self, name: str, version: int | None = None, *, key: Mapping[str, str] | None = None) -> Version:
         """Opens a version, or the current one, without a copy.
@@ -113,11 +114,13 @@ class Store:
             StaleHandle: the version does not exist; the message lists the existing ones.
             InvalidArgument: a field of the key differs; the message names it.
         """
-        return Version(self._core.open(name, version, dict(key or {})), self._framework)
+        found = self._core.open(args.text(name, "name"), args.version(version), args.texts(key, "key"))
+        return Version(found, self._framework)
 
     def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
-        """Opens the current version at addresses where ``update()`` maps later versions. Raises as ``open()``."""
-        return Follower(self._core.follow(name, dict(key or {})), self._framework)
+        """Opens the current version at addresses where ``update()`` shows other versions. Raises as ``open()``, and
+        InvalidArgument for a version that was published with ``place="as_is"``."""
+        return Follower(self._core.follow(args.text(name, "name"), args.texts(key, "key")), self._framework)
 
     def arena(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> Arena:
         """Opens the arena of that name, or makes it in the memory of the device. ``delete()`` removes it.
@@ -130,7 +133,7 @@ class Store:
             OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the arena.
             Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
         """
-        return Arena(self._core.arena(name, blocks, block_bytes, device, pin), self._framework)
+        return Arena(self._core.arena(args.text(name, "name"), blocks, block_bytes, device, pin), self._framework)
 
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
@@ -162,17 +165,21 @@ class Store:
         Args:
             timeout: the number of seconds without a new version after which the iterator ends; None for never.
         """
-        watch = self._core.watch(name)
+        watch = self._core.watch(args.text(name, "name"))
         while (number := watch.next(timeout)) is not None:
             yield number
 
     def put_bytes(self, name: str, data: Any, *, keep: int = 1) -> int:
         """Publishes bytes, or an object with the buffer protocol, as a version. Raises as ``publish()``."""
+        try:
+            data = memoryview(data)
+        except TypeError:
+            raise TypeError(f"data must be bytes or have the buffer protocol, not {type(data).__name__}") from None
         return self.publish(name, {_BYTES: bytearray(data)}, keep=keep, device="cpu")
 
     def get_bytes(self, name: str, version: int | None = None) -> bytes:
         """Returns a copy of the bytes that ``put_bytes()`` published. Raises as ``open()``."""
-        found = self._core.open(name, version, {})
+        found = self._core.open(args.text(name, "name"), args.version(version), {})
         if found.names() != [_BYTES]:
             raise InvalidArgument(f"{name!r} holds tensors, not bytes; open() it")
         return bytes(found.tensors("onecopy")[0])
@@ -184,12 +191,12 @@ class Store:
 
     def rollback(self, name: str, *, to: int) -> None:
         """Makes an earlier version the current one again. Raises StaleHandle."""
-        self._core.rollback(name, to)
+        self._core.rollback(args.text(name, "name"), args.number(to, "to", 1))
 
     def delete(self, name: str, *, keep: int = 0) -> None:
         """Drops all versions except the ``keep`` that were current last. Versions stay open for readers that have
         opened them."""
-        self._core.remove(name, keep)
+        self._core.remove(args.text(name, "name"), args.number(keep, "keep"))
 
     def keeper(self) -> dict[str, int]:
         """Returns the pids of the keeper's halves, ``worker`` and ``guard``."""

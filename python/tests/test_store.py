@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from devices import eventually
-from processes import interpret as run
+from processes import beside, interpret as run
 
 
 def values(version, count=3):
@@ -45,6 +46,42 @@ def test_every_dtype_and_shape_is_as_it_was(store):
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int1", "float4_e2m1fn_x2"])
+def test_a_dtype_that_the_store_lacks_is_refused_by_its_name(store, dtype):
+    if not hasattr(torch, dtype):
+        pytest.skip(f"this torch lacks {dtype}")
+    for place in ("slot", "as_is"):
+        with pytest.raises(onecopy.Unsupported, match=f'"t" has elements of torch.{dtype}'):
+            store.publish("a", {"t": torch.empty(16, dtype=getattr(torch, dtype))}, place=place)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("make", [lambda: torch.eye(3).to_sparse(), lambda: torch.ones(2, device="meta")])
+def test_a_tensor_without_memory_of_its_own_is_refused_by_its_name(store, make):
+    with pytest.raises(onecopy.Unsupported, match='"t" is not a tensor with memory of its own'):
+        store.publish("a", {"t": make()})
+
+
+def test_tied_weights_are_stored_once(store):
+    numpy = pytest.importorskip("numpy")
+    weight, array = torch.rand(100, 100), numpy.ones(10_000, numpy.float32)
+    tied = {"embed": weight, "head": weight, "view": weight.view(100, 100), "n": array, "m": array, "t": weight.t()}
+    for place in ("slot", "as_is"):
+        store.publish("a", {**tied, "u": weight.t()}, place=place, checksums=True)
+        found = store.open("a")
+        found.verify()
+        assert found["embed"].data_ptr() == found["head"].data_ptr() == found["view"].data_ptr()
+        assert found["n"].data_ptr() == found["m"].data_ptr()
+        assert found["t"].data_ptr() == found["u"].data_ptr() != found["embed"].data_ptr()
+        assert all(torch.equal(found[name], torch.as_tensor(tensor)) for name, tensor in tied.items())
+    store.publish("a", tied, checksums=True)
+    assert store.list()[0]["versions"][-1]["bytes"] < 3.5 * weight.nbytes
+    with store.draft("a") as draft:
+        draft["embed"].fill_(7)
+    assert float(store.open("a")["head"][0, 0]) == 7
+    store.open("a").verify()
 
 
 def test_arrays_of_other_libraries_are_published_too(store):
@@ -105,6 +142,50 @@ def test_a_follower_shows_new_versions_at_the_same_addresses(store):
         assert all(torch.equal(tensor, torch.full((4, 5), float(number))) for tensor in tensors)
     assert [tensor.data_ptr() for tensor in tensors] == places
     assert live.update() == 5
+
+
+def test_threads_read_one_of_two_versions_while_a_follower_updates(store):
+    for version in (1, 2):
+        store.publish("a", {"large": torch.full((1 << 20,), float(version)), "small": torch.full((5,), float(version))})
+    live = store.follow("a")
+    tensors = list(live.values())
+    ends, seen = threading.Event(), set()
+
+    def read():
+        while not ends.is_set():
+            for tensor in tensors:
+                seen.update(tensor.unique().tolist())
+
+    with beside(read, (), ()):
+        try:
+            for update in range(2000):
+                live.update(to=update % 2 + 1)
+        finally:
+            ends.set()
+    assert seen <= {1.0, 2.0}
+
+
+def test_update_shows_exactly_the_version_that_is_asked_for(store):
+    for version in (1, 2, 3):
+        store.publish("a", values(version), keep=3)
+    live = store.follow("a")
+    for version in (1, 2, 2, 3, 1):
+        assert live.update(to=version) == live.version == version
+        assert float(live["layer.2"][3, 4]) == version
+    with pytest.raises(onecopy.StaleHandle):
+        live.update(to=4)
+    assert live.version == 1
+    assert live.update() == 3
+
+
+def test_a_version_that_is_as_it_is_cannot_be_followed(store):
+    store.publish("a", values(1))
+    live = store.follow("a")
+    store.publish("a", values(2), place="as_is")
+    for follow in (live.update, lambda: store.follow("a")):
+        with pytest.raises(onecopy.InvalidArgument, match="published in place \\(as_is\\)"):
+            follow()
+    assert live.version == 1
 
 
 def test_a_follower_refuses_another_layout_and_names_the_difference(store):
@@ -178,6 +259,50 @@ def test_bytes_are_objects_too(store):
     store.publish("a", values(1))
     with pytest.raises(onecopy.InvalidArgument, match="holds tensors, not bytes"):
         store.get_bytes("a")
+
+
+@pytest.mark.parametrize("data", [5, "text", None])
+def test_bytes_that_are_not_bytes_are_refused(store, data):
+    with pytest.raises(TypeError, match="data must be bytes or have the buffer protocol, not"):
+        store.put_bytes("a", data)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda s: s.publish(5, values(1)), "name must be a str, not int"),
+        (lambda s: s.publish("a", {1: torch.ones(1)}), "the name of each tensor must be a str, not int"),
+        (lambda s: s.publish("a", values(1), keep="2"), "keep must be an int, not str"),
+        (lambda s: s.publish("a", values(1), keep=True), "keep must be an int, not bool"),
+        (lambda s: s.publish("a", values(1), key=["rank"]), "key must be a mapping of str to str, not list"),
+        (lambda s: s.publish("a", values(1), key={"rank": 0}), "key\\['rank'\\] must be a str, not int"),
+        (lambda s: s.publish("a", values(1), attributes={0: "0"}), "each field of attributes must be a str, not int"),
+        (lambda s: s.open(None), "name must be a str, not NoneType"),
+        (lambda s: s.open("a", "1"), "version must be an int, not str"),
+        (lambda s: s.open("a", key="rank"), "key must be a mapping of str to str, not str"),
+        (lambda s: s.follow(b"a"), "name must be a str, not bytes"),
+        (lambda s: s.draft("a", keep=1.5), "keep must be an int, not float"),
+        (lambda s: s.delete("a", keep=None), "keep must be an int, not NoneType"),
+        (lambda s: s.rollback("a", to="1"), "to must be an int, not str"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_one_sentence(store, call, sentence):
+    with pytest.raises(TypeError, match=f"^{sentence}$"):
+        call(store)
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda s: s.publish("a", values(1), keep=-1), r"keep must be from 0 to 2\*\*32 - 1, not -1"),
+        (lambda s: s.open("a", 0), r"version must be from 1 to 2\*\*32 - 1, not 0"),
+        (lambda s: s.open("\ud800"), r"name must be text that UTF-8 can encode, not '\\ud800'"),
+    ],
+)
+def test_an_impossible_argument_is_one_sentence(store, call, sentence):
+    with pytest.raises(onecopy.InvalidArgument, match=f"^{sentence}$"):
+        call(store)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\x7f"])

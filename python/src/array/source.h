@@ -21,6 +21,8 @@ class Source {
   DType dtype() const noexcept { return dtype_; }
   const std::vector<std::int64_t>& shape() const noexcept { return elements_.shape; }
   Device device() const noexcept { return tensor_ ? tensor_->device() : kCpu; }
+  /// Returns where the elements lie, with strides in bytes. Unspecified for an array on a device.
+  const StridedView& elements() const noexcept { return elements_; }
   /// Returns the array itself if it lies in shared memory already.
   const std::optional<Tensor>& ours() const noexcept { return ours_; }
 

@@ -13,23 +13,59 @@
 #include "onecopy/store/store.h"
 #include "os/crew.h"
 #include "os/process.h"
+#include "store/format/tied_tensors.h"
 
 namespace onecopy::python {
 namespace {
 
 constexpr int kMaxCopiers = 8;
 
+/// Reads a tensor of torch that is not row-major or not strided like an array of another library. Throws unsupported for
+/// dtypes that onecopy lacks: DLPack says int8 for int4.
+std::optional<Source> source_of_torch(nb::handle tensor, const std::string& what) {
+  const nb::object type = tensor.attr("dtype");
+  const std::string dtype = nb::str(type).c_str();
+  if (!parse_dtype(dtype.substr(dtype.find('.') + 1)))
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} has elements of {}, which cannot be stored; store a view of its bytes, such as "
+                    "view(torch.uint8)",
+                    what, dtype));
+  try {
+    return Source::of(tensor.attr("detach")().attr("resolve_conj")().attr("resolve_neg")(), what.c_str());
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} is not a tensor with memory of its own, and cannot be stored: {}", what,
+                            nb::str(error.value()).c_str()));
+  }
+}
+
+std::optional<Source> source_of(nb::handle object, const std::string& what) {
+  if (torch::is_loaded() && torch::is_any_tensor(object.ptr())) return source_of_torch(object, what);
+  return Source::of(object, what.c_str());
+}
+
 }  // namespace
 
 Incoming::Incoming(nb::object object, const std::string& what) : object_(std::move(object)) {
   if (torch::is_loaded() && torch::is_tensor(object_.ptr())) plain_ = torch::copyable(object_.ptr());
-  if (!plain_) {
-    if (torch::is_loaded() && torch::is_any_tensor(object_.ptr()))
-      object_ = object_.attr("detach")().attr("resolve_conj")().attr("resolve_neg")();
-    source_ = Source::of(object_, what.c_str());
-  }
+  if (!plain_) source_ = source_of(object_, what);
   if (!plain_ && !source_)
     raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object_)));
+}
+
+std::pair<const void*, Layout> Incoming::memory() const {
+  if (plain_) return {plain_->data, plain_->layout};
+  if (source_->device() != kCpu) return {nullptr, layout()};
+  const StridedView& elements = source_->elements();
+  std::vector<std::int64_t> strides;
+  for (const std::int64_t stride : elements.strides) {
+    if (stride < 0 || stride % static_cast<std::int64_t>(elements.element_size) != 0)
+      return {nullptr, layout()};
+    strides.push_back(stride / static_cast<std::int64_t>(elements.element_size));
+  }
+  return {elements.data, Layout(source_->dtype(), elements.shape, strides)};
 }
 
 void Incoming::copy_to(const Tensor& target) const {
@@ -71,10 +107,7 @@ std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, 
 
 Tensor as_it_is(nb::handle object, const std::string& what, bool copies) {
   if (auto tensor = torch_as_it_is(object.ptr(), what, copies)) return *std::move(tensor);
-  nb::object plain = nb::borrow(object);
-  if (torch::is_loaded() && torch::is_any_tensor(plain.ptr()))
-    plain = plain.attr("detach")().attr("resolve_conj")().attr("resolve_neg")();
-  const auto source = Source::of(plain, what.c_str());
+  const auto source = source_of(object, what);
   if (!source)
     raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object)));
   if (source->ours()) return *source->ours();
@@ -84,7 +117,9 @@ Tensor as_it_is(nb::handle object, const std::string& what, bool copies) {
 
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to) {
   std::vector<std::size_t> plain;
+  store::TiedTensors tied;
   for (std::size_t i = 0; i < from.size(); ++i) {
+    if (tied.first(to[i].data(), to[i].layout(), i)) continue;
     if (from[i].host_bytes() && to[i].device() == kCpu) plain.push_back(i);
     else from[i].copy_to(to[i]);
   }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "array/source.h"
@@ -18,6 +20,9 @@ class Incoming {
 
   Layout layout() const { return plain_ ? plain_->layout : Layout(source_->dtype(), source_->shape()); }
   Device device() const { return plain_ ? plain_->device : source_->device(); }
+  /// Returns the address and the layout of the elements, by which tensors in the same memory are found. The address is null
+  /// for an array that no Layout describes.
+  std::pair<const void*, Layout> memory() const;
   /// Returns the elements if they lie one behind the other in memory of the host, else null.
   const std::byte* host_bytes() const { return plain_ && plain_->device == kCpu ? plain_->data : nullptr; }
   /// Copies the elements. Elements on a card are copied after the work in its current stream, and the call may return
@@ -35,7 +40,8 @@ class Incoming {
 /// errors of Incoming.
 Tensor as_it_is(nb::handle object, const std::string& what, bool copies);
 
-/// Copies each tensor of `from` into the tensor of `to` with the same index. Releases the GIL during large copies.
+/// Copies each tensor of `from` into the tensor of `to` with the same index, once for tensors of `to` in the same memory.
+/// Releases the GIL during large copies.
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to);
 
 }  // namespace onecopy::python

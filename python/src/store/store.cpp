@@ -7,12 +7,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <unordered_map>
+
 #include "binding/args.h"
 #include "binding/gil.h"
 #include "binding/no_collection.h"
 #include "binding/open.h"
 #include "binding/pin.h"
 #include "onecopy/core/error.h"
+#include "store/format/tied_tensors.h"
 #include "store/incoming.h"
 
 namespace onecopy::python {
@@ -69,7 +72,11 @@ store::Draft new_draft(store::Store& store, const std::string& name, const std::
                        const std::vector<Incoming>& from, nb::handle device,
                        const store::PublishOptions& options) {
   std::vector<store::TensorSpec> specs;
-  for (std::size_t i = 0; i < names.size(); ++i) specs.push_back({names[i], from[i].layout()});
+  store::TiedTensors tied;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto [at, layout] = from[i].memory();
+    specs.push_back({names[i], from[i].layout(), at ? tied.first(at, layout, i) : std::nullopt});
+  }
   const Device where = device.is_none() ? common_device(names, from) : device_arg(device, "device");
   return without_gil([&] { return store.draft(name, specs, where, options); });
 }
@@ -85,8 +92,12 @@ std::uint64_t publish_as_it_is(store::Store& store, const std::string& name,
                                const store::PublishOptions& options) {
   std::vector<NamedTensor> all;
   all.reserve(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i)
-    all.emplace_back(names[i], as_it_is(tensors[i], "\"" + names[i] + "\"", options.copies));
+  std::unordered_map<PyObject*, std::size_t> seen;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto [same, is_new] = seen.try_emplace(nb::handle(tensors[i]).ptr(), i);
+    all.emplace_back(names[i], is_new ? as_it_is(tensors[i], "\"" + names[i] + "\"", options.copies)
+                                      : all[same->second].second);
+  }
   return without_gil([&] { return store.publish(name, all, options); });
 }
 
@@ -133,9 +144,10 @@ store::Store connect(const std::string& command, bool autostart) {
   return without_gil([&] { return store::Store::connect({autostart, command}); });
 }
 
-std::uint64_t update(store::Follower& follower, nb::handle timeout) {
+std::uint64_t update(store::Follower& follower, nb::handle timeout, std::optional<std::uint64_t> to) {
   const auto left = deadline_of(timeout).left(std::chrono::hours(24 * 365));
-  return without_gil([&] { return follower.update(left); });
+  if (follower.device() != kCpu) watch_captures();
+  return without_gil([&] { return follower.update(left, to); });
 }
 
 nb::object next_version(store::Watch& watch, nb::handle timeout) {
@@ -165,8 +177,8 @@ void add_version(nb::module_& m) {
       .def_prop_ro("attributes", [](const store::Version& v) { return v.attributes(); })
       .def("verify", [](const store::Version& v) { without_gil([&] { v.verify(); }); });
   nb::class_<store::Follower, store::Version>(m, "_StoreFollower")
-      .def("update", &update, nb::arg("timeout").none(),
-           nb::sig("def update(self, timeout: float | None) -> int"));
+      .def("update", &update, nb::arg("timeout").none(), nb::arg("to").none(),
+           nb::sig("def update(self, timeout: float | None, to: int | None) -> int"));
   nb::class_<store::Draft> draft(m, "_StoreDraft");
   add_contents(draft);
   draft.def("publish", [](store::Draft& d) { return without_gil([&] { return d.publish(); }); });
