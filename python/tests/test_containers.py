@@ -22,8 +22,11 @@ tensor, queue = onecopy.full((1 << 20,), 7, dtype="uint8"), onecopy.Queue(100)
 handle = onecopy.share(tensor)
 for number in range(100):
     queue.put(number)
-if sys.argv[1:] == ["publish"]:
-    onecopy.store.connect().publish("weights", {"x": onecopy.full((5,), 2.0)})
+if sys.argv[1:2] == ["publish"]:
+    store = onecopy.store.connect(framework="numpy")
+    store.publish("weights", {"x": onecopy.full((5,), 2.0)})
+if sys.argv[1:] == ["publish", "arena"]:
+    arena = store.arena("kv", blocks=8, block_bytes=4096)
 print(json.dumps([str(handle), pickle.dumps(queue).hex()]), flush=True)
 sys.stdin.readline()
 del handle, tensor
@@ -51,6 +54,12 @@ def answer_of(use):
 
 kept = []
 
+
+def arena():
+    kept.append(onecopy.store.connect(autostart=False, framework="numpy").arena("kv", blocks=8, block_bytes=4096))
+    return kept[-1]
+
+
 def first_of_tensor():
     kept.append(onecopy.open(handle))
     return bytes(kept[0])[0]
@@ -59,9 +68,29 @@ print(json.dumps({
     "handle": answer_of(first_of_tensor),
     "queue": answer_of(lambda: isinstance(pickle.loads(bytes.fromhex(queue)).get(timeout=30), int)),
     "store": answer_of(lambda: onecopy.store.connect(autostart=False).open("weights")["x"].shape[0]),
+    "arena": answer_of(lambda: len(arena().allocate(2))),
 }), flush=True)
 sys.stdin.readline()
 print(bytes(kept[0])[-1] if kept else None, flush=True)
+"""
+
+# Leases two blocks of an arena and makes two others an entry. Prints how many blocks are free, and how many were idle before.
+ARENA_USER = """
+import json, os, sys
+import onecopy
+
+try:
+    arena = onecopy.store.connect(autostart=False, framework="numpy").arena("outliving", blocks=8, block_bytes=64)
+    idle = arena.stats()["idle"]
+    leased = arena.allocate(2)
+    if not idle:
+        entry = arena.allocate(2)
+        arena.put(b"key", entry)
+        arena.release(entry)
+    print(json.dumps([arena.stats()["free"], idle]), flush=True)
+except onecopy.Error as error:
+    print(json.dumps(type(error).__name__), flush=True)
+sys.stdin.readline()
 """
 
 WITHOUT_PTRACE = "setpriv --bounding-set=-all --inh-caps=-all --no-new-privs"
@@ -70,11 +99,14 @@ A_PROCESS_NAMESPACE = "unshare --pid --fork --kill-child --mount-proc"
 ITS_OWN_TMP = "" if sys.prefix.startswith("/tmp/") else "mount -t tmpfs none /tmp; "
 A_FILE_SYSTEM = (
     "unshare --mount sh -ec 'mount --bind $ONECOPY_RUNTIME_DIR /mnt; mount -t tmpfs none /dev/shm; "
-    f'{ITS_OWN_TMP}ONECOPY_RUNTIME_DIR=/mnt exec "$@"\' sh'
+    f'{ITS_OWN_TMP}ONECOPY_STORE_DIR=/mnt/store ONECOPY_RUNTIME_DIR=/mnt exec "$@"\' sh'
 )
 A_CONTAINER = f"{A_PROCESS_NAMESPACE} --ipc --net --uts --cgroup {WITHOUT_PTRACE}"
-EVERYTHING = {"handle": 7, "queue": True, "store": 5}
-OTHER_PROCESSES = EVERYTHING | {"queue": "Unsupported: this queue was made in PID namespace"}
+EVERYTHING = {"handle": 7, "queue": True, "store": 5, "arena": 2}
+OTHER_PROCESSES = EVERYTHING | {
+    "queue": "Unsupported: this queue was made in PID namespace",
+    "arena": "Unsupported: processes of PID namespace",
+}
 
 CONTAINERS = {
     "no container": ("", EVERYTHING),
@@ -85,10 +117,14 @@ CONTAINERS = {
     "user, the same": ("unshare --user --map-current-user", EVERYTHING),
     "user, as root": ("unshare --user --map-root-user", EVERYTHING),
     "pid": (A_PROCESS_NAMESPACE, OTHER_PROCESSES),
+    "time": (
+        "unshare --time --boottime 1000 --fork --kill-child",
+        EVERYTHING | {"arena": "Unsupported: processes of time namespace"},
+    ),
     "all of them": (A_CONTAINER, OTHER_PROCESSES),
     "another user": (
         "setpriv --reuid 65534 --clear-groups",
-        {"handle": "OtherUser: ", "queue": "OtherUser: ", "store": "cannot open"},
+        {"handle": "OtherUser: ", "queue": "OtherUser: ", "store": "cannot open", "arena": "cannot open"},
     ),
 }
 
@@ -135,7 +171,7 @@ def directory(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         made = tmp_path_factory.mktemp("run")
         patch.setenv("ONECOPY_RUNTIME_DIR", str(made))
-        patch.delenv("ONECOPY_STORE_DIR", raising=False)
+        patch.setenv("ONECOPY_STORE_DIR", str(made / "store"))
         os.chmod(made, 0o700)
         store = onecopy.store.connect()
         yield made
@@ -144,7 +180,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def owner(directory):
-    started = Process("", OWNER, "publish")
+    started = Process("", OWNER, "publish", "arena")
     yield started.read()
     started.kill()
 
@@ -190,6 +226,15 @@ def test_memory_comes_back_from_containers_that_were_killed(start):
     assert reader.read()["handle"] == 7
     reader.kill()
     assert owner.obey() == 0, "no block is held for a dead reader"
+
+
+def test_an_arena_outlives_the_container_of_its_users_for_a_container_of_its_own_processes(start):
+    names = ["unused", "unused"]
+    first = start(A_CONTAINER, ARENA_USER, *names)
+    assert first.read() == [4, 0]
+    assert "Unsupported" in start(A_CONTAINER, ARENA_USER, *names).read()
+    first.kill()
+    assert start(A_CONTAINER, ARENA_USER, *names).read() == [4, 2], "the entry stays, and the leases have ended"
 
 
 def test_versions_outlive_the_container_of_their_publisher(start):

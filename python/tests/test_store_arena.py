@@ -3,10 +3,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import onecopy
+from devices import eventually
 from processes import interpret
 
 SIZES = {"blocks": 8, "block_bytes": 4096}
@@ -53,6 +57,37 @@ def test_a_removed_key_is_gone_for_all_users(arena):
     run("for key in (b'a', b'b', b'c'): arena.put(key, arena.allocate(1))")
     assert arena.remove(b"a") and not arena.remove(b"a")
     assert run("print(arena.find([b'a']), arena.clear())") == "[] 2\n" and arena.stats()["free"] == 8
+
+
+def test_a_process_that_stops_while_it_makes_an_arena_delays_no_other_name_and_its_own_for_ten_seconds(store):
+    program = """
+import onecopy
+store = onecopy.store.connect(framework="numpy")
+print("ready", flush=True)
+input()
+store.arena("first", blocks=8, block_bytes=4096)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as maker:
+        assert maker.stdout.readline() == "ready\n"
+        try:
+            worker = store.keeper()["worker"]
+            os.kill(worker, signal.SIGSTOP)
+            maker.stdin.write("\n")
+            maker.stdin.flush()
+            place = Path(os.environ["ONECOPY_STORE_DIR"])
+            assert eventually(lambda: list(place.glob("arena-*.lock")))
+            maker.send_signal(signal.SIGSTOP)
+            os.kill(worker, signal.SIGCONT)
+            assert store.arena("other", **SIZES).stats()["free"] == 8
+            with pytest.raises(onecopy.Timeout, match=rf"process {maker.pid} \(.*\) is making .* \"first\""):
+                store.arena("first", **SIZES)
+            maker.send_signal(signal.SIGCONT)
+            assert maker.wait(30) == 0
+        finally:
+            maker.kill()
+    assert store.arena("first", **SIZES).stats()["free"] == 8
+    assert not list(place.glob("arena-*.lock"))
 
 
 def test_pin_refuses_memory_of_the_store(store):

@@ -53,7 +53,7 @@ int serve(const StoreOptions& options) {
     serve.limits.devices[Device::parse(limit.substr(0, equals)).str()] = std::stoull(bytes);
   }
   if (options.max_age != 0) serve.limits.age = std::chrono::seconds(options.max_age);
-  store::serve(store::Place::of_this_user(), serve);
+  store::serve(store::Places::of_this_user(), serve);
   return 0;
 }
 

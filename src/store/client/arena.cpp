@@ -2,21 +2,22 @@
 #include "onecopy/store/arena.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
-
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "onecopy/core/error.h"
-#include "os/file.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
+#include "os/program_mark.h"
 #include "store/client/arena_blocks.h"
+#include "store/client/arena_lock.h"
 #include "store/client/as_is.h"
 #include "store/client/state.h"
 
 namespace onecopy::store {
 
 struct Arena::State {
+  Mapping use;  ///< of mark_use()
   Tensor blocks;
   Mapping memory;       ///< of the leases and keys, which lie on the host
   ArenaBlocks control;  ///< destroyed before the memory
@@ -33,14 +34,6 @@ void check_sizes(std::uint32_t blocks, std::uint64_t block_bytes) {
                 fmt::format("an arena has 1 to {} blocks of at least one byte, and at most {} bytes; {} "
                             "blocks of {} bytes were asked for",
                             kMaxBlocks, kMaxBytes, blocks, block_bytes));
-}
-
-/// Returns a lock, which lets one process of this user at a time make an arena.
-Fd lock_arenas(const Place& place) {
-  Fd lock = open_file(place.directory() + "/arenas", O_RDWR | O_CREAT);
-  while (::flock(lock.get(), LOCK_EX) != 0)
-    if (errno != EINTR) throw_errno("cannot lock the arenas of the store", errno);
-  return lock;
 }
 
 /// Returns the memory of the leases and keys, which no process can make smaller.
@@ -78,13 +71,29 @@ void check_arena(const std::string& name, const VersionRecord& version, const Ta
                             device_of(table).str(), device.str()));
 }
 
+/// Shows processes of other namespaces that this process uses the arena, as long as the mapping lives here or in a forked
+/// child: the mapping keeps a file open that is locked for reading.
+Mapping mark_use(const Fd& control) {
+  const Fd own = reopen_read_only(control);
+  struct flock lock {};
+  lock.l_type = F_RDLCK;
+  if (::fcntl(own.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock an arena", errno);
+  return Mapping::of(own, sizeof(ArenaHeader), Access::read_only);
+}
+
+/// Returns whether a process of any namespace uses the arena. REQUIRES: the caller holds the lock of the arena's name.
+bool has_users(const Fd& control) {
+  struct stat status {};
+  return ::fstat(control.get(), &status) != 0 || may_be_marked(control, status.st_ino);
+}
+
 }  // namespace
 
 Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes, Device device,
                    bool pinned) {
   check_sizes(blocks, block_bytes);
-  client().welcome(Deadline::after(kKeeperPatience));
-  const Fd lock = lock_arenas(client().place());
+  const std::string home = client().home(Deadline::after(kKeeperPatience));
+  const ArenaLock lock(home, name, Deadline::after(kKeeperPatience));
   const auto open = [&] { return client().open(name, 0, nullptr, Deadline::after(kKeeperPatience)); };
   std::optional<Client::Reading> reading;
   try {
@@ -102,6 +111,8 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   const Layout layout = table.rows.front().layout;
   const std::uint64_t bytes = file_size(files.back());
   Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
+  const bool is_used = has_users(files.back());
+  Mapping use = mark_use(files.back());
   std::vector<ExportedMemory> parts = memory_of(table, std::move(files));
   BlockRef block =
       MappedMemory::open(device, std::move(parts), {std::move(opened.table), version, std::move(*reading)},
@@ -111,8 +122,9 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   std::byte* const data = mapped.data();
   Tensor tensor(std::move(block), data, layout, device, Access::read_write);
   std::byte* const control = memory.data();
-  return Arena(std::shared_ptr<Arena::State>(
-      new Arena::State{std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));
+  if (!is_used) ArenaBlocks::take_over(control, bytes);
+  return Arena(std::shared_ptr<Arena::State>(new Arena::State{
+      std::move(use), std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));
 }
 
 std::vector<std::uint32_t> Arena::allocate(std::uint32_t count) { return state_->control.allocate(count); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/client/arena_blocks.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -17,7 +19,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kArenaMagic = 0x31616e657261636fULL;  // "ocarena1"
+constexpr std::uint64_t kArenaMagic = 0x32616e657261636fULL;  // "ocarena2"
 constexpr std::chrono::milliseconds kLookForTheDead{20};
 
 std::size_t blocks_at() noexcept { return (sizeof(ArenaHeader) + 63) / 64 * 64; }
@@ -31,6 +33,16 @@ bool is_dead(int pid, std::uint64_t start) {
   } catch (const Error& error) {
     return error.code() == ErrorCode::peer_died;
   }
+}
+
+/// Returns the number of this process's time namespace, in which all start times of a process agree.
+std::uint64_t time_namespace() noexcept {
+  struct stat info {};
+  return ::stat("/proc/self/ns/time", &info) == 0 ? info.st_ino : 0;
+}
+
+bool is_of_our_namespaces(const ArenaHeader& header) noexcept {
+  return header.pid_namespace == pid_namespace() && header.time_namespace == time_namespace();
 }
 
 [[noreturn]] void refuse(std::uint32_t block, const char* what) {
@@ -60,6 +72,7 @@ class ArenaBlocks::Change {
 
  private:
   static RobustMutex& locked(ArenaBlocks& arena) {
+    if (arena.pid_ != current_pid()) arena.check_namespaces();
     if (arena.header_->mutex.try_lock_for(arena.patience_)) return arena.header_->mutex;
     throw Error(ErrorCode::timeout,
                 "a process of the arena is stopped in the middle of a call: let it go on, or end it");
@@ -85,7 +98,24 @@ void ArenaBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t bl
   header->block_bytes = block_bytes;
   header->mutex.init();
   header->is_changing = 1;  // makes the first user derive the rest
+  header->pid_namespace = pid_namespace();
+  header->time_namespace = time_namespace();
   header->magic = kArenaMagic;
+}
+
+void ArenaBlocks::take_over(std::byte* memory, std::size_t bytes) noexcept {
+  auto* const header = reinterpret_cast<ArenaHeader*>(memory);
+  if (bytes < sizeof(ArenaHeader) || header->magic != kArenaMagic || bytes < bytes_for(header->blocks) ||
+      is_of_our_namespaces(*header))
+    return;
+  header->mutex.init();
+  header->is_changing = 1;
+  for (auto& user : header->users) user.pid = 0;
+  std::byte* const leases = memory + free_at(header->blocks) + 2 * sizeof(std::uint32_t) * header->blocks;
+  std::memset(leases, 0, std::size_t{kArenaUsers} * header->blocks * sizeof(std::uint32_t));
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  header->pid_namespace = pid_namespace();
+  header->time_namespace = time_namespace();
 }
 
 ArenaBlocks::ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks,
@@ -112,6 +142,20 @@ ArenaBlocks::~ArenaBlocks() {
     free_row(user_);
   } catch (const Error&) {  // the lock is damaged: the leases end with the process
   }
+}
+
+void ArenaBlocks::check_namespaces() const {
+  if (is_of_our_namespaces(*header_)) return;
+  const bool is_pid = header_->pid_namespace != pid_namespace();
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "processes of {0} namespace {1} use this arena, and this process is in {2}: a death could "
+          "not be told from a life there. Run all users in one {0} namespace ({3})",
+          is_pid ? "PID" : "time", is_pid ? header_->pid_namespace : header_->time_namespace,
+          is_pid ? pid_namespace() : time_namespace(),
+          is_pid ? "docker --pid=container:NAME, Kubernetes shareProcessNamespace"
+                 : "without unshare --time"));
 }
 
 /// Makes this process a user without leases.

@@ -34,6 +34,8 @@ struct ArenaHeader {
   RobustMutex mutex;
   std::uint64_t stamp, evictions;
   std::int64_t looked_at;  ///< the last search for dead users, in nanoseconds of the steady clock
+  /// The namespaces of all users: pids and start times of other namespaces would mean other processes.
+  std::uint64_t pid_namespace, time_namespace;
   User users[kArenaUsers];
 };
 
@@ -53,8 +55,8 @@ struct ArenaBlock {
 
 /// The counters and the index of an arena, in memory that its processes share.
 ///
-/// Thread safety: all members may be called concurrently, from all processes of one PID namespace: one robust mutex in the
-/// memory guards all of it. A forked child becomes a user of its own with its first call.
+/// Thread safety: all members may be called concurrently, from all processes of one PID and time namespace: one robust
+/// mutex in the memory guards all of it. A forked child becomes a user of its own with its first call.
 ///
 /// Invariants. Three things are primary: the leases of each user and block, which only that user or, after its death, a
 /// process with the mutex changes; the entries (key, count, and the chain of `next`), where `count` is written last and
@@ -71,8 +73,13 @@ class ArenaBlocks {
   /// Writes the control memory of an arena without users. REQUIRES: the memory is zero, and no other process sees it.
   static void init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes);
 
+  /// Ends all leases, and makes the arena one of this process's namespaces. Entries stay. Does nothing to an arena of these
+  /// namespaces, or to other memory. REQUIRES: no other process uses the arena.
+  static void take_over(std::byte* memory, std::size_t bytes) noexcept;
+
   /// Attaches to the control memory of an arena. The destructor ends this process's leases. Throws bad_handle if the
-  /// memory is not an arena's, and invalid_argument for other sizes. REQUIRES: the memory outlives the object.
+  /// memory is not an arena's, invalid_argument for other sizes, and unsupported in other namespaces than the arena's.
+  /// REQUIRES: the memory outlives the object.
   ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes,
               std::chrono::nanoseconds patience = std::chrono::seconds(10));
   ArenaBlocks(const ArenaBlocks&) = delete;
@@ -92,6 +99,7 @@ class ArenaBlocks {
   class Change;
 
   void check(std::span<const std::uint32_t> numbers) const;
+  void check_namespaces() const;
   void attach();
   void lease(std::uint32_t block) noexcept;
   void end_lease(std::uint32_t block) noexcept;

@@ -32,14 +32,14 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& ent
 
 [[noreturn]] void throw_no_keeper() {
   throw Error(ErrorCode::peer_died,
-              "the store has no keeper, and may not start one (ONECOPY_STORE_AUTOSTART=0); run `onecopy "
-              "store serve`");
+              "the store has no keeper, and this process may not start one (autostart, "
+              "ONECOPY_STORE_AUTOSTART): run `onecopy store serve`");
 }
 
 }  // namespace
 
 Client& Client::here(std::shared_ptr<Client>& client) {
-  if (client->pid_ != current_pid()) client = std::make_shared<Client>(client->place_, client->options_);
+  if (client->pid_ != current_pid()) client = std::make_shared<Client>(client->places_, client->options_);
   return *client;
 }
 
@@ -78,7 +78,7 @@ void Client::start() {
 
 std::optional<Link> Client::try_connect() const {
   try {
-    return Link::connect(place_, Deadline::after(kKeeperPatience));
+    return Link::connect(places_, Deadline::after(kKeeperPatience));
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -107,7 +107,7 @@ void Client::restore(Deadline deadline) {
 void Client::reach(Deadline deadline) {
   for (bool has_started = false; !link_;) {
     try {
-      link_ = Link::connect(place_, deadline);
+      link_ = Link::connect(places_, deadline);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
       if (!may_start_keeper(options_)) throw_no_keeper();
@@ -191,8 +191,14 @@ void Client::rejoin() {
   const LockGuard lock(mutex_);
   if (link_ && !link_->is_closed()) return;
   const Deadline deadline = Deadline::after(kKeeperPatience);
-  link_.emplace(Link::connect(place_, deadline));
+  link_.emplace(Link::connect(places_, deadline));
   restore(deadline);
+}
+
+std::string Client::home(Deadline deadline) {
+  const LockGuard lock(mutex_);
+  if (!link_) connect(deadline);
+  return link_->home();
 }
 
 void Client::note(Bytes message) noexcept {

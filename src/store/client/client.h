@@ -32,7 +32,8 @@ inline constexpr std::chrono::seconds kKeeperPatience{10};
 /// Thread safety: all members may be called concurrently. A forked child makes a Client of its own.
 class Client : public std::enable_shared_from_this<Client> {
  public:
-  Client(Place place, ConnectOptions options) : place_(std::move(place)), options_(std::move(options)) {}
+  Client(Places places, ConnectOptions options)
+      : places_(std::move(places)), options_(std::move(options)) {}
 
   using Reading = store::Reading;
 
@@ -54,7 +55,9 @@ class Client : public std::enable_shared_from_this<Client> {
   Welcome welcome(Deadline deadline);
   /// Connects again if the connection has ended. Starts no keeper. Throws peer_died if there is none.
   void rejoin();
-  const Place& place() const noexcept { return place_; }
+  const Places& places() const noexcept { return places_; }
+  /// Returns the directory of the keeper. Connects if there is no connection.
+  std::string home(Deadline deadline);
 
   /// Sends a message that has no answer, now or after the question that another thread asks. Does nothing in a forked
   /// child and without a connection.
@@ -80,7 +83,7 @@ class Client : public std::enable_shared_from_this<Client> {
   void reserve_again(const VersionRecord& version, Deadline deadline) REQUIRES(mutex_);
   void send_notes() noexcept REQUIRES(mutex_);
 
-  const Place place_;
+  const Places places_;
   const ConnectOptions options_;
   const int pid_ = current_pid();
   Mutex mutex_;

@@ -2,6 +2,7 @@
 #include "store/client/start_keeper.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,11 +10,15 @@
 
 #include <cerrno>
 #include <csignal>
-#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "os/cgroup_owner.h"
 #include "os/fd.h"
+#include "os/file.h"
+#include "os/log.h"
+#include "os/process.h"
 
 namespace onecopy::store {
 namespace {
@@ -64,35 +69,84 @@ std::string text_in(int file) {
   return text;
 }
 
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  all.reserve(texts.size() + 1);
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
 Fd make_output() {
   const int fd = ::memfd_create("onecopy-store-start", MFD_CLOEXEC);
   if (fd < 0) throw_errno("cannot make a file for the output of a command", errno);
   return Fd(fd);
 }
 
+/// Runs a command to its end. Returns its output if it fails, and nothing if it succeeds. Throws system if it cannot be run.
+std::optional<std::string> run(std::vector<std::string> words, const std::string& program,
+                               const std::vector<std::string>& environment) {
+  const Fd output = make_output();
+  const SpawnSettings settings(output.get());
+  std::vector<char*> arguments = pointers(words);
+  std::vector<std::string> variables = environment;
+  for (char** variable = environ; *variable; ++variable) variables.emplace_back(*variable);
+  std::vector<char*> all = pointers(variables);
+  pid_t pid = 0;
+  const int error = ::posix_spawnp(&pid, program.c_str(), settings.actions(), settings.attributes(),
+                                   arguments.data(), all.data());
+  if (error != 0) throw_errno(fmt::format("the command \"{}\" cannot be run", program), error);
+  if (wait_for(pid) == 0) return std::nullopt;
+  return text_in(output.get());
+}
+
+/// Returns the directory of this user's systemd if a keeper lives longer there than with this process: the user's units outlive
+/// logins, or this process is one of them. Empty otherwise.
+std::string lasting_manager() {
+  const std::string directory = fmt::format("/run/user/{}", ::geteuid());
+  if (::access((directory + "/systemd/private").c_str(), F_OK) != 0) return {};
+  const passwd* const user = ::getpwuid(::geteuid());
+  const bool lingers =
+      user && ::access(fmt::format("/var/lib/systemd/linger/{}", user->pw_name).c_str(), F_OK) == 0;
+  const std::string membership = try_read_text("/proc/self/cgroup").value_or("");
+  const bool is_unit = membership.find(fmt::format("/user@{}.service/", ::geteuid())) != std::string::npos;
+  return lingers || is_unit ? directory : std::string();
+}
+
+/// Starts the keeper as a unit of its own, which does not end with the unit, container or job of this process. Returns false if
+/// that is not possible here.
+bool start_apart(const std::vector<std::string>& serve) {
+  const std::string directory = lasting_manager();
+  if (directory.empty()) return false;
+  std::vector<std::string> words{"systemd-run", "--user",
+                                 "--scope",     "--collect",
+                                 "--quiet",     fmt::format("--unit=onecopy-store-{}", current_pid()),
+                                 "--"};
+  words.insert(words.end(), serve.begin(), serve.end());
+  try {
+    return !run(words, words.front(), {"XDG_RUNTIME_DIR=" + directory});
+  } catch (const Error&) {  // there is no systemd-run
+    return false;
+  }
+}
+
 }  // namespace
 
 void start_keeper(const std::string& command) {
-  const Fd output = make_output();
-  const SpawnSettings settings(output.get());
-  std::vector<std::string> words{"onecopy", "store", "serve", "--background"};
-  std::vector<char*> arguments;
-  arguments.reserve(words.size() + 1);
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  const int error = ::posix_spawnp(&pid, command.c_str(), settings.actions(), settings.attributes(),
-                                   arguments.data(), environ);
-  if (error != 0)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("the store has no keeper, and the command \"{}\" cannot be run to start one ({}); run "
-                    "`onecopy store serve`",
-                    command, std::strerror(error)),
-        error, ErrorDomain::posix);
-  if (wait_for(pid) != 0)
+  const std::vector<std::string> serve{command, "store", "serve", "--background"};
+  if (start_apart(serve)) return;
+  std::optional<std::string> failure;
+  try {
+    failure = run(serve, command, {});
+  } catch (const Error& error) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("the store's keeper cannot be started: {}", text_in(output.get())));
+                fmt::format("the store has no keeper, and {}; run `onecopy store serve`", error.what()),
+                error.vendor_code(), ErrorDomain::posix);
+  }
+  if (failure)
+    throw Error(ErrorCode::unsupported, fmt::format("the store's keeper cannot be started: {}", *failure));
+  if (const std::string end = what_ends(current_pid()); !end.empty())
+    log_info("the store's keeper was started here, and ends with {}", end);
 }
 
 }  // namespace onecopy::store

@@ -5,7 +5,8 @@
 
 namespace onecopy::store {
 
-/// Runs `COMMAND store serve --background`, which returns when clients can connect. Has no effect if another process
+/// Runs `COMMAND store serve --background`, which returns when clients can connect. The keeper is a unit of its own if the
+/// user's systemd lives longer than the control group of this process; otherwise logs what it ends with. Has no effect if another process
 /// has just started a keeper. Throws unsupported with the command's output if the command fails.
 void start_keeper(const std::string& command);
 

@@ -13,7 +13,7 @@ Watch::~Watch() = default;
 void Watch::State::connect() {
   const Deadline deadline = Deadline::after(kKeeperPatience);
   Client::here(client).welcome(deadline);
-  link = Link::connect(client->place(), deadline);
+  link = Link::connect(client->places(), deadline);
   has_asked = false;
 }
 

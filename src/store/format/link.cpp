@@ -2,6 +2,7 @@
 #include "store/format/link.h"
 
 #include <cerrno>
+#include <filesystem>
 
 #include "onecopy/core/error.h"
 
@@ -19,16 +20,39 @@ Digest read_secret(const Place& place) {
   }
 }
 
+/// Returns the directory to which a link of a place leads.
+std::string home_of(const Place& place) {
+  std::error_code error;
+  const auto socket = std::filesystem::canonical(place.socket().text, error);
+  return error ? place.directory() : socket.parent_path().string();
+}
+
 }  // namespace
+
+/// Tries the places in order. Asks a keeper whose files were removed to make them again, before giving up.
+Link Link::connect(const Places& places, Deadline deadline) {
+  for (bool has_rung = false;; has_rung = true) {
+    for (const Place& place : places.all()) {
+      try {
+        return connect_in(place, deadline);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::peer_died) throw;
+        const bool is_last = &place == &places.all().back();
+        if (is_last && (has_rung || !places.ring(deadline))) throw;
+      }
+    }
+  }
+}
 
 /// Connects and proves the secret. Tries again if the worker is killed during the handshake, because its guard has the
 /// same listener and starts another worker.
-Link Link::connect(const Place& place, Deadline deadline) {
+Link Link::connect_in(const Place& place, Deadline deadline) {
   for (;;) {
     const Digest secret = read_secret(place);
     Link link(UnixSocket::connect(place.socket(), deadline.whole_ms_left(kLongest)));
     try {
       link.greet(std::as_bytes(std::span(secret)), deadline);
+      link.home_ = home_of(place);
       return link;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;

@@ -13,10 +13,13 @@ namespace onecopy::store {
 /// A connection to the keeper, which has proved that it knows the secret. Thread safety: none.
 class Link {
  public:
-  /// Connects to the keeper. Throws peer_died if no keeper listens, timeout, bad_secret, other_user, version_mismatch.
-  static Link connect(const Place& place, Deadline deadline);
+  /// Connects to the keeper in the first place that has one. Throws peer_died if no keeper listens, timeout, bad_secret,
+  /// other_user, version_mismatch.
+  static Link connect(const Places& places, Deadline deadline);
 
   const Welcome& welcome() const noexcept { return welcome_; }
+  /// Returns the directory in which the keeper listens.
+  const std::string& home() const noexcept { return home_; }
   /// Sends a question and returns the answer, which may be a `refused`. Throws peer_died, timeout, after which the link
   /// cannot be used.
   Packet ask(const Bytes& question, std::span<const int> fds, Deadline deadline);
@@ -39,11 +42,13 @@ class Link {
   static constexpr std::chrono::hours kLongest{24};
 
   explicit Link(UnixSocket socket) : socket_(std::move(socket)) {}
+  static Link connect_in(const Place& place, Deadline deadline);
   void greet(ByteSpan secret, Deadline deadline);
 
   UnixSocket socket_;
   PacketJoiner joiner_;
   Welcome welcome_;
+  std::string home_;
 };
 
 }  // namespace onecopy::store

@@ -16,8 +16,9 @@ Type type_of(ByteSpan packet) {
   if (version != kProtocolVersion)
     throw Error(ErrorCode::version_mismatch,
                 fmt::format("the other side speaks version {} of the store's protocol and this one version "
-                            "{}; run `onecopy store stop` with the version that started the keeper, or use "
-                            "the same version of onecopy everywhere",
+                            "{}; use the same version of onecopy everywhere. `onecopy store stop` of the "
+                            "version that started the keeper ends it, `onecopy store stop --force` that of "
+                            "any version",
                             version, kProtocolVersion));
   if (type < Type::hello || type > kLastType)
     decoder.refuse(fmt::format("has the unknown type {}", static_cast<std::uint32_t>(type)));

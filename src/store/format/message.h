@@ -200,7 +200,8 @@ using Stop = EmptyMessage<Type::stop>;
 /// answers no client until it receives `ready`, and then ends. If the connection ends before that, the old keeper
 /// continues.
 using Replace = EmptyMessage<Type::replace>;
-/// The answer to `replace`. Descriptors: the lock and the listener.
+/// The answer to `replace`. Descriptors: the locks of the keeper's places and its abstract name, and the
+/// listener last.
 struct Handover {
   static constexpr Type kType = Type::handover;
   Token keeper{};

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -15,27 +17,47 @@
 #include "os/random.h"
 
 namespace onecopy::store {
+namespace {
 
-Place Place::of_this_user() {
-  if (const char* const own = std::getenv("ONECOPY_STORE_DIR"); own && *own) return Place(own);
-  if (const char* const shared = std::getenv("ONECOPY_RUNTIME_DIR"); shared && *shared)
-    return Place(fmt::format("{}/store", shared));
-  return Place(fmt::format("/tmp/onecopy-store-{}", ::geteuid()));
+constexpr std::chrono::milliseconds kAnswer{2000};
+
+/// Puts a link in the place of whatever is at `path`, at once.
+void put_link(const std::string& target, const std::string& path) {
+  const std::string fresh = path + ".new";
+  ::unlink(fresh.c_str());
+  if (::symlink(target.c_str(), fresh.c_str()) != 0 || std::rename(fresh.c_str(), path.c_str()) != 0)
+    throw_errno(fmt::format("cannot make the link {}", path), errno);
 }
 
+}  // namespace
+
 void Place::ensure() const {
-  if (const char* const shared = std::getenv("ONECOPY_RUNTIME_DIR");
-      shared && directory_of(directory_) == shared)
-    ensure_private_directory(shared);
+  if (has_own_parent_) ensure_private_directory(directory_of(directory_));
   ensure_private_directory(directory_);
 }
 
+void Place::check() const {
+  std::string path = directory_;
+  for (int missing = 0; ::access(path.c_str(), F_OK) != 0; ++missing, path = directory_of(path))
+    if (errno != ENOENT || missing > int{has_own_parent_})
+      throw_errno(fmt::format("cannot create the directory {}", directory_), errno);
+  if (path == directory_) return ensure_private_directory(path);  // it exists, so this makes nothing
+  if (::access(path.c_str(), W_OK) != 0)
+    throw_errno(fmt::format("cannot create a directory in {}", path), errno);
+}
+
 Fd Place::try_lock() const {
-  const std::string path = directory_ + "/lock";
-  Fd fd = open_file(path, O_RDWR | O_CREAT);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
-  if (errno != EWOULDBLOCK) throw_errno(fmt::format("cannot lock {}", path), errno);
+  Fd fd = open_file(directory_, O_RDONLY | O_DIRECTORY);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return is_locked_by(fd) ? std::move(fd) : Fd();
+  if (errno != EWOULDBLOCK) throw_errno(fmt::format("cannot lock {}", directory_), errno);
   return Fd();
+}
+
+bool Place::is_locked_by(const Fd& lock) const noexcept {
+  struct stat named {
+  }, locked{};
+  return ::lstat(directory_.c_str(), &named) == 0 && ::fstat(lock.get(), &locked) == 0 &&
+         named.st_dev == locked.st_dev && named.st_ino == locked.st_ino;
 }
 
 Digest Place::secret() const {
@@ -45,17 +67,79 @@ Digest Place::secret() const {
 }
 
 Digest Place::make_secret() const {
-  try {
-    return secret();
-  } catch (const Error&) {  // there is no secret, or only a part of one
-  }
   Digest secret{};
-  random_bytes(std::as_writable_bytes(std::span(secret)));
+  try {  // a link leads to the secret of an earlier keeper elsewhere
+    read_exactly(open_file(secret_path(), O_RDONLY | O_NOFOLLOW), std::as_writable_bytes(std::span(secret)),
+                 0);
+  } catch (const Error&) {  // there is no secret, or only a part of one
+    random_bytes(std::as_writable_bytes(std::span(secret)));
+    write_secret(secret);
+  }
+  return secret;
+}
+
+void Place::write_secret(const Digest& secret) const {
   const std::string fresh = secret_path() + ".new";
   write_all(open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC), std::as_bytes(std::span(secret)));
   if (std::rename(fresh.c_str(), secret_path().c_str()) != 0)
     throw_errno(fmt::format("cannot write {}", secret_path()), errno);
-  return secret;
+}
+
+void Place::link_to(const Place& home) const {
+  put_link(home.secret_path(), secret_path());
+  put_link(home.socket().text, socket().text);
+}
+
+void Place::remove_socket() const noexcept { ::unlink(socket().text.c_str()); }
+
+Places Places::of_this_user() {
+  if (const char* const own = std::getenv("ONECOPY_STORE_DIR"); own && *own) return Places(Place(own));
+  Places places;
+  const char* const shared = std::getenv("ONECOPY_RUNTIME_DIR");
+  places.is_first_required_ = shared && *shared;
+  if (places.is_first_required_) places.all_.emplace_back(fmt::format("{}/store", shared), true);
+  places.all_.emplace_back(fmt::format("/run/user/{}/onecopy/store", ::geteuid()), true);
+  places.all_.emplace_back(fmt::format("/tmp/onecopy-store-{}", ::geteuid()));
+  return places;
+}
+
+void Places::check() const { (is_first_required_ ? all_.front() : all_.back()).check(); }
+
+void Places::begin_with(const std::string& home) {
+  struct stat wanted {
+  }, known{};
+  const auto is_home = [&](const Place& place) {
+    return ::stat(place.directory().c_str(), &known) == 0 && known.st_dev == wanted.st_dev &&
+           known.st_ino == wanted.st_ino;
+  };
+  if (::stat(home.c_str(), &wanted) != 0) throw_errno(fmt::format("cannot find {}", home), errno);
+  if (std::none_of(all_.begin(), all_.end(), is_home)) all_.insert(all_.begin(), Place(home));
+}
+
+/// Names the directory of the last place by its parent's inode, because its own inode changes when it is removed, and
+/// because the same path may be another directory in another mount namespace.
+std::string Places::bell() const {
+  const std::string& last = all_.back().directory();
+  struct stat parent {};
+  if (::stat(directory_of(last).c_str(), &parent) != 0) return {};
+  const auto slash = last.rfind('/');
+  const std::string key = fmt::format("{}:{}:{}", parent.st_dev, parent.st_ino,
+                                      last.substr(slash == std::string::npos ? 0 : slash));
+  const Digest digest = sha256(std::as_bytes(std::span(key)));
+  return fmt::format("onecopy.keeper.{:02x}", fmt::join(std::span(digest).first(16), ""));
+}
+
+bool Places::ring(Deadline deadline) const {
+  const std::string name = bell();
+  if (name.empty()) return false;
+  try {
+    const auto wait = deadline.whole_ms_left(kAnswer);
+    UnixSocket socket = UnixSocket::connect({name, true}, wait);
+    if (!socket.peer().is_our_user) return false;
+    return !socket.receive(wait).bytes.empty();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace onecopy::store

@@ -31,6 +31,13 @@ bool take_notes(Holdings& holdings, Partner& worker) {
       case Partner::Kind::index:
         if (note->fds.size() == 1) holdings.index = Log::open(std::move(note->fds.front()));
         break;
+      case Partner::Kind::places:
+        if (note->fds.empty()) break;
+        holdings.listener = UnixSocket(std::move(note->fds.back()));
+        note->fds.pop_back();
+        holdings.places.adopt(std::move(note->fds));
+        holdings.index_path = holdings.places.index();
+        break;
       case Partner::Kind::end: return true;
     }
   }

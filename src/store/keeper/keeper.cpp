@@ -8,12 +8,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <climits>
 #include <csignal>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
@@ -31,7 +33,6 @@
 namespace onecopy::store {
 namespace {
 
-constexpr int kBacklog = 1024;
 constexpr std::chrono::seconds kEndOfTheLastOne{2};
 
 /// Raises the limit of descriptors as far as possible, because each version needs some.
@@ -55,9 +56,9 @@ Fd block_signals() {
   return fd;
 }
 
-/// Returns whether a worker answers. A socket that listens proves nothing, because a killed keeper may not have ended
+/// Returns whether a worker answers in a place. A socket that listens proves nothing, because a killed keeper may not have ended
 /// entirely.
-bool is_answered(const Place& place) {
+bool is_answered_in(const Place& place) {
   constexpr std::chrono::milliseconds kPatience{500};
   try {
     UnixSocket socket = UnixSocket::connect(place.socket(), kPatience);
@@ -69,50 +70,54 @@ bool is_answered(const Place& place) {
   }
 }
 
-/// Returns the lock of the directory. Waits for a keeper that is ending.
-Fd lock(const Place& place) {
-  const auto until = std::chrono::steady_clock::now() + kEndOfTheLastOne;
-  for (;;) {
-    if (Fd lock = place.try_lock()) return lock;
-    if (is_answered(place) || std::chrono::steady_clock::now() > until)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("the store in {} has a keeper already; `onecopy store stop` ends it",
-                              place.directory()));
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+bool is_answered(const Places& places) {
+  return std::any_of(places.all().begin(), places.all().end(), is_answered_in);
 }
 
-Holdings prepare(const Place& place, const Limits& limits) {
-  place.ensure();
+/// Takes the places. Waits for a keeper that is ending. A keeper whose files were removed makes them again first.
+HeldPlaces take(const Places& places) {
+  const Deadline until = Deadline::after(kEndOfTheLastOne);
+  HeldPlaces held(places);
+  while (!held.try_take()) {
+    places.ring(until);
+    if (is_answered(places) || until.has_passed())
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("the store in {} has a keeper already: `onecopy store serve --replace` takes "
+                              "over from it with all versions, and `onecopy store stop` ends it",
+                              places.all().front().directory()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return held;
+}
+
+Holdings prepare(const Places& places, const Limits& limits) {
   Holdings holdings;
-  holdings.lock = lock(place);
-  holdings.secret = place.make_secret();
+  holdings.places = take(places);
   random_bytes(std::as_writable_bytes(std::span(holdings.keeper)));
   holdings.limits = limits;
-  holdings.index_path = place.directory() + "/index";
+  holdings.index_path = holdings.places.index();
   open_index(holdings);
   holdings.signals = block_signals();
-  UnixSocket listener = UnixSocket::listen(place.socket(), kBacklog);
-  holdings.listener = UnixSocket(listener.release());  // the socket's name must outlive this process
+  std::tie(holdings.listener, holdings.secret) = holdings.places.listen();
   return holdings;
 }
 
 /// Takes the holdings over from the present keeper. Throws peer_died if there is none.
-Holdings take_over(const Place& place, const Limits& limits) {
+Holdings take_over(const Places& places, const Limits& limits) {
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
-  Link link = Link::connect(place, deadline);
+  Link link = Link::connect(places, deadline);
   Packet packet = link.ask(pack(Replace{}), {}, deadline);
   const auto handover = unpack<Handover>(packet.bytes);
-  if (packet.fds.size() != 2)
-    throw Error(ErrorCode::protocol, "the store's keeper sent no lock and no listener");
+  if (packet.fds.empty()) throw Error(ErrorCode::protocol, "the store's keeper sent no listener");
   Holdings holdings;
-  holdings.lock = std::move(packet.fds[0]);
-  holdings.listener = UnixSocket(std::move(packet.fds[1]));
-  holdings.secret = place.secret();
+  holdings.listener = UnixSocket(std::move(packet.fds.back()));
+  packet.fds.pop_back();
+  holdings.places = HeldPlaces(places, link.home(), std::move(packet.fds));
+  holdings.secret = holdings.places.home().secret();
   holdings.keeper = handover.keeper;
   holdings.knows_all = handover.knows_all;
   holdings.limits = limits;
-  holdings.index_path = place.directory() + "/index";
+  holdings.index_path = holdings.places.index();
   const std::string taken = holdings.index_path + ".taken";
   holdings.index =
       Log::create(taken);  // the worker puts it in the place of the old keeper's when that has ended
@@ -131,15 +136,15 @@ Holdings take_over(const Place& place, const Limits& limits) {
   return holdings;
 }
 
-Holdings prepare(const Place& place, const ServeOptions& options) {
+Holdings prepare(const Places& places, const ServeOptions& options) {
   if (options.replace) {
     try {
-      return take_over(place, options.limits);
+      return take_over(places, options.limits);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died) throw;
     }
   }
-  return prepare(place, options.limits);
+  return prepare(places, options.limits);
 }
 
 /// Leaves the session, the terminal and the directory of the program that started this process.
@@ -152,30 +157,30 @@ void detach() {
 
 /// Runs this process as a half of the keeper. A process that was forked to replace the other half then runs as that
 /// half.
-void run(Holdings& holdings, const Place& place) {
+void run(Holdings& holdings) {
   Partner partner = Partner::fork();
   Next next = partner.is_child() ? Next::be_guard : Next::be_worker;
   while (next == Next::be_worker || next == Next::be_guard) {
     const bool was_worker = next == Next::be_worker;
     if (next == Next::be_guard) next = run_guard(holdings, partner);
     else next = Worker(holdings, partner).run();
-    if (next == Next::end && was_worker) ::unlink(place.socket().text.c_str());
+    if (next == Next::end && was_worker) holdings.places.leave();
   }
 }
 
 }  // namespace
 
-void serve(const Place& place, const ServeOptions& options) {
+void serve(const Places& places, const ServeOptions& options) {
   if (options.in_background) ::syscall(SYS_close_range, 3U, UINT_MAX, 0);
   raise_descriptor_limit();
-  Holdings holdings = prepare(place, options);
+  Holdings holdings = prepare(places, options);
   if (options.in_background) {
     const int child = ::fork();
     if (child < 0) throw_errno("cannot start the store's keeper", errno);
     if (child > 0) return;
     detach();
   }
-  run(holdings, place);
+  run(holdings);
   if (options.in_background) ::_exit(0);
 }
 

@@ -18,6 +18,6 @@ struct ServeOptions {
 /// Runs the keeper of this user: a worker and a guard, one of which is this process. Returns when the keeper ends.
 /// Throws unsupported if there is a keeper already, and version_mismatch if this build cannot replace that keeper.
 /// REQUIRES: the process has one thread.
-void serve(const Place& place, const ServeOptions& options);
+void serve(const Places& places, const ServeOptions& options);
 
 }  // namespace onecopy::store

@@ -21,6 +21,7 @@ class Partner {
     hold = 1,  ///< descriptors of a version, which may exist from now on; in one or several notes
     drop,      ///< the version was dropped, or never published
     index,     ///< the descriptor of a new index
+    places,    ///< the descriptors of places that were made again, and the listener last
     end,       ///< the keeper ends
   };
   struct Note {

@@ -13,7 +13,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kFirstConnection = 3;
+constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kBell = 3, kFirstConnection = 4;
 constexpr std::chrono::minutes kUnused{10};
 constexpr std::chrono::milliseconds kRetry{100};
 constexpr std::chrono::seconds kProof{10};  ///< the max time until a client has proved the secret
@@ -30,6 +30,7 @@ Worker::Worker(Holdings& holdings, Partner& guard)
   recover();
   poller_.add(holdings_.listener.fd(), kListener);
   poller_.add(holdings_.signals.get(), kSignals);
+  if (holdings_.places.bell() >= 0) poller_.add(holdings_.places.bell(), kBell);
   watch_guard();
 }
 
@@ -38,6 +39,7 @@ void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 Next Worker::run() {
   is_replaced_ = !holdings_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
+  look_after_places();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
     if (!tokens.empty() || !is_unused()) last_use_ = Clock::now();
@@ -46,12 +48,14 @@ Next Worker::run() {
     for (const std::uint64_t token : tokens) {
       if (token == kListener) accept_some();
       else if (token == kSignals) is_stopping_ = true;
+      else if (token == kBell) place_watch_.ring();
       else if (token == kGuard) {
         if (replace_guard() == Next::be_guard) return Next::be_guard;
       } else serve(token);
       if (is_replaced_) break;  // the waiting clients belong to the other keeper now
     }
     if (is_replaced_) break;
+    look_after_places();
     tidy_up();
   }
   guard_.tell(Partner::Kind::end);
@@ -69,15 +73,14 @@ void Worker::tidy_up() {
   answer_waiting();
 }
 
-/// Returns the time after which the worker looks again if no event comes; infinite if nothing will be due.
+/// Returns the time after which the worker looks again if no event comes.
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
-  auto next = is_unused() ? last_use_ + kUnused : rules_.next_reclaim();
+  auto next = std::min(is_unused() ? last_use_ + kUnused : rules_.next_reclaim(), place_watch_.next());
   for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
     if (c.stage != Connection::Stage::client) next = std::min(next, c.since + kProof);
   }
-  if (next == Clock::time_point::max()) return std::chrono::milliseconds(-1);
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
 
@@ -99,6 +102,29 @@ Next Worker::replace_guard() {
   if (guard_.is_child()) return Next::be_guard;
   watch_guard();
   return Next::be_worker;
+}
+
+/// Looks after the places, and listens anew if the socket's file was removed.
+void Worker::look_after_places() {
+  if (is_replaced_) return;
+  std::optional<UnixSocket> listener;
+  try {
+    const auto state = place_watch_.look(Clock::now(), holdings_.places, listener, holdings_.secret);
+    is_lost_ = state == HeldPlaces::State::lost;
+    if (state == HeldPlaces::State::made_again) {
+      holdings_.index_path = holdings_.places.index();
+      rewrite_index();
+    }
+  } catch (const Error& error) {
+    log_warning("the store's keeper cannot make its directory again: {}", error.what());
+  }
+  if (!listener) return;
+  if (!is_starved_) poller_.remove(holdings_.listener.fd());
+  holdings_.listener = std::move(*listener);
+  if (!is_starved_) poller_.add(holdings_.listener.fd(), kListener);
+  std::vector<int> held = holdings_.places.descriptors();
+  held.push_back(holdings_.listener.fd());
+  guard_.tell(Partner::Kind::places, 0, held);
 }
 
 void Worker::accept_some() {
@@ -125,7 +151,8 @@ void Worker::close_strangers() {
   for (std::size_t i = 0; i < strangers.size(); ++i) {
     const Connection& c = connections_.at(strangers[i]);
     if (strangers.size() - i <= kMaxStrangers && Clock::now() < c.since + kProof) continue;
-    log_info("the store ends the connection of pid {}, which does not prove that it knows the secret", c.pid);
+    log_info("the store ends the connection of pid {}, which does not prove that it knows the secret",
+             c.pid);
     close(strangers[i]);
   }
 }

@@ -12,6 +12,7 @@
 #include "store/keeper/connection.h"
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
+#include "store/keeper/place_watch.h"
 #include "store/keeper/version_rules.h"
 
 namespace onecopy::store {
@@ -36,7 +37,8 @@ class Worker final : private VersionHolder {
   void watch_guard();
   void tidy_up();
   std::chrono::milliseconds patience() const;
-  bool is_unused() const noexcept { return connections_.empty() && rules_.is_unused(); }
+  bool is_unused() const noexcept { return connections_.empty() && (is_lost_ || rules_.is_unused()); }
+  void look_after_places();
   void accept_some();
   void close_strangers();
   void listen_again();
@@ -84,8 +86,10 @@ class Worker final : private VersionHolder {
   std::uint64_t last_token_ = 0;
   std::uint64_t max_index_ = 0;  ///< the size beyond which the index is written anew
   Clock::time_point last_use_ = Clock::now();
+  PlaceWatch place_watch_{Clock::now()};
   bool is_starved_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;
+  bool is_lost_ = false;      ///< no directory can be made in which clients would find the keeper
   bool is_replaced_ = false;  ///< another keeper has taken the versions over
 };
 

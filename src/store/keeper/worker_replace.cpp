@@ -13,7 +13,8 @@ void Worker::replace(Connection& c) {
   constexpr auto kWait = Predecessor::kPatience;
   const auto send_all = [&](ByteSpan bytes, std::span<const int> fds) { c.socket.send(bytes, fds, kWait); };
   const std::vector<Record> records = rules_.records();
-  const int shared[] = {holdings_.lock.get(), holdings_.listener.fd()};
+  std::vector<int> shared = holdings_.places.descriptors();
+  shared.push_back(holdings_.listener.fd());
   c.socket.send(pack(Handover{holdings_.keeper, guard_.pid(), holdings_.knows_all, records.size()}), shared,
                 kWait);
   for (const Record& record : records) {

@@ -66,6 +66,29 @@ TEST_F(ArenaBlocksTest, GivesEachBlockOnce) {
   EXPECT_EQ(arena_->stats().free, kBlocks);
 }
 
+/// Makes the arena one of another PID namespace.
+void move_to_another_namespace(const Mapping& memory) {
+  ++reinterpret_cast<ArenaHeader*>(memory.data())->pid_namespace;
+}
+
+TEST_F(ArenaBlocksTest, IsRefusedInAnotherNamespaceWithNothingChanged) {
+  arena_->allocate(3);
+  move_to_another_namespace(memory_);
+  expect_refused([&] { ArenaBlocks(memory_.data(), memory_.size(), kBlocks, 8); }, ErrorCode::unsupported);
+  EXPECT_EQ(arena_->stats().free, kBlocks - 3);
+}
+
+TEST_F(ArenaBlocksTest, IsTakenOverWithItsEntriesAndWithoutLeases) {
+  arena_->put("a", arena_->allocate(2));
+  arena_->allocate(3);
+  move_to_another_namespace(memory_);
+  ArenaBlocks::take_over(memory_.data(), memory_.size());
+  ArenaBlocks later(memory_.data(), memory_.size(), kBlocks, 8);
+  EXPECT_EQ(later.stats().free, kBlocks - 2);
+  EXPECT_EQ(later.stats().idle, 2u);
+  EXPECT_EQ(later.stats().users, 1u);
+}
+
 TEST_F(ArenaBlocksTest, ASharedBlockStaysUntilItsLastLeaseEnds) {
   const Numbers mine = arena_->allocate(1);
   arena_->share(mine);

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "os/deadline.h"
+#include "os/fd.h"
+#include "os/unshared_descriptor.h"
+
+namespace onecopy::store {
+
+/// A lock of an arena's name among all processes of the user: the holder alone makes or opens the arena. The lock is that of
+/// a file in the store's directory, and ends with the process; forked children do not inherit it. Thread safety: none.
+class ArenaLock {
+ public:
+  /// Takes the lock. Throws timeout, which names the holder if this process can see it.
+  ArenaLock(const std::string& directory, const std::string& name, Deadline deadline);
+  ArenaLock(const ArenaLock&) = delete;
+  ArenaLock& operator=(const ArenaLock&) = delete;
+  ~ArenaLock();
+
+ private:
+  bool try_lock();
+  std::string holder() const;
+
+  const std::string path_;
+  Fd file_;
+  UnsharedDescriptor unshared_;
+};
+
+}  // namespace onecopy::store

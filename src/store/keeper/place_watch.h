@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+
+#include "store/keeper/held_places.h"
+
+namespace onecopy::store {
+
+/// The times at which a worker looks after its places: at its start, since its predecessor may have ended while it made a
+/// place again, then each minute, and when a process rings that does not find the keeper. Thread safety: none.
+class PlaceWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::chrono::minutes kInterval{1};
+
+  explicit PlaceWatch(Clock::time_point now) noexcept : next_(now) {}
+
+  Clock::time_point next() const noexcept { return next_; }
+  void ring() noexcept { is_rung_ = true; }
+  /// Looks if it is time to. Returns `whole` if it is not.
+  HeldPlaces::State look(Clock::time_point now, HeldPlaces& places, std::optional<UnixSocket>& listener,
+                         const Digest& secret) {
+    if (now < next_ && !is_rung_) return HeldPlaces::State::whole;
+    next_ = now + kInterval;
+    const auto state = places.look(listener, secret);
+    if (is_rung_) places.answer_bell();
+    is_rung_ = false;
+    return state;
+  }
+
+ private:
+  Clock::time_point next_;
+  bool is_rung_ = false;
+};
+
+}  // namespace onecopy::store
