@@ -406,7 +406,7 @@ def test_the_command_puts_lists_rolls_back_and_removes(store, tmp_path):
 
     assert call("put", "a", str(path)) == "a version 1: 1 tensor, 32 B\n"
     call("put", "a", str(path))
-    assert json.loads(call("ls", "--format", "json"))[0]["current"] == 2
+    assert json.loads(call("ls", "--format", "json"))["objects"][0]["current"] == 2
     call("rollback", "a", "1")
     assert "1*" in call("ls")
     assert store.open("a")["array"].tolist() == [0, 1, 2, 3]

@@ -21,6 +21,7 @@
 #include "owner_table.h"
 #include "prometheus.h"
 #include "share/format/info_text.h"
+#include "store/format/place.h"
 #include "store_table.h"
 #include "text.h"
 
@@ -47,13 +48,13 @@ nlohmann::json listing(const ListedOwner& owner) {
 }
 
 nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent,
-                       const std::vector<store::ObjectInfo>& objects) {
+                       const StoreState& state) {
   nlohmann::json rows = nlohmann::json::array();
   for (const ListedOwner& owner : owners) rows.push_back(listing(owner));
   nlohmann::json others = nlohmann::json::array();
   for (const SilentOwner& owner : silent)
     others.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
-  return {{"owners", std::move(rows)}, {"silent", std::move(others)}, {"store", json_of(objects)}};
+  return {{"owners", std::move(rows)}, {"silent", std::move(others)}, {"store", json_of(state)}};
 }
 
 /// Returns a line that lists at most eight processes; empty if there are none.
@@ -121,8 +122,10 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   return text + silent_lines(silent);
 }
 
-std::string store_section(const std::vector<store::ObjectInfo>& objects) {
-  return objects.empty() ? "" : "\nThe store:\n" + store_table(objects, line_width());
+std::string store_section(const StoreState& state) {
+  if (!state.keeper) return "";
+  return "\n" + keeper_line(state) +
+         (state.objects.empty() ? "It is empty.\n" : store_table(state.objects, line_width()));
 }
 
 void check_asked_for(const OwnerList& list, const LsOptions& options) {
@@ -138,16 +141,17 @@ void check_asked_for(const OwnerList& list, const LsOptions& options) {
 }
 
 std::string look(const LsOptions& options) {
+  store::Places::of_this_user().check();
   OwnerList list = ask_owners();
   check_asked_for(list, options);
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
   if (*options.format == OutputFormat::prometheus) return prometheus_text(owners, list.silent.size());
-  const auto objects = options.pids.empty() ? stored_objects() : std::vector<store::ObjectInfo>();
+  const StoreState state = options.pids.empty() ? store_state() : StoreState();
   if (*options.format == OutputFormat::json)
-    return json_text(listing(owners, list.silent, objects), options.watch ? -1 : 2) + "\n";
-  if (!options.groups) return as_text(owners, list.silent, options) + store_section(objects);
+    return json_text(listing(owners, list.silent, state), options.watch ? -1 : 2) + "\n";
+  if (!options.groups) return as_text(owners, list.silent, options) + store_section(state);
   return group_table(owners) + silent_lines(list.silent);
 }
 

@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "os/cgroup_owner.h"
 #include "os/fd.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
@@ -26,6 +27,7 @@
 #include "os/robust_mutex.h"
 #include "os/unix_socket.h"
 #include "probe.h"
+#include "store_table.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -125,6 +127,17 @@ Finding probe_runtime_directory() {
   return works(fmt::format("{}: connected through a path in it", directory));
 }
 
+Finding probe_store() {
+  const StoreState state = store_state();
+  const std::string end = state.keeper ? state.ends_with : what_ends(current_pid());
+  const std::string detail =
+      state.keeper ? fmt::format("a keeper listens in {}", state.home) : "no keeper; programs start one";
+  if (end.empty()) return works(detail);
+  return {Verdict::ok, detail,
+          fmt::format("{} ends with {}. `onecopy store serve` as a service outlives it.",
+                      state.keeper ? "The keeper" : "One that is started here", end)};
+}
+
 }  // namespace
 
 std::vector<Probe> process_probes() {
@@ -132,7 +145,8 @@ std::vector<Probe> process_probes() {
           {"noticing deaths", probe_pidfd, true},
           {"robust mutex", probe_robust_mutex, true},
           {"abstract sockets", probe_abstract_socket},
-          {"runtime directory", probe_runtime_directory}};
+          {"runtime directory", probe_runtime_directory},
+          {"store", probe_store}};
 }
 
 }  // namespace onecopy::cli

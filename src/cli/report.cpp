@@ -47,7 +47,7 @@ struct Observations {
 Look look_at_all(Clock::time_point start) {
   OwnerList list = ask_owners();
   const double seconds = Seconds(Clock::now() - start).count();
-  return {seconds, sorted(std::move(list.owners)), std::move(list.silent), stored_objects()};
+  return {seconds, sorted(std::move(list.owners)), std::move(list.silent), store_state().objects};
 }
 
 Moment moment_of(const Look& look) {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,7 +16,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "output_format.h"
-#include "store/keeper/keeper.h"
+#include "store_keeper.h"
 #include "store_table.h"
 #include "text.h"
 
@@ -30,31 +29,11 @@ struct StoreOptions {
   std::uint64_t version = 0;
   std::uint32_t keep = 2;  ///< the option of put
   std::uint32_t left = 0;  ///< the option of rm
-  store::ServeOptions serve;
-  std::vector<std::string> max_device_bytes;
-  std::uint64_t max_age = 0;  ///< seconds
 };
 using Options = std::shared_ptr<StoreOptions>;  // owners: the parser, which fills it in, and the command
 
 store::Store connect(bool autostart = false) {
   return store::Store::connect({autostart, "/proc/self/exe"});
-}
-
-int serve(const StoreOptions& options) {
-  store::ServeOptions serve = options.serve;
-  for (const std::string& limit : options.max_device_bytes) {
-    const std::size_t equals = limit.find('=');
-    std::string bytes = equals == std::string::npos ? "" : limit.substr(equals + 1);
-    const std::string wrong = CLI::AsSizeValue(false)(bytes);
-    if (bytes.empty() || !wrong.empty())
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("--max-device-bytes takes a device and a size, such as cuda:0=40GiB, not {}", limit));
-    serve.limits.devices[Device::parse(limit.substr(0, equals)).str()] = std::stoull(bytes);
-  }
-  if (options.max_age != 0) serve.limits.age = std::chrono::seconds(options.max_age);
-  store::serve(store::Places::of_this_user(), serve);
-  return 0;
 }
 
 /// Reads the file first, so that a file that cannot be read costs the store nothing.
@@ -71,9 +50,12 @@ int put(const StoreOptions& options) {
 }
 
 int list(OutputFormat format) {
-  const auto objects = stored_objects();
-  if (format == OutputFormat::json) print_json(json_of(objects));
-  else fmt::print("{}", objects.empty() ? "The store is empty.\n" : store_table(objects, line_width()));
+  const StoreState state = store_state();
+  if (format == OutputFormat::json) print_json(json_of(state));
+  else if (!state.keeper) fmt::print("{}", keeper_line(state));
+  else
+    fmt::print("{}",
+               state.objects.empty() ? "The store is empty.\n" : store_table(state.objects, line_width()));
   return 0;
 }
 
@@ -99,11 +81,6 @@ int remove(const StoreOptions& options) {
   return 0;
 }
 
-int stop() {
-  connect().stop();
-  return 0;
-}
-
 CLI::App* add(CLI::App& store, const char* name, const char* what, Command& command, const Options& options,
               int (*run)(const StoreOptions&)) {
   auto* const sub = store.add_subcommand(name, what);
@@ -115,25 +92,6 @@ void add_name(CLI::App& sub, const Options& options) {
   sub.add_option("NAME", options->name, "The name of the object")->required();
 }
 
-void add_serve(CLI::App& store, Command& command, const Options& options) {
-  auto* const sub = add(store, "serve", "Be the keeper, in the foreground", command, options, &serve);
-  auto& limits = options->serve.limits;
-  for (const auto& [flag, limit, what] :
-       {std::tuple("--max-bytes", &limits.bytes, "The bytes of all versions"),
-        std::tuple("--max-client-bytes", &limits.client_bytes, "The bytes of the versions of one process")})
-    sub->add_option(flag, *limit, what)->transform(CLI::AsSizeValue(false))->type_name("BYTES");
-  sub->add_option("--max-device-bytes", options->max_device_bytes,
-                  "The bytes of the versions on a device; can be repeated")
-      ->type_name("DEVICE=BYTES");
-  sub->add_option("--max-age", options->max_age,
-                  "Drop versions of this age that are not current and that no process reads")
-      ->type_name("SECONDS");
-  sub->add_flag("--replace", options->serve.replace,
-                "Take over from the present keeper, with all its versions, while they are read");
-  sub->add_flag("--background", options->serve.in_background,
-                "Leave the keeper to processes of their own, once it answers");
-}
-
 void add_changes(CLI::App& store, Command& command, const Options& options) {
   auto* const put_files =
       add(store, "put", "Publish the tensors of a safetensors or npy file", command, options, &put);
@@ -142,7 +100,11 @@ void add_changes(CLI::App& store, Command& command, const Options& options) {
       ->required();
   put_files->add_option("--keep", options->keep, "So many versions stay, the new one included")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) {
+        return text.find_first_not_of('0') == std::string::npos
+                   ? "--keep is 0, and the new version itself counts; give 1 and more"
+                   : "";
+      });
   auto* const back =
       add(store, "rollback", "Make an earlier version the current one again", command, options, &rollback);
   add_name(*back, options);
@@ -159,7 +121,7 @@ void add_store(CLI::App& app, Command& command) {
       app.add_subcommand("store", "Keep weights under a name, also when every process has ended");
   store->require_subcommand(1);
   const auto options = std::make_shared<StoreOptions>();
-  add_serve(*store, command, options);
+  add_keeper_commands(*store, command);
   add_changes(*store, command, options);
   auto* const ls =
       store->add_subcommand("ls", "List objects, versions and readers; * marks the current version");
@@ -168,8 +130,6 @@ void add_store(CLI::App& app, Command& command) {
   add_name(
       *add(*store, "watch", "Print each version that becomes the current one", command, options, &watch),
       options);
-  auto* const end = store->add_subcommand("stop", "End the keeper; what no process has open is gone");
-  end->callback([&command] { command = [] { return stop(); }; });
   store->footer(
       "The keeper is two small processes that replace each other. Programs start it when they need it\n"
       "(ONECOPY_STORE_AUTOSTART=0 turns that off); it ends when it has been empty for ten minutes.\n"
@@ -178,7 +138,8 @@ void add_store(CLI::App& app, Command& command) {
       "Examples:\n"
       "  onecopy store put llama Llama-3-8B/     publish a checkpoint\n"
       "  onecopy store ls                        what there is, and who reads it\n"
-      "  onecopy store rollback llama 3          go back to version 3");
+      "  onecopy store rollback llama 3          go back to version 3\n"
+      "  onecopy store status                    0 if there is a keeper, 1 if there is none");
 }
 
 }  // namespace onecopy::cli

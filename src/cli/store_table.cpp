@@ -7,10 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "onecopy/core/error.h"
+#include "os/cgroup_owner.h"
+#include "store/format/link.h"
 #include "text.h"
 
 namespace onecopy::cli {
 namespace {
+
+constexpr std::chrono::seconds kAnswerPatience{10};
 
 nlohmann::json json_of(const store::ObjectInfo& object) {
   nlohmann::json versions = nlohmann::json::array();
@@ -30,13 +34,28 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
 
 }  // namespace
 
-std::vector<store::ObjectInfo> stored_objects() {
+StoreState store_state() {
+  const auto places = store::Places::of_this_user();
+  StoreState state;
   try {
-    return store::Store::connect({.autostart = false}).list();
+    state.home = store::Link::connect(places, Deadline::after(kAnswerPatience)).home();
+    store::Store store = store::Store::connect({.autostart = false});
+    state.keeper = store.keeper();
+    state.ends_with = what_ends(state.keeper->worker);
+    state.objects = store.list();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
-    return {};
+    places.check();
+    state = {};
   }
+  return state;
+}
+
+std::string keeper_line(const StoreState& state) {
+  if (!state.keeper) return "The store has no keeper.\n";
+  return fmt::format("The store's keeper listens in {} (worker {}, guard {}){}.\n", escaped(state.home),
+                     state.keeper->worker, state.keeper->guard,
+                     state.ends_with.empty() ? "" : fmt::format(", and ends with {}", state.ends_with));
 }
 
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width) {
@@ -61,10 +80,15 @@ std::string age_of(const store::VersionInfo& version) {
   return format_age(now - std::chrono::nanoseconds(version.made_at));
 }
 
-nlohmann::json json_of(const std::vector<store::ObjectInfo>& objects) {
-  nlohmann::json all = nlohmann::json::array();
-  for (const auto& object : objects) all.push_back(json_of(object));
-  return all;
+nlohmann::json json_of(const StoreState& state) {
+  nlohmann::json keeper, objects = nlohmann::json::array();
+  if (state.keeper)
+    keeper = {{"worker", state.keeper->worker},
+              {"guard", state.keeper->guard},
+              {"directory", state.home},
+              {"ends_with", state.ends_with}};
+  for (const auto& object : state.objects) objects.push_back(json_of(object));
+  return {{"keeper", keeper}, {"objects", objects}};
 }
 
 }  // namespace onecopy::cli

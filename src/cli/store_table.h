@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,20 @@
 
 namespace onecopy::cli {
 
-/// Returns the objects of this user's store; none if there is no keeper. Starts no keeper.
-std::vector<store::ObjectInfo> stored_objects();
+/// The store of this user at one moment.
+struct StoreState {
+  std::optional<store::KeeperInfo> keeper;  ///< empty if there is none; then there are no objects
+  std::string home;                         ///< the directory in which the keeper listens
+  std::string ends_with;                    ///< what_ends() of the keeper
+  std::vector<store::ObjectInfo> objects;
+};
+
+/// Asks the keeper, if there is one. Starts no keeper. Throws other_user, system if none could be started, because the store's
+/// directory cannot be used.
+StoreState store_state();
+
+/// Returns a line about the keeper, and how long it lives.
+std::string keeper_line(const StoreState& state);
 
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);
@@ -20,6 +33,7 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
 /// Returns how long ago a version was published: "12 min".
 std::string age_of(const store::VersionInfo& version);
 
-nlohmann::json json_of(const std::vector<store::ObjectInfo>& objects);
+/// Returns an object with the keeper, or null, and the objects.
+nlohmann::json json_of(const StoreState& state);
 
 }  // namespace onecopy::cli

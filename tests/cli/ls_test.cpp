@@ -60,8 +60,8 @@ TEST_F(LsOfOwners, AreFollowedByTheObjectsOfTheStore) {
   EXPECT_TRUE(contains(table, "llama")) << table;
   EXPECT_TRUE(contains(table, "1*")) << table;
   const auto json = nlohmann::json::parse(ls({"--format", "json"}).out);
-  EXPECT_EQ(json.at("store").at(0).at("name"), "llama");
-  EXPECT_EQ(json.at("store").at(0).at("versions").at(0).at("bytes"), 4096);
+  EXPECT_EQ(json.at("store").at("objects").at(0).at("name"), "llama");
+  EXPECT_EQ(json.at("store").at("objects").at(0).at("versions").at(0).at("bytes"), 4096);
   const std::string page = run_command({"report", "--for", "0", "-"}, "", environment).out;
   EXPECT_TRUE(contains(page, "<td>llama</td><td class=\"n\">1*</td>")) << page;
   EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);

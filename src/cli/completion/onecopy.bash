@@ -40,7 +40,7 @@ _onecopy() {
     version:-*) words='--help -h --version --log-level' ;;
   esac; fi
   if [ -z "$words" ]; then case $command$before in
-    store) words='serve put ls watch rollback rm stop' ;;
+    store) words='serve status stop put ls watch rollback rm' ;;
     'store put' | 'store watch' | 'store rollback' | 'store rm') words=$(_onecopy_objects) ;;
     help) words='demo share load open store ls report doctor gc key bench help version' ;;
   esac; fi

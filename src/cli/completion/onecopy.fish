@@ -14,7 +14,7 @@ complete -c onecopy -n '__fish_seen_subcommand_from open' -l force -d 'Let --out
 complete -c onecopy -n '__fish_seen_subcommand_from open' -l hold -d 'Keep it open until Ctrl-C'
 complete -c onecopy -n '__fish_seen_subcommand_from open' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
 complete -c onecopy -n __fish_use_subcommand -f -a store -d 'Keep weights under a name, also when every process has ended'
-complete -c onecopy -n '__fish_seen_subcommand_from store; and not __fish_seen_subcommand_from serve put ls watch rollback rm stop' -f -a 'serve put ls watch rollback rm stop'
+complete -c onecopy -n '__fish_seen_subcommand_from store; and not __fish_seen_subcommand_from serve status stop put ls watch rollback rm' -f -a 'serve status stop put ls watch rollback rm'
 complete -c onecopy -n '__fish_seen_subcommand_from store; and __fish_seen_subcommand_from put watch rollback rm' -a "(ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/.*\"name\": \"\([^\"]*\)\".*/\1/p' | sort -u)"
 complete -c onecopy -n __fish_use_subcommand -f -a ls -d 'List who shares what on this machine, and who borrows it'
 complete -c onecopy -n '__fish_seen_subcommand_from ls' -l format -x -a 'table json prometheus' -d 'For people (table) or for programs (json, prometheus)'

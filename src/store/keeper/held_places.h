@@ -30,8 +30,8 @@ class HeldPlaces {
   bool try_take();
   /// Listens in the home. Then reads or makes the secret, and makes the links. REQUIRES: try_take() returned true.
   std::pair<UnixSocket, Digest> listen();
-  /// Checks all places, and makes again what is missing of them. Returns a new `listener` if clients cannot reach the
-  /// present one any more. `lost`: no directory can be made. Throws system, out_of_memory.
+  /// Checks all places, and makes again what is missing of them. Returns a new `listener` if clients cannot reach
+  /// the present one. `lost`: no directory can be made. Throws system, out_of_memory.
   State look(std::optional<UnixSocket>& listener, const Digest& secret);
   /// Tells the processes that rang, after look().
   void answer_bell();

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of the store, and the life of its keeper: removed files, other logins, containers, supervisors, force."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onecopy
+from devices import eventually
+from processes import interpret
+
+CONNECT = "import onecopy; print(sorted(onecopy.store.connect(framework='onecopy').keeper().values()))"
+IN_A_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def command(*words, check=True, **options):
+    """Runs `onecopy store`."""
+    arguments = [onecopy.store._command(), "store", *words]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=check, **options)
+
+
+@pytest.fixture
+def plain(store_place):
+    """A connection to the store that gives bytes, without any framework."""
+    return onecopy.store.connect(framework="onecopy")
+
+
+def can_unshare(*how) -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", *how, "true"], capture_output=True).returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not can_unshare("--pid", "--fork", "--mount"), reason="needs root, who may make namespaces"
+)
+
+# --- files that are removed -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removed", ["secret", "keeper", "directory"])
+def test_a_keeper_is_found_again_when_its_files_were_removed(plain, store_place, removed):
+    plain.put_bytes("a", b"x")
+    before = plain.keeper()
+    if removed == "directory":
+        shutil.rmtree(store_place)
+    else:
+        (store_place / removed).unlink()
+    other = interpret("import onecopy; store = onecopy.store.connect(); print(store.get_bytes('a'), store.keeper())")
+    assert other.stdout == f"{b'x'} {before}\n", other.stderr
+    assert (
+        interpret(CONNECT, env=os.environ | {"ONECOPY_STORE_AUTOSTART": "0"}).stdout == f"{sorted(before.values())}\n"
+    )
+
+
+def test_no_second_keeper_is_started_while_files_are_removed_again_and_again(plain, store_place):
+    halves = sorted(plain.keeper().values())
+    for _ in range(3):
+        shutil.rmtree(store_place, ignore_errors=True)
+        users = [subprocess.Popen([sys.executable, "-c", CONNECT], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        assert {user.communicate(timeout=100)[0] for user in users} == {f"{halves}\n"}
+
+
+@pytest.mark.parametrize("half", ["worker", "guard"])
+def test_a_directory_that_was_made_again_outlives_half_of_the_keeper(plain, store_place, half):
+    plain.put_bytes("a", b"x")
+    shutil.rmtree(store_place)
+    before = plain.keeper()
+    assert interpret(CONNECT).stdout == f"{sorted(before.values())}\n"
+    os.kill(before[half], signal.SIGKILL)
+    assert onecopy.store.connect(autostart=False).get_bytes("a") == b"x"
+    assert (store_place / "keeper").exists()
+
+
+def test_a_place_that_a_keeper_has_is_refused_and_its_secret_stays(plain, store_place):
+    secret = (store_place / "secret").read_bytes()
+    refused = command("serve", check=False)
+    assert refused.returncode == 1 and "--replace" in refused.stderr and "onecopy store stop" in refused.stderr
+    assert (store_place / "secret").read_bytes() == secret
+
+
+# --- logins -----------------------------------------------------------------------------------------
+
+SYSTEMD_RUN = """#!/bin/sh
+echo "$XDG_RUNTIME_DIR $*" > /run/asked
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+
+LOGINS = """
+mount -t tmpfs none /run; mkdir -p -m 700 /run/user/0 /run/shared
+mount -t tmpfs none /tmp; chmod 1777 /tmp
+export TMPDIR=/tmp; unset ONECOPY_STORE_DIR ONECOPY_RUNTIME_DIR XDG_RUNTIME_DIR
+"""
+DIALECTS = {"plain": "", "shared": "ONECOPY_RUNTIME_DIR=/run/shared "}
+
+
+def in_logins(script: str) -> list[str]:
+    """Runs a script of the shell with a /tmp and a /run of its own, in which $C prints the keeper's processes, and $S is a systemd-run."""
+    environment = os.environ | {"P": sys.executable, "C": CONNECT, "S": SYSTEMD_RUN}
+    arguments = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec", LOGINS + script]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_namespaces
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="the interpreter lies in /tmp")
+@pytest.mark.parametrize("first, second", [("plain", "shared"), ("shared", "plain")])
+def test_logins_with_different_environments_find_one_keeper(first, second):
+    lines = in_logins(f'{DIALECTS[first]}"$P" -c "$C"; {DIALECTS[second]}"$P" -c "$C"; {DIALECTS[first]}"$P" -c "$C"')
+    assert len(lines) == 3 and len(set(lines)) == 1, lines
+
+
+@needs_namespaces
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="the interpreter lies in /tmp")
+def test_a_keeper_outlives_the_directory_of_the_login_that_started_it():
+    lines = in_logins(
+        '"$P" -c "$C"; test -S /run/user/0/onecopy/store/keeper; rm -rf /run/user/0; "$P" -c "$C"; "$P" -c "$C"'
+    )
+    assert len(lines) == 3 and len(set(lines)) == 1, lines
+
+
+# --- supervisors ------------------------------------------------------------------------------------
+
+
+class Foreground:
+    """A keeper in the foreground of another process."""
+
+    def __init__(self, *words, prefix=(), **options):
+        options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | options
+        arguments = [*prefix, onecopy.store._command(), "store", "serve", *words]
+        self.process = subprocess.Popen(arguments, **options)
+        self.store = None
+        assert eventually(self.connects) or self.process.poll() is not None
+
+    def connects(self):
+        try:
+            self.store = onecopy.store.connect(framework="onecopy", autostart=False)
+        except onecopy.PeerDied:
+            return self.process.poll() is not None
+        return True
+
+
+@pytest.fixture
+def serve(store_place):
+    started = []
+
+    def serve(*words, **options):
+        started.append(Foreground(*words, **options))
+        return started[-1]
+
+    yield serve
+    with contextlib.suppress(onecopy.Error):  # a killed command would leave the keeper, which has its stderr
+        onecopy.store.connect(autostart=False).stop()
+    for foreground in started:
+        foreground.process.kill()
+        foreground.process.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [below for child in found for below in descendants(child)]
+
+
+def number_inside(pid: int) -> int:
+    """Returns the pid in the innermost PID namespace."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1])
+
+
+@pytest.mark.parametrize("half", ["worker", "guard"])
+def test_a_keeper_in_the_foreground_stays_when_half_of_it_is_killed(serve, half):
+    served = serve()
+    served.store.put_bytes("a", b"x")
+    for _ in range(3):
+        os.kill(served.store.keeper()[half], signal.SIGKILL)
+        assert served.store.get_bytes("a") == b"x"
+    assert served.process.poll() is None
+    served.store.stop()
+    assert served.process.wait(30) == 0
+
+
+def test_the_foreground_ends_with_the_status_of_a_killed_keeper(serve):
+    served = serve()
+    for pid in served.store.keeper().values():
+        os.kill(pid, signal.SIGSTOP)
+    for pid in descendants(served.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert served.process.wait(30) == 128 + signal.SIGKILL
+    assert "versions that no process has open are lost" in served.process.stderr.read()
+
+
+@needs_namespaces
+def test_a_container_outlives_its_worker(serve):
+    """The first process of a PID namespace is the command, not a half of the keeper."""
+    served = serve(prefix=IN_A_PID_NAMESPACE)
+    served.store.put_bytes("a", b"x")
+    inner = served.store.keeper()
+    assert 1 not in inner.values()
+    [worker] = [pid for pid in descendants(served.process.pid) if number_inside(pid) == inner["worker"]]
+    os.kill(worker, signal.SIGKILL)
+    assert onecopy.store.connect(autostart=False).get_bytes("a") == b"x"
+    assert served.process.poll() is None
+    served.store.stop()
+    assert served.process.wait(30) == 0
+
+
+def test_a_supervised_keeper_takes_over_from_one_that_is_there(serve):
+    first = serve("--replace")
+    first.store.put_bytes("a", b"x")
+    second = serve("--replace")
+    assert first.process.wait(30) == 0
+    assert second.store.get_bytes("a") == b"x" and second.process.poll() is None
+
+
+def test_sigterm_ends_the_keeper_and_says_what_is_dropped(serve):
+    served = serve()
+    served.store.put_bytes("a", b"x")
+    halves = served.store.keeper().values()
+    served.process.terminate()
+    assert served.process.wait(30) == 0
+    assert "the store holds 1 version (" in served.process.stderr.read()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in halves)
+
+
+def test_the_first_control_c_on_a_terminal_only_says_what_would_be_lost(serve):
+    terminal, end = pty.openpty()
+    served = serve(stdin=end)
+    try:
+        served.store.put_bytes("a", b"x")
+        served.process.send_signal(signal.SIGINT)
+        assert "press Ctrl-C again" in served.process.stderr.readline()
+        assert served.store.get_bytes("a") == b"x"
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(30) == 0
+    finally:
+        os.close(terminal)
+        os.close(end)
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
+    assert command("ls").stdout == "The store has no keeper.\n"
+    none = command("status", check=False)
+    assert (none.returncode, none.stdout) == (1, "The store has no keeper.\n")
+    assert command("ls", "--format", "json").stdout.replace("\n", "").replace(" ", "") == '{"keeper":null,"objects":[]}'
+    assert "the store has no keeper" in command("stop", check=False).stderr
+    onecopy.store.connect()
+    assert command("ls").stdout == "The store is empty.\n"
+    status = command("status").stdout
+    assert str(store_place) in status and "0 objects, 0 versions" in status
+
+
+@pytest.mark.parametrize("directory", ["/nonexistent/x", "/dev/null/store", "/dev/null"])
+@pytest.mark.parametrize("words", [("store", "ls"), ("store", "status"), ("ls",)])
+def test_a_directory_that_cannot_be_used_is_an_error_of_ls(monkeypatch, directory, words):
+    monkeypatch.setenv("ONECOPY_STORE_DIR", directory)
+    done = subprocess.run([onecopy.store._command(), *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and directory in done.stderr and not done.stdout
+
+
+def test_a_version_that_keeps_no_version_is_refused(store_place, tmp_path):
+    refused = command("put", "a", str(tmp_path), "--keep", "0", check=False)
+    assert refused.returncode == 2 and "--keep is 0" in refused.stderr
+
+
+OLD_KEEPER = """
+import fcntl, os, socket, struct, sys
+directory = sys.argv[1]
+lock = open(directory + "/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(directory + "/keeper")
+listener.listen()
+memory = os.memfd_create("onecopy")
+os.truncate(memory, 1 << 20)
+os.pwrite(memory, bytes(1 << 20), 0)
+os.fork()  # a guard
+print("ready", flush=True)
+while True:
+    client = listener.accept()[0]
+    client.recv(4096)
+    client.send(struct.pack("=II", 1, 2) + bytes(48))
+"""
+
+
+def test_force_ends_a_keeper_of_another_format_and_says_what_is_lost(store_place):
+    store_place.mkdir(mode=0o700)
+    (store_place / "secret").write_bytes(bytes(32))
+    old = subprocess.Popen([sys.executable, "-c", OLD_KEEPER, str(store_place)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert old.stdout.readline() == "ready\n"
+        asked = command("stop", check=False)
+        assert asked.returncode == 1 and "onecopy store stop --force" in asked.stderr
+        forced = command("stop", "--force").stdout
+        assert str(old.pid) in forced and "1.0 MiB" in forced and "lost" in forced
+        assert old.wait(30) == -signal.SIGKILL
+        onecopy.store.connect().put_bytes("a", b"x")
+    finally:
+        old.kill()
+        old.communicate()
+
+
+def test_force_ends_a_keeper_that_is_stopped(plain, store_place):
+    halves = plain.keeper()
+    for pid in halves.values():
+        os.kill(pid, signal.SIGSTOP)
+    forced = command("stop", "--force").stdout
+    assert all(str(pid) in forced for pid in halves.values())
+    assert onecopy.store.connect().keeper() != halves
+
+
+# --- units ------------------------------------------------------------------------------------------
+
+
+@needs_namespaces
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="the interpreter lies in /tmp")
+@pytest.mark.parametrize("lingers", [True, False])
+def test_a_keeper_becomes_a_unit_of_its_own_where_the_users_systemd_outlives_logins(lingers):
+    """The systemd here writes down what it is asked for."""
+    lines = in_logins(
+        "mkdir /run/bin /run/user/0/systemd; touch /run/user/0/systemd/private; "
+        'printf %s "$S" > /run/bin/systemd-run; chmod +x /run/bin/systemd-run; '
+        "mkdir -p /var/lib/systemd; mount -t tmpfs none /var/lib/systemd; mkdir /var/lib/systemd/linger; "
+        f"{'touch /var/lib/systemd/linger/root; ' if lingers else ''}"
+        'PATH=/run/bin:$PATH "$P" -c "$C"; cat /run/asked 2>/dev/null || true'
+    )
+    assert len(lines) == (2 if lingers else 1), lines
+    if lingers:
+        assert lines[1].startswith("/run/user/0 --user --scope --collect --quiet --unit=onecopy-store-")
+        assert lines[1].endswith("store serve --background")

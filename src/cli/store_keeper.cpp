@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store_keeper.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "keeper_processes.h"
+#include "onecopy/core/error.h"
+#include "output_format.h"
+#include "store/keeper/keeper.h"
+#include "store_table.h"
+#include "supervise.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+struct KeeperOptions {
+  store::ServeOptions serve;
+  std::vector<std::string> max_device_bytes;
+  std::uint64_t max_age = 0;  ///< seconds
+  bool force = false;
+};
+using SharedKeeperOptions =
+    std::shared_ptr<KeeperOptions>;  // owners: the parser, which fills it in, and the command
+
+store::ServeOptions serve_options(const KeeperOptions& options) {
+  store::ServeOptions serve = options.serve;
+  for (const std::string& limit : options.max_device_bytes) {
+    const std::size_t equals = limit.find('=');
+    std::string bytes = equals == std::string::npos ? "" : limit.substr(equals + 1);
+    const std::string wrong = CLI::AsSizeValue(false)(bytes);
+    if (bytes.empty() || !wrong.empty())
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--max-device-bytes takes a device and a size, such as cuda:0=40GiB, not {}", limit));
+    serve.limits.devices[Device::parse(limit.substr(0, equals)).str()] = std::stoull(bytes);
+  }
+  if (options.max_age != 0) serve.limits.age = std::chrono::seconds(options.max_age);
+  return serve;
+}
+
+int run_keeper(const KeeperOptions& options) {
+  const store::ServeOptions serve = serve_options(options);
+  const auto run = [&serve] { store::serve(store::Places::of_this_user(), serve); };
+  if (!serve.in_background) return supervise(run);
+  run();
+  return 0;
+}
+
+int say_status(OutputFormat format) {
+  const StoreState state = store_state();
+  if (format == OutputFormat::json) {
+    print_json(json_of(state));
+  } else {
+    std::size_t versions = 0;
+    std::uint64_t bytes = 0;
+    for (const auto& object : state.objects)
+      for (const auto& version : object.versions) {
+        ++versions;
+        bytes += version.bytes;
+      }
+    fmt::print("{}", keeper_line(state));
+    if (state.keeper)
+      fmt::print("{}, {}, {}\n", plural(state.objects.size(), "object"), plural(versions, "version"),
+                 format_bytes(bytes));
+  }
+  return state.keeper ? 0 : 1;
+}
+
+/// Ends a keeper that cannot be asked to end: one that is stopped, or of another version of onecopy.
+int end_by_force() {
+  const auto places = store::Places::of_this_user();
+  const std::uint64_t bytes = held_bytes(keeper_processes(places));
+  std::vector<int> pids;
+  for (const KeeperProcess& process : kill_keeper(places)) pids.push_back(process.pid);
+  if (pids.empty()) throw Error(ErrorCode::peer_died, "the store has no keeper");
+  fmt::print("The keeper was killed (pids {}). It held {}; what no process has open is lost.\n",
+             fmt::join(pids, ", "), format_bytes(bytes));
+  return 0;
+}
+
+int stop_keeper(const KeeperOptions& options) {
+  try {
+    store::Store::connect({.autostart = false}).stop();
+    return 0;
+  } catch (const Error& error) {
+    if (options.force) return end_by_force();
+    if (error.code() == ErrorCode::peer_died) throw Error(ErrorCode::peer_died, "the store has no keeper");
+    throw;
+  }
+}
+
+CLI::App* add_keeper_command(CLI::App& store, const char* name, const char* what, Command& command,
+                             const SharedKeeperOptions& options, int (*run)(const KeeperOptions&)) {
+  auto* const sub = store.add_subcommand(name, what);
+  sub->callback([&command, options, run] { command = [options, run] { return run(*options); }; });
+  return sub;
+}
+
+void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& options) {
+  auto* const sub = add_keeper_command(store, "serve", "Run the keeper, and end when it ends", command,
+                                       options, &run_keeper);
+  auto& limits = options->serve.limits;
+  for (const auto& [flag, limit, what] :
+       {std::tuple("--max-bytes", &limits.bytes, "The bytes of all versions"),
+        std::tuple("--max-client-bytes", &limits.client_bytes, "The bytes of the versions of one process")})
+    sub->add_option(flag, *limit, what)->transform(CLI::AsSizeValue(false))->type_name("BYTES");
+  sub->add_option("--max-device-bytes", options->max_device_bytes,
+                  "The bytes of the versions on a device; can be repeated")
+      ->type_name("DEVICE=BYTES");
+  sub->add_option("--max-age", options->max_age,
+                  "Drop versions of this age that are not current and that no process reads")
+      ->type_name("SECONDS");
+  sub->add_flag(
+      "--replace", options->serve.replace,
+      "Take over from the present keeper, if there is one, with all its versions, while they are read");
+  sub->add_flag("--background", options->serve.in_background,
+                "Leave the keeper to processes of their own, once it answers");
+  sub->footer(
+      "The command stays as long as the keeper: if one of the keeper's two processes is killed, the other\n"
+      "one replaces it. SIGTERM, SIGHUP and Ctrl-C end the keeper; versions that no process has open are\n"
+      "lost then. On a terminal, the first Ctrl-C says what would be lost.\n"
+      "\n"
+      "For a supervisor (systemd, Docker, supervisord): onecopy store serve --replace\n"
+      "Exit status: 0 the keeper was told to end, or replaced; 1 it did not start, for example because "
+      "there\n"
+      "is a keeper and --replace is missing; 137 it was killed.");
+}
+
+}  // namespace
+
+void add_keeper_commands(CLI::App& store, Command& command) {
+  const auto options = std::make_shared<KeeperOptions>();
+  add_serve(store, command, options);
+  auto* const about = store.add_subcommand("status", "Say whether there is a keeper, and what it holds");
+  const auto format = add_format_option(*about);
+  about->footer("Exit status: 0 if a keeper answers, 1 if there is none or it does not answer.");
+  about->callback([&command, format] { command = [format] { return say_status(*format); }; });
+  auto* const end = add_keeper_command(store, "stop", "End the keeper; what no process has open is gone",
+                                       command, options, &stop_keeper);
+  end->add_flag("--force", options->force,
+                "Kill the processes of a keeper that does not answer, or of another version of onecopy");
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "supervise.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "store_table.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+sigset_t handled_signals() noexcept {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::sigaddset(&set, signal);
+  return set;
+}
+
+int status_of(int status) noexcept {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/// Returns a text about all versions: "2 versions (3 GiB)"; empty if there are none, or the keeper does not answer.
+std::string stored_versions() {
+  try {
+    std::size_t versions = 0;
+    std::uint64_t bytes = 0;
+    for (const auto& object : store_state().objects)
+      for (const auto& version : object.versions) {
+        ++versions;
+        bytes += version.bytes;
+      }
+    return versions == 0 ? "" : fmt::format("{} ({})", plural(versions, "version"), format_bytes(bytes));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+/// The processes of the keeper, which are a process group. Orphans of it become children of this process.
+class KeeperGroup {
+ public:
+  explicit KeeperGroup(pid_t first) : group_(first) {}
+
+  int status() const noexcept { return status_of(last_); }
+  void end() const noexcept { ::kill(-group_, SIGTERM); }
+  /// Waits for all children that have ended; the first process of a container has children of other programs, too. Returns
+  /// whether a process of the keeper is left.
+  bool reap() {
+    for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+         info = {}) {
+      const bool is_ours = ::getpgid(info.si_pid) == group_;
+      int status = 0;
+      ::waitpid(info.si_pid, &status, 0);
+      if (is_ours) last_ = status;
+    }
+    return ::kill(-group_, 0) == 0;
+  }
+
+ private:
+  const pid_t group_;
+  int last_ = 0;
+};
+
+/// Says what ends with the keeper. Returns false if the user is to ask again.
+bool may_end(int signal, bool is_asked_again) {
+  const std::string versions = stored_versions();
+  if (versions.empty() || is_asked_again) return true;
+  const bool asks = signal == SIGINT && ::isatty(STDIN_FILENO) == 1;
+  fmt::print(stderr, "onecopy: the store holds {}, and what no process has open {}\n", versions,
+             asks ? "would be lost: press Ctrl-C again to end the keeper" : "is lost: the keeper ends");
+  return !asks;
+}
+
+int wait_for_end(KeeperGroup keeper) {
+  const sigset_t set = handled_signals();
+  for (bool is_asked_again = false; keeper.reap();) {
+    const int signal = ::sigwaitinfo(&set, nullptr);
+    if (signal < 0 || signal == SIGCHLD) continue;
+    if (may_end(signal, is_asked_again)) keeper.end();
+    is_asked_again = true;
+  }
+  if (const int status = keeper.status(); status > 128)
+    fmt::print(stderr,
+               "onecopy: all processes of the store's keeper were killed (signal {}); versions that no "
+               "process has open are lost\n",
+               status - 128);
+  return keeper.status();
+}
+
+}  // namespace
+
+int supervise(const std::function<void()>& keeper) {
+  const sigset_t set = handled_signals();
+  sigset_t before;
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ::sigprocmask(SIG_BLOCK, &set, &before);
+  const pid_t child = ::fork();
+  if (child < 0) throw_errno("cannot start the store's keeper", errno);
+  ::setpgid(child, child);  // both processes do so, since either may be first
+  if (child != 0) return wait_for_end(KeeperGroup(child));
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  keeper();
+  return 0;
+}
+
+}  // namespace onecopy::cli
