@@ -38,7 +38,7 @@ ProcessOrigin OwnerProcess::origin() const {
 
 Fd OwnerProcess::export_table() const {
   const LockGuard lock(mutex_);
-  return table_.duplicate();
+  return table_ ? table_.duplicate() : Fd();
 }
 
 bool OwnerProcess::has_ended() const noexcept {
@@ -119,6 +119,12 @@ void BorrowedBlocks::begin_pin(std::uint32_t segment) {
     leases_.end_pin(segment);
     throw;
   }
+}
+
+/// Exports a copy of the table if the owner has ended, since the descriptor was closed then.
+Fd BorrowedBlocks::export_table() const {
+  Fd table = process_.export_table();
+  return table ? std::move(table) : leases_.copy_table();
 }
 
 ExportedBlock BorrowedBlocks::export_block(std::uint32_t block, Access access) {

@@ -38,7 +38,7 @@ class OwnerProcess {
   int pidfd() const noexcept NO_THREAD_SAFETY_ANALYSIS { return pidfd_.get(); }
   /// Returns the pid and the start time, which the first call reads. Throws if it cannot be read.
   ProcessOrigin origin() const;
-  /// Duplicates the descriptor of the block table.
+  /// Duplicates the descriptor of the block table. Empty after close_table().
   Fd export_table() const;
 
   /// Returns whether the process has ended. Asks the kernel and not the watch thread.
@@ -77,7 +77,8 @@ class OwnerProcess {
 /// Thread safety: all members may be called concurrently. Invariant: `whole` owns this object.
 class BorrowedBlocks final : public SharedBlocks {
  public:
-  explicit BorrowedBlocks(OwnerProcess& process) noexcept : process_(process) {}
+  /// Constructs an object without a table and a page. Throws out_of_mappings.
+  explicit BorrowedBlocks(OwnerProcess& process) : process_(process) {}
 
   // The following two are set once, before another thread knows this object.
   std::weak_ptr<const void> whole;  ///< the object that this one is part of
@@ -139,7 +140,7 @@ class BorrowedBlocks final : public SharedBlocks {
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
     return segments_.export_memory(segment, access);
   }
-  Fd export_table() const override { return process_.export_table(); }
+  Fd export_table() const override;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
   ProcessOrigin origin() const override { return process_.origin(); }
 

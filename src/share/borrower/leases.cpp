@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "onecopy/core/error.h"
+#include "os/file.h"
 #include "os/memfd.h"
 #include "share/owner/claim_memory.h"
 
@@ -105,6 +106,19 @@ void Leases::set_table(const Fd& file) {
     throw Error(ErrorCode::protocol, "a block table of the wrong size, or not sealed against shrinking");
   table_ = Mapping::of(file, kTableBytes, Access::read_only);
   records_ = table_.as<const Record>();
+}
+
+/// Copies the records up to the first one that the owner never used, whose word is 0.
+Fd Leases::copy_table() const {
+  const HazardGuard here(this);
+  if (closed_)
+    throw Error(ErrorCode::owner_died, "the owner of that memory has ended, and none of it is held");
+  std::uint32_t used = 0;
+  while (used < kMaxBlocks && record(used).word.load() != 0) ++used;
+  const Fd copy = create_memfd("onecopy-blocks", kTableBytes);
+  write_all(copy, ByteSpan(table_.data(), used * sizeof(Record)));
+  add_seals(copy, kSealFutureWrite);
+  return reopen_read_only(copy);
 }
 
 void Leases::set_page(Mapping page) {

@@ -87,6 +87,9 @@ class Leases {
   void set_page(Mapping page);
 
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
+  /// Returns a file with a copy of the block table. Throws owner_died after the leases were closed, out_of_descriptors.
+  /// REQUIRES: the owner has ended, so that the table does not change.
+  Fd copy_table() const;
   TransitCounts& transits() noexcept { return transits_; }
 
   /// Takes one more lease if the block's generation is still the handle's; see onecopy::try_claim() for `ask`.

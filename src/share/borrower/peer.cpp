@@ -36,7 +36,7 @@ std::shared_ptr<Peer> Peer::begin_handshake(Dial call, const std::string& my_nam
 std::shared_ptr<Peer> Peer::frozen(const ProcessId& owner, std::string name, Fd table) {
   std::shared_ptr<Peer> peer = make(new Peer(owner, std::move(name)));
   peer->process_.set_gone();
-  peer->set_table(std::move(table));
+  peer->blocks_.leases().set_table(table);
   peer->blocks_.leases().set_page(private_claims());
   return peer;
 }
@@ -179,13 +179,20 @@ bool Peer::poll_waits() {
   return look_at_words();
 }
 
+/// Keeps the descriptor of a process that runs another program now: its device may still be at work.
+void Peer::close_descriptors() noexcept {
+  broker_.close();
+  process_.close_table();
+  if (process_.has_ended()) process_.forget();
+}
+
 bool Peer::try_close() noexcept {
   if (!is_closed()) {
-    if (!is_gone() || !blocks_.leases().try_close()) return false;
+    if (!is_gone()) return false;
+    close_descriptors();
+    if (!blocks_.leases().try_close()) return false;
     blocks_.segments().close();
     PinnedRanges::segment_ended();
-    broker_.close();
-    process_.close_table();
   }
   return blocks_.leases().try_forget();
 }

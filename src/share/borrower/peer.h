@@ -29,9 +29,9 @@ namespace onecopy {
 
 /// A process from which this one borrows: the process, the connection to its broker, and the borrowed blocks.
 ///
-/// If the owner is dead and no lease is left, try_close() gives the peer's memory and descriptors back. The peer itself
-/// is destroyed with the last std::shared_ptr to it. Callers that remember a peer have a shared pointer; blocks need
-/// none, since they are leases.
+/// If the owner is dead, try_close() leaves one descriptor for each mapped segment; if no lease is left, it gives these
+/// and the peer's memory back. The peer itself is destroyed with the last std::shared_ptr to it. Callers that remember a
+/// peer have a shared pointer; blocks need none, since they are leases.
 ///
 /// States of the owner: alive -> disconnected (the connection is over, so look at the process) -> gone. A process is
 /// gone when its pidfd says so. If no memory of a device is mapped here, it also counts as gone once it runs another
@@ -86,8 +86,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// thread.
   bool poll_hangup();
   bool is_closed() const noexcept { return blocks_.is_closed(); }
-  /// Gives memory and descriptors back if the owner is gone and no lease is left. Returns true once all is given back,
-  /// after which it must not be called again.
+  /// Closes the descriptors of an owner that is gone, except the descriptors of segments. Gives all memory back if no lease is
+  /// left. Returns true once all is given back, after which it must not be called again.
   bool try_close() noexcept;
   /// Returns whether the peer may be destroyed once no caller remembers it, which requires that no stream waits for its
   /// words. REQUIRES: try_close() has returned true.
@@ -119,6 +119,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void take_news(Packet packet);
   void retain_for_owner(Packet packet);
   bool end();
+  void close_descriptors() noexcept;
   bool look_at_words() REQUIRES(timeline_mutex_);
 
   OwnerProcess process_;
