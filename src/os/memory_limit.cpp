@@ -2,6 +2,8 @@
 #include "os/memory_limit.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -139,6 +141,15 @@ void MemoryLimits::require(std::uint64_t bytes, std::uint64_t margin) const {
   }
   const auto available = machine_available();
   if (available && !fits(*available)) throw_over_machine(bytes, *available);
+}
+
+std::optional<std::uint64_t> address_space_left() {
+  rlimit space{};
+  if (::getrlimit(RLIMIT_AS, &space) != 0 || space.rlim_cur == RLIM_INFINITY) return {};
+  const auto text = try_read_text("/proc/self/statm");  // begins with the number of mapped pages
+  const std::uint64_t used =
+      text ? number_at(*text, 0) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
+  return space.rlim_cur - std::min<std::uint64_t>(used, space.rlim_cur);
 }
 
 std::optional<MemoryLimit> memory_limit() { return this_machine().tightest(); }

@@ -43,6 +43,9 @@ class MemoryLimits {
   std::unique_ptr<State> state_;
 };
 
+/// Returns how many more bytes of addresses this process may map; empty if RLIMIT_AS is unlimited.
+std::optional<std::uint64_t> address_space_left();
+
 /// Returns MemoryLimits::tightest() of this machine.
 std::optional<MemoryLimit> memory_limit();
 void require_memory(std::uint64_t bytes, std::uint64_t margin = 0);

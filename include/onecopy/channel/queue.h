@@ -36,8 +36,8 @@ struct Message {
 struct QueueOptions {
   std::uint64_t maxsize = 0;  ///< the max number of messages; 0 for as many as memory allows
   /// The address space for messages, in bytes, which each process reserves twice. Memory is used only for the messages
-  /// present. The value is rounded down to a power of two of at least 1 MiB (4,096 messages), and halved until the
-  /// process may reserve it. put() throws out_of_memory when the range is full. Programs with hundreds of queues should
+  /// present. The value is rounded down to a power of two of at least 1 MiB (4,096 messages). A process with a limit of
+  /// address space (RLIMIT_AS) reserves at most a 64th of what the limit leaves. put() throws out_of_memory when the range is full. Programs with hundreds of queues should
   /// choose less.
   std::uint64_t range = std::uint64_t{4} << 30;
   /// Allows waits to poll for a few microseconds before they sleep, if every process that has opened the queue can have

@@ -21,7 +21,6 @@ namespace {
 constexpr std::chrono::seconds kReceiversMayTake{10};
 // The time that a process may take from opening a queue's handle to joining the queue.
 constexpr std::chrono::seconds kGuestsMayTake{10};
-constexpr std::uint64_t kSmallestRange = 1 << 20;
 
 std::uint64_t new_channel_id() {
   std::uint64_t id = 0;
@@ -58,20 +57,8 @@ Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const 
   if (segments_.sleeps()) ring_.set_wait_mode(Ring::WaitMode::block);
 }
 
-/// Makes a queue. The ring's range is halved until both of the queue's mappings fit into the address space.
 Channel& Channel::create(const QueueOptions& options) {
-  RingOptions ring{"onecopy-queue", options.maxsize, options.range};
-  for (;; ring.range /= 2) {
-    try {
-      return create(ring, options);
-    } catch (const Error& error) {
-      if (ring.range <= kSmallestRange || !may_do_smaller(error)) throw;
-    }
-  }
-}
-
-Channel& Channel::create(const RingOptions& ring, const QueueOptions& options) {
-  const Fd file = make_ring_file(ring, options);
+  const Fd file = make_ring_file({"onecopy-queue", options.maxsize, options.range}, options);
   const std::uint64_t size = file_size(file);
   ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
   memory.fds.push_back(file.duplicate());

@@ -80,7 +80,6 @@ class Channel {
 
   /// Makes the channel of a queue. `introducer`: the process whose handle named the queue.
   Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
-  static Channel& create(const RingOptions& ring, const QueueOptions& options);
   void hold_producer_role();
   void close() noexcept;
   void join_again(Session& session, Deadline deadline);

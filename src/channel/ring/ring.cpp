@@ -11,22 +11,33 @@
 
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
+#include "os/memory_limit.h"
 #include "os/process.h"
 
 namespace onecopy {
 
 using std::chrono::nanoseconds;
 
+namespace {
+
+constexpr std::uint32_t kFewestChunks = 4;
+constexpr std::uint32_t kMaxChunks = 1U << 20;
+
+/// Returns whether making a ring of a smaller range may succeed after this error: not if no more mappings of any size
+/// can be made.
 bool may_do_smaller(const Error& error) noexcept {
   constexpr std::size_t kMappingsOfAQueue = 8;  // the max number, with mappings that are made at first use
   return is_shortage(error.code()) && error.code() != ErrorCode::out_of_descriptors &&
          has_room_for_mappings(kMappingsOfAQueue);
 }
 
-namespace {
-
-constexpr std::uint32_t kFewestChunks = 4;
-constexpr std::uint32_t kMaxChunks = 1U << 20;
+/// Returns the wanted range, or the part of the address space that leaves room for the other mappings of a process with
+/// several queues.
+std::uint64_t affordable_range(std::uint64_t wanted) {
+  constexpr std::uint64_t kPart = 64;
+  const auto left = address_space_left();
+  return left ? std::min(wanted, *left / kPart) : wanted;
+}
 
 /// Makes an empty ring. Initialises it through a mapping of all of it, which shows that the address space has room for
 /// the range.
@@ -46,7 +57,8 @@ Fd make_range(const RingOptions& options, std::uint32_t max_chunks) {
 }
 
 Fd make_largest_range(const RingOptions& options) {
-  const auto wanted = std::clamp<std::uint64_t>(options.range / kChunkBytes, kFewestChunks, kMaxChunks);
+  const auto wanted =
+      std::clamp<std::uint64_t>(affordable_range(options.range) / kChunkBytes, kFewestChunks, kMaxChunks);
   for (auto chunks = static_cast<std::uint32_t>(std::bit_floor(wanted));; chunks /= 2) {
     try {
       return make_range(options, chunks);

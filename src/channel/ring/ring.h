@@ -20,14 +20,11 @@ namespace onecopy {
 
 /// The options of a new ring.
 struct RingOptions {
-  std::string name = "queue";        ///< shown in /proc/<pid>/maps
-  std::uint64_t max_items = 0;       ///< 0 = as many as memory allows
-  std::uint64_t range = 4ULL << 30;  ///< address space for items; halved until RLIMIT_AS permits it
+  std::string name = "queue";   ///< shown in /proc/<pid>/maps
+  std::uint64_t max_items = 0;  ///< 0 = as many as memory allows
+  /// The address space for items. Reduced to a 64th of what RLIMIT_AS leaves, and halved until RLIMIT_FSIZE permits it.
+  std::uint64_t range = 4ULL << 30;
 };
-
-/// Returns whether making a ring of a smaller range may succeed after this error: not if no more mappings of any size
-/// can be made.
-bool may_do_smaller(const Error& error) noexcept;
 
 /// An item while its getter decides. `bytes` point into shared memory and are valid until then.
 struct RingItem {

@@ -64,7 +64,8 @@ std::uint32_t RingChunks::grow(std::uint32_t count) {
   if (room == 0) {
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("the queue holds {} chunks of {} items, all its address range of {} MiB: "
-                            "take items out, bound it with maxsize, or make it with a larger range",
+                            "take items out, bound it with maxsize, or make it with a larger range, which "
+                            "a limit of address space (RLIMIT_AS, `ulimit -v`) reduces",
                             count, kItemsPerChunk, geometry_.size() >> 20));
   }
   std::uint32_t more = std::min(room, std::clamp(count / 8, 1U, 16U));
