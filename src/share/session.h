@@ -102,8 +102,9 @@ class Session final {
   BlockRef try_retain(const BlockName& name) noexcept;
   /// Takes back blocks that no process holds, without waiting for the timer that usually does.
   void take_back() noexcept;
-  /// Keeps memory for a second after it was exchanged for shared memory, see FormerMemory.
-  void keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes);
+  /// Keeps memory for a moment after it was exchanged for shared memory, see FormerMemory. `is_item`: for a message, and
+  /// not because the user shared it.
+  void keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes, bool is_item);
   /// Pins pages of the host that lie in no segment, see Pinning::pin_memory().
   void pin_memory(std::byte* at, std::size_t bytes, Access access);
   /// Keeps `kept` as long as a process holds `block`. REQUIRES: owns(block).

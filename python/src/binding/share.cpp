@@ -57,6 +57,7 @@ std::string text_of_attr(nb::handle object, const char* attribute) {
 /// Returns the memory of an array. `given` is the caller's object; `array` may be a temporary view of it.
 Tensor memory_of(nb::handle array, nb::handle given) {
   if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
+  const torch::UserShares here;
   const auto shared = torch::share(array.ptr());
   if (!shared) refuse_array(array, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
@@ -83,6 +84,7 @@ nb::object as_tensor(nb::handle x, bool copy) {
 
 /// Returns the message of a bundle: its value as bytes, and its tensors.
 Message encode(const Tree& tree) {
+  const torch::UserShares here;
   Message message;
   message.tensors.reserve(tree.leaves().size());
   if (!encode_value(tree.value().ptr(), message)) {

@@ -119,7 +119,7 @@ bool give(const TorchSymbols& torch, nb::handle storage, const std::byte* before
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
   storages().bind(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
-  if (!keep) Session::current().keep_for_a_moment(keep_object(lent), bytes.nbytes());
+  if (!keep) Session::current().keep_for_a_moment(keep_object(lent), bytes.nbytes(), !UserShares::here());
   moving.leave(std::move(lent));
   return true;
 }
@@ -330,7 +330,7 @@ std::optional<Tensor> move_alone(const TorchSymbols& torch, nb::handle tensor, c
   if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
   if (!torch.is_resizable(storage))  // the memory belongs to numpy or another library
     storages().bind(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
-  else Session::current().keep_for_a_moment(keep_object(storage), bytes.nbytes());
+  else Session::current().keep_for_a_moment(keep_object(storage), bytes.nbytes(), !UserShares::here());
   moving.leave(storage);
   ++counters.moved;
   return moved;

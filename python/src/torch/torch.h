@@ -47,6 +47,19 @@ bool is_any_tensor(PyObject* object);
 /// Returns the device of a torch.Tensor or torch.UntypedStorage; empty for devices that onecopy does not support.
 std::optional<Device> device_of(nb::handle object);
 
+/// A guard: while it lives, its thread shares tensors because the user called share(), and not for a message.
+class UserShares {
+ public:
+  UserShares() noexcept { ++depth_; }
+  ~UserShares() { --depth_; }
+  UserShares(const UserShares&) = delete;
+  UserShares& operator=(const UserShares&) = delete;
+  static bool here() noexcept { return depth_ != 0; }
+
+ private:
+  inline static thread_local int depth_ = 0;
+};
+
 /// Shares a torch tensor. A storage on the CPU moves into shared memory in place, with all tensors on it, unless it is
 /// there already. Memory of a device is shared in place, and torch's allocator cannot reuse it until no process holds
 /// it. Empty for a tensor that is not strided or not on a supported device, which the pickling reducers handle. Raises

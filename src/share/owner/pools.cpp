@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/pools.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -91,6 +93,8 @@ namespace {
 
 constexpr std::uint64_t kAlwaysFits = std::uint64_t{256} << 20;
 constexpr std::uint64_t kPartOfTheRest = 8;
+/// The released bytes that malloc may keep.
+constexpr std::uint64_t kNotTrimmed = std::uint64_t{16} << 20;
 
 /// Returns an eighth of the memory that this process may still use.
 std::uint64_t room() {
@@ -100,48 +104,70 @@ std::uint64_t room() {
   return std::max(kAlwaysFits, left / kPartOfTheRest);
 }
 
+/// Returns the free memory of malloc to the system, which other allocators do by themselves.
+void trim_heap() noexcept {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
-void FormerMemory::keep(std::shared_ptr<const void> memory, std::uint64_t bytes, Clock::time_point now) {
+void FormerMemory::keep(std::shared_ptr<const void> memory, std::uint64_t bytes, Use use,
+                        Clock::time_point now) {
   Entries added;
-  added.push_back({std::move(memory), bytes, now});
+  added.push_back({std::move(memory), bytes, now + (use == Use::item ? kKeptOfItems : kKept)});
   std::uint64_t sum = 0;
   {
     const LockGuard lock(mutex_);
-    entries_.splice(entries_.end(), added);
-    sum = bytes_ += bytes;
+    Kept& kept = kept_[static_cast<std::size_t>(use)];
+    kept.entries.splice(kept.entries.end(), added);
+    sum = kept.bytes += bytes;
   }
   timer_.request();
-  if (sum > kAlwaysFits) take_above(room());
+  if (use == Use::item && sum > kMaxOfItems) take_above(use, kMaxOfItems);
+  if (use == Use::shared && sum > kAlwaysFits) take_above(use, room());
+}
+
+void FormerMemory::take_oldest(Kept& kept, Entries& taken) noexcept {
+  kept.bytes -= kept.entries.front().bytes;
+  released_ += kept.entries.front().bytes;
+  taken.splice(taken.end(), kept.entries, kept.entries.begin());
 }
 
 /// Removes and returns the oldest entries until at most `most` bytes are left. The newest entry stays.
-FormerMemory::Entries FormerMemory::take_above(std::uint64_t most) {
+FormerMemory::Entries FormerMemory::take_above(Use use, std::uint64_t most) {
   Entries taken;
   const LockGuard lock(mutex_);
-  while (bytes_ > most && entries_.size() > 1) {
-    bytes_ -= entries_.front().bytes;
-    taken.splice(taken.end(), entries_, entries_.begin());
-  }
+  Kept& kept = kept_[static_cast<std::size_t>(use)];
+  while (kept.bytes > most && kept.entries.size() > 1) take_oldest(kept, taken);
   return taken;
 }
 
+/// Trims the heap once nothing is kept, since a busy process uses its free memory again. Does so a moment
+/// after the release, because objects of Python are released by a thread that has the GIL.
 Timer::Pause FormerMemory::expire(Clock::time_point now) noexcept {
   Entries over;
-  const LockGuard lock(mutex_);
-  while (!entries_.empty() && now - entries_.front().since >= kKept) {
-    bytes_ -= entries_.front().bytes;
-    over.splice(over.end(), entries_, entries_.begin());
+  ReleasableLock lock(mutex_);
+  auto next = Clock::time_point::max();
+  for (Kept& kept : kept_) {
+    while (!kept.entries.empty() && kept.entries.front().until <= now) take_oldest(kept, over);
+    if (!kept.entries.empty()) next = std::min(next, kept.entries.front().until);
   }
-  if (entries_.empty()) return {};
-  return std::chrono::ceil<std::chrono::milliseconds>(entries_.front().since + kKept - now);
+  if (next != Clock::time_point::max()) return std::chrono::ceil<std::chrono::milliseconds>(next - now);
+  if (released_ < kNotTrimmed) return {};
+  if (!over.empty()) return kTrimAfter;
+  released_ = 0;
+  lock.unlock();
+  trim_heap();
+  return {};
 }
 
 void FormerMemory::clear() noexcept {
-  Entries all;
+  std::array<Kept, 2> all;
   const LockGuard lock(mutex_);
-  all.swap(entries_);
-  bytes_ = 0;
+  all.swap(kept_);
+  released_ = 0;
 }
 
 }  // namespace onecopy

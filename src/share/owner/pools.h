@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -67,27 +68,35 @@ class Pools {
   std::atomic<const ByPlace::value_type*> last_{nullptr};
 };
 
-/// Keeps the former memory of a framework's storage for a second after it was exchanged for shared memory, because a
-/// thread may be in the middle of a computation that reads the memory. If much of the machine's free memory is kept,
-/// drops the oldest earlier.
+/// Keeps the former memory of a framework's storage for a while after it was exchanged for shared memory, because a
+/// thread may be in the middle of a computation that reads the memory. Then returns what malloc has free to the system.
+///
+/// Memory that the user shared is kept for a second; if much of the machine's free memory is kept, the oldest is dropped
+/// earlier. Memory of items that pass through queues is kept for half a second, and dropped earlier if kMaxOfItems
+/// bytes went after it: otherwise a busy producer would have a second of its traffic as private memory.
 ///
 /// Thread safety: all members may be called concurrently, except the members about fork. Memory is released without locks,
 /// by the thread that keeps more or by the watch thread.
 class FormerMemory {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kKept{1};
+  enum class Use : std::uint8_t { shared, item };
+  static constexpr std::chrono::milliseconds kKept{1000}, kKeptOfItems{500};
+  static constexpr std::uint64_t kMaxOfItems = std::uint64_t{32} << 20;
+  /// The time between the last release and the return of free memory to the system.
+  static constexpr std::chrono::milliseconds kTrimAfter{100};
 
   explicit FormerMemory(EventLoop& loop) : timer_(loop, [this] { return expire(Clock::now()); }) {}
 
-  /// Keeps `memory`, of `bytes` bytes, for kKept. Dropping it must neither throw nor wait. Throws bad_alloc, after
-  /// which `memory` was dropped.
-  void keep(std::shared_ptr<const void> memory, std::uint64_t bytes, Clock::time_point now = Clock::now());
+  /// Keeps `memory`, of `bytes` bytes. Dropping it must neither throw nor wait. Throws bad_alloc, after which `memory`
+  /// was dropped.
+  void keep(std::shared_ptr<const void> memory, std::uint64_t bytes, Use use,
+            Clock::time_point now = Clock::now());
   /// Drops memory that was kept long enough. Returns when to look again.
   Timer::Pause expire(Clock::time_point now) noexcept;
   std::uint64_t bytes() const noexcept {
     const LockGuard lock(mutex_);
-    return bytes_;
+    return kept_[0].bytes + kept_[1].bytes;
   }
 
   // The fork handlers call the following members. A child has no thread that reads its parent's memory.
@@ -99,15 +108,20 @@ class FormerMemory {
   struct Entry {
     std::shared_ptr<const void> memory;
     std::uint64_t bytes;
-    Clock::time_point since;
+    Clock::time_point until;
   };
   using Entries = std::list<Entry>;
+  struct Kept {
+    Entries entries;  ///< the oldest first
+    std::uint64_t bytes = 0;
+  };
 
-  Entries take_above(std::uint64_t most);
+  Entries take_above(Use use, std::uint64_t most);
+  void take_oldest(Kept& kept, Entries& taken) noexcept REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  Entries entries_ GUARDED_BY(mutex_);  ///< the oldest first
-  std::uint64_t bytes_ GUARDED_BY(mutex_) = 0;
+  std::array<Kept, 2> kept_ GUARDED_BY(mutex_);    ///< by Use
+  std::uint64_t released_ GUARDED_BY(mutex_) = 0;  ///< the bytes since the last trim
   Timer timer_;
 };
 

@@ -145,8 +145,9 @@ void Session::pin_memory(std::byte* at, std::size_t bytes, Access access) {
   runtime_.pinning().pin_memory(at, bytes, access);
 }
 
-void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes) {
-  runtime_.former_.keep(std::move(memory), bytes);
+void Session::keep_for_a_moment(std::shared_ptr<const void> memory, std::uint64_t bytes, bool is_item) {
+  runtime_.former_.keep(std::move(memory), bytes,
+                        is_item ? FormerMemory::Use::item : FormerMemory::Use::shared);
 }
 
 void Session::list_arena(ArenaReports::Describe describe) {
