@@ -54,7 +54,7 @@ def test_sources_without_a_node_in_common_fire_alone(count):
     leaves = [leaf(i) for i in range(count)]
     context, found = evaluation([[t * 2] for t in leaves])
     for number in reversed(range(count)):
-        assert found.take([(number, [ONE * number])]) == ([], 0)
+        assert found.take([(number, [ONE * number])]) == ([], 0, [])
     assert len(context.gradients) == count
     assert all(torch.equal(context.gradients[t], ONE * 2 * i) for i, t in enumerate(leaves))
 
@@ -64,11 +64,11 @@ def test_a_node_that_all_sources_reach_waits_for_the_last(count):
     mine, (tensor,) = received(7, [torch.ones(2)])
     shared, other = tensor * 2, leaf(5)
     context, found = evaluation([[shared * 3 + other] for _ in range(count)])
-    assert found.take([(0, [ONE])]) == ([], 1)
+    assert found.take([(0, [ONE])]) == ([], 1, [])
     for number in range(1, count - 1):
-        assert found.take([(number, [ONE])]) == ([], 0)
+        assert found.take([(number, [ONE])]) == ([], 0, [])
     assert found.owed() == [mine]
-    fired, change = found.take([(count - 1, [ONE])])
+    fired, change, _ = found.take([(count - 1, [ONE])])
     assert change == -1 and found.owed() == []
     ((who, (gradient,)),) = fired
     assert who is mine and torch.equal(gradient, ONE * 6 * count)
@@ -79,7 +79,7 @@ def test_a_node_that_all_sources_reach_waits_for_the_last(count):
 def test_a_source_reaches_many_outputs(count):
     arrived = [received(i, [torch.ones(2)]) for i in range(count)]
     _, found = evaluation([[sum(t * 2 for _, (t,) in arrived)]])
-    fired, change = found.take([(0, [ONE])])
+    fired, change, _ = found.take([(0, [ONE])])
     assert change == 0 and {r.message_id for r, _ in fired} == set(range(count))
     assert all(torch.equal(g, ONE * 2) for _, (g,) in fired)
 
@@ -90,9 +90,9 @@ def test_outputs_beyond_the_first_word_are_evaluated_in_stages():
     tensors = [t for _, (t,) in arrived]
     both = sum(t * 3 for t in tensors[100:])
     _, found = evaluation([[sum(t * 2 for t in tensors[:100]) + both], [both * 5]])
-    fired, change = found.take([(0, [ONE])])
+    fired, change, _ = found.take([(0, [ONE])])
     assert change == 1 and {r.message_id for r, _ in fired} == set(range(100))
-    fired, change = found.take([(1, [ONE])])
+    fired, change, _ = found.take([(1, [ONE])])
     assert change == -1 and {r.message_id for r, _ in fired} == set(range(100, 200))
     assert all(torch.equal(g, ONE * 18) for _, (g,) in fired)
 
@@ -102,11 +102,11 @@ def test_marks_and_the_dead_beyond_the_first_word():
     both = sum(t for _, (t,) in arrived)
     sent = [[both * i] for i in range(100)]
     _, found = evaluation(sent)
-    assert found.take([(99, [ONE])]) == ([], 1)
+    assert found.take([(99, [ONE])]) == ([], 1, [])
     assert [r.message_id for r in found.mark(80)] == list(range(70))
     assert found.mark(80) == []
-    assert found.resolve() == ([], 0)  # 80 is marked, and waited for
-    fired, change = found.take([(80, [ONE])])
+    assert found.resolve() == ([], 0, [])  # 80 is marked, and waited for
+    fired, change, _ = found.take([(80, [ONE])])
     assert change == -1 and len(fired) == 70
     assert all(torch.equal(g, ONE * 179) for _, (g,) in fired)
 

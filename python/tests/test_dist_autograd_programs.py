@@ -100,6 +100,15 @@ class Port:
         )
 
 
+def is_parameter(tensor):
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def computed(tensor):
+    """Returns a tensor that crosses as a part of the graph."""
+    return tensor * 1 if is_parameter(tensor) else tensor
+
+
 class Program:
     """The same random program in one process (no wire), or with a worker an engine."""
 
@@ -116,7 +125,22 @@ class Program:
         for parameter in itertools.chain.from_iterable(self.parameters):
             if self._random.random() < 0.1:
                 parameter.register_hook(lambda g: g.clamp(-0.7, 0.9) * 1.5)
+        self.calls: list[tuple[int, int, list[float]]] = []  # of hooks: worker, number of the parameter, gradient
+        self._nodes = [  # which live as long as their hooks
+            self._hook(worker, number, parameter)
+            for worker, parameters in enumerate(self.parameters)
+            for number, parameter in enumerate(parameters)
+            if seed % 3 == 0 and self._random.random() < 0.4
+        ]
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(workers)]
+
+    def _hook(self, worker, number, parameter):
+        """Hooks the node that accumulates the gradient of a parameter."""
+        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+        if self._random.random() < 0.5:
+            node.register_prehook(lambda gradients: (gradients[0] * 2,))
+        node.register_hook(lambda _, gradients: self.calls.append((worker, number, gradients[0].flatten().tolist())))
+        return node
 
     def loss(self):
         outputs = self._body(0, [self.parameters[0][0]], depth=3)
@@ -153,16 +177,18 @@ class Program:
                 pool.append(pool[-1] + r.choice(pool))
         if r.random() < 0.2:
             self._kept[worker].append(r.choice(pool))
-        return [r.choice(pool[-3:]) for _ in range(r.randrange(1, 3))]
+        return [computed(r.choice(pool[-3:])) for _ in range(r.randrange(1, 3))]
 
     def _some_call(self, worker, pool, depth):
         r = self._random
         to = r.randrange(self._workers)
-        arguments = [r.choice(pool) for _ in range(r.randrange(1, 3))]
+        arguments = [computed(r.choice(pool)) for _ in range(r.randrange(1, 3))]
         if r.random() < 0.1:
             arguments = [a.detach() for a in arguments]
+        if r.random() < 0.1:
+            arguments = [self._parameter_of(to, a) for a in arguments]
         if self._wire is None:
-            return self._body(to, [a.view_as(a) for a in arguments], depth - 1)
+            return self._body(to, [a if is_parameter(a) else a.view_as(a) for a in arguments], depth - 1)
         here = self._wire.engines[worker].current()
         there = self._wire.engines[to].get_or_create(here.id)
         arguments = self._cross(here, there, worker, to, arguments)
@@ -170,10 +196,16 @@ class Program:
             results = self._body(to, arguments, depth - 1)
             return self._cross(there, here, to, worker, results)
 
+    def _parameter_of(self, worker, tensor):
+        """Makes a Parameter that a worker gets, which gets a gradient there."""
+        made = torch.nn.Parameter(tensor.detach().clone())
+        self.parameters[worker].append(made)
+        return made
+
     @staticmethod
     def _cross(sender, receiver, from_worker, to_worker, tensors):
         recorded = sender.record_sent(tensors, to_worker)
-        arrived = [t.detach().clone() for t in tensors]
+        arrived = [t if is_parameter(t) else t.detach().clone() for t in tensors]
         receiver.know(from_worker)
         if recorded is not None:
             receiver.attach_received(recorded, arrived, from_worker)
@@ -197,7 +229,7 @@ def run_distributed(seed, workers, times):
                 if parameter in gradients:
                     found[worker, number] = gradients[parameter]
         wire.engines[0].release(context.id)
-        return loss.detach(), found
+        return loss.detach(), found, program.calls
     finally:
         wire.close()
 
@@ -207,22 +239,34 @@ def run_alone(seed, workers, times):
     loss = program.loss()
     for i in range(times):
         loss.backward(retain_graph=i + 1 < times)
-    return loss.detach(), {
-        (worker, number): parameter.grad
-        for worker, parameters in enumerate(program.parameters)
-        for number, parameter in enumerate(parameters)
-        if parameter.grad is not None
-    }
+    return (
+        loss.detach(),
+        {
+            (worker, number): parameter.grad
+            for worker, parameters in enumerate(program.parameters)
+            for number, parameter in enumerate(parameters)
+            if parameter.grad is not None
+        },
+        program.calls,
+    )
+
+
+def check_calls(seed, wanted, found):
+    """The hooks run as often, with the same gradients, in any order."""
+    assert len(wanted) == len(found), f"seed {seed}: hooks ran {len(found)} times, and {len(wanted)} in one process"
+    for (*mine, a), (*theirs, b) in zip(sorted(wanted), sorted(found)):
+        assert mine == theirs and a == pytest.approx(b, rel=1e-9, abs=1e-12), f"seed {seed}, hook of {mine}"
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, 20))
 def test_random_programs_give_the_gradients_of_one_process(first):
     for seed in range(first, first + 20):
         workers, times = random.Random(seed * 7 + 1).randrange(2, 5), 2 if seed % 5 == 0 else 1
-        loss, wanted = run_alone(seed, workers, times)
-        found_loss, found = run_distributed(seed, workers, times)
+        loss, wanted, wanted_calls = run_alone(seed, workers, times)
+        found_loss, found, calls = run_distributed(seed, workers, times)
         assert torch.equal(loss, found_loss), f"seed {seed}: the forward passes differ"
         for key in wanted.keys() | found.keys():
             nothing = torch.zeros(SIZE, SIZE, dtype=torch.float64)
             a, b = wanted.get(key, nothing), found.get(key, nothing)
             assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), f"seed {seed}, worker and number {key}: {a} is not {b}"
+        check_calls(seed, wanted_calls, calls)

@@ -18,7 +18,9 @@ int traverse_evaluation(PyObject* self, visitproc visit, void* arg) {
 PyType_Slot evaluation_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_evaluation)},
                                   {0, nullptr}};
 
-nb::tuple as_tuple(Evaluation::Step step) { return nb::make_tuple(std::move(step.fired), step.change); }
+nb::tuple as_tuple(Evaluation::Step step) {
+  return nb::make_tuple(std::move(step.fired), step.change, std::move(step.hooked));
+}
 
 }  // namespace
 

@@ -100,7 +100,7 @@ Evaluation::Step Evaluation::resolve() {
 /// Fires the outputs that can fire. REQUIRES: the component's lock.
 void Evaluation::advance(Component& component, Step& step) {
   const Bits here = this->here();
-  if (!component.items.empty()) evaluate(component, here, step.fired);
+  if (!component.items.empty()) evaluate(component, here, step);
   fire_without_gradients(component, here, step.fired);
   const bool was_blocked = std::exchange(component.is_blocked, is_blocked(component, here));
   step.change += static_cast<int>(component.is_blocked) - static_cast<int>(was_blocked);
@@ -132,36 +132,34 @@ void Evaluation::fire_without_gradients(Component& component, const Bits& here, 
         !output.need.meets(arrived_) || reached.has(output.end))
       continue;
     output.has_fired = true;
-    const nb::object& received = end_of(output);
     nb::list nothing;
     for (std::size_t i = count_of(output); i > 0; --i) nothing.append(nb::none());
-    fired.append(nb::make_tuple(received, nothing));
+    fired.append(nb::make_tuple(end_of(output), nothing));
   }
 }
 
 // --- evaluation
 
-void Evaluation::evaluate(Component& component, const Bits& here, nb::list& fired) {
+void Evaluation::evaluate(Component& component, const Bits& here, Step& step) {
   const Stage stage = next_stage(component, here);
   if (stage.outputs.empty()) return;
   const std::vector<Item> roots = leading_to(component, stage.wanted);
   std::optional<std::vector<std::size_t>> cut{std::in_place};
   if (!stage.remaining.is_empty()) {
-    std::vector<std::size_t> starts;
-    starts.reserve(roots.size());
-    for (const Item& root : roots) starts.push_back(root.node);
+    std::vector<std::size_t> starts(roots.size());
+    std::transform(roots.begin(), roots.end(), starts.begin(), [](const Item& root) { return root.node; });
     cut = structure_->find_cut(starts, stage.wanted, stage.remaining);
   }
   // Without a cut, the nodes run again in the later stage.
   const bool keeps = retains_ || !cut || !cut->empty();
   Caught caught = run(roots, stage.outputs, cut.value_or(std::vector<std::size_t>{}), keeps);
   if (cut) keep_rest(component, stage, std::move(caught.at_cut));
-  accumulate(stage.outputs, caught.at_outputs, roots);
+  accumulate(stage.outputs, caught.at_outputs, roots, step.hooked);
   for (std::size_t i = 0; i < stage.outputs.size(); ++i) {
     if (!is_received(*stage.outputs[i])) continue;
     nb::list gradients;
     for (const nb::object& gradient : caught.at_outputs[i]) gradients.append(row_major(gradient));
-    fired.append(nb::make_tuple(end_of(*stage.outputs[i]), gradients));
+    step.fired.append(nb::make_tuple(end_of(*stage.outputs[i]), gradients));
   }
 }
 
@@ -230,22 +228,25 @@ std::size_t Evaluation::count_of(const Output& output) const {
   return is_received(output) ? nb::cast<std::size_t>(get(end_of(output), Names::get().count)) : 1;
 }
 
-/// Adds the gradients of leaves to the context.
+/// Adds the gradients of leaves to the context, or to `hooked`.
 void Evaluation::accumulate(const Outputs& outputs, const Gradients& gradients,
-                            const std::vector<Item>& roots) const {
+                            const std::vector<Item>& roots, nb::list& hooked) const {
   const auto is_of_leaf = [&](std::size_t i) {
     return !is_received(*outputs[i]) && !gradients[i][0].is_none();
   };
-  MemoryUsers users;
   bool has_leaf = false;
   for (std::size_t i = 0; i < outputs.size(); ++i) has_leaf = has_leaf || is_of_leaf(i);
   if (!has_leaf) return;
+  MemoryUsers users;
   for (const auto& part : gradients)
     for (const nb::object& gradient : part) users.add(gradient);
   for (const Item& root : roots) users.add(root.gradient);
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (is_of_leaf(i))
-      call(context_, Names::get().accumulate, end_of(*outputs[i]), users.own(gradients[i][0]));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!is_of_leaf(i)) continue;
+    const Structure::Node& node = structure_->node(outputs[i]->node);
+    if (node.is_hooked) hooked.append(nb::make_tuple(node.end, gradients[i][0]));
+    else call(context_, Names::get().accumulate, node.end, users.own(gradients[i][0]));
+  }
 }
 
 // --- marks

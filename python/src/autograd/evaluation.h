@@ -17,17 +17,19 @@ class EngineCall;
 
 /// A worker's part of one backward pass, without the messages: tracks which sources have got their gradients or never
 /// will, and which outputs have fired. An output fires once, with its complete gradient, when each source that reaches
-/// the output has its gradients or is known to get none. Gradients of leaves go into the context.
+/// the output has its gradients or is known to get none. Gradients of leaves go into the context, unless the nodes of
+/// the leaves have hooks, which the caller runs.
 ///
 /// Thread safety: all members may be called concurrently, with the GIL held. Each component has a lock, since torch's
 /// engine releases the GIL; a thread releases the GIL before it waits for the lock. The GIL guards the sets of sources.
 class Evaluation {
  public:
-  /// The result of a step: the outputs that fired, as (ReceivedTensors, gradients), and the change of the number of
-  /// blocked components.
+  /// The result of a step: the received tensors that fired, as (ReceivedTensors, gradients), the change of the number of
+  /// blocked components, and the leaves that fired and whose nodes have hooks, as (leaf, gradient).
   struct Step {
     nb::list fired;
     int change = 0;
+    nb::list hooked{};
   };
 
   /// `sent` is a list of SentTensors. `roots` is a list of GradientEdge, which make one source with the key None.
@@ -98,7 +100,7 @@ class Evaluation {
   bool is_blocked(const Component& component, const Bits& here) const;
   std::vector<const Output*> owed_by(const Component& component, const Bits& waiting) const;
   void fire_without_gradients(Component& component, const Bits& here, nb::list& fired) const;
-  void evaluate(Component& component, const Bits& here, nb::list& fired);
+  void evaluate(Component& component, const Bits& here, Step& step);
   Stage next_stage(Component& component, const Bits& here) const;
   std::vector<Item> leading_to(const Component& component, const Bits& wanted) const;
   void keep_rest(Component& component, const Stage& stage, std::vector<Item> at_cut) const;
@@ -107,7 +109,8 @@ class Evaluation {
   Gradients run(const EngineCall& engine, bool keeps) const;
   /// Returns how many gradients an output takes.
   std::size_t count_of(const Output& output) const;
-  void accumulate(const Outputs& outputs, const Gradients& gradients, const std::vector<Item>& roots) const;
+  void accumulate(const Outputs& outputs, const Gradients& gradients, const std::vector<Item>& roots,
+                  nb::list& hooked) const;
 
   nb::object context_;
   std::size_t worker_;

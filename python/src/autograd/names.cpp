@@ -17,6 +17,7 @@ Names* look_up() {
       .leaf = node_type(edges, "LeafNode"),
       .receive = node_type(edges, "ReceiveNode"),
       .gradient_edge = edges.attr("GradientEdge"),
+      .hook_finder = nb::module_::import_("onecopy.distributed.autograd._leaf_hooks").attr("hook_finder"),
       .strided = torch.attr("strided"),
       .sparse_coo = torch.attr("sparse_coo"),
       .contiguous_format = torch.attr("contiguous_format"),

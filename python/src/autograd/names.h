@@ -15,7 +15,7 @@ struct Names {
 
   PyTypeObject* leaf;     ///< the type of nodes that stand for leaves
   PyTypeObject* receive;  ///< the type of nodes that stand for received tensors
-  nb::object gradient_edge, strided, sparse_coo, contiguous_format;
+  nb::object gradient_edge, hook_finder, strided, sparse_coo, contiguous_format;
 
   nb::object next_functions, variable, backward_hooks, received, count, message_id, edges, input_metadata;
   nb::object layout, untyped_storage, data_ptr, nbytes, values, indices;

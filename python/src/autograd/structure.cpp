@@ -28,13 +28,15 @@ class DisjointSets {
 
 /// Returns whether the node is a leaf without hooks, whose gradient may arrive in parts.
 bool is_plain_leaf(const Structure::Node& node) {
-  return node.kind == Structure::Kind::leaf && !is_true(get(node.end, Names::get().backward_hooks));
+  return node.kind == Structure::Kind::leaf && !node.is_hooked &&
+         !is_true(get(node.end, Names::get().backward_hooks));
 }
 
 }  // namespace
 
 Structure::Structure(const std::vector<nb::object>& sources) {
   walk(sources);
+  find_hooks();
   find_reach();
   find_components();
   find_outputs();
@@ -46,7 +48,7 @@ std::size_t Structure::number_of(nb::handle node) {
   const auto [at, is_new] = numbers_.emplace(node.ptr(), nodes_.size());
   if (is_new) {
     const Names& names = Names::get();
-    Node made{nb::borrow(node), Kind::inner, {}, {}, {}, {}};
+    Node made{nb::borrow(node), Kind::inner, {}, false, {}, {}, {}};
     if (Py_TYPE(node.ptr()) == names.leaf) made.kind = Kind::leaf;
     if (Py_TYPE(node.ptr()) == names.receive) made.kind = Kind::received;
     nodes_.push_back(std::move(made));
@@ -107,6 +109,14 @@ std::vector<std::size_t> Structure::edges_of(std::size_t number) {
   return after;
 }
 
+void Structure::find_hooks() {
+  const nb::object has_hooks = call_python([] { return nb::object(Names::get().hook_finder()); });
+  if (has_hooks.is_none()) return;
+  for (Node& node : nodes_)
+    if (node.kind == Kind::leaf)
+      node.is_hooked = is_true(call_python([&] { return nb::object(has_hooks(node.node, node.end)); }));
+}
+
 void Structure::find_reach() {
   for (std::size_t i = 0; i < sources_.size(); ++i)
     for (const SourceEdge& edge : sources_[i].edges) nodes_[edge.node].reach.add(i);
@@ -116,13 +126,16 @@ void Structure::find_reach() {
 
 void Structure::find_components() {
   DisjointSets sets(sources_.size());
+  std::optional<std::size_t> hooked;  // a source that reaches a leaf whose node has hooks
   for (const std::size_t number : order_) {
     if (is_plain_leaf(nodes_[number])) continue;
     std::optional<std::size_t> first;
+    if (nodes_[number].is_hooked) first = hooked;
     nodes_[number].reach.each([&](std::size_t source) {
       if (first) sets.join(*first, source);
       else first = source;
     });
+    if (nodes_[number].is_hooked) hooked = first;
   }
   constexpr std::size_t kNone = ~std::size_t{0};
   std::vector<std::size_t> part_of(sources_.size(), kNone);  // indexed by the first source of a set
@@ -151,6 +164,12 @@ void Structure::find_outputs() {
       outputs.back().need.add(source);
     });
   }
+  Bits hooked;  // the sources that reach leaves whose nodes have hooks
+  for (const Node& node : nodes_)
+    if (node.is_hooked) hooked |= node.reach;
+  for (Part& part : parts_)
+    for (Output& output : part.outputs)
+      if (nodes_[output.node].is_hooked) output.need = hooked;
 }
 
 // --- where a later stage begins

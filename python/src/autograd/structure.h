@@ -29,7 +29,8 @@ struct Output {
 ///
 /// Gradients enter the graph at a source, which is the loss or tensors that were sent, and leave the graph at an output,
 /// which is a leaf or tensors that were received. Sources whose graphs share a node other than a plain leaf form a
-/// component, whose gradients must be evaluated together.
+/// component, whose gradients must be evaluated together. All leaves whose nodes have hooks are outputs of one component,
+/// and need the same sources, since their hooks run together.
 ///
 /// Thread safety: immutable; used with the GIL held.
 class Structure {
@@ -39,6 +40,7 @@ class Structure {
     nb::object node;
     Kind kind;
     nb::object end;                  ///< the leaf, or the ReceivedTensors
+    bool is_hooked = false;          ///< whether the node is a leaf's and has hooks
     std::vector<std::size_t> after;  ///< the numbers of the nodes that the node's edges lead to
     Bits reach;                      ///< the sources that reach the node
     Bits leads;                      ///< the outputs that the node leads to, by `end`
@@ -74,6 +76,7 @@ class Structure {
   void walk(const std::vector<nb::object>& sources);
   void walk_from(std::size_t start);
   std::vector<std::size_t> edges_of(std::size_t number);
+  void find_hooks();
   void find_reach();
   void find_components();
   void find_outputs();

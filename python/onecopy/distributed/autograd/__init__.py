@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from . import _hooks  # noqa: F401 - it joins rpc and the engine
-from ._engine import Context as _Context, engine_of_this_process as _engine_of_this_process
+from ._engine import Context as DistAutogradContext, engine_of_this_process as _engine_of_this_process
 
 
 def is_available() -> bool:
@@ -50,7 +50,7 @@ _retrieve_context = _is_valid_context = _engine_of_this_process.retrieve  # rais
 _init = _engine_of_this_process.start
 
 
-def _current_context() -> _Context:
+def _current_context() -> DistAutogradContext:
     found = _engine_of_this_process.current()
     if found is None:
         raise RuntimeError(

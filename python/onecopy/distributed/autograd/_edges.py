@@ -102,6 +102,8 @@ class ReceivedTensors:
         """Makes the tensors outputs of the node, in place. REQUIRES: no tensor is a view or part of a graph."""
         self.context_id, self.message_id, self.peer = context_id, message_id, peer
         self.count = len(tensors)
+        for tensor in tensors:
+            tensor.requires_grad_(False)  # a leaf cannot become an output in place
         with torch.enable_grad():
             RecvRpcBackward.apply(_ANCHOR, self, *tensors)
         self.node: Any = tensors[0].grad_fn

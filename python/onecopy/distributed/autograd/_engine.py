@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from ...rpc import registry
 from ._edges import ReceivedTensors, SentTensors, edge_of_root, torch_engine, wrong_arguments
+from ._leaf_hooks import Hooked, run_hooks
 from ._pass import Answer, Arrived, LocalPass, PassKey, Transport
 
 _IDS_OF_A_WORKER = 48
@@ -53,12 +54,14 @@ class Context:
             self._known.add(worker)
 
     def record_sent(self, tensors: Sequence[torch.Tensor], peer: int) -> Record | None:
-        """Records tensors that are sent to `peer`. Returns None if no tensor requires gradients."""
+        """Records tensors that are sent to `peer`. Returns None if no tensor requires gradients. As in torch, a
+        Parameter is not recorded, since the receiver gets a Parameter of its own."""
         self.know(peer)
-        which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
+        which = [i for i, t in enumerate(tensors) if t.requires_grad and not isinstance(t, torch.nn.Parameter)]
         if not which:
             return None
-        sent = SentTensors(next(self.engine.message_ids), peer, [tensors[i] for i in which])
+        with torch.enable_grad():
+            sent = SentTensors(next(self.engine.message_ids), peer, [tensors[i] for i in which])
         with self._lock:
             self._sent[sent.message_id] = sent
         return sent.message_id, which
@@ -94,6 +97,11 @@ class Context:
         with self._lock:
             before = self._gradients.get(id(leaf))
             self._gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+
+    def accumulate_hooked(self, hooked: Hooked) -> None:
+        """Runs the hooks of the leaves' nodes, and adds the resulting gradients."""
+        for leaf, gradient in run_hooks(self.engine.worker_id, hooked):
+            self.accumulate(leaf, gradient)
 
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         """Returns {leaf: gradient}."""

@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge
 from ... import _core
 from ...rpc.futures import Future, done
 from ._edges import ReceivedTensors, SentTensors
+from ._leaf_hooks import Hooked
 
 Gradients: TypeAlias = list[torch.Tensor | None]
 Arrived: TypeAlias = list[tuple[int | None, Gradients]]  # (message id, or None for the roots, gradients)
@@ -64,7 +65,7 @@ class LocalPass:
     def __init__(
         self, worker: Any, context: Any, key: PassKey, sent: list[SentTensors], roots: Sequence[GradientEdge]
     ) -> None:
-        self._worker, self._key = worker, tuple(key)
+        self._worker, self._context, self._key = worker, context, tuple(key)
         self._evaluation: Any = _core._Evaluation(
             context, worker.worker_id, sent, roots, context.run_engine, key.retain
         )
@@ -74,8 +75,8 @@ class LocalPass:
     def arrive(self, arrived: Arrived, sender: int | None = None) -> tuple[Changes, Arrived]:
         """Takes gradients. Returns, after all their consequences in all workers, the changes and the gradients for
         `sender`."""
-        fired, blocked = self._evaluation.take(arrived)
-        return self._finish(fired, blocked, sender)
+        fired, blocked, hooked = self._evaluation.take(arrived)
+        return self._finish(fired, blocked, hooked, sender)
 
     def resolve(self) -> list[tuple[int, int]]:
         """Continues without the gradients that have neither arrived nor a mark. Returns the changes, as pairs, after
@@ -83,37 +84,48 @@ class LocalPass:
         return list(self._finish(*self._evaluation.resolve())[0].items())
 
     def _finish(
-        self, fired: list[tuple[ReceivedTensors, Gradients]], blocked: int, sender: int | None = None
+        self,
+        fired: list[tuple[ReceivedTensors, Gradients]],
+        blocked: int,
+        hooked: Hooked,
+        sender: int | None = None,
     ) -> tuple[Changes, Arrived]:
         """Sends the gradients of outputs that have fired, and of outputs that fire when the answers arrive. `blocked`
         is the change of the number of blocked components. Raises the first failure after all calls have ended."""
         change: Changes = {self._worker.worker_id: blocked} if blocked else {}
-        while len(fired) == 1:
+        while len(fired) == 1 and not hooked:
             ((received, gradients),) = fired
             if received.peer == sender:
                 return change, [(received.message_id, gradients)]
             counts, arrived = self._worker.transport.call_gradients(
                 received.peer, received.context_id, self._key, received.message_id, gradients
             )
-            fired, blocked = self._evaluation.take(arrived)
+            fired, blocked, hooked = self._evaluation.take(arrived)
             if counts or blocked:
                 self._count(change, counts, blocked)
-        return change, self._send_all(fired, sender, change) if fired else []
+        return change, self._send_all(fired, hooked, sender, change) if fired or hooked else []
 
-    def _send_all(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, change: Changes) -> Arrived:
-        """Sends the gradients of outputs that have fired. Returns the gradients for `sender`."""
+    def _send_all(
+        self, fired: list[tuple[ReceivedTensors, Gradients]], hooked: Hooked, sender: int | None, change: Changes
+    ) -> Arrived:
+        """Sends the gradients of outputs that have fired, and then runs the hooks of leaves, which may wait for other
+        workers. Returns the gradients for `sender`."""
         back: Arrived = []
         failure: Exception | None = None
         call: Any = None
-        under_way = self._send(fired, sender, back)
-        while under_way:
-            call = next((c for c in under_way if c.done()), under_way[0])
-            under_way.remove(call)
+        under_way = self._send(fired, sender, back, has_hooks=bool(hooked))
+        while under_way or hooked:
             try:
+                if hooked:
+                    leaves, hooked = hooked, []
+                    self._context.accumulate_hooked(leaves)
+                    continue
+                call = next((c for c in under_way if c.done()), under_way[0])
+                under_way.remove(call)
                 counts, arrived = call.wait()
-                fired, blocked = self._evaluation.take(arrived)
+                fired, blocked, hooked = self._evaluation.take(arrived)
                 self._count(change, counts, blocked)
-                under_way += self._send(fired, sender, back)
+                under_way += self._send(fired, sender, back, has_hooks=bool(hooked))
             except Exception as error:
                 failure = failure or error
         try:
@@ -123,10 +135,17 @@ class LocalPass:
             failure = call = None  # the traceback of `failure` holds this frame
         return back
 
-    def _send(self, fired: list[tuple[ReceivedTensors, Gradients]], sender: int | None, back: Arrived) -> list[Any]:
+    def _send(
+        self,
+        fired: list[tuple[ReceivedTensors, Gradients]],
+        sender: int | None,
+        back: Arrived,
+        has_hooks: bool,
+    ) -> list[Any]:
         """Sends gradients, and returns the pending calls. If all gradients are for `sender`, adds them to `back`
-        instead; otherwise the sender gets its gradients at once, so that it need not wait for the other workers."""
-        if all(r.peer == sender for r, _ in fired):
+        instead; otherwise the sender gets its gradients at once, so that it need not wait for the other workers or for
+        hooks."""
+        if not has_hooks and all(r.peer == sender for r, _ in fired):
             back += [(r.message_id, g) for r, g in fired]
             return []
         return [
