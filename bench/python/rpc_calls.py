@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import mmap
 import os
@@ -38,6 +39,21 @@ def echo(value: Any) -> Any:
 
 def tripled(value: Any) -> Any:
     return value * 3
+
+
+@functools.cache
+def sixty_four_mib(kind: str) -> Any:
+    """Returns 64 MiB: a tensor, bytes, a str or a bytearray."""
+    import torch
+
+    size = 64 << 20
+    made = {"tensor": lambda: torch.ones(size, dtype=torch.uint8), "bytes": lambda: b"x" * size,
+            "str": lambda: "x" * size, "bytearray": lambda: bytearray(size)}  # fmt: skip
+    return made[kind]()
+
+
+def ignored(value: Any) -> None:
+    """Takes a value, for calls that send one."""
 
 
 def lent_echo(value: Any) -> Any:
@@ -137,6 +153,14 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
 
         return calls
 
+    def sent(kind: str) -> Callable[[int], None]:
+        return lambda count: sync(here.ignored, (here.sixty_four_mib(kind),))(count)
+
+    def returned(kind: str) -> Callable[[int], None]:
+        return sync(here.sixty_four_mib, (kind,))
+
+    kinds = ("tensor", "bytes", "str", "bytearray")
+
     def waited(count: int) -> None:
         for _ in range(count):
             rpc.rpc_async("worker1", here.nothing).wait()
@@ -186,7 +210,8 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
 
     return {"fetched": fetched, "backward": backward, "plain backward": plain_backward, "asleep": asleep, "empty": sync(here.nothing), "echo": sync(here.echo, (small,)),
             "large": sync(here.echo, (large,)), "waited": waited, "pipelined": pipelined, "copied": copied,
-            "borrowed": borrowed}  # fmt: skip
+            "borrowed": borrowed, **{f"{kind} sent": sent(kind) for kind in kinds},
+            **{f"{kind} returned": returned(kind) for kind in kinds}}  # fmt: skip
 
 
 def _measure(what: str, effort: Effort, count: int = _CALLS, beside: str = "", spin: str = "") -> dict[str, Samples]:
@@ -274,6 +299,18 @@ def _lent(effort: Effort) -> Samples:
         for peer in pair:
             peer.hear()
         return Samples([pair[0].ask(("borrowed", _CALLS)) for _ in range(effort.rounds(_ROUNDS))])
+
+
+def large_bytes(effort: Effort) -> Row:
+    row = Row("rpc_sync that sends, and that returns, 64 MiB of bytes, str or bytearray",
+              "1.5 x as long as a tensor of that size")  # fmt: skip
+    for way in ("sent", "returned"):
+        for kind in ("bytes", "str", "bytearray"):
+            found = _measure(f"{kind} {way}", effort, 1, beside=f"tensor {way}")
+            mine, tensor = found["onecopy"], found[f"tensor {way}"]
+            row.judge_ratio(f"{kind} {way}", mine.median(), "ns", "tensor", at_most(mine.ratio_to(tensor), 1.5))
+            row.add(f"{kind} {way}, torch", found["torch"].median(), "ns")
+    return row
 
 
 def fetched(effort: Effort) -> Row:

@@ -52,6 +52,7 @@ ROWS = {
     "rpc-async": rpc_calls.waited,
     "rpc-echo": rpc_calls.echoed,
     "rpc-large": rpc_calls.echoed_large,
+    "rpc-bytes": rpc_calls.large_bytes,
     "rpc-pipelined": rpc_calls.pipelined,
     "rpc-fetch": rpc_calls.fetched,
     "rpc-backward": rpc_calls.backward,

@@ -134,14 +134,16 @@ class ValueSink {
   Value bytes(ByteSpan bytes) { return Value::bytes({bytes.begin(), bytes.end()}); }
 
   Value tensor(std::size_t index, std::uint8_t flags) {
-    if ((flags & ~tensor_flags_) != 0)
-      refuse_kind("a tensor that is conjugate or negative by a flag, or a numpy array");
+    if (flags == value::kBytesRow) return bytes(row(tensors_[index]));
+    if (flags == value::kTextRow) return text(row(tensors_[index]));
+    check(flags);
     return tensors_[index];
   }
   [[noreturn]] Value card_tensor(std::size_t, std::uint8_t, std::uint8_t) {
     value::refuse("a tensor of a card came to a program in C++");
   }
-  Value inline_tensor(const Layout& layout, ByteSpan elements) {
+  Value inline_tensor(std::uint8_t flags, const Layout& layout, ByteSpan elements) {
+    check(flags);
     Tensor tensor = empty(layout);
     if (!elements.empty()) std::memcpy(tensor.data(), elements.data(), elements.size());
     return tensor;
@@ -171,6 +173,14 @@ class ValueSink {
   [[noreturn]] Value unfinished() { refuse_kind("a container within itself"); }
 
  private:
+  void check(std::uint8_t flags) const {
+    if ((flags & ~tensor_flags_) != 0)
+      refuse_kind("a tensor that is conjugate or negative by a flag, a bytearray, or a numpy array");
+  }
+  static ByteSpan row(const Tensor& tensor) {
+    if (tensor.device() != kCpu || !value::is_row(tensor.layout())) value::refuse("bytes are not in a row");
+    return {tensor.as<const std::byte>(), tensor.nbytes()};
+  }
   template <class Next>
   static Value::List items(std::size_t count, Next& next) {
     Value::List items;

@@ -22,11 +22,16 @@ namespace onecopy::value {
   throw Error(ErrorCode::bad_handle, "a value of another process cannot be read: " + problem);
 }
 
+/// Returns whether a tensor of this layout can be a row of bytes: see kBytesRow.
+inline bool is_row(const Layout& layout) {
+  return layout.dtype() == DType::u8 && layout.ndim() == 1 && layout.is_contiguous();
+}
+
 /// Reads one value, and makes its objects through a sink. Checks the bytes before it makes an object of them.
 ///
 /// A Sink has a type `Object`, and these functions: none(), boolean(bool), integer(int64), long_integer(ByteSpan), real(d),
 /// complex(d, d), text(ByteSpan), bytes(ByteSpan); tensor(index, flags), card_tensor(index, flags, card),
-/// inline_tensor(Layout, ByteSpan); unfinished(), for a reference to a container without begun(); list(count, next, begun), dict(count, next, begun), tuple(count, next),
+/// inline_tensor(flags, Layout, ByteSpan); unfinished(), for a reference to a container without begun(); list(count, next, begun), dict(count, next, begun), tuple(count, next),
 /// object(kind, count, next). `next()` reads the next item; dict() calls it twice for each pair. `begun(Object)` is called for a
 /// container that its own items may refer to.
 /// Thread safety: a reader belongs to one thread.
@@ -151,6 +156,7 @@ class Reader {
 
   /// Reads a tensor. Layout checks dtype and shape, and take() that the elements are there.
   Object read_inline() {
+    const auto flags = number<std::uint8_t>();
     const auto dtype = static_cast<DType>(number<std::uint8_t>());
     const auto ndim = number<std::uint8_t>();
     if (!is_valid(dtype)) refuse("a tensor has an unknown dtype");
@@ -163,7 +169,7 @@ class Reader {
     } catch (const Error&) {
       refuse("a tensor has an impossible shape");
     }
-    return numbered(sink_.inline_tensor(*layout, take(layout->nbytes())));
+    return numbered(sink_.inline_tensor(flags, *layout, take(layout->nbytes())));
   }
 
   Object read_again() {

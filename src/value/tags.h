@@ -36,7 +36,7 @@ enum Tag : std::uint8_t {
   kDict = 0xd0,
   kTensor = 0xd1,        ///< u8 flags: the next tensor of the message; numbered
   kAgain = 0xd2,         ///< u32 number of an object before it
-  kInlineTensor = 0xd3,  ///< u8 dtype, u8 number of dimensions, i64 each, the elements row-major; numbered
+  kInlineTensor = 0xd3,  ///< u8 flags, u8 dtype, u8 dimensions, i64 each, the elements row-major; numbered
   kCardTensor = 0xd4,    ///< u8 flags, u8 number of the card that it is for: the next tensor; numbered
   kObject = 0xd5,        ///< u8 length and text of its kind, u32 count, its parts; numbered behind them
 };
@@ -59,5 +59,9 @@ enum Form : std::uint32_t {
 inline constexpr std::uint32_t kFormMask = 0x7f;
 inline constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
 inline constexpr int kFlagsShift = 8;
+
+/// Flags of a row of u8 that is not a tensor: a large bytes, str (in UTF-8) or bytearray. No other flag may be set.
+inline constexpr std::uint8_t kBytesRow = 0x40, kTextRow = 0x80, kByteArrayRow = 0xc0;
+inline constexpr std::uint8_t kRowFlags = 0xc0;
 
 }  // namespace onecopy::value

@@ -69,8 +69,9 @@ class Writer {
     put(kCardTensor, flags);
     put(card);
   }
-  void inline_tensor(const Layout& layout, const std::byte* elements) {
-    put(kInlineTensor, static_cast<std::uint8_t>(layout.dtype()));
+  void inline_tensor(std::uint8_t flags, const Layout& layout, const std::byte* elements) {
+    put(kInlineTensor, flags);
+    put(static_cast<std::uint8_t>(layout.dtype()));
     put(static_cast<std::uint8_t>(layout.ndim()));
     for (const std::int64_t size : layout.shape()) put(size);
     append({elements, layout.nbytes()});

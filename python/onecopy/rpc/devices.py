@@ -17,6 +17,7 @@ import onecopy
 from .. import _core
 
 COPY, BORROW, MOVE = "copy", "borrow", "move"
+_REQUIRES_GRAD, _PARAMETER = 2, 4  # flags of tensors
 _SMALL = 8192  # bytes of storage that are sent whole, to keep strides
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
@@ -86,6 +87,8 @@ def check_far(info: object) -> None:
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Returns the parts of a tensor that C++ does not copy, as (kind, part, ...), or None for a tensor that can only be
     pickled."""
+    if tensor.requires_grad or type(tensor) is torch.nn.Parameter:
+        return ("leaf", tensor.detach(), _leaf_flags(tensor))
     giving = _core._rpc_giving()
     plain = tensor.detach()
     if tensor.layout == torch.sparse_coo:
@@ -128,7 +131,19 @@ def _shared_parts(giving: Any, shared: torch.Tensor, given: torch.Tensor, route:
         return None
     giving.count(route)
     shared_tensor, flags = found
-    return ("tensor", shared_tensor, flags, goes_to)
+    return ("tensor", shared_tensor, flags | _leaf_flags(given), goes_to)
+
+
+def _leaf_flags(tensor: torch.Tensor) -> int:
+    """Returns the flags of a copy of the tensor, which is a leaf: see torch::Flags."""
+    return tensor.requires_grad * _REQUIRES_GRAD | (type(tensor) is torch.nn.Parameter) * _PARAMETER
+
+
+def _make_leaf(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    """Returns the tensor with the flags of a leaf. REQUIRES: the tensor has no graph."""
+    if flags & _PARAMETER:
+        return torch.nn.Parameter(tensor, bool(flags & _REQUIRES_GRAD))
+    return tensor.requires_grad_() if flags & _REQUIRES_GRAD else tensor
 
 
 def _quantized_parts(tensor: torch.Tensor) -> tuple[Any, ...] | None:
@@ -173,7 +188,8 @@ received = {"pull": 0, "staged": 0}  # tensors that this process has copied, by 
 def _make_tensor(tensor: Any, flags: int, goes_to: str) -> torch.Tensor:
     if not isinstance(tensor, onecopy.Tensor):
         raise TypeError(f"a message holds a {type(tensor).__name__} for a tensor, which no sender puts there")
-    return to_target(_core._open_tensor(tensor, flags), goes_to)
+    of_leaf = flags & (_REQUIRES_GRAD | _PARAMETER)
+    return _make_leaf(to_target(_core._open_tensor(tensor, flags & ~of_leaf), goes_to), of_leaf)
 
 
 def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: Any, is_coalesced: bool) -> torch.Tensor:
@@ -207,6 +223,7 @@ def _make_complex32(halves: torch.Tensor) -> torch.Tensor:
 
 MAKERS: dict[str, Callable[..., Any]] = {
     "tensor": _make_tensor,
+    "leaf": _make_leaf,
     "sparse": _make_sparse,
     "compressed": _make_compressed,
     "quantized": _make_quantized,

@@ -54,9 +54,11 @@ class Options:
 
 
 class WorkerInfo:
-    """A member's name and number. Infos of one member compare equal in all processes."""
+    """A member's name and number, which cannot be changed. Infos of one member compare equal in all processes."""
 
     __slots__ = ("id", "name")
+    name: str
+    id: int
 
     def __init__(self, name: str, id: int) -> None:
         if not name:
@@ -65,7 +67,14 @@ class WorkerInfo:
             raise RuntimeError("Worker name must be shorter than 128 characters.")
         if not re.fullmatch(r"[A-Za-z0-9\-_:]*", name):
             raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:]*$, but got {name}.")
-        self.name, self.id = name, id
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "id", id)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name!r} of a WorkerInfo cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name!r} of a WorkerInfo cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WorkerInfo) and (self.name, self.id) == (other.name, other.id)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from . import telemetry
 from .errors import RemoteFailure
 from .registry import verb
 
@@ -232,8 +233,8 @@ class References:
             rref._delete()
         sent, never = threading.Event(), threading.Event()
         self.later(sent.set)
-        sent.wait()
         end = time.monotonic() + seconds
+        sent.wait(seconds)
         while self.owned.held() and time.monotonic() < end:
             never.wait(0.005)
         self.owned.forget_unheld()
@@ -265,7 +266,7 @@ class References:
                 for function in some:
                     if not callable(function):
                         return
-                    function()
+                    telemetry.attempt(function)
 
     def _send(self, drops: Iterable[Any]) -> None:
         gathered = collections.defaultdict(list)
@@ -273,7 +274,7 @@ class References:
             gathered[owner].append(reference)
         for owner, references in gathered.items():
             for i in range(0, len(references), _MAX_DROPS):
-                self._agent.note(owner, "drop", references[i : i + _MAX_DROPS])
+                telemetry.attempt(self._agent.note, owner, "drop", references[i : i + _MAX_DROPS])
 
 
 @verb("drop")

@@ -145,16 +145,22 @@ class Serving:
                 answer = self.answer_of(sender, call, then(future.value()))
                 if answer is not None:
                     self.endpoint.answer(sender, call, answer[0])
-        except Exception as error:
+        except BaseException as error:
             self.fail(sender, call, _failure(error))
 
     def fail(self, to: int, call: int, failure: RemoteFailure) -> None:
         """Answers a call with a failure."""
-        self.endpoint.fail(to, call, failure.kind, failure.text, getattr(failure.kind, "code", ""))
+        code = getattr(failure.kind, "code", "")  # which is a slot of SystemExit
+        self.endpoint.fail(to, call, failure.kind, failure.text, code if isinstance(code, str) else "")
 
-    def refuse(self, sender: int, call: int, error: Any) -> None:
-        """Answers a call that was not run or whose answer could not be written."""
-        self.fail(sender, call, self.refusal(error))
+    def refuse(self, sender: int, call: int, error: Any, reference: Any) -> None:
+        """Answers a call that was not run or whose answer could not be written, unless its number is 0. Fails the value
+        that the call should have made if `reference` is not None, so that no member waits for the value."""
+        failure = self.refusal(error)
+        if reference is not None:
+            self.references.owned.made_by(tuple(reference), sender, self.info.id).set(failure)
+        if call:
+            self.fail(sender, call, failure)
 
     def refusal(self, error: Any) -> RemoteFailure:
         """Makes the failure of a call that was not run."""
@@ -164,10 +170,6 @@ class Serving:
         if issubclass(kind, (AttributeError, onecopy.Error)):  # an unknown name, or a malformed message
             kind = RuntimeError
         return RemoteFailure(kind, f"On {self.info}:\n{error}")
-
-    def fail_made(self, sender: int, reference: Any, error: Exception) -> None:
-        """Fails the value that a refused call should have made, so that no caller waits for the value."""
-        self.references.owned.made_by(tuple(reference), sender, self.info.id).set(self.refusal(error))
 
     def answer_error(self, sender: int, call: int, error: Exception, kind: int, has_run: bool) -> None:
         """Answers a call with the exception of a function, or with the reason why its result could not be written.
@@ -199,7 +201,7 @@ def native_name(function: Any) -> str:
     raise TypeError(f"{function!r} cannot be called in another process: it is not at the top level of a module")
 
 
-def failure_of(agent: Any, error: Exception) -> RemoteFailure:
+def failure_of(agent: Any, error: BaseException) -> RemoteFailure:
     """Makes the failure of a function of torch's interface, and prints the failure."""
     failure = RemoteFailure.of(error, agent.info, unescaped=True)
     print(failure.text, file=sys.stderr)
@@ -224,7 +226,7 @@ def run(agent: Any, function: Any, args: Any, kwargs: Any, is_checked: bool = Fa
         if not is_checked:
             functions.check(function)
         return checked_future(function, function(*args, **(kwargs or {})))
-    except Exception as error:
+    except BaseException as error:
         return failure_of(agent, error)
 
 
@@ -240,10 +242,10 @@ def answer(agent: Any, function: Any, result: Any, then: Callable[[Any], Any] = 
 def _outcome(agent: Any, future: Future) -> Any:
     try:
         return future.wait()  # is done; wait() orders this thread's streams after the streams of the result
-    except Exception as error:
+    except BaseException as error:
         return RemoteFailure.of(error, agent.info, unescaped=True)
 
 
-def _failure(error: Exception) -> RemoteFailure:
+def _failure(error: BaseException) -> RemoteFailure:
     kind = TypeError if isinstance(error, RefusedValue) else type(error)
     return RemoteFailure(kind, str(error))

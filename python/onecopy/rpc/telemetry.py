@@ -23,6 +23,14 @@ is_logged: Callable[[], bool] = functools.partial(log.isEnabledFor, logging.DEBU
 is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # whether this thread is profiled
 
 
+def attempt(function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a function in a thread that must not end. Logs the function's exception."""
+    try:
+        function(*arguments)
+    except BaseException:
+        log.exception("a thread of rpc goes on after an error")
+
+
 def range_of_call(how: str, function: Any, agent: Any, to: Any) -> contextlib.AbstractContextManager[Any]:
     """Returns a range for the profiler of this thread, with torch's name for the range. The range of an asynchronous
     call covers only the sending."""

@@ -45,7 +45,7 @@ def _run_method_of(agent: Any, cell: Cell, name: str, args: Any, kwargs: Any) ->
     try:
         functions.check_method(name)
         method = getattr(cell.value(), name)
-    except Exception as error:
+    except BaseException as error:
         return None, RemoteFailure.of(error, agent.info, unescaped=True)
     return method, run(agent, method, args, kwargs, is_checked=True)
 
@@ -65,7 +65,7 @@ def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs:
     if is_named := isinstance(function, str):
         try:
             function = functions.find(function)
-        except Exception as error:
+        except BaseException as error:
             cell.set(agent.refusal(error))
             return cell.future.value()
     return answer(agent, function, run(agent, function, args, kwargs, is_checked=is_named), cell.set)

@@ -59,12 +59,15 @@ void attach_received(const nb::object& autograd, const rpc::CallContext& context
 
 /// Opens a tensor of a card, and copies it if the sender meant another card.
 nb::object open_on_card(const Tensor& tensor, std::uint32_t flags) {
-  nb::object opened = open_tensor(tensor, flags & 0xff);
+  constexpr std::uint32_t kOfLeaf = torch::kRequiresGrad | torch::kParameter;
   const int card = card_of(flags);
   if (card < 0 || (tensor.device().type == DeviceType::cuda && tensor.device().index == card))
-    return opened;
+    return open_tensor(tensor, flags & 0xff);
+  const nb::object opened = open_tensor(tensor, flags & 0xff & ~kOfLeaf);
   const nb::module_ devices = nb::module_::import_("onecopy.rpc.devices");
-  return devices.attr("to_target")(opened, nb::str(("cuda:" + std::to_string(card)).c_str()));
+  return torch::as_leaf(
+      devices.attr("to_target")(opened, nb::str(("cuda:" + std::to_string(card)).c_str())),
+      flags & kOfLeaf);
 }
 
 std::vector<nb::object> tensors_on_cards(const std::vector<nb::object>& tensors) {
@@ -92,6 +95,12 @@ nb::object read_failure(Message&& failure, const Hooks& hooks) {
 void add_context(nb::handle autograd, rpc::CallContext& context) {
   context.parts |= rpc::CallContext::kAutograd;
   context.autograd = nb::cast<std::uint64_t>(nb::object(autograd.attr("id")));
+}
+
+/// Returns the reference that a call makes to its result, as (member, number), or None.
+nb::object reference_of(const rpc::CallContext& context) {
+  if (!context.has(rpc::CallContext::kResult)) return nb::none();
+  return nb::make_tuple(context.result.member, context.result.number);
 }
 
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving,
@@ -143,8 +152,6 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
     return;
   }
   const Bytes marks = rpc::take_marks(message.data, context);
-  if (context.has(rpc::CallContext::kResult))
-    body.result = nb::make_tuple(context.result.member, context.result.number);
   if (context.has(rpc::CallContext::kAutograd))
     body.autograd = call_python(
         [&] { return nb::object(agent.attr("context")(context.autograd, sender, makes_context)); });

@@ -40,6 +40,8 @@ void add_context(nb::handle autograd, rpc::CallContext& context);
 constexpr std::uint32_t tag_of(BodyForm form) noexcept {
   return static_cast<std::uint32_t>(form) << rpc::kBodyShift;
 }
+/// Returns the reference that a call makes to its result, as (member, number), or None.
+nb::object reference_of(const rpc::CallContext& context);
 /// Writes a value outside of any context.
 Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiver, Giving& giving);
 /// Writes a value for a program in C++, which takes plain values and tensors of the CPU. Returns false for any other
@@ -50,8 +52,6 @@ bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts
 struct Body {
   nb::object value;
   nb::object autograd = nb::none();  ///< the context of distributed autograd
-  nb::object result = nb::
-      none();  ///< the reference that the call makes, as (member, number); set even if reading the value throws
   bool is_failure = false;
   std::vector<nb::object> on_cards{};  ///< the tensors of the value that are not on the host
 };

@@ -80,11 +80,13 @@ void Endpoint::handle(rpc::Work& work) noexcept {
   }
 }
 
-/// Answers a call with an error, which a caller that has an answer already ignores.
+/// Answers a call with an error, which a caller that has an answer already ignores, and fails the value that the call
+/// should have made.
 void Endpoint::refuse(const rpc::Work& work, nb::handle error) noexcept {
-  if (work.kind != rpc::Work::Kind::call || work.call == 0) return;
+  if (work.kind != rpc::Work::Kind::call) return;
   try {
-    call_python([&] { agent_.attr("refuse")(work.from->number(), work.call, error); });
+    call_python(
+        [&] { agent_.attr("refuse")(work.from->number(), work.call, error, reference_of(work.context)); });
   } catch (const std::exception& again) {
     log_warning(std::string("a caller was not told that its call failed: ") + again.what());
   }
@@ -180,12 +182,11 @@ void Endpoint::serve(rpc::Work& work) {
     values = arguments_of(body.value);
     body.value.reset();
     if (!target->prepare.is_none())
-      values.args =
-          call_python([&] { return nb::object(target->prepare(from, values.args, body.result)); });
+      values.args = call_python(
+          [&] { return nb::object(target->prepare(from, values.args, reference_of(work.context))); });
+    work.context.parts &= ~rpc::CallContext::kResult;  // the target sets the value from here on
   } catch (nb::python_error& error) {
-    const nb::object reason = nb::borrow(error.value());
-    if (!body.result.is_none()) call_python([&] { agent_.attr("fail_made")(from, body.result, reason); });
-    return refuse(work, reason);
+    return refuse(work, error.value());
   }
   turn.end();
   const ContextScope context(body.autograd);

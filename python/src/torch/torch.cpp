@@ -336,11 +336,11 @@ std::optional<Tensor> move_alone(const TorchSymbols& torch, nb::handle tensor, c
   return moved;
 }
 
-void check(const Tensor& tensor, std::uint32_t flags) {
+void check(DType dtype, std::uint32_t flags) {
   if ((flags & ~kKnownFlags) != 0 || (flags & kTorch) == 0)
     throw Error(ErrorCode::bad_handle,
                 "this says things about a torch tensor that this version does not know");
-  const bool differentiable = tensor.dtype() >= DType::f16;
+  const bool differentiable = dtype >= DType::f16;
   if ((flags & kRequiresGrad) != 0 && !differentiable)
     throw Error(ErrorCode::bad_handle, "a tensor of integers cannot require a gradient");
 }
@@ -428,15 +428,26 @@ std::optional<Tensor> copy_on_card(PyObject* object, const Placement& from, Devi
   return std::move(shared->tensor);
 }
 
-nb::object copy_of(const Layout& layout, ByteSpan elements) {
+std::uint32_t leaf_flags(PyObject* tensor) {
+  const TorchSymbols& torch = api();
+  return kTorch | (torch.is_parameter(tensor) ? kParameter : 0u) |
+         (torch.requires_grad(tensor) ? kRequiresGrad : 0u);
+}
+
+nb::object as_leaf(nb::object tensor, std::uint32_t flags) {
+  return api().as_leaf(std::move(tensor), (flags & kParameter) != 0, (flags & kRequiresGrad) != 0);
+}
+
+nb::object copy_of(const Layout& layout, ByteSpan elements, std::uint32_t flags) {
+  check(layout.dtype(), flags);
   const TorchSymbols& torch = api();
   nb::object made = torch.make_again(layout);
-  if (elements.empty()) return made;
+  if (elements.empty()) return as_leaf(std::move(made), flags);
   const auto placed = torch.placed(made.ptr());
   if (!placed || placed->layout.nbytes() != elements.size())
     throw Error(ErrorCode::unsupported, "torch returned a tensor with another layout than requested");
   std::memcpy(placed->data, elements.data(), elements.size());
-  return made;
+  return as_leaf(std::move(made), flags);
 }
 
 /// Returns another layout on the tensor's block, `offset` bytes after its element 0.
@@ -478,13 +489,13 @@ std::optional<FlaggedTensor> share(PyObject* object) {
 }
 
 nb::object open(const Tensor& tensor, std::uint32_t flags) {
-  check(tensor, flags);
+  check(tensor.dtype(), flags);
   const TorchSymbols& torch = api();
   torch.use(tensor.device());
   nb::object opened = plain(torch, tensor);
   if ((flags & kConj) != 0) opened = opened.attr("conj")();
   if ((flags & kNeg) != 0) opened = torch.neg_view(opened);
-  return torch.as_leaf(std::move(opened), (flags & kParameter) != 0, (flags & kRequiresGrad) != 0);
+  return as_leaf(std::move(opened), flags);
 }
 
 Tensor all_of_block(const Tensor& tensor) {

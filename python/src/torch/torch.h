@@ -98,8 +98,14 @@ std::optional<Placement> copyable(PyObject* tensor);
 /// `home` is unreachable or full, the copy is made on the tensor's own card. Empty for a tensor that cannot be shared.
 /// REQUIRES: `from` is copyable(tensor), on a card, and not empty.
 std::optional<Tensor> copy_on_card(PyObject* tensor, const Placement& from, Device home);
-/// Returns a new torch tensor in memory of torch's own. REQUIRES: as many bytes as the layout has.
-nb::object copy_of(const Layout& layout, ByteSpan elements);
+/// Returns a new torch tensor in memory of torch's own. Throws bad_handle for flags that contradict the tensor. REQUIRES:
+/// as many bytes as the layout has.
+nb::object copy_of(const Layout& layout, ByteSpan elements, std::uint32_t flags);
+/// Returns the flags of a copy of the tensor, which is a leaf: kTorch, kRequiresGrad and kParameter.
+/// REQUIRES: is_tensor(tensor).
+std::uint32_t leaf_flags(PyObject* tensor);
+/// Returns the tensor with kRequiresGrad and kParameter as in the flags. REQUIRES: the tensor has no graph.
+nb::object as_leaf(nb::object tensor, std::uint32_t flags);
 
 /// Returns the whole block that the tensor lies in, as a row of bytes.
 Tensor all_of_block(const Tensor& tensor);

@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "torch/torch.h"
 #include "value/class_plan.h"
+#include "value/large_bytes.h"
 #include "value/reader.h"
 #include "value/values.h"
 
@@ -43,16 +44,17 @@ class ObjectSink {
                                            static_cast<Py_ssize_t>(bytes.size())));
   }
   nb::object tensor(std::size_t index, std::uint8_t flags) {
+    if ((flags & value::kRowFlags) != 0) return row(tensors_[index], flags);
     return received(open_(tensors_[index], flags));
   }
   nb::object card_tensor(std::size_t index, std::uint8_t flags, std::uint8_t card) {
     require_call("a tensor for a card");
     return received(open_(tensors_[index], flags | (card + 1U) << 8));
   }
-  nb::object inline_tensor(const Layout& layout, ByteSpan elements) {
+  nb::object inline_tensor(std::uint8_t flags, const Layout& layout, ByteSpan elements) {
     require_call("the elements of a tensor");
     if (!torch::is_loaded()) import_package("torch", "a torch.Tensor of another process");
-    return received(torch::copy_of(layout, elements));
+    return received(torch::copy_of(layout, elements, flags));
   }
   nb::object unfinished() { value::refuse("it refers to an object that is not there"); }
 
@@ -98,6 +100,11 @@ class ObjectSink {
   }
 
  private:
+  nb::object row(const Tensor& row, std::uint8_t flags) {
+    require_call("bytes in a row");
+    if ((flags & ~value::kRowFlags) != 0) value::refuse("a row of bytes has the flags of a tensor");
+    return object_of_row(row, flags);
+  }
   void require_call(const char* what) const {
     if (options_.tensors != Tensors::are_copied)
       value::refuse(fmt::format("it has {}, as only calls have", what));

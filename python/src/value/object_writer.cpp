@@ -14,6 +14,7 @@
 #include "torch/torch.h"
 #include "value/class_plan.h"
 #include "value/hash_cost.h"
+#include "value/large_bytes.h"
 #include "value/seen_objects.h"
 #include "value/small_vector.h"
 #include "value/values.h"
@@ -58,6 +59,13 @@ class ObjectWriter {
     Device home;
   };
 
+  /// A str, bytes or bytearray that is copied into a row at the end.
+  struct LateRow {
+    std::size_t row;
+    nb::object object;
+    ByteSpan bytes;  ///< empty for a bytearray, whose bytes may move
+  };
+
   /// Writes a value. REQUIRES: the caller holds a reference to the value until write() returns.
   bool write(PyObject* value, int depth);
   bool write_simple(PyObject* value, PyTypeObject* type, bool& known);
@@ -74,6 +82,7 @@ class ObjectWriter {
   bool write_card_copy(PyObject* tensor, const torch::Placement& from, int depth);
   bool write_shared(PyObject* tensor, int depth);
   bool write_row(const Tensor& tensor, std::uint32_t flags);
+  bool write_large(PyObject* object, ByteSpan bytes, std::uint8_t flags);
   bool write_other(PyObject* object, int depth);
   bool write_parts(PyObject* object, nb::handle reduced, int depth);
   bool write_planned(PyObject* object, const ClassPlan& plan, int depth);
@@ -91,6 +100,9 @@ class ObjectWriter {
   /// dict may.
   void open(std::size_t number) { numbered_[number].is_open = true; }
   void close(std::size_t number) { numbered_[number].is_open = false; }
+  bool is_large(std::size_t size) const noexcept {
+    return size >= kLargeBytes && options_.tensors == Tensors::are_copied;
+  }
   bool may_contain_itself() const noexcept { return options_.tensors == Tensors::are_shared; }
   void note_sent(PyObject* tensor) {
     if (options_.sent) options_.sent->push_back(nb::borrow(tensor));
@@ -112,6 +124,7 @@ class ObjectWriter {
   const EncodeOptions& options_;
   std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< the arrays by row, copied at the end
   std::vector<LateCopy> copies_;
+  std::vector<LateRow> rows_;
   SeenObjects seen_;
   SmallVector<Numbered, kUsualObjects> numbered_;  ///< the objects by number
   TensorCounts counts_;
@@ -192,6 +205,8 @@ bool ObjectWriter::write_str(PyObject* value, int depth) {
     return write_other(value, depth);
   }
   const std::string_view utf8(text, static_cast<std::size_t>(size));
+  if (is_large(utf8.size()))
+    return write_large(value, std::as_bytes(std::span(utf8)), onecopy::value::kTextRow);
   if (utf8.size() > UINT32_MAX) return cannot("a str has 4 GiB and more");
   if (!value::Writer::is_numbered(utf8.size()) || !is_again(value)) out_.text(utf8);
   return true;
@@ -199,6 +214,7 @@ bool ObjectWriter::write_str(PyObject* value, int depth) {
 
 bool ObjectWriter::write_bytes(PyObject* value) {
   const std::span bytes(PyBytes_AsString(value), static_cast<std::size_t>(Py_SIZE(value)));
+  if (is_large(bytes.size())) return write_large(value, std::as_bytes(bytes), onecopy::value::kBytesRow);
   if (bytes.size() > UINT32_MAX) return cannot("bytes have 4 GiB and more");
   if (!value::Writer::is_numbered(bytes.size()) || !is_again(value)) out_.bytes(std::as_bytes(bytes));
   return true;
@@ -279,7 +295,17 @@ bool ObjectWriter::write_tensor(PyObject* value, int depth) {
     return write_row(*ours, 0);
   }
   if (options_.tensors == Tensors::are_shared) return write_array(value, depth);
+  if (PyByteArray_CheckExact(value) && is_large(static_cast<std::size_t>(PyByteArray_Size(value))) &&
+      options_.reduce.is_valid())
+    return write_large(value, {}, onecopy::value::kByteArrayRow);
   return write_other(value, depth);
+}
+
+/// Writes a large object as the next row, which is copied at the end.
+bool ObjectWriter::write_large(PyObject* object, ByteSpan bytes, std::uint8_t flags) {
+  if (is_again(object)) return true;
+  rows_.push_back({message_.tensors.size(), nb::borrow(object), bytes});
+  return write_row({}, flags);
 }
 
 bool ObjectWriter::write_row(const Tensor& tensor, std::uint32_t flags) {
@@ -317,13 +343,14 @@ bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
     return write_other(tensor, depth);
   if (is_again(tensor)) return true;
   note_sent(tensor);
+  const auto flags = static_cast<std::uint8_t>(torch::leaf_flags(tensor));
   if (from->layout.nbytes() <= kMaxInline) {
-    out_.inline_tensor(from->layout, from->data);
+    out_.inline_tensor(flags, from->layout, from->data);
     ++counts_.inlined;
     return true;
   }
   add_late_copy(plain.ptr(), *from, kCpu);
-  out_.tensor(torch::kTorch);
+  out_.tensor(flags);
   return true;
 }
 
@@ -338,7 +365,7 @@ bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Placement& fro
   Device home = from.device;
   if (options_.receiver->devices.numbers_agree) home.index = static_cast<std::int16_t>(target);
   add_late_copy(tensor, from, home);
-  out_.card_tensor(torch::kTorch, static_cast<std::uint8_t>(target));
+  out_.card_tensor(static_cast<std::uint8_t>(torch::leaf_flags(tensor)), static_cast<std::uint8_t>(target));
   return true;
 }
 
@@ -451,6 +478,8 @@ void ObjectWriter::add_late_copy(PyObject* tensor, const torch::Placement& from,
 void ObjectWriter::make_copies() {
   for (const auto& [row, array] : arrays_) message_.tensors[row] = array.tensor();
   for (const LateCopy& copy : copies_) message_.tensors[copy.row] = made_copy(copy);
+  for (const auto& [row, object, bytes] : rows_)
+    message_.tensors[row] = bytes.empty() ? row_of_bytearray(object.ptr()) : row_of(bytes);
 }
 
 /// Makes the copy. Reads the tensor's layout again, since Python code may have resized the tensor.

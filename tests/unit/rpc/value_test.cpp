@@ -99,8 +99,8 @@ TEST(Value, ThatIsDamagedIsRefused) {
   for (const Bytes& bytes :
        {bytes_of({}), bytes_of({0xff}), bytes_of({0xd2, 0, 0, 0, 0}),
         bytes_of({0xce, 0xff, 0xff, 0xff, 0xff}), bytes_of({0xcb, 0xff, 0xff, 0xff, 0xff, 1}),
-        bytes_of({0x81, 0xff}), bytes_of({0xd1, 1}), bytes_of({1, 1}), bytes_of({0xd3, 0, 0}),
-        bytes_of({0xd3, 11, 1, 1}), bytes_of({0xd3, 11, 1, 255, 255, 255, 255, 255, 255, 255, 255})})
+        bytes_of({0x81, 0xff}), bytes_of({0xd1, 1}), bytes_of({1, 1}), bytes_of({0xd3, 1, 0, 0}),
+        bytes_of({0xd3, 1, 11, 1, 1}), bytes_of({0xd3, 1, 11, 1, 255, 255, 255, 255, 255, 255, 255, 255})})
     expect_refusal(ErrorCode::bad_handle, {"cannot be read"}, [&] { decode_value(bytes, {}); });
 }
 
