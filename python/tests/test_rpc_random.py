@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import onecopy.rpc as native
 from onecopy.distributed import rpc
+from onecopy.distributed.nn import RemoteModule
 from rpc_group import shared_group
 
 PROGRAMS = int(os.environ.get("ONECOPY_RPC_PROGRAMS", "30"))
@@ -54,6 +55,19 @@ class Kept:
         return self.result
 
 
+class Module(torch.nn.Module):
+    def __init__(self, program):
+        super().__init__()
+        self.program = program
+
+    def forward(self):
+        return run(self.program)
+
+
+def call_module(module):
+    return module.forward()
+
+
 def keep(program):
     return Kept(program)
 
@@ -77,11 +91,14 @@ def begin(how, to, program):
     if how == "passed on":
         reference = rpc.remote(name, run, args=(program,))
         return lambda: rpc.rpc_sync(after, fetch, args=(reference,))
+    if how.startswith("module"):
+        module = RemoteModule(f"{name}/cpu", Module, args=(program,))
+        return module if how == "module" else lambda: rpc.rpc_sync(after, call_module, args=(module,))
     call = native.call if how == "native" else rpc.rpc_sync
     return lambda: call(name, run, kwargs={"program": program})
 
 
-HOW = ("sync", "async", "native", "native async", "remote", "method", "passed on")
+HOW = ("sync", "async", "native", "native async", "remote", "method", "passed on", "module", "module passed on")
 
 
 def outcome(wait):
@@ -107,8 +124,20 @@ def random_value(choose):
     number = choose.randrange(100)
     return choose.choice(
         [number, -number * 2**40, 1j * number, "text" * number, b"\0" * number, None, [number, "a"], {"a": number}, {1, number},
-         Kind.VALUE, torch.arange(number), torch.ones(40, 60)[::2].t(), slice(number), (), (number,)]
+         Kind.VALUE, torch.arange(number), torch.ones(40, 60)[::2].t(), slice(number), (), (number,),
+         random_leaf(choose, number), random_leaf(choose, number), b"row" * number * 700, "räw" * number * 500,
+         bytearray(b"row") * number * 700]
     )  # fmt: skip
+
+
+def random_leaf(choose, number):
+    """Returns a tensor that requires gradients, or a Parameter."""
+    shape = choose.choice([(number,), (number, 2), (number, 40)])
+    made = torch.full(shape, float(number))
+    made = choose.choice([made, made.t() if made.ndim == 2 else made, made[::2]])
+    if choose.random() < 0.5:
+        return torch.nn.Parameter(made, requires_grad=choose.random() < 0.8)
+    return made.requires_grad_()
 
 
 def random_program(choose, depth=0):

@@ -27,6 +27,8 @@ FILES = {
     "rpc_test": "distributed/rpc/rpc_test.py",
     "dist_autograd_test": "distributed/rpc/dist_autograd_test.py",
     "dist_optimizer_test": "distributed/rpc/dist_optimizer_test.py",
+    "remote_module_test": "distributed/nn/api/remote_module_test.py",
+    "ddp_under_dist_autograd_test": "distributed/ddp_under_dist_autograd_test.py",
 }
 CLASSES = {
     "autograd": ("dist_autograd_test", "DistAutogradTest"),
@@ -34,17 +36,23 @@ CLASSES = {
     "optimizer": ("dist_optimizer_test", "DistOptimizerTest"),
     "rpc": ("rpc_test", "RpcTest"),
     "agent": ("rpc_test", "TensorPipeAgentRpcTest"),
+    "module": ("remote_module_test", "RemoteModuleTest"),
+    "modules": ("remote_module_test", "ThreeWorkersRemoteModuleTest"),
+    "ddp": ("ddp_under_dist_autograd_test", "DdpUnderDistAutogradTest"),
+    "ddps": ("ddp_under_dist_autograd_test", "DdpComparisonTest"),
 }
 # Run where cards are; without, they skip themselves.
 OF_CARDS = {
     "cuda": ("rpc_test", "TensorPipeAgentCudaRpcTest"),
     "cudagrad": ("dist_autograd_test", "CudaDistAutogradTest"),
     "cudaagentgrad": ("dist_autograd_test", "TensorPipeCudaDistAutogradTest"),
+    "cudamodule": ("remote_module_test", "CudaRemoteModuleTest"),
+    "cudaddp": ("ddp_under_dist_autograd_test", "CudaDdpComparisonTest"),
 }
 if torch.cuda.is_available():
     CLASSES.update(OF_CARDS)
 
-# They send instances of plain classes, which cross as pickles only.
+# They send instances of plain classes or modules, which cross as pickles only.
 NEED_PICKLE = frozenset(
     (
         "rpc.test_wait_all_workers_timeout",
@@ -56,6 +64,8 @@ NEED_PICKLE = frozenset(
         "agent.test_rref_get_type_timeout_blocking",
         "agent.test_rref_get_type_timeout_non_blocking",
         "agent.test_rref_proxy_timeout",
+        "module.test_get_module_rref",
+        "ddps.test_ddp_dist_autograd_local_vs_remote",
     )
 )
 
@@ -68,10 +78,11 @@ def changed(source):
     )
     source = re.sub(internal, rf"{PACKAGE}.\1", source)
     source = source.replace("torch.testing._internal.dist_utils", f"{PACKAGE}.dist_utils")
-    names = "import onecopy.distributed.autograd, onecopy.distributed.optim, onecopy.distributed.rpc\n"
-    source = re.sub(r"^import torch$", names + f"import {PACKAGE}\nimport torch", source, count=1, flags=re.M)
+    packages = ", ".join(f"onecopy.distributed.{name}" for name in ("autograd", "nn", "optim", "rpc"))
+    source = source.replace("from torch.distributed import rpc\n", "from onecopy.distributed import rpc\n")
+    source = re.sub(r"^import torch$", f"import {packages}, {PACKAGE}\nimport torch", source, count=1, flags=re.M)
     return re.sub(
-        r"\btorch\.distributed\.(rpc|autograd|optim)\b(?=[. ]|$)(?! first)",
+        r"\btorch\.distributed\.(rpc|autograd|optim|nn)\b(?=[. ]|$)(?! first)",
         r"onecopy.distributed.\1",
         source,
         flags=re.M,

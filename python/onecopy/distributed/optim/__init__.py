@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of parameters that several processes own: the names of ``torch.distributed.optim`` that rpc needs."""
+"""Optimizers of parameters that several processes own: the names of ``torch.distributed.optim``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ from .. import autograd as _autograd, rpc as _rpc
 from ..rpc import RRef, WorkerInfo
 
 __all__ = ["DistributedOptimizer"]
+
+_OF_TORCH = (
+    *("PostLocalSGDOptimizer", "ZeroRedundancyOptimizer", "apply_optimizer_in_backward", "as_functional_optim"),
+    *("functional_adadelta", "functional_adagrad", "functional_adam", "functional_adamax", "functional_adamw"),
+    *("functional_rmsprop", "functional_rprop", "functional_sgd", "named_optimizer", "post_localSGD_optimizer"),
+    *("utils", "zero_redundancy_optimizer"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a name of torch's that has nothing to do with rpc."""
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch.distributed.optim
+
+    return getattr(torch.distributed.optim, name)
 
 
 class _LocalOptimizer:

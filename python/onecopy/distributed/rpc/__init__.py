@@ -49,6 +49,7 @@ from .api import (  # noqa: F401
 )
 from .backend_registry import (
     BackendType,
+    BackendValue,
     backend_registered,
     construct_rpc_backend_options,
     init_backend,
@@ -64,6 +65,7 @@ from .options import RpcBackendOptions, TensorPipeRpcBackendOptions
 
 __all__ = [
     "BackendType",
+    "BackendValue",
     "RRef",
     "RpcAgent",
     "RpcBackendOptions",

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ...rpc import calling, group, meeting, registry, rref, telemetry
+from ...rpc import calling, group, meeting, registry, rref, telemetry, values
 from ...rpc.errors import RefusedValue
 from ...rpc.futures import CallFuture
 from ...rpc.peers import Options, WorkerInfo
@@ -35,6 +35,15 @@ class RRef(PyRRef, Generic[T]):
 
 
 rref.use(RRef)
+
+
+def _make_remote_module(*parts: Any) -> Any:
+    from ..nn.api.remote_module import RemoteModule
+
+    return RemoteModule.init_from_module_rref(*parts)
+
+
+values.register("remote module", (), iter, _make_remote_module)  # the class is imported when the first one arrives
 
 
 class RpcAgent:
