@@ -6,6 +6,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
+#include "support/refusal.h"
 
 namespace onecopy {
 namespace {
