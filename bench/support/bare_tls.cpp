@@ -73,7 +73,7 @@ void BareTls::serve() {
 }
 
 BareTlsServer::BareTlsServer()
-    : listener_(StreamSocket::listen(HostPort{0, kPort})),
+    : listener_(StreamSocket::listen(HostPort::of_ipv4(INADDR_ANY, kPort))),
       thread_([this] { BareTls(listener_.accept(60s), rpc::Side::listener).serve(); }) {}
 
 }  // namespace onecopy::bench
