@@ -103,7 +103,7 @@ TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
   Shared<Note> note;
   JoinedChild owner([&] {
     std::vector<NamedTensor> tensors;
-    for (int i = 0; i < kBlocks; ++i) tensors.emplace_back("", numbered(i));
+    for (int i = 0; i < kBlocks; ++i) tensors.emplace_back(std::to_string(i), numbered(i));
     Handle handle = share_bundle(tensors);
     note->write(handle.to_text());
     note->reach(2);

@@ -87,7 +87,8 @@ TEST(MaxMapCount, ManyOpenTensorsNeedFewMappings) {
   JoinedChild owner([&] {
     const std::uint64_t before = count_mappings();
     std::vector<NamedTensor> tensors;
-    for (std::int64_t i = 0; i < kTensors; ++i) tensors.emplace_back("", empty(Layout(DType::i64, {8})));
+    for (std::int64_t i = 0; i < kTensors; ++i)
+      tensors.emplace_back(std::to_string(i), empty(Layout(DType::i64, {8})));
     const Handle handle = share_bundle(tensors);
     EXPECT_LT(count_mappings(), before + 64);
     note->write(handle.to_text());

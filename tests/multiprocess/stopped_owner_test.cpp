@@ -26,7 +26,7 @@ using testing::number_in;
 using testing::numbers;
 
 /// An owner may take ten minutes to answer here, so the watchdog comes if a call ignores its timeout.
-class StoppedOwner : public testing::ProcessesTest {
+class WaitForAStoppedOwner : public testing::ProcessesTest {
  protected:
   /// Expects that the call throws timeout while the owner is stopped, and works after it continues.
   void expect_timeout(const std::function<std::string()>& make,
@@ -48,7 +48,7 @@ class StoppedOwner : public testing::ProcessesTest {
   }
 };
 
-TEST_F(StoppedOwner, KeepsOpenNoLongerThanItsTimeout) {
+TEST_F(WaitForAStoppedOwner, KeepsOpenNoLongerThanItsTimeout) {
   static Tensor tensor;
   expect_timeout([] { return share(tensor = numbers(100, 7)).to_text(); },
                  [](const std::string& text, std::chrono::milliseconds timeout) {
@@ -56,7 +56,7 @@ TEST_F(StoppedOwner, KeepsOpenNoLongerThanItsTimeout) {
                  });
 }
 
-TEST_F(StoppedOwner, KeepsBundleOpenNoLongerThanItsTimeout) {
+TEST_F(WaitForAStoppedOwner, KeepsBundleOpenNoLongerThanItsTimeout) {
   static Handle bundle;
   expect_timeout(
       [] {
@@ -68,7 +68,7 @@ TEST_F(StoppedOwner, KeepsBundleOpenNoLongerThanItsTimeout) {
       });
 }
 
-TEST_F(StoppedOwner, KeepsQueueConnectNoLongerThanItsTimeout) {
+TEST_F(WaitForAStoppedOwner, KeepsQueueConnectNoLongerThanItsTimeout) {
   static std::optional<Queue> queue;
   expect_timeout(
       [] {
@@ -80,7 +80,7 @@ TEST_F(StoppedOwner, KeepsQueueConnectNoLongerThanItsTimeout) {
       });
 }
 
-TEST_F(StoppedOwner, KeepsPipeConnectNoLongerThanItsTimeout) {
+TEST_F(WaitForAStoppedOwner, KeepsPipeConnectNoLongerThanItsTimeout) {
   static std::optional<std::pair<Pipe, Pipe>> pipe;
   expect_timeout(
       [] {

@@ -26,7 +26,7 @@ TEST(AMember, ThatLeftBeforeItsFirstCallIsReportedAsPeerDied) {
   Agent stays({.name = "stays", .number = 1}), leaves({.name = "leaves", .number = 2});
   stays.join(leaves.address());
   leaves.shutdown();
-  expect_refusal(ErrorCode::peer_died, {"leaves"}, [&] { stays.call("leaves", "f", {}, 10s); });
+  expect_refusal(ErrorCode::peer_died, {}, [&] { stays.call("leaves", "f", {}, 10s); });
 }
 
 /// The only worker of the member is busy, so that it has not read the greeting when it leaves.
