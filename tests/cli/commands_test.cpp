@@ -475,7 +475,8 @@ class LsInItsOwnDirectory : public ::testing::Test {
  protected:
   Watchdog watchdog{std::chrono::seconds(110)};
   cli::TemporaryDirectory directory;
-  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", directory.path()}};
+  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", directory.path()},
+                                                {"ONECOPY_STORE_DIR", directory.path() + "/store"}};
 };
 
 TEST_F(LsInItsOwnDirectory, NamesWhoDoesNotAnswerBelowTheOthersAndInJson) {

@@ -47,7 +47,8 @@ class LsOfOwners : public ::testing::Test {
   cli::TemporaryDirectory sockets_;
 
  protected:
-  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()}};
+  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()},
+                                                {"ONECOPY_STORE_DIR", sockets_.path() + "/store"}};
 };
 
 /// The place of each owner's line in the table.

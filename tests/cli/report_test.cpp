@@ -30,7 +30,8 @@ class ReportOfOwners : public ::testing::Test {
   cli::TemporaryDirectory sockets_;
 
  protected:
-  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()}};
+  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()},
+                                                {"ONECOPY_STORE_DIR", sockets_.path() + "/store"}};
 };
 
 TEST_F(ReportOfOwners, NamesOwnersAndTheirBorrowers) {
