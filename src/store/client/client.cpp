@@ -49,8 +49,8 @@ Packet Client::exchange(const std::function<Bytes()>& question, std::span<const 
   return exchange_locked(question, fds, deadline);
 }
 
-/// Asks a question, again if the keeper ends. Drops the link after a timeout, because a late answer would be taken for
-/// the answer to the next question.
+/// Asks a question, again if the keeper ends. Drops the link after any error, such as one for lack of descriptors here,
+/// because a late answer would be taken for the answer to the next question.
 Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                                Deadline deadline) {
   for (;;) {
@@ -60,7 +60,7 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
       send_notes();
       return answer;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout) link_.reset();
+      link_.reset();
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
     }
   }
@@ -122,12 +122,18 @@ void Client::reach(Deadline deadline) {
 /// afterwards.
 void Client::ask_while_connecting(const Bytes& question, std::span<const int> fds, Deadline deadline,
                                   const std::function<void(const Error&)>& refused) {
+  Packet answer;
   try {
-    unpack<Done>(link_->ask(question, fds, deadline).bytes);
+    answer = link_->ask(question, fds, deadline);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::timeout) return refused(error);
     link_.reset();
-    if (error.code() == ErrorCode::timeout || deadline.has_passed()) throw;
+    if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
+    return;
+  }
+  try {
+    unpack<Done>(answer.bytes);
+  } catch (const Error& error) {
+    refused(error);
   }
 }
 
