@@ -334,3 +334,17 @@ def test_a_disk_without_room_refuses_changes_and_readers_go_on(store_place):
         for _ in range(1000):
             store.rollback("a", to=published)
             store.rollback("a", to=published + 1)
+
+
+def test_a_process_opens_many_versions_with_few_descriptors(store):
+    for number in range(300):
+        store.publish(f"adapter {number}", {"x": torch.full((4,), float(number))})
+    program = """
+import resource, onecopy
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+store = onecopy.store.connect()
+opened = [store.open(f"adapter {number}") for number in range(300)]
+print(all(float(version["x"][0]) == number for number, version in enumerate(opened)))
+"""
+    done = run(program)
+    assert done.stdout == "True\n", done.stderr

@@ -105,6 +105,7 @@ MappedMemory::MappedMemory(Device device, Chunks chunks, Access access, std::sha
   if (size_ == 0) return;
   reservation_ = backend(device.type).reserve(device.index, size_);
   map(*reservation_, chunks_, access_);
+  if (device_ == kCpu && shown_) chunks_.clear();
   StoredRanges::all().add(*this);
 }
 
@@ -140,8 +141,9 @@ void MappedMemory::map(Reservation& where, const Chunks& chunks, Access access) 
   where.allow(device_.index, 0, size_, access);
 }
 
-/// Unmaps the chunks one by one, which is quicker for large chunks.
+/// Unmaps the chunks of a card one by one, which is quicker for large chunks.
 void MappedMemory::unmap() noexcept {
+  if (device_ == kCpu) return reservation_->unmap(0, size_);
   std::size_t at = 0;
   for (const auto& chunk : chunks_) {
     reservation_->unmap(at, chunk->size());
@@ -212,7 +214,9 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
   steps.end("show");
   // The chunks are closed before the keeper is told, so that the guard is the last process that has the memory and spends
   // the time to free it.
-  chunks_ = std::move(others);
+  std::swap(chunks_, others);
+  others.clear();
+  if (device_ == kCpu) chunks_.clear();
   {
     const LockGuard lock(mutex_);
     shown_.swap(next);

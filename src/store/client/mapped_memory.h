@@ -99,7 +99,7 @@ class MappedMemory final : public BlockGroup {
   mutable Mutex mutex_;
   /// The version, shared with callers of shown(). Destroyed after the mapping.
   std::shared_ptr<const Shown> shown_ GUARDED_BY(mutex_);
-  Chunks chunks_;
+  Chunks chunks_;  ///< of a draft, or of a version on a card: a mapping of the host needs no descriptors
   std::uint64_t size_ = 0;
   std::unique_ptr<Reservation> reservation_;  ///< null for memory of no bytes
   Access access_;
