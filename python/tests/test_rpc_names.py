@@ -14,6 +14,9 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.rpc.is_available():
     pytest.skip("this torch has no rpc to compare with", allow_module_level=True)
 
+# torch.distributed.optim compiles functions with torch.jit when it is imported, which torch itself deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "rpc-compatibility.md"
 PACKAGES = ("rpc", "autograd", "optim", "nn")
 
