@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import errno
 import queue  # imported early: the first Timeout may be raised by a daemon thread while the interpreter ends
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # without an import of typing, which takes longer than the package
 
 if TYPE_CHECKING:
     from . import Bundle
