@@ -735,9 +735,11 @@ TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
   const Version second = store.open("x");
   kill_both();
   Store other = start();
-  for (const VersionInfo& version : other.list().at(0).versions) EXPECT_TRUE(version.is_awaited);
+  const auto before = other.list();
+  for (const VersionInfo& version : before.at(0).versions) EXPECT_TRUE(version.is_awaited);
   store.list();  // the reader's next call
-  for (const VersionInfo& version : other.list().at(0).versions) EXPECT_FALSE(version.is_awaited);
+  const auto after = other.list();
+  for (const VersionInfo& version : after.at(0).versions) EXPECT_FALSE(version.is_awaited);
   EXPECT_EQ(value_of(other.open("x", 1)), 1);
   EXPECT_EQ(value_of(other.open("x")), 2);
 }

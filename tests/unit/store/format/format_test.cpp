@@ -109,7 +109,7 @@ TEST(StoreRecord, IsReadAsItWasWritten) {
 }
 
 TEST(StoreMessage, CutOffOrTooLongIsRefused) {
-  Bytes packet = pack(Open{"llama", 3, 7});
+  Bytes packet = pack(Open{"llama", 3, Token{7}});
   for (std::size_t size = 0; size < packet.size(); ++size)
     EXPECT_EQ(refusal([&] { unpack<Open>(ByteSpan(packet).first(size)); }), ErrorCode::protocol) << size;
   packet.push_back({});
