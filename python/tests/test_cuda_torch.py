@@ -275,7 +275,8 @@ import sys, time, torch, onecopy
 module = torch.nn.Linear(1000, 1000, device="cuda:0")
 torch.nn.init.constant_(module.weight, 6)
 torch.cuda.synchronize()
-print(onecopy.share(module, copy=COPY), flush=True)
+handle = onecopy.share(module, copy=COPY)
+print(handle, flush=True)
 time.sleep(600)
 """
 
