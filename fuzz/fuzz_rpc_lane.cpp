@@ -20,6 +20,8 @@ namespace {
 using namespace rpc;
 using std::chrono::steady_clock;
 
+constexpr std::chrono::milliseconds kPatience{1000};  ///< until the memory of a message is open
+
 /// A process that joins the group as member 0 and sends what the input says.
 class Stranger {
  public:
@@ -32,7 +34,7 @@ class Stranger {
     append_tail(greeting.data, NoteTail{NoteKind::greeting, 0});
     door_to_->send(greeting, {}, kForever);
     look();
-    auto answer = door_.try_take();
+    auto answer = door_.try_take(kPatience);
     require(answer.has_value(), "a greeting is answered");
     take_tail<NoteTail>(answer->data);
     lane_to_ = connect(decode_greeting(answer->data).second);
@@ -45,10 +47,10 @@ class Stranger {
   void look() {
     const CallRef call = victim_.begin_here(steady_clock::now(), nullptr, nullptr);
     while (!victim_.wait(call, kForever)) continue;
-    victim_.take_greetings();
+    victim_.serve({});  // newcomers
   }
   void drain() {
-    while (lane_.try_take()) continue;
+    while (lane_.try_take(kPatience)) continue;
   }
 
  private:
@@ -91,8 +93,8 @@ void do_work(Node& node) {
   for (;;) {
     Work work;
     require(node.next(work), "a member goes on, whatever it gets");
-    if (work.kind == Work::Kind::greeting) {
-      node.take_greetings();
+    if (work.kind == Work::Kind::service) {
+      node.serve(work);
       continue;
     }
     require(work.from != nullptr || work.kind == Work::Kind::settle, "work is of a member");

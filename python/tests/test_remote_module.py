@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -82,7 +84,8 @@ class Compiled(torch.nn.Module):
 
 def with_interface():
     module = _RemoteModule("worker1", Compiled, _module_interface_cls=object)
-    with pytest.raises(RuntimeError, match="cannot be compiled by TorchScript"):
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="cannot be compiled by TorchScript"):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself
         torch.jit.script(module)
     return output(module), rpc.rpc_sync("worker1", is_compiled, args=(module.get_module_rref(),))
 

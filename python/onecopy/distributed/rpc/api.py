@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -38,12 +39,12 @@ rref.use(RRef)
 
 
 def _make_remote_module(*parts: Any) -> Any:
-    from ..nn.api.remote_module import RemoteModule
+    above = importlib.import_module("onecopy.distributed.nn.api.remote_module")
+    return above.RemoteModule.init_from_module_rref(*parts)
 
-    return RemoteModule.init_from_module_rref(*parts)
 
-
-values.register("remote module", (), iter, _make_remote_module)  # the class is imported when the first one arrives
+# The class lies above this package, and is imported by its name when the first RemoteModule arrives.
+values.register("remote module", (), iter, _make_remote_module)
 
 
 class RpcAgent:

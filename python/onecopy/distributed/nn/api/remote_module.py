@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,13 @@ def _make(
             f"instance of {type(module)}."
         )
     module = module.to(device)
-    return _rpc.RRef(torch.jit.script(module) if is_compiled else module)
+    return _rpc.RRef(_compile(module) if is_compiled else module)
+
+
+def _compile(module: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():  # of torch, whose own argument `_module_interface_cls` asks for torch.jit
+        warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
+        return torch.jit.script(module)
 
 
 def _forward(
