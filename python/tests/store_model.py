@@ -156,6 +156,7 @@ class History:
         self.orphans: dict[int, set[int]] = {}  # children of killed readers, and what they read
         self.shown: list[int] = []  # numbers in the order in which they became current
         self.here: set[int] = set()  # numbers whose memory the keeper has, or may have dropped by its rules
+        self.may_go: set[int] = set()  # numbers that the keeper may have dropped already
         self.awaited: set[int] = set()
         self.deleted: set[int] = set()
         self.keep = 1
@@ -191,9 +192,8 @@ class History:
     def must_be_here(self) -> set[int]:
         """Returns the numbers that open(number) must find."""
         kept = set(self.order(self.here | self.awaited)[-self.keep :])
-        return {
-            number for number in self.here if number in kept or number in self.is_read() or number == self.current()
-        }
+        wanted = kept | self.is_read() | {self.current()}
+        return {number for number in self.here - self.may_go if number in wanted}
 
     # --- steps
 
@@ -201,6 +201,7 @@ class History:
         """Publishes a version; numbers only grow."""
         keep = self.random.randint(1, 3)
         number = self.last + 1
+        self.may_go |= self.here - self.must_be_here()  # also if the new `keep` would have kept them
         found = self.store.publish(self.name, {"x": bytearray(stamp(number))}, keep=keep)
         assert found == number, f"{found} was published after {self.last}"
         self.last, self.keep = number, keep

@@ -269,7 +269,7 @@ Bytes from_text(std::string_view text) {
   check_whole(text);
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
-  if (bad + 1 == text.size() && is_digit(text[bad]))
+  if (bad != std::string_view::npos && bad + 1 == text.size() && is_digit(text[bad]))
     refuse(kHandle,
            fmt::format(
                "has a text of {} characters, which ends in the middle of a byte at position {}: it was "
