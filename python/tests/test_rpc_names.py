@@ -22,7 +22,7 @@ PACKAGES = ("rpc", "autograd", "optim", "nn")
 
 
 def is_of_torchs_package(thing) -> bool:
-    """Whether a name is the package's own, and no import of its source file such as `os` or `torch`."""
+    """Returns whether a name is the package's own, and not an import of its source file such as `os` or `torch`."""
     if inspect.ismodule(thing):
         return thing.__name__.startswith(tuple(f"torch.distributed.{package}." for package in PACKAGES))
     home = getattr(thing, "__module__", None) or ""

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/store/arena.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
-#include "os/program_mark.h"
+#include "os/read_lock.h"
 #include "store/client/arena_blocks.h"
 #include "store/client/arena_lock.h"
 #include "store/client/as_is.h"
@@ -51,14 +49,16 @@ void make_arena(Client& client, const std::string& name, std::uint32_t blocks, s
   Table table = table_for(device, {});
   const Layout layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)});
   table.rows = {{"blocks", layout, 0}};
-  const BlockRef block = MappedMemory::create(device, place(table.rows));
+  const std::uint64_t bytes = place(table.rows);
+  VersionRecord version = record_of(name, device, MappedMemory::size_for(device, bytes), 1);
+  version.kind = VersionKind::arena;
+  const ReservedRoom reserved = client.reserve(version, Deadline::after(kKeeperPatience));
+  const BlockRef block = MappedMemory::create(device, bytes);
   const auto& memory = *static_cast<MappedMemory*>(block.group());
   table.size = memory.size();
   ExportedMemory exported = memory.export_chunks(Access::read_write);
   describe(exported, table);
   exported.fds.push_back(make_control(blocks, block_bytes));
-  VersionRecord version = record_of(name, device, memory.size(), 1);
-  version.kind = VersionKind::arena;
   publish_version(client, table, version, exported.fds);
 }
 
@@ -75,16 +75,8 @@ void check_arena(const std::string& name, const VersionRecord& version, const Ta
 /// child: the mapping keeps a file open that is locked for reading.
 Mapping mark_use(const Fd& control) {
   const Fd own = reopen_read_only(control);
-  struct flock lock {};
-  lock.l_type = F_RDLCK;
-  if (::fcntl(own.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock an arena", errno);
+  lock_for_reading(own);
   return Mapping::of(own, sizeof(ArenaHeader), Access::read_only);
-}
-
-/// Returns whether a process of any namespace uses the arena. REQUIRES: the caller holds the lock of the arena's name.
-bool has_users(const Fd& control) {
-  struct stat status {};
-  return ::fstat(control.get(), &status) != 0 || may_be_marked(control, status.st_ino);
 }
 
 }  // namespace
@@ -111,7 +103,7 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
   const Layout layout = table.rows.front().layout;
   const std::uint64_t bytes = file_size(files.back());
   Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
-  const bool is_used = has_users(files.back());
+  const bool is_used = may_be_read(files.back());  // the lock of the name is held
   Mapping use = mark_use(files.back());
   std::vector<ExportedMemory> parts = memory_of(table, std::move(files));
   BlockRef block =
