@@ -2,56 +2,61 @@
 #include "os/read_lock.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
-#include <sstream>
-#include <string>
+#include <cstdint>
+#include <optional>
+#include <span>
 
 #include "onecopy/core/error.h"
-#include "os/file.h"
+#include "os/random.h"
 
 namespace onecopy {
 namespace {
 
-struct flock whole_file(short type) {
+constexpr off_t kBytes = off_t{1} << 62;  ///< of a file, as the locks see it
+
+struct flock bytes_of(short type, off_t start, off_t length) {
   struct flock lock {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
+  lock.l_start = start;
+  lock.l_len = length;
   return lock;
+}
+
+/// Returns a lock of another open file within the given bytes; F_UNLCK is the type of none. Returns nothing if the
+/// system does not tell.
+std::optional<struct flock> find_lock(const Fd& file, off_t start, off_t end) noexcept {
+  struct flock lock = bytes_of(F_WRLCK, start, end - start);
+  if (::fcntl(file.get(), F_OFD_GETLK, &lock) != 0) return std::nullopt;
+  return lock;
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): as deep as the logarithm of the number of locks, on average
+unsigned count_between(const Fd& file, off_t start, off_t end) noexcept {
+  if (start >= end) return 0;
+  const std::optional<struct flock> found = find_lock(file, start, end);
+  if (!found) return 1;
+  if (found->l_type == F_UNLCK) return 0;
+  const off_t next = found->l_len == 0 ? end : found->l_start + found->l_len;
+  return 1 + count_between(file, start, found->l_start) + count_between(file, next, end);
 }
 
 }  // namespace
 
 void lock_for_reading(const Fd& file) {
-  struct flock lock = whole_file(F_RDLCK);
+  std::uint64_t place = 0;
+  random_bytes(std::as_writable_bytes(std::span(&place, 1)));
+  struct flock lock = bytes_of(F_RDLCK, static_cast<off_t>(place % kBytes), 1);
   if (::fcntl(file.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock shared memory", errno);
 }
 
 bool may_be_read(const Fd& file) noexcept {
-  struct flock lock = whole_file(F_WRLCK);
-  return ::fcntl(file.get(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  const std::optional<struct flock> found = find_lock(file, 0, kBytes);
+  return !found || found->l_type != F_UNLCK;
 }
 
-ReadLocks::ReadLocks() {
-  std::istringstream lines(try_read_text("/proc/locks").value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    File file{};
-    // A line reads "1: OFDLCK ADVISORY  READ -1 00:01:1066 0 EOF".
-    if (std::sscanf(line.c_str(), "%*s OFDLCK %*s READ %*s %" SCNx64 ":%" SCNx64 ":%" SCNu64, &file[0],
-                    &file[1], &file[2]) == 3)
-      ++counts_[file];
-  }
-}
-
-unsigned ReadLocks::count(const Fd& file) const {
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) return 0;
-  const auto found = counts_.find({major(status.st_dev), minor(status.st_dev), status.st_ino});
-  return found != counts_.end() ? found->second : may_be_read(file);
-}
+unsigned count_read_locks(const Fd& file) noexcept { return count_between(file, 0, kBytes); }
 
 }  // namespace onecopy

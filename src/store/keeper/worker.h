@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "os/poller.h"
-#include "os/read_lock.h"
 #include "store/keeper/connection.h"
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
@@ -59,7 +58,7 @@ class Worker final : private VersionHolder {
   void rollback(Connection& c, ByteSpan packet);
   void remove(Connection& c, ByteSpan packet);
   void watch(Connection& c, ByteSpan packet);
-  ListedVersion describe(const VersionRecord& version, const ReadLocks& locks) const;
+  ListedVersion describe(const VersionRecord& version) const;
   void answer_waiting();
   void answer_open(Connection& c);
   void answer_watch(Connection& c);

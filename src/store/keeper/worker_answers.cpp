@@ -145,7 +145,6 @@ void Worker::list(Connection& c, ByteSpan packet) {
   const auto wanted = unpack<List>(packet);
   Listing listing;
   std::size_t bytes = 0;
-  const ReadLocks locks;
   const auto& objects = rules_.catalog().objects();
   for (auto object = objects.lower_bound(wanted.after); object != objects.end(); ++object) {
     const auto& [name, state] = *object;
@@ -156,17 +155,17 @@ void Worker::list(Connection& c, ByteSpan packet) {
     ListedObject& listed = listing.objects.emplace_back(
         ListedObject{name, current.number, current.kind == VersionKind::arena, {}});
     for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
-      listed.versions.push_back(describe(version->second.record, locks));
+      listed.versions.push_back(describe(version->second.record));
       bytes += encode_fields(listed.versions.back()).size();
     }
   }
   send(c, pack(listing));
 }
 
-ListedVersion Worker::describe(const VersionRecord& v, const ReadLocks& locks) const {
+ListedVersion Worker::describe(const VersionRecord& v) const {
   const auto held = holdings_.versions.find(v.id);
   const bool is_here = held != holdings_.versions.end();
-  const unsigned readers = is_here ? locks.count(held->second.front()) : 0;
+  const unsigned readers = is_here ? count_read_locks(held->second.front()) : 0;
   return {v.number, v.bytes, v.made_at, v.publisher, readers, v.device, is_here};
 }
 

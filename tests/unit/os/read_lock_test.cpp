@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <optional>
+#include <vector>
 
 #include "os/mapping.h"
 #include "os/memfd.h"
@@ -85,9 +86,22 @@ TEST_F(ReadLock, IsNotSeenByTheOpenFileThatHasIt) {
 TEST_F(ReadLock, CannotBeDeniedForAClosedDescriptor) { EXPECT_TRUE(may_be_read(Fd())); }
 
 TEST_F(ReadLock, IsCountedOncePerOpenFile) {
-  EXPECT_EQ(ReadLocks().count(file_), 0u);
+  EXPECT_EQ(count_read_locks(file_), 0u);
   const Mapping one = read(), other = read();
-  EXPECT_EQ(ReadLocks().count(file_), 2u);
+  EXPECT_EQ(count_read_locks(file_), 2u);
+}
+
+TEST_F(ReadLock, IsCountedWhileOthersComeAndGo) {
+  constexpr unsigned kLasting = 300;
+  std::vector<Mapping> lasting;
+  for (unsigned i = 0; i < kLasting; ++i) lasting.push_back(read());
+  Child child([this] {
+    while (true) read();
+  });
+  for (int i = 0; i < 50; ++i) EXPECT_GE(count_read_locks(file_), kLasting);
+  child.kill(SIGKILL);
+  child.join();
+  EXPECT_EQ(count_read_locks(file_), kLasting);
 }
 
 }  // namespace
