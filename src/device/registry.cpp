@@ -141,7 +141,7 @@ void DeviceMemory::check_range(std::size_t offset, std::size_t bytes) const {
 }
 
 ExportedMemory DeviceMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
+  if (access == Access::read_write && access_ == Access::read_only && kind() != SegmentKind::sealed_file)
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
   ExportedMemory memory = do_export(access);
   memory.kind = kind();
@@ -176,7 +176,8 @@ DeviceType device_type(SegmentKind kind) noexcept {
   switch (kind) {
     case SegmentKind::memfd:
     case SegmentKind::named_file:
-    case SegmentKind::shared_file: return DeviceType::cpu;
+    case SegmentKind::shared_file:
+    case SegmentKind::sealed_file: return DeviceType::cpu;
     case SegmentKind::cuda_vmm:
     case SegmentKind::cuda_ipc: return DeviceType::cuda;
     case SegmentKind::ascend_key:

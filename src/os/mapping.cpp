@@ -94,6 +94,12 @@ Mapping Mapping::of(const Fd& fd, std::size_t size, Access access, std::size_t o
   return Mapping(static_cast<std::byte*>(data), size);
 }
 
+Mapping Mapping::copy_on_write(const Fd& fd, std::size_t size) {
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
+  if (data == MAP_FAILED) throw_map_failed(size, errno);
+  return Mapping(static_cast<std::byte*>(data), size);
+}
+
 Mapping Mapping::anonymous(std::size_t size) {
   void* data =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

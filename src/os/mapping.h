@@ -25,6 +25,9 @@ class Mapping {
   /// out_of_memory, read_only, invalid_argument. REQUIRES: the file reaches that far and cannot shrink (see memfd.h),
   /// or an access raises SIGBUS.
   static Mapping of(const Fd& fd, std::size_t size, Access access, std::size_t offset = 0);
+  /// Maps `size` bytes of a file for reading and writing, with a copy of this process's own of each page that is written
+  /// to. A descriptor for reading is enough. Throws as of(). REQUIRES: as of().
+  static Mapping copy_on_write(const Fd& fd, std::size_t size);
   /// Maps private zero-filled memory, reserved but not committed.
   static Mapping anonymous(std::size_t size);
 

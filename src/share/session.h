@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/backend.h"
+#include "device/private_memory.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/tensor_view.h"
 #include "onecopy/device/segment_kind.h"
@@ -30,6 +31,7 @@
 namespace onecopy {
 
 class BorrowedBlocks;
+class LentMemory;
 class Runtime;
 
 using GroupReports = Reports<GroupInfo>;
@@ -96,6 +98,8 @@ class Session final {
   /// Adopts memory that was made by other means as one segment with one block of this process. Returns a row of its
   /// first `size` bytes. The pages are allocated when they are used, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
+  /// Returns memory of kind sealed_file as a segment of this process, in which blocks are lent.
+  std::shared_ptr<LentMemory> lend(ExportedMemory memory);
   /// Returns whether the ledger of this process counts the block directly.
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
   /// Returns another reference to a block of this process; empty if the name is stale.
@@ -143,6 +147,9 @@ class Session final {
 
   explicit Session(Runtime& runtime) noexcept;
 
+  bool is_lent_here(const HandleFields& row) const noexcept {
+    return row.kind == SegmentKind::sealed_file && row.owner == id_;
+  }
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
   static Session& make_current();
 
@@ -171,10 +178,26 @@ class Session final {
   EventLoop& loop_;
 };
 
+/// Returns whether other processes may see other bytes in the tensor's block than this one: it was opened for writing in
+/// memory that cannot change.
+bool is_private(const Tensor& tensor) noexcept;
+
 /// Returns the group that counts the references of the tensor's block in the end. Throws invalid_argument for a tensor
 /// without memory, for a card's view of memory of the host, and for memory of other libraries. The message names the
 /// caller's `verb`: "share", "put".
 SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
+
+/// Returns whether other processes can open the tensor's own block and see there what this process sees. Also returns
+/// true for a tensor that no verb accepts.
+inline bool is_sendable(const Tensor& tensor) {
+  const BlockGroup* const group = tensor.block().group();
+  return !group || (group->shareable() &&
+                    !(has_private_memory.load(std::memory_order_relaxed) && is_private(tensor)));
+}
+/// Returns what is sent in place of the tensor: the tensor itself if is_sendable(), a lent block for memory of the
+/// store, or a copy of memory in which this process may have pages of its own. Returns a tensor that no verb accepts
+/// unchanged.
+Tensor sendable(const Tensor& tensor);
 
 /// Opens the tensor of a handle that may name a bundle's table or a queue. If this is the process's first use of
 /// onecopy, calls the owner first, so that it wakes up early.

@@ -19,6 +19,9 @@ enum class SegmentKind : std::uint8_t {
   ascend_key = 5,   ///< aclrtMalloc, IPC key
   ascend_vmm = 6,   ///< aclrtMallocPhysical, 64-bit shareable handle
   shared_file = 7,  ///< host memory made by other means: a memfd or a file on tmpfs
+  /// A sealed memfd, which no process can change. A borrower that opens the memory for writing gets a copy of its own of
+  /// each page that it writes to.
+  sealed_file = 8,
 };
 
 /// Returns whether the memory ends with the process that allocated it, even while borrowers have it open.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -19,13 +20,18 @@ struct BlockInfo {
   std::uint64_t size = 0;        ///< bytes
 };
 
+class BlockRef;
+
 /// An interface that counts references to a group of blocks. Implemented by the ledger for blocks allocated here, by a
-/// peer for borrowed blocks, and by a framework for memory that is not shared. Thread safety: all members may be called
-/// concurrently. No member throws.
+/// peer for borrowed blocks, by the store for versions, and by a framework for memory that is not shared. Thread safety:
+/// all members may be called concurrently. Only lend() throws.
 class BlockGroup {
  public:
-  /// Returns whether other processes can open these blocks: false for memory of frameworks.
+  /// Returns whether other processes can open these blocks: false for memory of frameworks and of the store.
   bool shareable() const noexcept { return shareable_; }
+  /// Returns a block that other processes can open and that has the `bytes` bytes from `at` on, which is set to their
+  /// address in that block. Returns an empty reference if there is no such block.
+  virtual BlockRef lend(std::byte*& at, std::size_t bytes);
   /// Adds a reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
@@ -74,6 +80,8 @@ class BlockRef {
   BlockGroup* group_ = nullptr;
   std::uint32_t number_ = 0;
 };
+
+inline BlockRef BlockGroup::lend(std::byte*&, std::size_t) { return {}; }
 
 }  // namespace onecopy
 ONECOPY_API_END

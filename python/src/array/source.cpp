@@ -16,6 +16,7 @@
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "share/session.h"
 
 namespace onecopy::python {
 namespace {
@@ -164,13 +165,14 @@ std::optional<Source> Source::of(nb::handle object, const char* argument) {
 }
 
 Source::Source(const Tensor& tensor) : dtype_(tensor.dtype()), tensor_(tensor), elements_(strided(tensor)) {
-  if (is_shareable(tensor)) ours_ = tensor;
+  if (is_shareable(tensor) && is_sendable(tensor)) ours_ = tensor;
 }
 
 Source Source::of_buffer(const nb::object& memoryview, const char* argument, std::optional<DType> dtype) {
   const Buffer buffer(memoryview);
   Source source(dtype ? *dtype : buffer.dtype(argument), memoryview, buffer.elements(argument));
   source.ours_ = find_ours(source.dtype_, source.elements_, buffer.access());
+  if (source.ours_ && !is_sendable(*source.ours_)) source.ours_.reset();
   return source;
 }
 
@@ -192,6 +194,8 @@ Source Source::of_dlpack(nb::handle object, const char* argument,
 
 Tensor Source::shared() const {
   if (ours_) return *ours_;
+  if (tensor_ && !is_shareable(*tensor_))
+    if (Tensor lent = sendable(*tensor_); is_shareable(lent)) return lent;
   if (device() == kCpu || tensor_->nbytes() == 0) return copied();
   return adopt(tensor_->view(), keep_object(nb::cast(*tensor_)));
 }

@@ -21,6 +21,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/share/share.h"
+#include "share/session.h"
 #include "torch/torch.h"
 #include "value/values.h"
 
@@ -334,7 +335,8 @@ nb::object reduce(nb::handle self, int protocol) {
 }
 
 nb::object reduce_handle(const Tensor& tensor) {
-  const Tensor shared = is_shareable(tensor) ? tensor : own_copy(tensor);
+  const Tensor sent = sendable(tensor);
+  const Tensor shared = is_shareable(sent) ? sent : own_copy(tensor);
   const nb::bytes handle = to_python(hold(share_in_order(shared)).to_bytes());
   return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("tensor"),
                         nb::make_tuple(handle, name(tensor.access())));

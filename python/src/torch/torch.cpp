@@ -457,6 +457,17 @@ static Tensor with_block_of(Tensor&& bytes, std::size_t offset, Layout&& layout,
   return {bytes.take_block(), data, std::move(layout), device, access};
 }
 
+/// Returns what other processes open in place of the tensor: nearly always its own block. A stored version that cannot be
+/// lent is copied.
+static Tensor sent(Tensor&& tensor) {
+  if (is_sendable(tensor)) [[likely]]
+    return std::move(tensor);
+  return without_gil([&] {
+    Tensor other = sendable(tensor);
+    return is_shareable(other) ? other : copy(tensor.view());
+  });
+}
+
 std::optional<FlaggedTensor> share(PyObject* object) {
   const TorchSymbols& torch = api();
   const nb::handle tensor(object);
@@ -468,16 +479,13 @@ std::optional<FlaggedTensor> share(PyObject* object) {
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
-  if (store::is_stored(data)) {  // a copy, so that a follower's tensors stay in the store's slot
-    Tensor copied = without_gil([&] { return copy(TensorView{data, layout, device, Access::read_only}); });
-    return FlaggedTensor{std::move(copied), *flags};
-  }
+  if (store::is_stored(data)) return FlaggedTensor{sent(store::stored_tensor(data, layout)), *flags};
   std::optional<Range> elements;
   if (layout.numel() != 0) {  // most tensors begin a block, so the address finds the block
     elements = Range{data, layout.extent_bytes()};
     if (auto block =
             known_at(torch, *elements, device))  // the block's address may differ from torch's mapping
-      return FlaggedTensor{with_block_of(*std::move(block), 0, std::move(layout), device), *flags};
+      return FlaggedTensor{sent(with_block_of(*std::move(block), 0, std::move(layout), device)), *flags};
   }
   const nb::object storage = torch.storage_of(tensor);
   if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
@@ -485,7 +493,7 @@ std::optional<FlaggedTensor> share(PyObject* object) {
       return FlaggedTensor{*std::move(moved), *flags};
   Tensor bytes = block_of(torch, storage, device, elements);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
-  return FlaggedTensor{with_block_of(std::move(bytes), offset, std::move(layout), device), *flags};
+  return FlaggedTensor{sent(with_block_of(std::move(bytes), offset, std::move(layout), device)), *flags};
 }
 
 nb::object open(const Tensor& tensor, std::uint32_t flags) {

@@ -19,6 +19,7 @@
 #include "binding/no_collection.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "share/session.h"
 #include "torch/torch.h"
 #include "value/tags.h"
 #include "value/values.h"
@@ -193,7 +194,7 @@ Message encode_object(nb::handle object) {
       return message;
     }
   }
-  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {0, {}, {*tensor}};
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {0, {}, {sendable(*tensor)}};
   if (const auto array = SharedArray::of(object.ptr()))
     return {kTensorForm | kNumpyFlag << kFlagsShift, {}, {array->tensor()}, MessageKind::python};
   if (nb::isinstance<Message>(object)) return *nb::inst_ptr<Message>(object);

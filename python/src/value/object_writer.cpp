@@ -11,6 +11,7 @@
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "share/session.h"
 #include "torch/torch.h"
 #include "value/class_plan.h"
 #include "value/hash_cost.h"
@@ -292,7 +293,7 @@ bool ObjectWriter::write_tensor(PyObject* value, int depth) {
   if (const Tensor* const ours = as_onecopy_tensor(value)) {
     if (is_again(value)) return true;
     if (options_.tensors == Tensors::are_copied) ++counts_.lent;
-    return write_row(*ours, 0);
+    return write_row(sendable(*ours), 0);
   }
   if (options_.tensors == Tensors::are_shared) return write_array(value, depth);
   if (PyByteArray_CheckExact(value) && is_large(static_cast<std::size_t>(PyByteArray_Size(value))) &&

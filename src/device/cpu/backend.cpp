@@ -88,7 +88,8 @@ std::unique_ptr<DeviceMemory> CpuBackend::open(int home, ExportedMemory memory, 
                 fmt::format("a segment of {} bytes is not a whole number of pages", memory.size));
   switch (memory.kind) {
     case SegmentKind::memfd:
-    case SegmentKind::shared_file: return open_memfd_memory(std::move(memory), access);
+    case SegmentKind::shared_file:
+    case SegmentKind::sealed_file: return open_memfd_memory(std::move(memory), access);
     case SegmentKind::named_file: return open_named_file_memory(memory, access);
     default: refuse(memory.kind);
   }
@@ -96,8 +97,8 @@ std::unique_ptr<DeviceMemory> CpuBackend::open(int home, ExportedMemory memory, 
 
 ExportedMemory CpuBackend::duplicate(const ExportedMemory& memory, Access access) const {
   ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
-  for (const Fd& fd : memory.fds)
-    copy.fds.push_back(access == Access::read_only ? reopen_read_only(fd) : fd.duplicate());
+  const bool is_reopened = access == Access::read_only && memory.kind != SegmentKind::sealed_file;
+  for (const Fd& fd : memory.fds) copy.fds.push_back(is_reopened ? reopen_read_only(fd) : fd.duplicate());
   return copy;
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "device/private_memory.h"
 #include "file_pages.h"
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
@@ -14,11 +15,22 @@ namespace onecopy {
 
 namespace {
 
-/// A segment of kind memfd or shared_file, in the owner or in a borrower.
+/// Maps a segment. Nobody can change a sealed file, so that a mapping for writing is a copy of this process's own.
+Mapping map_segment(SegmentKind kind, const Fd& fd, std::size_t bytes, Access access) {
+  if (kind != SegmentKind::sealed_file || access == Access::read_only)
+    return Mapping::of(fd, bytes, access);
+  has_private_memory = true;
+  return Mapping::copy_on_write(fd, bytes);
+}
+
+/// A segment of kind memfd, shared_file or sealed_file, in the owner or in a borrower.
 class MemfdMemory final : public DeviceMemory {
  public:
   MemfdMemory(SegmentKind kind, Fd fd, std::size_t bytes, Access access)
-      : DeviceMemory(access), kind_(kind), fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)) {}
+      : DeviceMemory(access),
+        kind_(kind),
+        fd_(std::move(fd)),
+        mapping_(map_segment(kind, fd_, bytes, access)) {}
 
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
@@ -29,7 +41,7 @@ class MemfdMemory final : public DeviceMemory {
  private:
   void do_commit(std::size_t offset, std::size_t bytes) override;
   void do_populate(std::size_t offset, std::size_t bytes) override {
-    reserve_pages({fd_, data(), size(), "", false}, offset, bytes);
+    if (kind_ != SegmentKind::sealed_file) reserve_pages({fd_, data(), size(), "", false}, offset, bytes);
   }
   ExportedMemory do_export(Access access) const override;
 
@@ -39,16 +51,20 @@ class MemfdMemory final : public DeviceMemory {
 };
 
 void MemfdMemory::do_commit(std::size_t offset, std::size_t bytes) {
+  if (kind_ == SegmentKind::sealed_file) return;  // all pages are there
   reserve_pages({fd_, data(), size(), "", kind_ != SegmentKind::shared_file}, offset, bytes);
 }
 
 void MemfdMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
+  if (kind_ == SegmentKind::sealed_file) return;
   give_back_pages(fd_, offset, bytes);
 }
 
+/// Duplicates the descriptor of a sealed file, whose open file may have a lock that tells who uses the memory.
 ExportedMemory MemfdMemory::do_export(Access access) const {
   ExportedMemory memory;
-  memory.fds.push_back(access == Access::read_only ? reopen_read_only(fd_) : fd_.duplicate());
+  const bool is_reopened = access == Access::read_only && kind_ != SegmentKind::sealed_file;
+  memory.fds.push_back(is_reopened ? reopen_read_only(fd_) : fd_.duplicate());
   return memory;
 }
 
@@ -62,6 +78,13 @@ void check_shared_file(const Fd& fd, std::uint64_t size) {
 }
 
 }  // namespace
+
+/// Throws bad_handle unless the file is a memfd of this size that no process can write to.
+void check_sealed_file(const Fd& fd, std::uint64_t size) {
+  check_memfd(fd, size);
+  if ((seals_of(fd) & kSealWrite) == 0)
+    throw Error(ErrorCode::bad_handle, "the descriptor of a segment that cannot change is not sealed");
+}
 
 void check_memfd(const Fd& fd, std::uint64_t size) {
   int seals = 0;
@@ -90,9 +113,13 @@ std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access ac
     throw Error(ErrorCode::bad_handle,
                 fmt::format("a segment in a file has one descriptor; {} came", memory.fds.size()));
   Fd fd = std::move(memory.fds.front());
-  memory.kind == SegmentKind::memfd ? check_memfd(fd, memory.size) : check_shared_file(fd, memory.size);
-  const int flags = ::fcntl(fd.get(), F_GETFL);
-  require_lent((flags & O_ACCMODE) == O_RDWR ? Access::read_write : Access::read_only, access);
+  if (memory.kind == SegmentKind::sealed_file) {
+    check_sealed_file(fd, memory.size);
+  } else {
+    memory.kind == SegmentKind::memfd ? check_memfd(fd, memory.size) : check_shared_file(fd, memory.size);
+    const int flags = ::fcntl(fd.get(), F_GETFL);
+    require_lent((flags & O_ACCMODE) == O_RDWR ? Access::read_write : Access::read_only, access);
+  }
   return std::make_unique<MemfdMemory>(memory.kind, std::move(fd), memory.size, access);
 }
 

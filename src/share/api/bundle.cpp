@@ -90,8 +90,9 @@ Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure,
   std::vector<BlockRef> kept;
   kept.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    writer.add(name, runtime.name_in_handle(tensor));
-    kept.push_back(tensor.block());
+    const Tensor sent = sendable(tensor);
+    writer.add(name, runtime.name_in_handle(sent));
+    kept.push_back(sent.block());
   }
   const auto bytes = static_cast<std::int64_t>(writer.finished_size(structure.size()));
   const Tensor table = empty(Layout(DType::u8, {bytes}));

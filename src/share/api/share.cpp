@@ -9,7 +9,6 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
-#include "onecopy/share/object.h"
 #include "onecopy/share/pin.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
@@ -106,7 +105,11 @@ TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
   return points.empty() ? TimelinePoint{} : points.front();
 }
 
-Handle share(const Tensor& tensor) { return Session::current().share(tensor); }
+Handle share(const Tensor& tensor) {
+  if (!is_sendable(tensor)) [[unlikely]]
+    return Session::current().share(sendable(tensor));
+  return Session::current().share(tensor);
+}
 
 bool is_shareable(const Tensor& tensor) noexcept {
   const BlockGroup* group = tensor.block().group();
@@ -201,7 +204,10 @@ void check_access(const HandleFields& handle, Access access) {
 
 Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optional<Device> user,
                          std::span<const ProcessId> holders) {
-  Tensor tensor = importer_.open(handle, access, user, holders);
+  // A process that opens what it has lent itself gets a copy for writing, since its other tensors must not change.
+  const bool is_copied = access == Access::read_write && session_.is_lent_here(handle);
+  Tensor tensor = importer_.open(handle, is_copied ? Access::read_only : access, user, holders);
+  if (is_copied) tensor = copy(tensor.view());
   opened_total_.fetch_add(1, std::memory_order_relaxed);
   log_debug([&] { return fmt::format("opened {}, {}", handle.layout.str(), place_of(handle)); });
   return tensor;
@@ -260,9 +266,9 @@ Tensor use_on(const Tensor& tensor, Device device) {
 
 Handle share(const Tensor& tensor, const ShareOptions& options) {
   Runtime& runtime = Runtime::current();
-  Tensor shared = tensor;
+  Tensor shared = sendable(tensor);
   if (options.exact != Exact::no) {
-    const std::string more = runtime.exposes(tensor);
+    const std::string more = runtime.exposes(shared);
     if (!more.empty() && options.exact == Exact::refuse) throw Error(ErrorCode::unsupported, more);
     if (!more.empty()) shared = copy_in_order(tensor, options.stream);
   }
@@ -276,25 +282,5 @@ Tensor record_stream(const Tensor& tensor, Stream stream) {
 
 std::string Handle::to_text() const { return onecopy::to_text(to_bytes()); }
 Handle Handle::from_text(std::string_view text) { return from_bytes(onecopy::from_text(text)); }
-
-/// Shares one byte, which stands for the object. The byte's block has claims, holds and deaths like any other.
-Handle share_object(std::shared_ptr<const void> object) {
-  if (!object)
-    throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");
-  Runtime& runtime = Runtime::current();
-  const Tensor byte = empty(Layout(DType::u8, {1}));
-  Handle handle = Session::current().share(byte);
-  const PinnedObjects::Name name{handle.fields().block, handle.fields().generation};
-  runtime.ledger().keep_with(name.block,
-                             {ObjectBlock::keep(runtime.objects().add(name, std::move(object)))});
-  return handle;
-}
-
-std::shared_ptr<const void> shared_object(const Handle& handle) {
-  Runtime* const runtime = Runtime::existing();
-  const HandleFields& fields = handle.fields();
-  if (!runtime || fields.owner != runtime->id()) return {};
-  return runtime->objects().find({fields.block, fields.generation});
-}
 
 }  // namespace onecopy

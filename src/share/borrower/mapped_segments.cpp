@@ -57,7 +57,10 @@ void MappedSegments::map(const SegmentRequest& wanted, ExportedMemory memory) {
 ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access access) const {
   const LockGuard lock(mutex_);
   const Mapped* mapped = find_mapped(segment, Access::read_write);
-  if (!mapped && access == Access::read_only) mapped = find_mapped(segment, access);
+  if (!mapped) mapped = find_mapped(segment, Access::read_only);
+  if (mapped && access == Access::read_write && mapped->memory->access() == Access::read_only &&
+      mapped->place.kind != SegmentKind::sealed_file)
+    mapped = nullptr;
   if (!mapped)
     throw Error(ErrorCode::owner_died,
                 fmt::format("segment {} of that owner is not mapped here {}", segment,

@@ -37,7 +37,7 @@ void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid&
                    std::uint32_t segment, std::uint64_t segment_size) {
   if (device_type < 1 || device_type > 3)
     refuse(subject, fmt::format("names device type {}, which does not exist", device_type));
-  if (kind < 1 || kind > 7)
+  if (kind < 1 || kind > 8)
     refuse(subject, fmt::format("names segment kind {}, which does not exist", kind));
   const auto type = static_cast<DeviceType>(device_type);
   if (onecopy::device_type(static_cast<SegmentKind>(kind)) != type)

@@ -112,6 +112,11 @@ Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
         ErrorCode::invalid_argument,
         "this tensor's memory belongs to another library, and is pinned by that; pin a copy in memory of "
         "onecopy: empty(..., pin=True), and copy into it");
+  if (is_private(tensor))
+    throw Error(ErrorCode::unsupported,
+                "this tensor of a stored version was received for writing, and pinning would copy all of "
+                "its pages; "
+                "open the version by name, whose tensors can be pinned");
   if (tensor.device() != kCpu)
     throw Error(
         ErrorCode::invalid_argument,

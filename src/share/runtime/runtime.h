@@ -24,6 +24,7 @@
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 #include "share/owner/pools.h"
+#include "share/runtime/lent_memory.h"
 #include "share/runtime/pinning.h"
 #include "share/session.h"
 
@@ -157,6 +158,7 @@ class Runtime final {
   const std::string name_;
   SegmentTable segments_;
   AdoptedExtents adopted_;
+  LentSegments lent_{segments_};
   Pools pools_;
   PinnedObjects objects_;  // declared before ledger_, whose blocks keep the objects
   Ledger ledger_;

@@ -25,6 +25,12 @@ Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) 
   return runtime_.adopt(std::move(memory), size);
 }
 
+std::shared_ptr<LentMemory> Session::lend(ExportedMemory memory) {
+  return std::make_shared<LentMemory>(
+      backend(DeviceType::cpu).open(0, std::move(memory), Access::read_only), runtime_.lent_,
+      runtime_.ledger_);
+}
+
 BlockRef Session::try_retain(const BlockName& name) noexcept {
   return runtime_.ledger_.try_open(name.block, name.generation);
 }
@@ -58,7 +64,36 @@ SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
         fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
                     "that it is a view of",
                     tensor.device().str(), verb));
-  return as_shared(*group).root();
+  SharedBlocks& root = as_shared(*group).root();
+  if (has_private_memory.load(std::memory_order_relaxed) && is_private(tensor)) [[unlikely]]
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "this tensor of a stored version may have been written to here, which others would not see; "
+            "{} onecopy::copy(tensor.view()) instead",
+            verb));
+  return root;
+}
+
+/// A block of this process in such memory is lent from it and opened for reading, see Runtime::open_for().
+bool is_private(const Tensor& tensor) noexcept {
+  BlockGroup* const group = tensor.block().group();
+  if (!group || !group->shareable() || tensor.access() == Access::read_only || tensor.device() != kCpu)
+    return false;
+  SharedBlocks& root = as_shared(*group).root();
+  const auto memory = root.segment_memory(root.segment_of(tensor.block().number()), Access::read_write);
+  return memory && memory->kind() == SegmentKind::sealed_file && memory->access() == Access::read_write;
+}
+
+Tensor sendable(const Tensor& tensor) {
+  if (is_sendable(tensor)) return tensor;
+  BlockGroup& group = *tensor.block().group();
+  if (group.shareable()) return copy(tensor.view());
+  const std::byte* const begin = tensor.as<std::byte>();
+  std::byte* at = const_cast<std::byte*>(begin);
+  BlockRef lent = group.lend(at, tensor.layout().extent_bytes());
+  if (!lent) return tensor;
+  return {std::move(lent), at, tensor.layout(), kCpu, Access::read_write};
 }
 
 LocatedBlock Session::locate(const Tensor& tensor, const char* verb) {
@@ -76,6 +111,7 @@ Tensor Session::open(const HandleFields& row, Access access, std::span<const Pro
 std::shared_ptr<const BorrowedBlocks> Session::note(OpenSegment& segment, std::uint32_t epoch,
                                                     const HandleFields& row, Access access, Device device,
                                                     std::span<const ProcessId> holders) {
+  if (is_lent_here(row)) return nullptr;  // each is opened with a look at what it is
   std::shared_ptr<BorrowedBlocks> blocks = runtime_.importer_.prepare(row, access, holders);
   if (segment.is_open(epoch)) {
     segment.blocks_.store(blocks.get());

@@ -124,8 +124,8 @@ std::optional<std::uint64_t> AsIs::find_stored(const Tensor& tensor) {
   const auto& memory = *static_cast<const MappedMemory*>(version.group());
   const auto shown = memory.shown();
   if (!shown) return std::nullopt;  // a draft
-  std::vector<Fd> files = shown->reading.files();
-  if (files.empty()) return std::nullopt;  // of a process that reads very many versions
+  std::vector<Fd> files = shown->reading.files_for_others();
+  if (files.empty()) return std::nullopt;  // the version was deleted, and its number given to another
   auto at = versions_.find(&memory);
   if (at == versions_.end()) {
     at = versions_.try_emplace(&memory, Source{size_, true, std::move(version)}).first;

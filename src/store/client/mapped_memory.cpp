@@ -132,6 +132,13 @@ Tensor stored_tensor(void* at, const Layout& layout) {
 
 BlockRef MappedMemory::find(const void* at) noexcept { return StoredRanges::all().find(at); }
 
+BlockRef MappedMemory::lend(std::byte*& at, std::size_t bytes) {
+  const std::shared_ptr<const Shown> version = shown();
+  const auto offset = static_cast<std::uint64_t>(at - data());
+  if (!version || bytes == 0 || offset > size_ || bytes > size_ - offset) return {};
+  return version->lent->lend(version->version, version->reading, {offset, bytes}, at);
+}
+
 void MappedMemory::map(Reservation& where, const Chunks& chunks, Access access) const {
   std::size_t at = 0;
   for (const auto& chunk : chunks) {

@@ -11,6 +11,7 @@
 #include "onecopy/memory/block.h"
 #include "os/mutex.h"
 #include "store/client/client.h"
+#include "store/client/lent_version.h"
 #include "store/client/step_times.h"
 #include "store/format/table.h"
 
@@ -21,6 +22,7 @@ struct Shown {
   Table table;  ///< without the rows, which all versions of a follower have in common
   VersionRecord version;
   Client::Reading reading;
+  std::unique_ptr<LentVersion> lent = std::make_unique<LentVersion>();
 };
 
 /// The memory of a draft or a version at addresses of this process, as one block. Dropping the last reference unmaps
@@ -67,6 +69,8 @@ class MappedMemory final : public BlockGroup {
   /// is called.
   void pin() const;
 
+  /// Lends bytes of the version that is shown now. Empty for a draft, and for a version that LentVersion does not lend.
+  BlockRef lend(std::byte*& at, std::size_t bytes) override;
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {
     std::uint64_t references = references_.load(std::memory_order_relaxed);

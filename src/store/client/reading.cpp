@@ -52,6 +52,15 @@ std::vector<Fd> Reading::files() const {
   return files;
 }
 
+std::vector<Fd> Reading::files_for_others() const {
+  if (held_->kept != 0) return files();
+  std::shared_ptr<Client> client = client_;
+  const auto again = Client::here(client).open(held_->version.name, held_->version.number, nullptr,
+                                               Deadline::after(kKeeperPatience));
+  if (again->version().token != held_->version.token) return {};
+  return again->files();
+}
+
 /// Ends the lock, then lets the keeper look.
 void Reading::end() noexcept {
   held_.reset();

@@ -60,6 +60,9 @@ class Reading {
   /// Returns the descriptors, to map the version: the table, then the chunks. Duplicates, or, at the first call, the
   /// descriptors themselves if they are not kept; later calls return nothing then.
   std::vector<Fd> files() const;
+  /// Returns descriptors as files() does, but asks the keeper for others if they are not kept. Throws what
+  /// Client::open() throws.
+  std::vector<Fd> files_for_others() const;
 
  private:
   void end() noexcept;

@@ -4,8 +4,11 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
+#include "os/read_lock.h"
 #include "store/format/message.h"
 
 namespace onecopy::store {
@@ -27,7 +30,23 @@ void check_chunks_as_they_are(std::span<const Fd> fds) {
     if (!is_pipe(fd)) check_seals(fd, kSealShrink | kSealGrow, "a chunk");
 }
 
+/// Returns the descriptors of which readers lock open files.
+std::span<const Fd> locked_by_readers(const VersionRecord& version, std::span<const Fd> files) noexcept {
+  return version.kind == VersionKind::copied && version.device == "cpu" ? files : files.first(1);
+}
+
 }  // namespace
+
+bool may_be_read(const VersionRecord& version, std::span<const Fd> files) noexcept {
+  return std::ranges::any_of(locked_by_readers(version, files),
+                             [](const Fd& file) { return onecopy::may_be_read(file); });
+}
+
+unsigned count_readers(const VersionRecord& version, std::span<const Fd> files) noexcept {
+  unsigned sum = 0;
+  for (const Fd& file : locked_by_readers(version, files)) sum += count_read_locks(file);
+  return sum;
+}
 
 void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   if (fds.empty()) throw Error(ErrorCode::invalid_argument, "a version came without its table");

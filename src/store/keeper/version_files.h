@@ -14,6 +14,12 @@ namespace onecopy::store {
 /// is. Memory of a driver is checked by the driver of the process that opens it. Throws invalid_argument, bad_handle.
 void check_files(const VersionRecord& version, std::span<const Fd> fds);
 
+/// Returns whether a process may read a version, of which these are the descriptors: a reader has locked an open file of
+/// the table, and whoever maps a tensor that was sent has one of the memory.
+bool may_be_read(const VersionRecord& version, std::span<const Fd> files) noexcept;
+/// Returns the number of such locks. A process that has sent tensors counts a second time, as long as they are used.
+unsigned count_readers(const VersionRecord& version, std::span<const Fd> files) noexcept;
+
 std::vector<int> numbers_of(std::span<const Fd> fds);
 
 }  // namespace onecopy::store

@@ -165,7 +165,7 @@ void Worker::list(Connection& c, ByteSpan packet) {
 ListedVersion Worker::describe(const VersionRecord& v) const {
   const auto held = holdings_.versions.find(v.id);
   const bool is_here = held != holdings_.versions.end();
-  const unsigned readers = is_here ? count_read_locks(held->second.front()) : 0;
+  const unsigned readers = is_here ? count_readers(v, held->second) : 0;
   return {v.number, v.bytes, v.made_at, v.publisher, readers, v.device, is_here};
 }
 

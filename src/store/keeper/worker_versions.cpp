@@ -28,7 +28,8 @@ std::int64_t Worker::wall_clock() const {
 }
 
 bool Worker::may_be_read(std::uint64_t id) const {
-  return onecopy::may_be_read(holdings_.versions.at(id).front());
+  const Catalog::Version* const version = rules_.catalog().find(id);
+  return version && store::may_be_read(version->record, holdings_.versions.at(id));
 }
 
 /// Appends a record. Writes the index anew when it has grown.
