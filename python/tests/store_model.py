@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random histories of a store beside a model of what its guide promises.
 
-A director publishes, rolls back and deletes; readers open, drop, follow, fork, stop and die; either half of the keeper, or both
+A director publishes, rolls back and deletes; readers open, drop, follow, send, fork, stop and die; either half of the keeper, or both
 with some readers, is killed, also while a call is under way. After each step the store must be in a state that the promises allow.
 """
 
@@ -45,6 +45,8 @@ class Reader:
         ours.close()
         self.held: dict[int, int] = {}  # how often each number is open
         self.follows: int | None = None
+        self.received: dict[int, int] = {}  # how many tensors of each number others have sent
+        self.lent: set[int] = set()  # numbers of which it has sent tensors
         self.children: dict[int, set[int]] = {}  # what forked children read, by their pid
         self.is_stopped = False
         self.has_arena = False
@@ -57,8 +59,12 @@ class Reader:
         return json.loads(line)
 
     def reads(self) -> set[int]:
-        """Returns the numbers that the process itself reads."""
+        """Returns the numbers that the process has opened."""
         return set(self.held) | ({self.follows} if self.follows is not None else set())
+
+    def uses(self) -> set[int]:
+        """Returns the numbers whose memory the process uses."""
+        return self.reads() | set(self.received)
 
     def kill(self) -> None:
         """Kills the process, but not its children."""
@@ -90,6 +96,8 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     store = onecopy.store.connect(framework="onecopy", autostart=autostart)
     held: dict[int, list[Any]] = {}
+    received: dict[int, list[Any]] = {}
+    sent: list[Any] = []  # the handle that was sent last
     live = arena = None
     stream = channel.makefile("rw")
     for line in stream:
@@ -105,12 +113,21 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
                 answer = live.version
             elif command == "update":
                 answer = live.update()
+            elif command == "send":
+                sent[:] = [onecopy.share(held[arguments[0]][-1]["x"])]
+                answer = str(sent[0])
+            elif command == "sent":
+                sent.clear()
+            elif command == "receive":
+                received.setdefault(arguments[1], []).append(onecopy.open(arguments[0]))
+            elif command == "drop received":
+                received[arguments[0]].pop()
             elif command == "touch":
                 store.list()
             elif command == "check":
                 answer = all(
                     map(is_whole, [*(each for same in held.values() for each in same), *([live] if live else [])])
-                )
+                ) and all(bytes(each) == stamp(number) for number, same in received.items() for each in same)
             elif command == "fork":
                 answer = os.fork()
                 if answer == 0:
@@ -154,6 +171,7 @@ class History:
         self.store = onecopy.store.connect(framework="onecopy")
         self.readers: list[Reader] = []
         self.orphans: dict[int, set[int]] = {}  # children of killed readers, and what they read
+        self.inherited: dict[int, set[int]] = {}  # what the parents of children had lent, by the children's pids
         self.shown: list[int] = []  # numbers in the order in which they became current
         self.here: set[int] = set()  # numbers whose memory the keeper has, or may have dropped by its rules
         self.may_go: set[int] = set()  # numbers that the keeper may have dropped already
@@ -171,10 +189,16 @@ class History:
         """Returns the numbers that any living process reads."""
         numbers = set().union(*self.orphans.values()) if self.orphans else set()
         for reader in self.readers:
-            numbers |= reader.reads()
+            numbers |= reader.uses()
             for child in reader.children.values():
                 numbers |= child
         return numbers
+
+    def may_be_mapped(self) -> set[int]:
+        """Returns the numbers that a stopped sender, or a child of a sender, may still have mapped."""
+        numbers = set().union(*(reader.lent for reader in self.readers if reader.is_stopped))
+        alive = {*self.orphans, *(pid for reader in self.readers for pid in reader.children)}
+        return numbers.union(*(self.inherited[pid] for pid in alive))
 
     def order(self, numbers: set[int]) -> list[int]:
         """Returns numbers; the one that was current last is the last one."""
@@ -259,6 +283,29 @@ class History:
             if reader.held[number] == 0:
                 del reader.held[number]
 
+    def send(self, reader: Reader) -> None:
+        """Lets a reader send a tensor of a version to another one."""
+        others = [each for each in self.readers if not (each is reader or each.is_stopped or each.has_namespace)]
+        if not reader.held or reader.has_namespace or not others:
+            return
+        number, other = self.random.choice(sorted(reader.held)), self.random.choice(others)
+        text = reader.ask("send", number)
+        reader.lent.add(number)
+        if self.random.random() < 0.2:  # before the other one has opened it
+            self.drop(reader)
+        assert other.ask("receive", text, number) is None
+        other.received[number] = other.received.get(number, 0) + 1
+        reader.ask("sent")
+
+    def drop_received(self, reader: Reader) -> None:
+        """Drops a tensor that was sent."""
+        if reader.received:
+            number = self.random.choice(sorted(reader.received))
+            reader.ask("drop received", number)
+            reader.received[number] -= 1
+            if reader.received[number] == 0:
+                del reader.received[number]
+
     def follow(self, reader: Reader) -> None:
         """Follows the object, or shows the current version."""
         expected = self.current()
@@ -271,7 +318,9 @@ class History:
     def fork(self, reader: Reader) -> None:
         """Lets a reader fork a child that makes no call."""
         if len(reader.children) < 2 and not reader.has_namespace:  # whose pids mean nothing here
-            reader.children[reader.ask("fork")] = reader.reads()
+            pid = reader.ask("fork")
+            reader.children[pid] = reader.uses()
+            self.inherited[pid] = set(reader.lent)
 
     def stop_or_go_on(self) -> None:
         """Stops a reader, or lets all stopped ones go on."""
@@ -367,7 +416,15 @@ class History:
 
     def step(self) -> str:
         """Does something at random, and returns what it was."""
-        with_readers = {self.open: 6, self.drop: 4, self.follow: 4, self.fork: 1, self.use_arena: 2}
+        with_readers = {
+            self.open: 6,
+            self.drop: 4,
+            self.follow: 4,
+            self.send: 3,
+            self.drop_received: 2,
+            self.fork: 1,
+            self.use_arena: 2,
+        }
         alone = {
             self.publish: 6,
             self.rollback: 2,
@@ -417,7 +474,7 @@ class History:
         while True:
             here = {v["version"] for e in self.listed() for v in e["versions"] if not v["awaited"]}
             kept = set(self.order(here | self.awaited)[-self.keep :]) | {self.current()}
-            extra = here - kept - self.is_read()
+            extra = here - kept - self.is_read() - self.may_be_mapped()
             if not extra:
                 return
             assert time.monotonic() < until, f"{extra} stay though nobody reads them"
