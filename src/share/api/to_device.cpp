@@ -13,6 +13,7 @@
 #include "onecopy/share/share.h"
 #include "os/log.h"
 #include "share/runtime/runtime.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
@@ -136,7 +137,10 @@ void copy_group(std::span<const Tensor> tensors, const Group& group, Device devi
 }  // namespace
 
 /// Copies group after group: the card copies one while the next gets its block.
-std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream) {
+std::vector<Tensor> to_device(std::span<const Tensor> given, Device device, Stream stream) {
+  std::vector<Tensor> tensors(given.begin(), given.end());
+  for (Tensor& tensor : tensors)
+    if (!is_shareable(tensor)) tensor = sendable(tensor);  // of a stored version
   check_tensors(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
   const std::vector<Run> runs = runs_of(tensors);
