@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,17 +21,31 @@
 
 namespace onecopy {
 
+/// Returns what is sent in place of the tensors, if some of them are not sent themselves, see sendable(); empty if all are.
+inline std::vector<Tensor> replacements(std::span<const Tensor> leaving) {
+  std::vector<Tensor> others;
+  if (std::ranges::all_of(leaving, is_sendable)) [[likely]]
+    return others;
+  std::ranges::transform(leaving, std::back_inserter(others), sendable);
+  return others;
+}
+
 /// The tensors of one item that is being put, and the streams whose order they follow. Each put makes one Departure at
 /// its beginning.
 struct Departure {
   Departure(Session& session, std::span<const Tensor> leaving, Stream in)
-      : tensors(leaving),
+      : replaced(replacements(leaving)),
+        tensors(replaced.empty() ? leaving : replaced),
         stream(in),
         needs_order(!session.streams().used_devices().empty() ||
                     std::any_of(leaving.begin(), leaving.end(),
                                 [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
 
-  std::span<const Tensor> tensors;
+  Departure(const Departure&) = delete;
+  Departure& operator=(const Departure&) = delete;
+
+  const std::vector<Tensor> replaced;
+  const std::span<const Tensor> tensors;
   Stream stream;
   /// Tells whether getters may have to wait for a stream, because a tensor is on a device or this process has used a
   /// device.

@@ -30,17 +30,6 @@ void log_got(const Channel& channel, const Item& item) noexcept {
   log_debug([&] { return fmt::format("got {} from queue {:016x}", described(item), channel.id()); });
 }
 
-bool is_sendable(const Message& message) {
-  return std::ranges::all_of(message.tensors,
-                             [](const Tensor& tensor) { return onecopy::is_sendable(tensor); });
-}
-
-Message sendable(const Message& message) {
-  Message sent = message;
-  for (Tensor& tensor : sent.tensors) tensor = onecopy::sendable(tensor);
-  return sent;
-}
-
 /// Puts the item. Describes the item for the log first, because a tensor that is moved into the queue is empty
 /// afterwards.
 template <class Item>
@@ -49,10 +38,8 @@ bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
   if (logs_debug()) [[unlikely]]
     what = described(item);
   channel.become_producer();
-  Session& session = channel.session(deadline);
-  const bool put = is_sendable(item)
-                       ? channel.sender().put(session, std::forward<Item>(item), deadline, stream)
-                       : channel.sender().put(session, sendable(item), deadline, stream);
+  const bool put =
+      channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
   if (put && what) log_put(channel, *what);
   return put;
@@ -128,11 +115,7 @@ bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream st
 bool Queue::try_put_at_once(const Message& message, Stream stream) {
   channel().become_producer();
   Session* const session = channel().joined_session();
-  if (!session) return false;
-  const bool put = is_sendable(message)
-                       ? channel().sender().put_at_once(*session, message, stream)
-                       : channel().sender().put_at_once(*session, sendable(message), stream);
-  if (!put) return false;
+  if (!session || !channel().sender().put_at_once(*session, message, stream)) return false;
   channel().note_change();
   if (logs_debug()) log_put(channel(), described(message));
   return true;
@@ -141,8 +124,7 @@ bool Queue::try_put_at_once(const Message& message, Stream stream) {
 void Queue::prepare_put(const Message& message, std::chrono::nanoseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   channel().become_producer();
-  Session& session = channel().session(deadline);
-  channel().sender().prepare(session, is_sendable(message) ? message : sendable(message), deadline);
+  channel().sender().prepare(channel().session(deadline), message, deadline);
 }
 
 bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {

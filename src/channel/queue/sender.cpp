@@ -68,7 +68,8 @@ bool Sender::put(Session& session, const Tensor& tensor, Deadline deadline, Stre
 
 bool Sender::put(Session& session, Tensor&& tensor, Deadline deadline, Stream stream) {
   const Departure departure(session, {&tensor, 1}, stream);
-  if (!until_settled([&] { return try_put_one(session, departure, deadline, &tensor); })) return false;
+  Tensor* const given = departure.replaced.empty() ? &tensor : nullptr;
+  if (!until_settled([&] { return try_put_one(session, departure, deadline, given); })) return false;
   tensor.release();
   return true;
 }
@@ -91,7 +92,8 @@ bool Sender::put_at_once(Session& session, const Message& message, Stream stream
 }
 
 void Sender::prepare(Session& session, const Message& message, Deadline deadline) {
-  packer_.prepare(session, message.tensors, deadline);
+  const Departure departure(session, message.tensors, {});
+  packer_.prepare(session, departure.tensors, deadline);
 }
 
 bool Sender::put_message(Session& session, const Message& message, const Limits& limits, Stream stream) {
@@ -105,7 +107,7 @@ bool Sender::try_put_message(Session& session, const Message& message, const Dep
   const std::optional<Manifest> tensors = packer_.pack(session, departure, limits);
   if (!tensors) return false;
   std::vector<BlockRef> blocks;
-  for (const Tensor& tensor : message.tensors) blocks.push_back(tensor.block());
+  for (const Tensor& tensor : departure.tensors) blocks.push_back(tensor.block());
   const std::size_t rows = message.tensors.size();
   const bool is_one = rows == 1 && message.tag == 0 && message.data.empty();
   const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
