@@ -16,6 +16,7 @@
 #include "os/memory_limit.h"
 #include "os/page_tables.h"
 #include "share/owner/late_releases.h"
+#include "share/session.h"
 
 namespace onecopy {
 
