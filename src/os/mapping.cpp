@@ -131,14 +131,16 @@ void Mapping::clear() {
 }
 
 /// Unmaps part by part: another thread that maps memory waits for the part alone. A GiB takes 200 ms.
-void Mapping::reset() noexcept {
+void Mapping::shrink(std::size_t size) noexcept {
   constexpr std::size_t kPart = std::size_t{16} << 20;
-  for (std::size_t rest = size_; rest != 0;) {
-    const std::size_t begin = (rest - 1) / kPart * kPart;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t kept = std::min(size_, (size + page - 1) / page * page);
+  for (std::size_t rest = size_; rest > kept;) {
+    const std::size_t begin = std::max(kept, (rest - 1) / kPart * kPart);
     ::munmap(data_ + begin, std::exchange(rest, begin) - begin);
   }
-  data_ = nullptr;
-  size_ = 0;
+  size_ = kept;
+  if (size_ == 0) data_ = nullptr;
 }
 
 /// Tests with neighbours of different access, which the kernel cannot merge into one mapping.

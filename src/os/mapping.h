@@ -34,7 +34,9 @@ class Mapping {
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
-  void reset() noexcept;
+  void reset() noexcept { shrink(0); }
+  /// Unmaps the pages behind the first `size` bytes. If `size` is 0, unmaps all.
+  void shrink(std::size_t size) noexcept;
   /// Releases the memory and keeps the addresses mapped as zeros, for readers that may come late.
   void forget() noexcept;
   /// Replaces the memory by private zero-filled memory at the same addresses. Needs no room for another mapping. Other

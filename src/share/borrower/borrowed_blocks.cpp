@@ -74,7 +74,7 @@ void BorrowedBlocks::check_not_ended_with_owner(SegmentKind kind, std::uint32_t 
 
 BorrowedBlocks::Location BorrowedBlocks::locate(const ClaimRequest& handle, Access access,
                                                 std::optional<Device> user) {
-  const Record& r = leases_.record(handle.block);
+  const BlockDescription r = leases_.describe(handle.block);
   if (r.segment != handle.segment || handle.storage_size > r.size)
     throw Error(ErrorCode::bad_handle,
                 fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
@@ -114,7 +114,8 @@ void BorrowedBlocks::begin_pin(std::uint32_t segment) {
   if (!leases_.is_seen() && !process_.has_ended()) throw_no_pins();
   leases_.note_pin(segment);
   try {
-    wait_for_hole(leases_.holes(segment), [this] { return process_.has_ended(); });
+    wait_for_hole([&] { return leases_.is_hole_under_way(segment); },
+                  [this] { return process_.has_ended(); });
   } catch (...) {
     leases_.end_pin(segment);
     throw;
@@ -128,10 +129,10 @@ Fd BorrowedBlocks::export_table() const {
 }
 
 ExportedBlock BorrowedBlocks::export_block(std::uint32_t block, Access access) {
-  const Record& r = leases_.record(block);
+  const BlockDescription r = leases_.describe(block);
   const SegmentPlace place = segments_.find_any(r.segment, access);
   check_not_ended_with_owner(place.kind, r.segment);
-  return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
+  return {{block, held_generation(r.word), r.segment, r.offset, r.size},
           place.kind,
           place.size,
           place.data + r.offset,
@@ -139,12 +140,12 @@ ExportedBlock BorrowedBlocks::export_block(std::uint32_t block, Access access) {
 }
 
 std::span<std::byte> BorrowedBlocks::bytes_of(std::uint32_t block, Access access) {
-  const Record& r = leases_.record(block);
+  const BlockDescription r = leases_.describe(block);
   return {segments_.find_any(r.segment, access).data + r.offset, r.size};
 }
 
 std::byte* BorrowedBlocks::allow(std::uint32_t block, Access access, int ordinal) {
-  const Record& r = leases_.record(block);
+  const BlockDescription r = leases_.describe(block);
   std::byte* const segment = segments_.allow(r.segment, access, ordinal);
   return segment ? segment + r.offset : nullptr;
 }

@@ -117,7 +117,7 @@ class BorrowedBlocks final : public SharedBlocks {
   void release(std::uint32_t block) noexcept override;
   void release_now(std::uint32_t block) noexcept override;
   std::uint32_t segment_of(std::uint32_t block) const noexcept override {
-    return leases_.record(block).segment;
+    return leases_.describe(block).segment;
   }
   std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access access) const override {
     return segments_.memory(segment, access);
@@ -132,9 +132,9 @@ class BorrowedBlocks final : public SharedBlocks {
   std::shared_ptr<const void> keep_alive() const override { return whole.lock(); }
   const ProcessId& owner() const noexcept override { return process_.id(); }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
-    leases_.transits().begin(block, channel);
+    leases_.begin_transit(block, channel);
   }
-  void end_transit(std::uint32_t block) noexcept override { leases_.transits().end(block); }
+  void end_transit(std::uint32_t block) noexcept override { leases_.end_transit(block); }
   ExportedBlock export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override {

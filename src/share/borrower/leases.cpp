@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -108,15 +109,60 @@ void Leases::set_table(const Fd& file) {
   records_ = table_.as<const Record>();
 }
 
-/// Copies the records up to the first one that the owner never used, whose word is 0.
+void Leases::set_frozen_table(const Fd& file) {
+  set_table(file);
+  if (!try_copy_records()) throw std::bad_alloc();
+  table_.reset();
+}
+
+/// Returns how many records the owner has used: it uses them in order, and the word of an unused one is 0.
+std::uint32_t Leases::used_of(const Record* records) const noexcept {
+  std::uint32_t used = 0;
+  while (used < used_ && records[used].word.load() != 0) ++used;
+  return used;
+}
+
+/// Replaces the table by a copy of its records, which stay as they are. Returns false if memory is short. A thread that
+/// finds the copy finds `used_` and `frozen_` as well, because it reads them later.
+bool Leases::try_copy_records() noexcept {
+  const std::uint32_t used = used_of(records_);
+  copied_.reset(new (std::nothrow) Record[used]);
+  if (!copied_) return false;
+  std::memcpy(static_cast<void*>(copied_.get()), table_.data(), used * sizeof(Record));
+  used_ = used;
+  frozen_ = true;
+  records_ = copied_.get();
+  return true;
+}
+
+bool Leases::try_freeze() noexcept {
+  if (frozen_ && !is_freezing()) return true;
+  if (!frozen_ && (HazardGuard::readers_of(this) == HazardGuard::Readers::unknown || !try_copy_records()))
+    return true;
+  if (HazardGuard::readers_of(this) != HazardGuard::Readers::none) return false;
+  table_.reset();
+  page_memory_.reset();
+  count_memory_.shrink(used_ * sizeof(std::atomic<std::uint32_t>));
+  return true;
+}
+
+/// Raises the count before the look at `closed_`; try_close() writes and reads in the opposite order. A closing block was
+/// not reused, because the owner has ended.
+bool Leases::try_claim_frozen(std::uint32_t block, std::uint64_t generation) noexcept {
+  if (block >= used_) return false;
+  counts_[block].fetch_add(1);
+  if (is_held_as(record(block).word.load(), generation) && !closed_) return true;
+  counts_[block].fetch_sub(1);
+  return false;
+}
+
 Fd Leases::copy_table() const {
   const HazardGuard here(this);
   if (closed_)
     throw Error(ErrorCode::owner_died, "the owner of that memory has ended, and none of it is held");
-  std::uint32_t used = 0;
-  while (used < kMaxBlocks && record(used).word.load() != 0) ++used;
   const Fd copy = create_memfd("onecopy-blocks", kTableBytes);
-  write_all(copy, ByteSpan(table_.data(), used * sizeof(Record)));
+  const Record* const records = records_;
+  write_all(copy, ByteSpan(reinterpret_cast<const std::byte*>(records), used_of(records) * sizeof(Record)));
   add_seals(copy, kSealFutureWrite);
   return reopen_read_only(copy);
 }
@@ -131,7 +177,7 @@ std::uint64_t Leases::count() const noexcept {
   const HazardGuard here(this);
   if (closed_) return 0;
   std::uint64_t sum = 0;
-  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+  for (std::uint32_t block = 0; block < end(); ++block)
     sum += counts_[block].load(std::memory_order_relaxed);
   return sum;
 }
@@ -140,7 +186,7 @@ std::vector<LeaseInfo> Leases::list() const {
   const HazardGuard here(this);
   std::vector<LeaseInfo> leases;
   if (closed_) return leases;
-  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+  for (std::uint32_t block = 0; block < end(); ++block)
     if (const std::uint32_t claims = counts_[block].load(std::memory_order_relaxed); claims != 0) {
       const Record& r = record(block);
       leases.push_back({block, claims, state_of(r.word.load()), r.segment, r.size});
@@ -152,7 +198,7 @@ bool Leases::any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t b
                     const std::set<std::uint32_t>& others) const noexcept {
   const HazardGuard here(this);
   if (closed_) return false;
-  for (std::uint32_t block = 0; block <= highest_block_; ++block) {
+  for (std::uint32_t block = 0; block < end(); ++block) {
     const Record& r = record(block);
     if (counts_[block].load(std::memory_order_relaxed) != 0 && r.segment == segment &&
         r.offset < offset + bytes && offset < r.offset + r.size && !others.contains(block))
@@ -161,9 +207,12 @@ bool Leases::any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t b
   return false;
 }
 
+/// Returns one past the highest block of which there may be a lease.
+std::uint32_t Leases::end() const noexcept { return frozen_ ? used_.load() : highest_block_ + 1; }
+
 bool Leases::any() const noexcept {
-  for (std::uint32_t block = 0; block <= highest_block_; ++block)
-    if (page_.slot(block).load() != 0) return true;
+  for (std::uint32_t block = 0; block < end(); ++block)
+    if ((frozen_ ? counts_[block].load() : page_.slot(block).load()) != 0) return true;
   return false;
 }
 
@@ -188,6 +237,7 @@ bool Leases::try_forget() noexcept {
 }
 
 void Leases::go_on_in_child(Mapping page) noexcept {
+  if (frozen_) return;
   if (!page) or_end_child([&] { page = private_claims(std::move(page_memory_)); });
   set_page(std::move(page));
   take_over_claims(page_, highest_block_ + 1, [&](std::uint32_t block) { return counts_[block].load(); });

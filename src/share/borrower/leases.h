@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -71,10 +72,20 @@ struct LeaseInfo {
   std::uint64_t size;
 };
 
+/// The record of a block, as a thread has read it.
+struct BlockDescription {
+  std::uint64_t word;
+  std::uint64_t offset;
+  std::uint64_t size;
+  std::uint32_t segment;
+};
+
 /// The leases of this process on another's blocks: the owner's block table, the claim page that the owner made for us,
 /// and a count of leases for each block. The counts are in private memory as well, where a forked child finds them.
 ///
-/// Closed Leases hold nothing and never will. Their memory stays while a late claimer may touch it (HazardGuard).
+/// Once the owner has ended, the leases are frozen: the counts alone say what is held, and a copy of the records replaces
+/// the table. Closed Leases hold nothing and never will. Memory that is given back stays while a thread may touch it
+/// (HazardGuard).
 ///
 /// Thread safety: all members may be called concurrently, except members that set up or end the leases or serve a fork.
 class Leases {
@@ -85,12 +96,27 @@ class Leases {
   // called before any other member.
   void set_table(const Fd& file);
   void set_page(Mapping page);
+  /// Takes a copy of the table of an owner that has ended, and needs no page. Throws protocol.
+  void set_frozen_table(const Fd& file);
 
-  const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
+  /// Returns the record of a block. REQUIRES: the caller holds a lease of the block.
+  BlockDescription describe(std::uint32_t block) const noexcept {
+    const HazardGuard here(this);
+    const Record& r = record(block);
+    return {r.word.load(), r.offset, r.size, r.segment};
+  }
   /// Returns a file with a copy of the block table. Throws owner_died after the leases were closed, out_of_descriptors.
   /// REQUIRES: the owner has ended, so that the table does not change.
   Fd copy_table() const;
-  TransitCounts& transits() noexcept { return transits_; }
+  // Count items in queues, see TransitCounts. Have no effect after the owner has ended.
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
+    const HazardGuard here(this);
+    if (!frozen_) transits_.begin(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept {
+    const HazardGuard here(this);
+    if (!frozen_) transits_.end(block);
+  }
 
   /// Takes one more lease if the block's generation is still the handle's; see onecopy::try_claim() for `ask`.
   template <class Ask>
@@ -98,10 +124,11 @@ class Leases {
     if (block >= kMaxBlocks) return false;
     const HazardGuard here(this);
     if (closed_) return false;
+    const Record& claimed = record(block);  // loaded before `frozen_`, see try_copy_records()
+    if (frozen_) return try_claim_frozen(block, generation);
     std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
     while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
     }
-    const Record& claimed = record(block);
     if (!onecopy::try_claim(page_, claimed, block, generation, ask)) return false;
     if (closed_) {  // read after the slot was raised; try_close() writes and reads in the opposite order
       release_claim(page_, claimed, block);
@@ -111,7 +138,8 @@ class Leases {
     return true;
   }
   void retain(std::uint32_t block) noexcept {
-    page_.slot(block).fetch_add(1);
+    const HazardGuard here(this);
+    if (!frozen_) page_.slot(block).fetch_add(1);
     counts_[block].fetch_add(1, std::memory_order_relaxed);
   }
   /// Ends a lease. If it is the last one, the object may be closed by another thread, but not before `afterwards` has
@@ -120,30 +148,36 @@ class Leases {
   void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
     const HazardGuard here(this);  // the record is read after the lease has ended
     counts_[block].fetch_sub(1, std::memory_order_relaxed);
-    release_claim(page_, record(block), block);
+    if (!frozen_) release_claim(page_, record(block), block);
     afterwards();
   }
   void release(std::uint32_t block) noexcept {
     release(block, []() noexcept {});
   }
-  // Marks the segment as pinned, see PinWords in claim.h. Has no effect after the leases were closed.
+  // Marks the segment as pinned, see PinWords in claim.h. Has no effect after the leases were closed or frozen.
   void note_pin(std::uint32_t segment) noexcept {
     const HazardGuard here(this);
-    if (!closed_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
+    if (!closed_ && !frozen_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
   }
   void end_pin(std::uint32_t segment) noexcept {
     const HazardGuard here(this);
-    if (!closed_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
+    if (!closed_ && !frozen_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
   }
-  /// Returns the owner's word for the segment. REQUIRES: the caller holds a lease.
-  const PinWords::Word& holes(std::uint32_t segment) const noexcept {
-    return PinWords(table_.as<PinWords::Word>(kHolesAt))[segment];
+  /// Returns whether the owner gives pages of the segment back now. REQUIRES: the caller holds a lease.
+  bool is_hole_under_way(std::uint32_t segment) const noexcept {
+    const HazardGuard here(this);
+    return !frozen_ &&
+           onecopy::is_hole_under_way<RealPlatform>(PinWords(table_.as<PinWords::Word>(kHolesAt))[segment]);
   }
-  /// Returns whether the owner sees the claims and pins of this page.
-  bool is_seen() const noexcept { return onecopy::is_seen(page_); }
+  /// Returns whether the owner sees the claims and pins of this process, or has ended and need not.
+  bool is_seen() const noexcept {
+    const HazardGuard here(this);
+    return frozen_ || onecopy::is_seen(page_);
+  }
   bool has(std::uint32_t block) const noexcept {
     const HazardGuard here(this);
-    return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
+    if (closed_ || block >= (frozen_ ? used_.load() : kMaxBlocks)) return false;
+    return counts_[block].load(std::memory_order_relaxed) != 0;
   }
   /// Returns whether there is a lease of a block, other than `others`, in the given bytes of the segment.
   bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
@@ -151,7 +185,15 @@ class Leases {
   std::uint64_t count() const noexcept;
   std::vector<LeaseInfo> list() const;
 
-  /// Closes the leases for ever, unless one is left. REQUIRES: called by one thread at a time.
+  /// Gives the table, the page and the counts of unused blocks back. Returns false while a thread may touch them, after
+  /// which the caller must try again later. Has no effect if the kernel cannot tell, or if memory is short. REQUIRES: the
+  /// owner has ended; called by one thread at a time.
+  bool try_freeze() noexcept;
+  /// Returns whether a thread that may touch memory keeps the leases from being frozen, or closed and forgotten. REQUIRES:
+  /// the owner has ended; called by one thread at a time.
+  bool are_waiting() const noexcept { return is_freezing() || count() == 0; }
+  /// Closes the leases for ever, unless one is left. REQUIRES: called by one thread at a time; try_freeze() has not
+  /// returned false.
   bool try_close() noexcept;
   bool is_closed() const noexcept { return closed_; }
   /// Gives the memory back. Returns false while a claimer may touch it, after which the caller must try again later.
@@ -164,20 +206,30 @@ class Leases {
 
   // The fork handlers call the following members.
   Claims& page() noexcept { return page_; }
-  /// Takes over the leases in a forked child, in a page of its own; without one, in memory that no owner sees.
+  /// Takes over the leases in a forked child, in a page of its own; without one, in memory that no owner sees. Frozen
+  /// leases need none.
   void go_on_in_child(Mapping page) noexcept;
 
  private:
+  const Record& record(std::uint32_t block) const noexcept { return records_.load()[block]; }
+  bool is_freezing() const noexcept { return frozen_ && table_; }
+  bool try_claim_frozen(std::uint32_t block, std::uint64_t generation) noexcept;
+  std::uint32_t used_of(const Record* records) const noexcept;
+  bool try_copy_records() noexcept;
+  std::uint32_t end() const noexcept;
   bool any() const noexcept;
 
   Mapping table_;
-  const Record* records_ = nullptr;
+  std::atomic<const Record*> records_{nullptr};  ///< in table_ or copied_
+  std::unique_ptr<Record[]> copied_;
   Mapping page_memory_;
   Claims page_;
   TransitCounts transits_;
   Mapping count_memory_;
   std::atomic<std::uint32_t>* counts_ = nullptr;  ///< the number of leases by block
   std::atomic<std::uint32_t> highest_block_{0};
+  std::atomic<std::uint32_t> used_{kMaxBlocks};  ///< the number of records; all until the leases are frozen
+  std::atomic<bool> frozen_{false};              ///< never false again
   std::atomic<bool> closed_{false};
 };
 

@@ -36,8 +36,7 @@ std::shared_ptr<Peer> Peer::begin_handshake(Dial call, const std::string& my_nam
 std::shared_ptr<Peer> Peer::frozen(const ProcessId& owner, std::string name, Fd table) {
   std::shared_ptr<Peer> peer = make(new Peer(owner, std::move(name)));
   peer->process_.set_gone();
-  peer->blocks_.leases().set_table(table);
-  peer->blocks_.leases().set_page(private_claims());
+  peer->blocks_.leases().set_frozen_table(table);
   return peer;
 }
 
@@ -190,7 +189,7 @@ bool Peer::try_close() noexcept {
   if (!is_closed()) {
     if (!is_gone()) return false;
     close_descriptors();
-    if (!blocks_.leases().try_close()) return false;
+    if (!blocks_.leases().try_freeze() || !blocks_.leases().try_close()) return false;
     blocks_.segments().close();
     PinnedRanges::segment_ended();
   }

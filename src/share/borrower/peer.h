@@ -29,9 +29,9 @@ namespace onecopy {
 
 /// A process from which this one borrows: the process, the connection to its broker, and the borrowed blocks.
 ///
-/// If the owner is dead, try_close() leaves one descriptor for each mapped segment; if no lease is left, it gives these
-/// and the peer's memory back. The peer itself is destroyed with the last std::shared_ptr to it. Callers that remember a
-/// peer have a shared pointer; blocks need none, since they are leases.
+/// If the owner is dead, try_close() leaves the mapped segments with one descriptor each, a copy of the records and the
+/// counts of the leases; if no lease is left, it gives these back, too. The peer itself is destroyed with the last
+/// std::shared_ptr to it. Callers that remember a peer have a shared pointer; blocks need none, since they are leases.
 ///
 /// States of the owner: alive -> disconnected (the connection is over, so look at the process) -> gone. A process is
 /// gone when its pidfd says so. If no memory of a device is mapped here, it also counts as gone once it runs another
@@ -86,8 +86,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   /// thread.
   bool poll_hangup();
   bool is_closed() const noexcept { return blocks_.is_closed(); }
-  /// Closes the descriptors of an owner that is gone, except the descriptors of segments. Gives all memory back if no lease is
-  /// left. Returns true once all is given back, after which it must not be called again.
+  /// Closes the descriptors of an owner that is gone, except the descriptors of segments, and freezes the leases. Gives all
+  /// memory back if no lease is left. Returns true once all is given back.
   bool try_close() noexcept;
   /// Returns whether the peer may be destroyed once no caller remembers it, which requires that no stream waits for its
   /// words. REQUIRES: try_close() has returned true.

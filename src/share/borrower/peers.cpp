@@ -238,7 +238,7 @@ bool Peers::sweep() noexcept {
     const auto peer = at++;
     if (!(*peer)->is_gone()) continue;
     if ((*peer)->try_close()) closed_.splice(closed_.end(), open_, peer);
-    else waiting = waiting || (*peer)->blocks().leases().count() == 0;
+    else waiting = waiting || (*peer)->blocks().leases().are_waiting();
     if (!(*peer)->is_closed()) continue;
     closed.insert((*peer)->process().name());
     const auto known = by_process_.find((*peer)->process().id());

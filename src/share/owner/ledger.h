@@ -56,7 +56,7 @@ class SegmentPins {
 };
 
 /// Waits until no hole is under way that began before a pin was noted. Throws timeout.
-void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone);
+void wait_for_hole(const std::function<bool()>& is_under_way, const std::function<bool()>& is_owner_gone);
 
 /// The owner's record of its blocks and their holders: in this process (a count in private memory) and in others (the
 /// claim protocol). Contains the table that borrowers read.

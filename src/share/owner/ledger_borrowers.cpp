@@ -52,10 +52,10 @@ void SharedBlocks::throw_no_pins() {
 }
 
 /// Waits until no hole is under way; a hole takes the system milliseconds. Ignores a hole whose owner has died.
-void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
+void wait_for_hole(const std::function<bool()>& is_under_way, const std::function<bool()>& is_owner_gone) {
   constexpr std::chrono::seconds kTimeout{10};
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;
-  while (is_hole_under_way<RealPlatform>(holes)) {
+  while (is_under_way()) {
     if (is_owner_gone()) return;
     if (std::chrono::steady_clock::now() > deadline)
       throw Error(ErrorCode::timeout,
@@ -75,7 +75,8 @@ void Ledger::begin_pin(std::uint32_t segment) {
   }
   const PinWords holes(records_.as<PinWords::Word>(kHolesAt));
   try {
-    wait_for_hole(holes[segment], [this] { return pid_ != current_pid() && is_gone(origin()); });
+    wait_for_hole([&] { return is_hole_under_way<RealPlatform>(holes[segment]); },
+                  [this] { return pid_ != current_pid() && is_gone(origin()); });
   } catch (...) {
     end_pin(segment);
     throw;

@@ -51,6 +51,19 @@ TEST(Mapping, WhatWasForgottenReadsAsZeroAndLeavesTheFileAlone) {
   EXPECT_EQ(*two.as<int>(), 42);
 }
 
+TEST(Mapping, ThatShrinksKeepsThePagesAtItsBeginning) {
+  Mapping memory = Mapping::anonymous(std::size_t{40} << 20);
+  *memory.as<int>(page()) = 42;
+  memory.shrink(page() + 1);
+  EXPECT_EQ(memory.size(), 2 * page());
+  EXPECT_EQ(*memory.as<int>(page()), 42);
+  EXPECT_EQ(::msync(memory.data() + 2 * page(), page(), MS_ASYNC), -1) << "which is not mapped";
+  memory.shrink(3 * page());
+  EXPECT_EQ(memory.size(), 2 * page());
+  memory.shrink(0);
+  EXPECT_FALSE(memory);
+}
+
 /// A claimer that comes late reads a word of a peer that is being closed; ThreadSanitizer looks on.
 TEST(Mapping, WhoReadsWhileItIsForgottenSeesWhatWasThereOrZero) {
   for (int round = 0; round < 50; ++round) {

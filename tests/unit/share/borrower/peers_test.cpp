@@ -37,6 +37,8 @@ class PeersTest : public ::testing::Test {
     if (HazardGuard::readers_of(this) == HazardGuard::Readers::unknown)
       GTEST_SKIP() << "wants a kernel with membarrier(2), private expedited";
     has_found = may_claim = false;
+    for (std::uint32_t block = 0; block < kBlock; ++block)  // an owner uses its records in order
+      table_.as<Record>()[block].word = make_word(1, BlockState::free);
     Record& record = table_.as<Record>()[kBlock];
     record.segment = kSegment;
     record.size = kSize;
