@@ -205,7 +205,7 @@ class Peers {
   bool poll_hangups();
   void forget_ended() noexcept REQUIRES(mutex_);
   void destroy_forgotten() noexcept REQUIRES(mutex_);
-  void release_closed(const std::set<std::string>& owners) noexcept REQUIRES(mutex_);
+  bool try_release_closed(const std::string& owner) noexcept REQUIRES(mutex_);
 
   const std::string name_;
   EventLoop& loop_;

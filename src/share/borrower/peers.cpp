@@ -233,19 +233,19 @@ bool Peers::poll_hangups() {
 bool Peers::sweep() noexcept {
   const LockGuard lock(mutex_);
   bool waiting = false;
-  std::set<std::string> closed;
   for (auto at = open_.begin(); at != open_.end();) {
-    const auto peer = at++;
-    if (!(*peer)->is_gone()) continue;
-    if ((*peer)->try_close()) closed_.splice(closed_.end(), open_, peer);
-    else waiting = waiting || (*peer)->blocks().leases().are_waiting();
-    if (!(*peer)->is_closed()) continue;
-    closed.insert((*peer)->process().name());
-    const auto known = by_process_.find((*peer)->process().id());
-    if (known == by_process_.end() || known->second != *peer) (*peer)->forget_process();
+    const auto ended = at++;
+    Peer& peer = **ended;
+    if (!peer.is_gone()) continue;
+    const bool is_given_back = peer.try_close();
+    const bool is_released = !peer.is_closed() || try_release_closed(peer.process().name());
+    waiting = waiting || !is_released || (!is_given_back && peer.blocks().leases().are_waiting());
+    if (!peer.is_closed()) continue;
+    const auto known = by_process_.find(peer.process().id());
+    if (known == by_process_.end() || known->second != *ended) peer.forget_process();
+    if (is_given_back && is_released) closed_.splice(closed_.end(), open_, ended);
   }
   forget_ended();
-  release_closed(closed);
   destroy_forgotten();
   return waiting;
 }
@@ -270,18 +270,18 @@ void Peers::destroy_forgotten() noexcept {
                 [](const PeerRef& peer) { return peer.use_count() == 1 && peer->is_destroyable(); });
 }
 
-/// Ends what other processes retain of these owners for this process, except for owners of whose blocks it still holds
-/// some in another way.
-void Peers::release_closed(const std::set<std::string>& owners) noexcept {
-  for (const std::string& owner : owners) {
-    const auto is_open = [&](const auto& peer) {
-      return peer->process().name() == owner && !peer->is_closed();
-    };
-    const auto is_its = [&](const Ledger* ledger) { return public_name(ledger->owner()) == owner; };
-    if (std::any_of(open_.begin(), open_.end(), is_open) ||
-        std::any_of(inherited_.begin(), inherited_.end(), is_its))
-      continue;
-    retention_.release_all_of(owner);
+/// Ends what other processes retain of an owner for this process, unless this process still holds some of the owner's
+/// blocks in another way. Returns false if memory is short.
+bool Peers::try_release_closed(const std::string& owner) noexcept {
+  const auto is_open = [&](const auto& p) { return p->process().name() == owner && !p->is_closed(); };
+  const auto is_its = [&](const Ledger* ledger) { return public_name(ledger->owner()) == owner; };
+  try {
+    if (std::none_of(open_.begin(), open_.end(), is_open) &&
+        std::none_of(inherited_.begin(), inherited_.end(), is_its))
+      retention_.release_all_of(owner);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
 }
 

@@ -185,7 +185,7 @@ void RetainedSegments::release_all_by(Putter putter) noexcept {
   look_soon();
 }
 
-void RetainedSegments::release_all_of(const std::string& owner) noexcept {
+void RetainedSegments::release_all_of(const std::string& owner) {
   const LockGuard lock(mutex_);
   for (auto at = entries_.lower_bound({owner, 0}); at != entries_.end() && at->first.first == owner; ++at)
     for (auto& [queue, use] : at->second.queues) use.requests.erase(nullptr);

@@ -159,7 +159,7 @@ class RetainedSegments {
   void release_all_by(Putter putter, std::uint64_t queue) noexcept;
   void release_all_by(Putter putter) noexcept;
   /// Ends the requests of this process for segments of that owner.
-  void release_all_of(const std::string& owner) noexcept;
+  void release_all_of(const std::string& owner);
   /// Forgets a segment that its owner has given back.
   void forget(const SegmentKey& key) noexcept;
   /// Forgets a queue. REQUIRES: the queue has been removed from the LocalQueues.

@@ -23,7 +23,7 @@ bool RetainedElsewhere::note_retired(const SegmentKey& segment) {
   return true;
 }
 
-void RetainedElsewhere::release_all_of(const std::string& owner) noexcept {
+void RetainedElsewhere::release_all_of(const std::string& owner) {
   bool is_news = false;
   {
     const LockGuard lock(mutex_);

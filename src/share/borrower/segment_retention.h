@@ -38,8 +38,9 @@ class RetainedElsewhere {
   void retire(const SegmentKey& segment);
   /// Does what retire() does, but returns true instead of calling on_news.
   bool note_retired(const SegmentKey& segment);
-  /// Releases what others retain for this process, which holds no block of that owner.
-  void release_all_of(const std::string& owner) noexcept;
+  /// Releases what others retain for this process, which holds no block of that owner. After a bad_alloc the caller must
+  /// call it again.
+  void release_all_of(const std::string& owner);
 
   /// Removes and returns the segments that have ended, each with its keepers.
   std::map<SegmentKey, std::set<ProcessId>> take_retired() noexcept;
@@ -74,8 +75,9 @@ struct SegmentRetention {
     segments.forget(segment);
     elsewhere.retire(segment);
   }
-  /// Releases what others retain for this process, which holds no block of that owner.
-  void release_all_of(const std::string& owner) noexcept {
+  /// Releases what others retain for this process, which holds no block of that owner. After a bad_alloc the caller must
+  /// call it again.
+  void release_all_of(const std::string& owner) {
     segments.release_all_of(owner);
     elsewhere.release_all_of(owner);
   }

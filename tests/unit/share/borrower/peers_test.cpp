@@ -9,6 +9,8 @@
 #include "os/memfd.h"
 #include "share/borrower/peer.h"
 #include "support/eventually.h"
+#include "support/limits.h"
+#include "unit/os/failing_allocations.h"
 
 namespace onecopy {
 namespace {
@@ -103,6 +105,24 @@ TEST_F(PeersTest, ThatEndUnderAClaimerStayUntilItHasLeft) {
   point_hook = nullptr;
   sweep();
   EXPECT_EQ(peers_.size(), 0u);
+}
+
+/// A sweep that finds no memory for the notices leaves them to the next sweep, and ends no process.
+TEST_F(PeersTest, ThatEndWhileMemoryIsShortAreReportedToTheirKeepersLater) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  { const HazardGuard first(this); }  // allocates for this thread
+  int shortages = 0;
+  for (bool was_short = true; was_short; shortages += was_short ? 1 : 0) {
+    freeze();
+    retention_.elsewhere.add({public_name(handle_.owner), kSegment}, ProcessId{4, 5, 6});
+    testing::allocations_left = shortages;
+    was_short = peers_.sweep();
+    testing::allocations_left = -1;
+    EXPECT_FALSE(peers_.sweep());
+    EXPECT_EQ(retention_.elsewhere.take_releases().size(), 1u);
+    EXPECT_TRUE(is_closed());
+  }
+  EXPECT_GT(shortages, 0);
 }
 
 /// Every claim is of a block that can be read, or fails. A claimer that touches a destroyed peer would be a crash.
