@@ -3,35 +3,19 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import time
 
-from . import _core
+from . import _at_exit, _core
 
-_has_finalizer = False
 _NAMES = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
 def start() -> None:
     """Passes the library's lines to Python's logger until the interpreter or the child of multiprocessing ends."""
     _core._start_log()
-    atexit.register(_core._stop_log)
-    _stop_with_multiprocessing()
-    os.register_at_fork(before=_stop_with_multiprocessing)
-
-
-def _stop_with_multiprocessing() -> None:
-    """Registers a finalizer of multiprocessing, whose children end without running atexit functions."""
-    global _has_finalizer
-    util = sys.modules.get("multiprocessing.util")
-    if util is None or _has_finalizer:
-        return
-    _has_finalizer = True
-    util.Finalize(None, _core._stop_log, exitpriority=0)
-    # A child starts without finalizers.
-    util.register_after_fork(start, lambda _: util.Finalize(None, _core._stop_log, exitpriority=0))
+    _at_exit.register(_core._stop_log)
 
 
 def emit(level: int, text: str) -> None:

@@ -135,10 +135,11 @@ def test_a_loader_with_too_few_addresses_fails_with_the_name_of_the_limit(tmp_pa
     assert "terminate called" not in ran.stderr
 
 
-def test_an_ended_worker_of_which_a_tensor_is_kept_costs_one_descriptor(run_python):
+def test_an_ended_worker_of_which_a_tensor_is_kept_costs_one_descriptor_and_two_mappings(run_python):
     run_python(
         """
         import os, sys, time
+        from pathlib import Path
         import torch
         from torch.utils.data import DataLoader, TensorDataset
         import onecopy.multiprocessing
@@ -155,12 +156,21 @@ def test_an_ended_worker_of_which_a_tensor_is_kept_costs_one_descriptor(run_pyth
         def descriptors():
             return len(os.listdir("/proc/self/fd"))
 
+        def mappings():
+            return Path("/proc/self/maps").read_text().count("\\n")
+
+        def addresses():
+            return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
         epochs(2)
-        time.sleep(0.5)
-        before = descriptors()
-        epochs(6)
-        while descriptors() > before + 6:  # until the end of the last worker is noticed
+        while "onecopy-claims" in Path("/proc/self/maps").read_text():  # until the end of the last worker is noticed
             time.sleep(0.01)
+        before = descriptors(), mappings(), addresses()
+        epochs(6)
+        while descriptors() > before[0] + 6 or "onecopy-claims" in Path("/proc/self/maps").read_text():
+            time.sleep(0.01)
+        assert mappings() - before[1] <= 2 * 6 + 4, (mappings(), before)
+        assert addresses() - before[2] < 6 * (65 << 20) + (32 << 20), (addresses(), before)
         assert all(label.tolist() == [0, 1, 2, 3] for label in kept)
         """
     )
@@ -198,4 +208,40 @@ def test_the_memory_of_an_ended_owner_is_passed_on_after_its_descriptors_are_clo
         assert os.wait()[1] == 0
         assert float(queue.get()[9]) == 0.0
         """
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_kept_tensor_of_an_ended_child_keeps_none_of_the_memory_that_the_child_had_free(run_python, method):
+    run_python(
+        """
+        import os, sys
+        import multiprocessing
+        import onecopy
+
+        def work(pipe):
+            large, small = onecopy.zeros((4 << 20,), dtype="uint8"), onecopy.full((10,), 7.0)
+            pipe.send([str(onecopy.share(large)), str(onecopy.share(small))])
+            pipe.recv()
+
+        def memory():
+            files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+            names = {name: os.readlink(name) for name in files if os.path.exists(name)}
+            return sum(os.stat(name).st_blocks * 512 for name, link in names.items() if "memfd:onecopy" in link)
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context(sys.argv[1])
+            pipe, theirs = context.Pipe()
+            child = context.Process(target=work, args=(theirs,))
+            child.start()
+            large, small = map(onecopy.open, pipe.recv())
+            assert memory() > 4 << 20
+            del large
+            pipe.send("released")
+            child.join()
+            assert child.exitcode == 0
+            assert memory() < 1 << 20, memory()
+            assert small.tolist() == [7.0] * 10
+        """,
+        method,
     )
