@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -100,11 +103,39 @@ def test_a_call_raises_if_its_arguments_could_not_be_read(three):
     assert "a key of a dict is a list or dict" in three[0](read_by_call)
 
 
+# --- calls that arrive after their timeout
+
+
+def make_late(owner):
+    """The owner is stopped until the call that makes a value has timed out; another member waits for the value."""
+    os.kill(owner, signal.SIGSTOP)
+    until(lambda: ") T " in Path(f"/proc/{owner}/stat").read_text(), "the owner goes on")
+    try:
+        made = rpc.remote("worker1", len, args=("abc",), timeout=0.05)
+        elsewhere = rpc.rpc_async("worker2", fetch, args=(made,))
+        text_of(made._get_future().wait)
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    del made
+    return text_of(elsewhere.wait)
+
+
+def test_a_member_that_was_passed_a_reference_learns_that_its_value_was_not_made_in_time(three):
+    before = three[1](owned)
+    text = three[0](make_late, three[1].process.pid)
+    assert "arrived after its timeout" in text
+    three[1](until_owned, before)
+
+
 # --- the thread that sends drops
 
 
 def owned():
     return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
+
+
+def until_owned(number):
+    until(lambda: owned() == number, "a value stays")
 
 
 def fail_in_the_drop_thread():

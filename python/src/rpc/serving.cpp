@@ -161,7 +161,8 @@ std::shared_ptr<const Endpoint::Target> Endpoint::target(rpc::FunctionEntry& fun
   return made;
 }
 
-/// Serves a call. If the call is late, its caller has given up, and only the references in the call are counted.
+/// Serves a call. If the call is late, its caller has given up: only the references in the call are counted, and the value
+/// that the call should have made fails, since other members may wait for the value.
 void Endpoint::serve(rpc::Work& work) {
   Turn turn(*node_, work.is_in_order);
   const bool is_late = work.deadline.has_passed();
@@ -178,6 +179,8 @@ void Endpoint::serve(rpc::Work& work) {
       if (!body.value.is_valid()) return;
     }
     decode_body(std::move(work.message), work.context, hooks_, agent_, from, !is_late, body);
+    if (is_late && work.context.has(rpc::CallContext::kResult))
+      refuse(work, nb::str("the call that makes this value arrived after its timeout, and was not run"));
     if (is_late) return;
     values = arguments_of(body.value);
     body.value.reset();
