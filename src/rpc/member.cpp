@@ -8,6 +8,9 @@
 namespace onecopy::rpc {
 
 const char* why_ended(const Member& member) noexcept {
+  if (member.has_refused)
+    return "refused this process, whose number or name in the group is that of another process; start each "
+           "member once, with a number of its own";
   if (member.has_left) return "left the group";
   return member.shares_memory ? "ended" : "ended or was cut off for too long";
 }

@@ -138,6 +138,8 @@ struct Member {
   std::atomic<bool> is_full{false};
   std::atomic<int> senders{0};        ///< threads that may use `out` now; see LaneGuard
   std::atomic<bool> has_left{false};  ///< the member said farewell; otherwise it died
+  std::atomic<bool> has_refused{
+      false};  ///< the member refused this process, whose number or name is another's
   ToldNames told;
   Counters counters;
 

@@ -68,7 +68,12 @@ struct AnswerTail {
 };
 static_assert(sizeof(AnswerTail) == 16);
 
-enum class NoteKind : std::uint32_t { user = 0, greeting = 1, farewell = 2 };
+enum class NoteKind : std::uint32_t {
+  user = 0,
+  greeting = 1,
+  farewell = 2,
+  refusal = 3,  ///< the answer to a greeting of a process whose number or name is another member's
+};
 struct NoteTail {
   NoteKind kind = NoteKind::user;
   std::uint32_t reserved = 0;

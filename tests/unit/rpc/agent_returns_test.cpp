@@ -126,6 +126,26 @@ TEST(AProgram, ThatLeftComesBackAndCallsFirst) {
   EXPECT_EQ(second.join(), 0);
 }
 
+TEST(AProgram, WithTheNumberOfAnotherIsToldSoByTheMemberThatItCalls) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child first = start(meeting, 1);
+  Child second([&] {
+    meeting->reach(1);
+    Agent agent({.name = "another", .number = 1});
+    meeting->join(agent, 0);
+    expect_refusal(ErrorCode::peer_died, {"caller has refused this process", "a number of its own"},
+                   [&] { agent.call("caller", "add one", number(1)); });
+  });
+  Agent agent({.name = "caller", .number = 9});
+  define_usual(agent);
+  meeting->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("service", "who")), 1);
+  meeting->publish(0, agent);
+  meeting->step = 1;
+  EXPECT_EQ(second.join(), 0);
+}
+
 TEST(AProgram, OfAnotherNameNeedsANumberOfItsOwn) {
   Watchdog watchdog;
   Shared<Meeting> meeting;

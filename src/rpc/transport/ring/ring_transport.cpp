@@ -96,10 +96,27 @@ void RingTransport::refuse_newcomer(const Message& message) noexcept {
   try {
     Bytes data = message.data;
     if (take_tail<NoteTail>(data).kind != NoteKind::greeting) return;
-    const Address from = decode_greeting(data).first;
-    put_through_door(from, DoorbellMemory(from.bell), NoteKind::farewell, host_.address().to_bytes());
-  } catch (const std::exception& error) {  // a stranger, or a process that has ended
-    log_debug(fmt::format("a process could not be told that this process leaves: {}", error.what()));
+    turn_away(decode_greeting(data).first, NoteKind::farewell);
+  } catch (const std::exception& error) {  // a stranger
+    log_debug(fmt::format("a greeting was not read: {}", error.what()));
+  }
+}
+
+/// Tells a process that its greeting is not answered with one.
+void RingTransport::turn_away(const Address& from, NoteKind why) noexcept {
+  try {
+    put_through_door(from, DoorbellMemory(from.bell), why, host_.address().to_bytes());
+  } catch (const std::exception& error) {  // a process that has ended
+    log_debug(fmt::format("a process could not be told that it is not answered: {}", error.what()));
+  }
+}
+
+Member& RingTransport::enter_greeter(const Address& from) {
+  try {
+    return host_.enter(from);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument) turn_away(from, NoteKind::refusal);
+    throw;
   }
 }
 
@@ -123,16 +140,17 @@ void RingTransport::take_from_door(const Message& message) {
   Bytes data = message.data;
   const auto [kind, reserved] = take_tail<NoteTail>(data);
   if (kind == NoteKind::greeting) return open_lane_of(data);
-  if (kind != NoteKind::farewell) refuse_message("came through the door and is no greeting");
+  if (kind != NoteKind::farewell && kind != NoteKind::refusal)
+    refuse_message("came through the door and is no greeting");
   Member& member = host_.enter(Address::from_bytes(data));
-  member.has_left = true;
+  (kind == NoteKind::farewell ? member.has_left : member.has_refused) = true;
   if (member.exit) host_.end_of(member)();  // the thread that looks at the lanes ends the member
 }
 
 /// Opens the lane for messages to the greeter, and greets in return.
 void RingTransport::open_lane_of(ByteSpan bytes) {
   const auto [from, lane] = decode_greeting(bytes);
-  Member& member = host_.enter(from);
+  Member& member = enter_greeter(from);
   if (member.transport != this) refuse_message("greets this process, and is no other process of this host");
   {
     const LockGuard lock(member.opening);

@@ -60,6 +60,9 @@ class RingTransport final : public Transport {
   bool try_read_door(bool is_first) noexcept;
   void take_from_door(const Message& message);
   void refuse_newcomer(const Message& message) noexcept;
+  void turn_away(const Address& from, NoteKind why) noexcept;
+  /// Returns the member that greets. Throws invalid_argument if another process has its number, after the greeter was told.
+  Member& enter_greeter(const Address& from);
 
   TransportHost& host_;
   Session& session_;
