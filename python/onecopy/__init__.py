@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-from . import _at_exit, _core as _core, _log, _pickled, errors
+from . import _absent, _at_exit, _core as _core, _log, _pickled, errors
 from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
 from ._core import (
     Bundle,
@@ -83,6 +83,7 @@ from .errors import (
 )
 
 _Mapping.register(Bundle)
+_absent.register()
 _pickled.register()
 _log.start()
 _at_exit.register(lambda: _core._trim("cpu"))  # so that a tensor that others keep does not keep free memory beside it

@@ -58,3 +58,22 @@ def test_the_error_for_a_missing_name_has_a_public_name():
     with pytest.raises(onecopy.errors.MissingName, match="similar names are 'weight'"):
         bundle["weigth"]
     assert onecopy.errors.MissingName.__module__ == "onecopy.errors"
+
+
+@pytest.mark.parametrize("name, instead", [("cuda", r'\.to\("cuda"\)'), ("load_into", "onecopy.Bundle has it")])
+def test_what_only_other_tensors_have_is_answered_with_how_to_get_it(name, instead):
+    tensor = onecopy.zeros(3)
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': .*{instead}"):
+        getattr(tensor, name)
+    assert not hasattr(tensor, name)
+
+
+def test_more_memory_than_a_process_can_address_is_refused_in_one_clause():
+    with pytest.raises(onecopy.OutOfMemory, match=r"^cannot allocate \d+ bytes: a process can address at most \d+$"):
+        onecopy.empty(2**50, "uint8")
+
+
+@pytest.mark.parametrize("place", ["slot", "as_is"])
+def test_a_version_without_tensors_is_refused(place, store):
+    with pytest.raises(onecopy.InvalidArgument, match='no tensor is given for a version of "x"'):
+        store.publish("x", {}, place=place)

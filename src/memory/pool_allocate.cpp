@@ -17,6 +17,7 @@ constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 30;
 constexpr std::uint64_t kLeastAhead = std::uint64_t{256} << 10;
 constexpr std::uint64_t kMaxAhead = std::uint64_t{64} << 20;
 constexpr std::uint64_t kReturned = std::uint64_t{128} << 10;
+constexpr std::uint64_t kAddresses = std::uint64_t{1} << 47;
 constexpr std::uint32_t kSmallestPage = 4096;
 constexpr std::uint64_t kLargestWhole = std::uint64_t{256} << 20;
 
@@ -48,9 +49,10 @@ Pool::Impl::~Impl() {
 }
 
 Extent Pool::Impl::allocate(std::uint64_t bytes) {
-  if (bytes > std::uint64_t{1} << 62)
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("{} bytes are more memory than any machine has", bytes));
+  if (bytes >= kAddresses)
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format("cannot allocate {} bytes: a process can address at most {}", bytes, kAddresses));
   bytes = std::max<std::uint64_t>(bytes, 1);
   if (traits_.alignment > 64)
     bytes = (bytes + traits_.alignment - 1) / traits_.alignment * traits_.alignment;

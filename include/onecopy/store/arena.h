@@ -59,6 +59,7 @@ class Arena {
  private:
   struct State;
   explicit Arena(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+  State& state() const;
 
   std::shared_ptr<State> state_;  // shared by copies
   friend class Store;

@@ -72,10 +72,11 @@ struct TensorSpec {
 };
 
 /// A set of named tensors in the memory of one version. Each tensor keeps all of that memory mapped.
-/// Thread safety: const members may be called concurrently. Copies are the same object.
+/// Thread safety: const members may be called concurrently. Copies are the same object. Members throw closed if the
+/// object was moved from, and so do members of Watch, Store and Arena.
 class Contents {
  public:
-  std::size_t size() const noexcept;
+  std::size_t size() const;
   const std::string& name(std::size_t row) const;
   const Layout& layout(std::size_t row) const;
   std::optional<std::size_t> find(std::string_view name) const;
@@ -83,11 +84,12 @@ class Contents {
   /// Returns all memory as a row of bytes, in which a tensor begins at offset().
   Tensor memory() const;
   std::uint64_t offset(std::size_t row) const;
-  Device device() const noexcept;
+  Device device() const;
 
  protected:
   struct State;
   explicit Contents(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+  State& state() const;
 
   std::shared_ptr<State> state_;  // shared by copies
   friend class Store;
@@ -98,7 +100,7 @@ class Contents {
 class Version : public Contents {
  public:
   /// Returns the number of the version; the first version is 1.
-  std::uint64_t number() const noexcept;
+  std::uint64_t number() const;
   Texts key() const;
   Texts attributes() const;
   /// Computes the checksums of all tensors. Throws bad_handle, which names the first tensor that differs, and

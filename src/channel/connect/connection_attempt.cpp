@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "channel/connect/handshake.h"
+#include "core/moved_from.h"
 #include "core/point.h"
 #include "onecopy/channel/listener.h"
 
@@ -150,8 +151,7 @@ ConnectionAttempt& ConnectionAttempt::operator=(ConnectionAttempt&&) noexcept = 
 ConnectionAttempt::~ConnectionAttempt() = default;
 
 std::optional<Pipe> ConnectionAttempt::try_finish(std::chrono::milliseconds timeout) {
-  if (!state_) throw Error(ErrorCode::closed, "this ConnectionAttempt was moved from");
-  return state_->finish(Deadline::after(timeout));
+  return of_object(state_, "ConnectionAttempt").finish(Deadline::after(timeout));
 }
 
 Pipe connect(const std::string& address, ByteSpan key, std::chrono::milliseconds timeout) {

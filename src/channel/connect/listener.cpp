@@ -15,6 +15,7 @@
 
 #include "channel/connect/handshake.h"
 #include "channel/connect/listener_events.h"
+#include "core/moved_from.h"
 #include "core/point.h"
 #include "os/log.h"
 
@@ -275,11 +276,7 @@ Listener Listener::listen(const std::string& address, ByteSpan key) {
   return Listener(std::make_unique<State>(address, key));
 }
 
-Listener::State& Listener::state() const {
-  if (!state_)
-    throw Error(ErrorCode::closed, "this Listener was moved from: use the object that it was moved to");
-  return *state_;
-}
+Listener::State& Listener::state() const { return of_object(state_, "Listener"); }
 
 const std::string& Listener::address() const { return state().socket.address(); }
 

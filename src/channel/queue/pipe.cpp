@@ -12,6 +12,7 @@
 #include "channel/queue/look_around.h"
 #include "channel/ring/role_lock.h"
 #include "core/base64.h"
+#include "core/moved_from.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy {
@@ -218,11 +219,7 @@ PipeHandle::PipeHandle(PipeHandle&&) noexcept = default;
 PipeHandle& PipeHandle::operator=(PipeHandle&&) noexcept = default;
 PipeHandle::~PipeHandle() = default;
 
-const PipeHandle::Parts& PipeHandle::parts() const {
-  if (!parts_)
-    throw Error(ErrorCode::closed, "this PipeHandle was moved from: use the object that it was moved to");
-  return *parts_;
-}
+const PipeHandle::Parts& PipeHandle::parts() const { return of_object(parts_, "PipeHandle"); }
 
 Bytes PipeHandle::to_bytes() const {
   const Bytes first = parts().queues[0].to_bytes();

@@ -8,6 +8,7 @@
 
 #include "channel/queue/channel.h"
 #include "channel/queue/look_around.h"
+#include "core/moved_from.h"
 #include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
@@ -80,11 +81,7 @@ Queue Queue::connect(const Handle& handle, std::chrono::nanoseconds timeout) {
   return Queue(Channel::connect(handle, Deadline::after(timeout)));
 }
 
-Channel& Queue::channel() const {
-  if (!channel_)
-    throw Error(ErrorCode::closed, "this Queue was moved from: use the object that it was moved to");
-  return *channel_;
-}
+Channel& Queue::channel() const { return of_object(channel_, "Queue"); }
 
 Queue::~Queue() {
   if (channel_) channel_->leave();

@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "core/moved_from.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -165,11 +166,7 @@ Bundle::Bundle(Bundle&&) noexcept = default;
 Bundle& Bundle::operator=(Bundle&&) noexcept = default;
 Bundle::~Bundle() = default;
 
-Bundle::State& Bundle::state() const {
-  if (!state_)
-    throw Error(ErrorCode::closed, "this Bundle was moved from: use the object that it was moved to");
-  return *state_;
-}
+Bundle::State& Bundle::state() const { return of_object(state_, "Bundle"); }
 
 std::size_t Bundle::size() const { return state().reader.size(); }
 std::string_view Bundle::name(std::size_t row) const { return state().reader.name(row); }

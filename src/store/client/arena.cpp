@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "core/moved_from.h"
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
@@ -119,19 +120,21 @@ Arena Store::arena(const std::string& name, std::uint32_t blocks, std::uint64_t 
       std::move(use), std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));
 }
 
-std::vector<std::uint32_t> Arena::allocate(std::uint32_t count) { return state_->control.allocate(count); }
-void Arena::share(std::span<const std::uint32_t> numbers) { state_->control.share(numbers); }
-void Arena::release(std::span<const std::uint32_t> numbers) { state_->control.release(numbers); }
-bool Arena::put(std::string_view key, std::span<const std::uint32_t> numbers) {
-  return state_->control.put(key, numbers);
-}
-bool Arena::remove(std::string_view key) { return state_->control.remove(key); }
-std::uint32_t Arena::clear() { return state_->control.clear(); }
-std::vector<std::vector<std::uint32_t>> Arena::find(std::span<const std::string> keys) {
-  return state_->control.find(keys);
-}
-ArenaStats Arena::stats() { return state_->control.stats(); }
+Arena::State& Arena::state() const { return of_object(state_, "Arena"); }
 
-Tensor Arena::memory() const { return state_->blocks; }
+std::vector<std::uint32_t> Arena::allocate(std::uint32_t count) { return state().control.allocate(count); }
+void Arena::share(std::span<const std::uint32_t> numbers) { state().control.share(numbers); }
+void Arena::release(std::span<const std::uint32_t> numbers) { state().control.release(numbers); }
+bool Arena::put(std::string_view key, std::span<const std::uint32_t> numbers) {
+  return state().control.put(key, numbers);
+}
+bool Arena::remove(std::string_view key) { return state().control.remove(key); }
+std::uint32_t Arena::clear() { return state().control.clear(); }
+std::vector<std::vector<std::uint32_t>> Arena::find(std::span<const std::string> keys) {
+  return state().control.find(keys);
+}
+ArenaStats Arena::stats() { return state().control.stats(); }
+
+Tensor Arena::memory() const { return state().blocks; }
 
 }  // namespace onecopy::store

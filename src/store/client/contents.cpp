@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "core/moved_from.h"
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
@@ -9,44 +10,48 @@
 
 namespace onecopy::store {
 
-std::size_t Contents::size() const noexcept { return state_->table.rows.size(); }
-const std::string& Contents::name(std::size_t row) const { return state_->table.rows.at(row).name; }
-const Layout& Contents::layout(std::size_t row) const { return state_->table.rows.at(row).layout; }
-std::uint64_t Contents::offset(std::size_t row) const { return state_->table.rows.at(row).offset; }
-Device Contents::device() const noexcept { return state_->memory->device(); }
+Contents::State& Contents::state() const { return of_object(state_, "object of the store"); }
+
+std::size_t Contents::size() const { return state().table.rows.size(); }
+const std::string& Contents::name(std::size_t row) const { return state().table.rows.at(row).name; }
+const Layout& Contents::layout(std::size_t row) const { return state().table.rows.at(row).layout; }
+std::uint64_t Contents::offset(std::size_t row) const { return state().table.rows.at(row).offset; }
+Device Contents::device() const { return state().memory->device(); }
 
 std::optional<std::size_t> Contents::find(std::string_view name) const {
-  std::call_once(state_->rows_made, [this] {
-    for (std::size_t row = 0; row < size(); ++row) state_->rows.emplace(state_->table.rows[row].name, row);
+  State& s = state();
+  std::call_once(s.rows_made, [&s] {
+    for (std::size_t row = 0; row < s.table.rows.size(); ++row) s.rows.emplace(s.table.rows[row].name, row);
   });
-  const auto at = state_->rows.find(name);
-  return at == state_->rows.end() ? std::nullopt : std::optional(at->second);
+  const auto at = s.rows.find(name);
+  return at == s.rows.end() ? std::nullopt : std::optional(at->second);
 }
 
 Tensor Contents::tensor(std::size_t row) const {
-  const MappedMemory& memory = *state_->memory;
-  return {state_->block, memory.data() + offset(row), layout(row), memory.device(), memory.access()};
+  const State& s = state();
+  const MappedMemory& memory = *s.memory;
+  return {s.block, memory.data() + offset(row), layout(row), memory.device(), memory.access()};
 }
 
 Tensor Contents::memory() const {
-  const MappedMemory& memory = *state_->memory;
+  const MappedMemory& memory = *state().memory;
   const Layout bytes(DType::u8, {static_cast<std::int64_t>(memory.size())});
-  return {state_->block, memory.data(), bytes, memory.device(), memory.access()};
+  return {state().block, memory.data(), bytes, memory.device(), memory.access()};
 }
 
-std::uint64_t Version::number() const noexcept { return state_->memory->shown()->version.number; }
-Texts Version::key() const { return state_->memory->shown()->table.key; }
-Texts Version::attributes() const { return state_->memory->shown()->table.attributes; }
+std::uint64_t Version::number() const { return state().memory->shown()->version.number; }
+Texts Version::key() const { return state().memory->shown()->table.key; }
+Texts Version::attributes() const { return state().memory->shown()->table.attributes; }
 
 void Version::verify() const {
-  const LockGuard lock(state_->update);  // so that memory and checksums belong to one version
-  const auto shown = state_->memory->shown();
+  const LockGuard lock(state().update);  // so that memory and checksums belong to one version
+  const auto shown = state().memory->shown();
   const std::vector<std::uint32_t>& published = shown->table.checksums;
   if (published.empty() && size() != 0)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("version {} of \"{}\" was published without checksums", shown->version.number,
                             shown->version.name));
-  const auto now = checksums_of(state_->table, *state_->memory);
+  const auto now = checksums_of(state().table, *state().memory);
   for (std::size_t row = 0; row < size(); ++row)
     if (now[row] != published[row])
       throw Error(
@@ -63,7 +68,7 @@ void describe(ExportedMemory& exported, Table& table) {
 }
 
 std::uint64_t Draft::publish() {
-  State& s = *state_;
+  State& s = state();
   if (!s.is_sealed) {
     s.memory->protect();
     point("store.draft.sealed");
@@ -115,7 +120,7 @@ void check_followed(const VersionRecord& version) {
 
 std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {
   if (to == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
-  State& s = *state_;
+  State& s = state();
   const LockGuard lock(s.update);
   StepTimes steps;
   const auto shown = s.memory->shown();

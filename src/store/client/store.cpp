@@ -7,6 +7,7 @@
 #include <array>
 #include <utility>
 
+#include "core/moved_from.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "os/deadline.h"
@@ -40,8 +41,11 @@ void check_object(const VersionRecord& version) {
                 fmt::format("\"{}\" is an arena: open it with arena()", version.name));
 }
 
-void check_request(const std::string& name, const PublishOptions& options) {
+void check_request(const std::string& name, std::size_t tensors, const PublishOptions& options) {
   check_name(name);
+  if (tensors == 0)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("no tensor is given for a version of \"{}\"; give one and more", name));
   if (options.keep == 0)
     throw Error(ErrorCode::invalid_argument,
                 "keep is 0, and the new version itself counts; give 1 and more");
@@ -61,8 +65,8 @@ void check_same_memory(std::span<const TensorSpec> before, const std::string& na
 
 std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<const NamedTensor> tensors,
                             const PublishOptions& options) {
-  check_request(name, options);
-  const Device device = tensors.empty() ? kCpu : tensors.front().second.device();
+  check_request(name, tensors.size(), options);
+  const Device device = tensors.front().second.device();
   AsIs memory(tensors, options.copies);
   backend(device.type).finish_work();
   Table table = table_for(device, options);
@@ -114,11 +118,14 @@ Store Store::connect(const ConnectOptions& options) {
   return Store(std::move(client));
 }
 
-Client& Store::client() { return Client::here(client_); }
+Client& Store::client() {
+  of_object(client_, "Store");
+  return Client::here(client_);
+}
 
 Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors, Device device,
                    const PublishOptions& options) {
-  check_request(name, options);
+  check_request(name, tensors.size(), options);
   check_outlives_its_maker(device);
   Table table = table_for(device, options);
   std::vector<std::size_t> first;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/client/watch.h"
 
+#include "core/moved_from.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::store {
@@ -19,7 +20,7 @@ void Watch::State::connect() {
 
 std::optional<std::uint64_t> Watch::next(std::chrono::nanoseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
-  State& s = *state_;
+  State& s = of_object(state_, "Watch");
   for (;;) {
     try {
       if (!s.link) s.connect();

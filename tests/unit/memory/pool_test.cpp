@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -10,9 +11,12 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
+#include "support/refusal.h"
 
 namespace onecopy {
 namespace {
+
+using onecopy::testing::expect_refusal;
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
@@ -235,6 +239,13 @@ TEST_F(PoolTest, TooLargeARequestIsRefusedWithTheNumbersAndChangesNothing) {
   EXPECT_EQ(after.committed_bytes, before.committed_bytes);
   EXPECT_EQ(after.segments, before.segments);
   EXPECT_EQ(extent.data[0], std::byte{0});
+}
+
+TEST_F(PoolTest, MoreThanAProcessCanAddressIsRefusedInOneSentence) {
+  const std::string text = expect_refusal(ErrorCode::out_of_memory,
+                                          {"cannot allocate 1125899906842624 bytes", "can address at most"},
+                                          [&] { pool.allocate(std::uint64_t{1} << 50); });
+  EXPECT_EQ(std::count(text.begin(), text.end(), ':'), 1) << text;
 }
 
 TEST_F(PoolTest, ManySmallExtentsNeedFewMappings) {

@@ -174,6 +174,52 @@ TEST_P(StoreTest, AFollowerShowsEachVersionAtTheSameAddresses) {
   EXPECT_EQ(live.tensor(0).data(), place);
 }
 
+TEST_F(StoreTest, ObjectsThatWereMovedFromThrow) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  Version version = store.open("x");
+  Follower live = store.follow("x");
+  Draft draft = store.draft("x");
+  Watch watch = store.watch("x");
+  Arena arena = store.arena("blocks", 4, 64);
+  Store other = std::move(store);
+  const Version opened = std::move(version);
+  const Follower followed = std::move(live);
+  const Draft drafted = std::move(draft);
+  Watch watching = std::move(watch);
+  Arena kept = std::move(arena);
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+           [&] { store.list(); },         [&] { store.open("x"); },
+           [&] { store.draft("x"); },     [&] { store.keeper(); },
+           [&] { store.watch("x"); },     [&] { store.publish("x", made(kCpu, 1, 1)); },
+           [&] { store.remove("x"); },    [&] { store.rollback("x", 1); },
+           [&] { store.stop(); },         [&] { store.arena("blocks", 4, 64); },
+           [&] { version.size(); },       [&] { version.name(0); },
+           [&] { version.layout(0); },    [&] { version.find("a"); },
+           [&] { version.tensor(0); },    [&] { version.memory(); },
+           [&] { version.offset(0); },    [&] { version.device(); },
+           [&] { version.number(); },     [&] { version.key(); },
+           [&] { version.attributes(); }, [&] { version.verify(); },
+           [&] { live.update(); },        [&] { draft.tensor(0); },
+           [&] { draft.publish(); },      [&] { watch.next(std::chrono::seconds(0)); },
+           [&] { arena.allocate(1); },    [&] { arena.stats(); },
+           [&] { arena.memory(); },       [&] { arena.clear(); }})
+    onecopy::testing::expect_refusal(ErrorCode::closed, {"moved from", "use the object"}, use);
+  EXPECT_EQ(watching.next(std::chrono::seconds(10)), 1u);
+  EXPECT_EQ(opened.number(), followed.number());
+  EXPECT_EQ(kept.allocate(1).size(), drafted.size() - 2);
+  store = std::move(other);
+  EXPECT_EQ(store.list().size(), 2u);
+}
+
+TEST_F(StoreTest, AVersionHasAtLeastOneTensor) {
+  Store store = start();
+  for (const Placement place : {Placement::slot, Placement::as_is})
+    onecopy::testing::expect_refusal(ErrorCode::invalid_argument, {"no tensor", "\"x\"", "one and more"},
+                                     [&] { store.publish("x", {}, {.place = place}); });
+  EXPECT_TRUE(store.list().empty());
+}
+
 TEST_P(StoreTest, AFollowerShowsExactlyTheVersionThatIsAskedFor) {
   Store store = start();
   const Device device = Device::parse(GetParam());
