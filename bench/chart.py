@@ -66,6 +66,12 @@ def chart(results: dict[str, dict[str, Any]], cell: Callable[[dict[str, Any]], s
     return f'{about}\n{title}{STYLE}  <rect class="page" width="{WIDTH}" height="{y}" fill="#ffffff"/>\n{body}</svg>\n'
 
 
+def _times(bars: list[tuple[str, dict[str, Any]]]) -> int:
+    """Returns how many times as fast the first bar is as the second one, the best of the others."""
+    ours, other = bars[0][1]["value"], bars[1][1]["value"]
+    return round(max(ours, other) / min(ours, other))
+
+
 def _row(row: Row, bars: list[tuple[str, dict[str, Any]]], y: int, cell: Callable[[dict[str, Any]], str]) -> str:
     longest = max(figure["value"] for _, figure in bars)
     better = "longer is better" if "/s" in bars[0][1]["unit"] else "shorter is better"
@@ -73,12 +79,15 @@ def _row(row: Row, bars: list[tuple[str, dict[str, Any]]], y: int, cell: Callabl
         f'  <text x="16" y="{y}">{escape(row.text.replace("`", ""))} <tspan class="quiet">({better})</tspan></text>\n'
     )
     for number, (label, figure) in enumerate(bars):
+        said, weight = cell(figure), "normal"
+        if not number:
+            said, weight = f"{said}, {_times(bars)} times as fast", "bold"
         top = y + 10 + number * (BAR + 6)
-        width = max(1.0, figure["value"] / longest * (WIDTH - LEFT - 130))
+        width = max(1.0, figure["value"] / longest * (WIDTH - LEFT - 270))
         kind = "other" if number else "ours"
         text += (
             f'  <text x="{LEFT - 8}" y="{top + 11}" text-anchor="end" class="quiet">{escape(label)}</text>\n'
             f'  <rect class="{kind}" x="{LEFT}" y="{top}" width="{width:.1f}" height="{BAR}"/>\n'
-            f'  <text x="{LEFT + width + 6:.1f}" y="{top + 11}">{escape(cell(figure))}</text>\n'
+            f'  <text x="{LEFT + width + 6:.1f}" y="{top + 11}" font-weight="{weight}">{escape(said)}</text>\n'
         )
     return text

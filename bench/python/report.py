@@ -114,7 +114,7 @@ def format_value(value: float, unit: str) -> str:
         scales = [(1, unit)]
     scale, name = next((s for s in scales if abs(value) >= s[0]), scales[-1])
     scaled = value / scale
-    return f"{scaled:.{2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0}f} {name}"
+    return f"{scaled:,.{2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0}f} {name}"
 
 
 def to_text(row: Row) -> str:
