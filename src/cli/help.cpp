@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "share/format/wire.h"
+#include "store/format/message.h"
 
 namespace onecopy::cli {
 
@@ -20,7 +22,8 @@ void add_version(CLI::App& app, Command& command) {
   sub->footer("Example:\n  onecopy version");
   sub->callback([&app, &command] {
     command = [&app] {
-      fmt::print("{}\n", app.version());
+      fmt::print("{}\nprotocol {}, store {}: processes that share must have the same numbers\n",
+                 app.version(), wire::kVersion, store::kProtocolVersion);
       return 0;
     };
   });

@@ -34,6 +34,7 @@ struct LsOptions {
   bool groups = false;    ///< lists rpc groups instead of memory
   std::vector<int> pids;  ///< the processes to list; empty for all
   std::optional<std::chrono::nanoseconds> watch;
+  std::string version;  ///< of the command
 
   bool wants(int pid) const {
     return pids.empty() || std::find(pids.begin(), pids.end(), pid) != pids.end();
@@ -147,8 +148,10 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
-  if (*options.format == OutputFormat::prometheus) return prometheus_text(owners, list.silent.size());
   const StoreState state = options.pids.empty() ? store_state() : StoreState();
+  if (*options.format == OutputFormat::prometheus)
+    return prometheus_text(owners, list.silent.size(), options.version) +
+           (options.pids.empty() ? prometheus_text(state) : "");
   if (*options.format == OutputFormat::json)
     return json_text(listing(owners, list.silent, state), options.watch ? -1 : 2) + "\n";
   if (!options.groups) return as_text(owners, list.silent, options) + store_section(state);
@@ -226,6 +229,7 @@ void add_ls(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("ls", "List who shares what on this machine, and who borrows it");
   auto options = std::make_shared<LsOptions>();  // shared by the parser, which sets it, and the command
   options->format = add_format_option(*sub, true);
+  options->version = app.version();
   add_options(*sub, options);
   sub->footer(
       "Asks every process of this user that shares memory; those with most memory come first:\n"

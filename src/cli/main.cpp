@@ -29,8 +29,12 @@ constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
 std::string help_of(const CLI::App& app) {
-  const auto chosen = app.get_subcommands();
-  return chosen.empty() ? "onecopy --help" : fmt::format("onecopy {} --help", chosen.front()->get_name());
+  std::string words = "onecopy";
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands().front();
+    words += " " + at->get_name();
+  }
+  return words + " --help";
 }
 
 std::string what_is_wrong(const CLI::App* app, const CLI::Error& error) {

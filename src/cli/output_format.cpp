@@ -21,6 +21,8 @@ std::shared_ptr<OutputFormat> add_format_option(CLI::App& command, bool with_pro
                           : "For people (table) or for programs (json)")
       ->check(CLI::IsMember(words))
       ->default_str("table");
+  command.add_flag_callback(
+      "--json", [format] { *format = OutputFormat::json; }, "The same as --format json");
   return format;
 }
 

@@ -14,7 +14,7 @@ namespace onecopy::cli {
 
 enum class OutputFormat { table, json, prometheus };
 
-/// Adds `--format table|json`, and `|prometheus` if asked for. Returns the value, shared by the option, which sets it,
+/// Adds `--format table|json`, and `|prometheus` if asked for, and `--json`. Returns the value, shared by the option, which sets it,
 /// and the command that reads it.
 std::shared_ptr<OutputFormat> add_format_option(CLI::App& command, bool with_prometheus = false);
 

@@ -26,10 +26,39 @@ std::string labels(const OwnerInfo& owner) {
   return fmt::format("{{pid=\"{}\",process={}}}", owner.pid, json_text(escaped(owner.name), -1));
 }
 
+/// A number of each object of the store.
+struct StoreMetric {
+  const char* name;
+  const char* help;
+  std::uint64_t (*value)(const store::ObjectInfo&);
+};
+
+constexpr StoreMetric kStoreMetrics[] = {
+    {"onecopy_store_current_version", "the number of the object's current version",
+     [](const store::ObjectInfo& object) { return object.current; }},
+    {"onecopy_store_versions", "versions of the object that the store keeps",
+     [](const store::ObjectInfo& object) { return std::uint64_t{object.versions.size()}; }},
+    {"onecopy_store_bytes", "bytes of these versions",
+     [](const store::ObjectInfo& object) {
+       std::uint64_t bytes = 0;
+       for (const store::VersionInfo& version : object.versions) bytes += version.bytes;
+       return bytes;
+     }},
+    {"onecopy_store_readers", "how often processes have one of these versions open",
+     [](const store::ObjectInfo& object) {
+       std::uint64_t readers = 0;
+       for (const store::VersionInfo& version : object.versions) readers += version.readers;
+       return readers;
+     }},
+};
+
 }  // namespace
 
-std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t silent) {
-  std::string text;
+std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t silent,
+                            const std::string& version) {
+  std::string text =
+      header("onecopy_build_info", "gauge", "the version of the command that wrote this file") +
+      fmt::format("onecopy_build_info{{version={}}} 1\n", json_text(version, -1));
   for (const StatsField& field : kStatsFields) {
     if (owners.empty()) break;
     text += header(metric_name(field), field.grows ? "counter" : "gauge", field.help);
@@ -40,6 +69,20 @@ std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t 
   return text +
          header("onecopy_silent_processes", "gauge", "processes that did not answer within two seconds") +
          fmt::format("onecopy_silent_processes {}\n", silent);
+}
+
+std::string prometheus_text(const StoreState& state) {
+  std::string text =
+      header("onecopy_store_up", "gauge", "1 if the store has a keeper that answers, else 0") +
+      fmt::format("onecopy_store_up {}\n", state.keeper ? 1 : 0);
+  for (const StoreMetric& metric : kStoreMetrics) {
+    if (state.objects.empty()) break;
+    text += header(metric.name, "gauge", metric.help);
+    for (const store::ObjectInfo& object : state.objects)
+      text += fmt::format("{}{{object={}}} {}\n", metric.name, json_text(escaped(object.name), -1),
+                          metric.value(object));
+  }
+  return text;
 }
 
 }  // namespace onecopy::cli

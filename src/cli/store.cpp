@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/store/store.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -73,17 +74,32 @@ int watch(const StoreOptions& options) {
 
 int rollback(const StoreOptions& options) {
   connect().rollback(options.name, options.version);
+  fmt::print("{} version {} is the current one\n", escaped(options.name), options.version);
   return 0;
+}
+
+std::size_t versions_of(store::Store& store, const std::string& name) {
+  const auto objects = store.list();
+  const auto at = std::ranges::find(objects, name, &store::ObjectInfo::name);
+  return at == objects.end() ? 0 : at->versions.size();
 }
 
 int remove(const StoreOptions& options) {
-  connect().remove(options.name, options.left);
+  store::Store store = connect();
+  const std::size_t before = versions_of(store, options.name);
+  if (before == 0) store.open(options.name);  // throws: there is no such object
+  store.remove(options.name, options.left);
+  const std::size_t after = versions_of(store, options.name);
+  fmt::print("{}: {} removed, {} left\n", escaped(options.name),
+             plural(before - std::min(before, after), "version"), after);
   return 0;
 }
 
-CLI::App* add(CLI::App& store, const char* name, const char* what, Command& command, const Options& options,
-              int (*run)(const StoreOptions&)) {
+/// Adds a subcommand. `example`: what its help shows.
+CLI::App* add(CLI::App& store, const char* name, const char* what, const char* example, Command& command,
+              const Options& options, int (*run)(const StoreOptions&)) {
   auto* const sub = store.add_subcommand(name, what);
+  sub->footer(fmt::format("Example:\n  onecopy store {} {}", name, example));
   sub->callback([&command, options, run] { command = [options, run] { return run(*options); }; });
   return sub;
 }
@@ -93,25 +109,26 @@ void add_name(CLI::App& sub, const Options& options) {
 }
 
 void add_changes(CLI::App& store, Command& command, const Options& options) {
-  auto* const put_files =
-      add(store, "put", "Publish the tensors of a safetensors or npy file", command, options, &put);
+  auto* const put_files = add(store, "put", "Publish the tensors of a safetensors or npy file",
+                              "llama Llama-3-8B/ --keep 3", command, options, &put);
   add_name(*put_files, options);
   put_files->add_option("FILE", options->path, "A .safetensors or .npy file, or a directory of the former")
       ->required();
-  put_files->add_option("--keep", options->keep, "So many versions stay, the new one included")
+  put_files->add_option("--keep", options->keep, "Number of versions to keep, including the new one")
       ->capture_default_str()
       ->check([](const std::string& text) {
         return text.find_first_not_of('0') == std::string::npos
                    ? "--keep is 0, and the new version itself counts; give 1 and more"
                    : "";
       });
-  auto* const back =
-      add(store, "rollback", "Make an earlier version the current one again", command, options, &rollback);
+  auto* const back = add(store, "rollback", "Make an earlier version the current one again", "llama 3",
+                         command, options, &rollback);
   add_name(*back, options);
-  back->add_option("VERSION", options->version, "Its number")->required();
-  auto* const rm = add(store, "rm", "Remove an object", command, options, &remove);
+  back->add_option("VERSION", options->version, "The number of the version")->required();
+  auto* const rm = add(store, "rm", "Remove an object", "llama --keep 1", command, options, &remove);
   add_name(*rm, options);
-  rm->add_option("--keep", options->left, "So many versions stay, those that were current last");
+  rm->add_option("--keep", options->left,
+                 "Number of versions to keep: those that were current most recently");
 }
 
 }  // namespace
@@ -126,10 +143,11 @@ void add_store(CLI::App& app, Command& command) {
   auto* const ls =
       store->add_subcommand("ls", "List objects, versions and readers; * marks the current version");
   const auto format = add_format_option(*ls);
+  ls->footer("Example:\n  onecopy store ls --format json | jq '.objects[].name'");
   ls->callback([&command, format] { command = [format] { return list(*format); }; });
-  add_name(
-      *add(*store, "watch", "Print each version that becomes the current one", command, options, &watch),
-      options);
+  add_name(*add(*store, "watch", "Print each version that becomes the current one", "llama", command,
+                options, &watch),
+           options);
   store->footer(
       "The keeper is two small processes that replace each other. Programs start it when they need it\n"
       "(ONECOPY_STORE_AUTOSTART=0 turns that off); it ends when it has been empty for ten minutes.\n"

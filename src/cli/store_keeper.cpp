@@ -110,26 +110,27 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
                                        options, &run_keeper);
   auto& limits = options->serve.limits;
   for (const auto& [flag, limit, what] :
-       {std::tuple("--max-bytes", &limits.bytes, "The bytes of all versions"),
-        std::tuple("--max-client-bytes", &limits.client_bytes, "The bytes of the versions of one process")})
+       {std::tuple("--max-bytes", &limits.bytes, "Max size of all versions together"),
+        std::tuple("--max-client-bytes", &limits.client_bytes, "Max size of the versions of one process")})
     sub->add_option(flag, *limit, what)->transform(CLI::AsSizeValue(false))->type_name("BYTES");
   sub->add_option("--max-device-bytes", options->max_device_bytes,
-                  "The bytes of the versions on a device; can be repeated")
+                  "Max size of the versions on a device; can be repeated")
       ->type_name("DEVICE=BYTES");
   sub->add_option("--max-age", options->max_age,
                   "Drop versions of this age that are not current and that no process reads")
       ->type_name("SECONDS");
-  sub->add_flag(
-      "--replace", options->serve.replace,
-      "Take over from the present keeper, if there is one, with all its versions, while they are read");
+  sub->add_flag("--replace", options->serve.replace,
+                "Replace the running keeper, if there is one; its versions and readers stay");
   sub->add_flag("--background", options->serve.in_background,
-                "Leave the keeper to processes of their own, once it answers");
+                "Return as soon as the keeper answers, and leave it running");
   sub->footer(
       "The command stays as long as the keeper: if one of the keeper's two processes is killed, the other\n"
       "one replaces it. SIGTERM, SIGHUP and Ctrl-C end the keeper; versions that no process has open are\n"
       "lost then. On a terminal, the first Ctrl-C says what would be lost.\n"
       "\n"
-      "For a supervisor (systemd, Docker, supervisord): onecopy store serve --replace\n"
+      "Example, for a supervisor (systemd, Docker, supervisord):\n"
+      "  onecopy store serve --replace --max-bytes 64GiB\n"
+      "\n"
       "Exit status: 0 the keeper was told to end, or replaced; 1 it did not start, for example because "
       "there\n"
       "is a keeper and --replace is missing; 137 it was killed.");
@@ -142,10 +143,13 @@ void add_keeper_commands(CLI::App& store, Command& command) {
   add_serve(store, command, options);
   auto* const about = store.add_subcommand("status", "Say whether there is a keeper, and what it holds");
   const auto format = add_format_option(*about);
-  about->footer("Exit status: 0 if a keeper answers, 1 if there is none or it does not answer.");
+  about->footer(
+      "Example:\n  onecopy store status\n\n"
+      "Exit status: 0 if a keeper answers, 1 if there is none or it does not answer.");
   about->callback([&command, format] { command = [format] { return say_status(*format); }; });
   auto* const end = add_keeper_command(store, "stop", "End the keeper; what no process has open is gone",
                                        command, options, &stop_keeper);
+  end->footer("Example:\n  onecopy store stop");
   end->add_flag("--force", options->force,
                 "Kill the processes of a keeper that does not answer, or of another version of onecopy");
 }

@@ -48,6 +48,17 @@ TEST(Commands, EveryHelpShowsAnExample) {
     EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
     EXPECT_TRUE(contains(help.out, "Example")) << command;
   }
+  for (const char* word : {"serve", "status", "stop", "put", "ls", "watch", "rollback", "rm"}) {
+    const Outcome help = run_command({"store", word, "--help"});
+    EXPECT_TRUE(contains(help.out, std::string("\n  onecopy store ") + word)) << help.out;
+    EXPECT_FALSE(contains(help.out, "onecopy demo")) << word << ": the example of another command";
+  }
+}
+
+TEST(Commands, JsonIsAskedForByAShortOptionToo) {
+  const CommandProcess::Environment environment{{"ONECOPY_SHM_DIR", "/dev/shm"}};
+  EXPECT_EQ(run_command({"gc", "--json"}, "", environment).out,
+            run_command({"gc", "--format", "json"}, "", environment).out);
 }
 
 TEST(Commands, WrongUsageIsStatusTwo) {
@@ -55,6 +66,11 @@ TEST(Commands, WrongUsageIsStatusTwo) {
   EXPECT_EQ(run_command({"help", "sing"}).status, 2);
   EXPECT_EQ(run_command({"share"}).status, 2);
   EXPECT_EQ(run_command({"ls", "--format", "xml"}).status, 2);
+}
+
+TEST(Commands, WrongUsageOfAWordOfTheStoreLeadsToTheHelpOfThatWord) {
+  EXPECT_TRUE(contains(run_command({"store", "put"}).err, "see onecopy store put --help"));
+  EXPECT_TRUE(contains(run_command({"store"}).err, "see onecopy store --help"));
 }
 
 TEST(Commands, WhatIsNotExpectedIsNamed) {
@@ -89,7 +105,9 @@ TEST(Commands, WithoutACommandTheHelpIsPrinted) {
 TEST(Commands, HelpAndVersionAreCommandsToo) {
   EXPECT_EQ(run_command({"help"}).out, run_command({"--help"}).out);
   EXPECT_EQ(run_command({"help", "share"}).out, run_command({"share", "--help"}).out);
-  EXPECT_EQ(run_command({"version"}).out, run_command({"--version"}).out);
+  const std::string version = run_command({"version"}).out;
+  EXPECT_TRUE(version.starts_with(run_command({"--version"}).out)) << version;
+  EXPECT_TRUE(std::regex_search(version, std::regex("\nprotocol [0-9]+, store [0-9]+: "))) << version;
 }
 
 TEST(Commands, KeyPrintsAnotherSecretOf32BytesEachTime) {

@@ -122,7 +122,43 @@ TEST_F(LsOfOwners, GivesNumbersOfAllToPrometheusWithOneHeaderForEach) {
   EXPECT_EQ(count(text, "# TYPE onecopy_live_bytes gauge\n"), 1u) << text;
   EXPECT_EQ(count(text, "# TYPE onecopy_shared_total counter\n"), 1u) << text;
   EXPECT_EQ(count(text, "# TYPE onecopy_host_waits_total counter\n"), 1u) << text;
-  EXPECT_TRUE(text.ends_with("onecopy_silent_processes 0\n")) << text;
+  EXPECT_TRUE(contains(text, "onecopy_silent_processes 0\n")) << text;
+  EXPECT_TRUE(contains(text, "onecopy_build_info{version=\"")) << text;
+  EXPECT_TRUE(text.ends_with("\nonecopy_store_up 0\n")) << text;
+}
+
+TEST_F(LsOfOwners, GivesTheObjectsOfTheStoreToPrometheus) {
+  for (int version = 1; version <= 2; ++version)
+    ASSERT_EQ(run_command({"store", "put", "the \"large\" one", file("w", 4096)}, "", environment).status,
+              0);
+  const std::string text = ls({"--format", "prometheus"}).out;
+  EXPECT_TRUE(contains(text, "\nonecopy_store_up 1\n")) << text;
+  for (const char* const number : {"current_version", "versions"})
+    EXPECT_TRUE(
+        contains(text, fmt::format("onecopy_store_{}{{object=\"the \\\"large\\\" one\"}} 2\n", number)))
+        << text;
+  EXPECT_TRUE(contains(text, "one\"} 8192\n")) << text;
+  EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
+}
+
+TEST_F(LsOfOwners, SaysThatItsDirectoryCannotBeOneOfProcesses) {
+  const Outcome nowhere = run_command({"ls"}, "", {{"ONECOPY_RUNTIME_DIR", "/nonexistent/x"}});
+  EXPECT_EQ(nowhere.status, 1);
+  EXPECT_TRUE(contains(nowhere.err, "/nonexistent/x")) << nowhere.err;
+}
+
+TEST_F(LsOfOwners, RemovingAnObjectOfTheStoreSaysWhatIsLeft) {
+  for (int version = 1; version <= 3; ++version)
+    ASSERT_EQ(run_command({"store", "put", "a", file("w", 64), "--keep", "3"}, "", environment).status, 0);
+  EXPECT_EQ(run_command({"store", "rollback", "a", "2"}, "", environment).out,
+            "a version 2 is the current one\n");
+  EXPECT_EQ(run_command({"store", "rm", "a", "--keep", "1"}, "", environment).out,
+            "a: 2 versions removed, 1 left\n");
+  EXPECT_EQ(run_command({"store", "rm", "a"}, "", environment).out, "a: 1 version removed, 0 left\n");
+  const Outcome again = run_command({"store", "rm", "a"}, "", environment);
+  EXPECT_EQ(again.status, 1);
+  EXPECT_TRUE(contains(again.err, "the store has no object \"a\"")) << again.err;
+  EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
 }
 
 TEST_F(LsOfOwners, ShowsArenasOfCapturedGraphs) {

@@ -1,49 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-# Completes the commands and options of onecopy in bash; a test compares it with `onecopy --help`.
+# Completes the commands and options of onecopy in bash; a test compares it with the help of each command.
 
 # The names of the objects in the store, one a line. Starts no keeper.
 _onecopy_objects() {
-  ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/.*"name": "\([^"]*\)".*/\1/p' | sort -u
+  ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/^ *"name": "\(.*\)",\{0,1\}$/\1/p' | sort -u
+}
+
+# Offers those of the words that begin with what is typed. They are not expanded: the name of an object is any text.
+_onecopy_offer() {
+  local word
+  for word; do [[ $word == "$typed"* ]] && COMPREPLY+=("$(printf %q "$word")"); done
 }
 
 _onecopy() {
-  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= words= w before=
+  local typed=${COMP_WORDS[COMP_CWORD]//\\/} option= command= place=0 files= w options= objects=
   for w in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    if [ -n "$command" ]; then case $w in -*) ;; *) before="$before $w" ;; esac; continue; fi
-    case $w in demo|share|load|open|store|ls|report|doctor|gc|key|bench|help|version) command=$w ;; esac
+    case $option:$w in *:=) continue ;; esac
+    case $option in --*) option=; continue ;; esac
+    case $w in
+      --log-level|--format|--device|--strategy|--out|--for|--every|--keep|--max-*) option=$w ;;
+      -*) ;;
+      *) case $command in '') command=$w ;; store) command="store $w" ;; *) place=$((place + 1)) ;; esac ;;
+    esac
   done
-  case $command:$previous in
-    *:--log-level) words='off error warning info debug' ;;
-    load:--device) words='cpu cuda:0 npu:0' ;;
-    share:--strategy) words='file_descriptor file_system' ;;
-    open:--format) words='table json' ;;
-    ls:--format) words='table json prometheus' ;;
-    doctor:--format) words='table json' ;;
-    gc:--format) words='table json' ;;
-    bench:--format) words='table json' ;;
+  [ "$typed" = = ] && typed=
+  COMPREPLY=()
+  case $option in
+    --log-level) _onecopy_offer off error warning info debug ;;
+    --device) _onecopy_offer cpu cuda:0 npu:0 ;;
+    --strategy) _onecopy_offer file_descriptor file_system ;;
+    --format) case $command in ls) _onecopy_offer table json prometheus ;; *) _onecopy_offer table json ;; esac ;;
+    --out) files=yes ;;
   esac
-  if [ -z "$words" ]; then case $command:$word in
-    :-*) words='--help -h --version --log-level' ;;
-    :*) words='demo share load open store ls report doctor gc key bench help version' ;;
-    demo:-*) words='--help -h --version --log-level' ;;
-    share:-*) words='--strategy --help -h --version --log-level' ;;
-    load:-*) words='--device --help -h --version --log-level' ;;
-    open:-*) words='--out --force --hold --format --help -h --version --log-level' ;;
-    store:-*) words='--help -h --version --log-level' ;;
-    ls:-*) words='--format --verbose -v --rpc --watch --help -h --version --log-level' ;;
-    report:-*) words='--for --every --help -h --version --log-level' ;;
-    doctor:-*) words='--format --help -h --version --log-level' ;;
-    gc:-*) words='--format --help -h --version --log-level' ;;
-    key:-*) words='--help -h --version --log-level' ;;
-    bench:-*) words='--format --help -h --version --log-level' ;;
-    help:-*) words='--help -h --version --log-level' ;;
-    version:-*) words='--help -h --version --log-level' ;;
-  esac; fi
-  if [ -z "$words" ]; then case $command$before in
-    store) words='serve status stop put ls watch rollback rm' ;;
-    'store put' | 'store watch' | 'store rollback' | 'store rm') words=$(_onecopy_objects) ;;
-    help) words='demo share load open store ls report doctor gc key bench help version' ;;
-  esac; fi
-  COMPREPLY=($(compgen -W "$words" -- "$word"))
+  if [ -z "$option" ]; then
+    case $command in
+      share) options='--strategy' ;;
+      load) options='--device' ;;
+      open) options='--out --force --hold --format --json' ;;
+      ls) options='--format --json --verbose -v --rpc --watch' ;;
+      report) options='--for --every' ;;
+      doctor | gc | bench | 'store ls' | 'store status') options='--format --json' ;;
+      'store put' | 'store rm') options='--keep' ;;
+      'store stop') options='--force' ;;
+      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background' ;;
+    esac
+    case $command:$place:$typed in
+      *:-*) _onecopy_offer $options --help -h --version --log-level ;;
+      :* | help:0:*) _onecopy_offer demo share load open store ls report doctor gc key bench help version ;;
+      store:*) _onecopy_offer serve status stop put ls watch rollback rm ;;
+      'store put:0:'* | 'store watch:0:'* | 'store rollback:0:'* | 'store rm:0:'*)
+        mapfile -t objects < <(_onecopy_objects)
+        _onecopy_offer "${objects[@]}" ;;
+      demo:0:* | share:0:* | load:0:* | report:0:* | 'store put:1:'*) files=yes ;;
+    esac
+  fi
+  [ -n "$files" ] || compopt +o default 2>/dev/null || true
 }
 complete -o default -F _onecopy onecopy

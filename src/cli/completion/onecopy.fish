@@ -1,36 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
 # Completes the commands and options of onecopy in fish.
+
+# Prints the words before the cursor that are neither options nor their values, one a line.
+function __onecopy_words
+    set -l is_value no
+    for word in (commandline -opc)[2..-1]
+        if test $is_value = yes
+            set is_value no
+            continue
+        end
+        switch $word
+            case --log-level --format --device --strategy --out --for --every --keep '--max-*'
+                set is_value yes
+            case '-*'
+            case '*'
+                echo $word
+        end
+    end
+end
+
+# Whether these words are the command, with $argv[1] words after it; with any number of them for "-".
+function __onecopy_is
+    set -l words (__onecopy_words)
+    set -l wanted $argv[2..-1]
+    set -l after (math (count $words) - (count $wanted))
+    test $after -ge 0; or return
+    if test (count $wanted) -gt 0
+        set -l begin $words[1..(count $wanted)]
+        test "$begin" = "$wanted"; or return
+    end
+    test $argv[1] = -; or test $argv[1] = $after
+end
+
+# The names of the objects in the store. Starts no keeper.
+function __onecopy_objects
+    ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/^ *"name": "\(.*\)",\{0,1\}$/\1/p' | sort -u
+end
+
+complete -c onecopy -f
 complete -c onecopy -l help -s h -d 'Print this help message and exit'
 complete -c onecopy -l version -d 'Display program version information and exit'
 complete -c onecopy -l log-level -x -a 'off error warning info debug' -d 'What the library reports on stderr; the same as ONECOPY_LOG'
-complete -c onecopy -n __fish_use_subcommand -f -a demo -d 'Show one copy of a weights file used by four processes, and check it'
-complete -c onecopy -n __fish_use_subcommand -f -a share -d 'Hold a safetensors or npy file in shared memory and print its handle'
-complete -c onecopy -n '__fish_seen_subcommand_from share' -l strategy -x -a 'file_descriptor file_system' -d 'How the memory is made: anonymous (file_descriptor), or files with names in /dev/shm'
-complete -c onecopy -n __fish_use_subcommand -f -a load -d 'Load a safetensors file to a card, or into memory, and report the speed'
-complete -c onecopy -n '__fish_seen_subcommand_from load' -l device -x -a 'cpu cuda:0 npu:0' -d 'Device to load to: cpu, cuda:0 or npu:0'
-complete -c onecopy -n __fish_use_subcommand -f -a open -d 'Open what another process shares and list its tensors'
-complete -c onecopy -n '__fish_seen_subcommand_from open' -l out -r -d 'Write the tensors to this safetensors file, instead of a table'
-complete -c onecopy -n '__fish_seen_subcommand_from open' -l force -d 'Let --out overwrite a file'
-complete -c onecopy -n '__fish_seen_subcommand_from open' -l hold -d 'Keep it open until Ctrl-C'
-complete -c onecopy -n '__fish_seen_subcommand_from open' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
-complete -c onecopy -n __fish_use_subcommand -f -a store -d 'Keep weights under a name, also when every process has ended'
-complete -c onecopy -n '__fish_seen_subcommand_from store; and not __fish_seen_subcommand_from serve status stop put ls watch rollback rm' -f -a 'serve status stop put ls watch rollback rm'
-complete -c onecopy -n '__fish_seen_subcommand_from store; and __fish_seen_subcommand_from put watch rollback rm' -a "(ONECOPY_STORE_AUTOSTART=0 onecopy store ls --format json 2>/dev/null | sed -n 's/.*\"name\": \"\([^\"]*\)\".*/\1/p' | sort -u)"
-complete -c onecopy -n __fish_use_subcommand -f -a ls -d 'List who shares what on this machine, and who borrows it'
-complete -c onecopy -n '__fish_seen_subcommand_from ls' -l format -x -a 'table json prometheus' -d 'For people (table) or for programs (json, prometheus)'
-complete -c onecopy -n '__fish_seen_subcommand_from ls' -l verbose -s v -r -d 'Only these processes, with their devices, borrowers and blocks in transit; all without a PID'
-complete -c onecopy -n '__fish_seen_subcommand_from ls' -l rpc -d 'Members of rpc groups, with their peers, calls and routes'
-complete -c onecopy -n '__fish_seen_subcommand_from ls' -l watch -r -d 'List again and again until Ctrl-C'
-complete -c onecopy -n __fish_use_subcommand -f -a report -d 'Write one HTML page: who holds what, and how it changed while it watched'
-complete -c onecopy -n '__fish_seen_subcommand_from report' -l for -r -d 'How long to watch; Ctrl-C ends it early, and writes the page'
-complete -c onecopy -n '__fish_seen_subcommand_from report' -l every -r -d 'Interval between two samples'
-complete -c onecopy -n __fish_use_subcommand -f -a doctor -d 'Check the features of this machine, and name the remedies'
-complete -c onecopy -n '__fish_seen_subcommand_from doctor' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
-complete -c onecopy -n __fish_use_subcommand -f -a gc -d 'Remove shared-memory files that killed processes left behind'
-complete -c onecopy -n '__fish_seen_subcommand_from gc' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
-complete -c onecopy -n __fish_use_subcommand -f -a key -d 'Print a new secret for ONECOPY_RPC_KEY'
-complete -c onecopy -n __fish_use_subcommand -f -a bench -d 'Measure this machine in a few seconds, beside its raw limits'
-complete -c onecopy -n '__fish_seen_subcommand_from bench' -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
-complete -c onecopy -n __fish_use_subcommand -f -a help -d 'Explain onecopy, or one of its commands'
-complete -c onecopy -n '__fish_seen_subcommand_from help' -f -a 'demo share load open store ls report doctor gc key bench help version'
-complete -c onecopy -n __fish_use_subcommand -f -a version -d 'Print the version and the commit it was built from'
+for command in '' help
+    complete -c onecopy -n "__onecopy_is 0 $command" -a demo -d 'Show one copy of a weights file used by four processes, and check it'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a share -d 'Hold a safetensors or npy file in shared memory and print its handle'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a load -d 'Load a safetensors file to a card, or into memory, and report the speed'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a open -d 'Open what another process shares and list its tensors'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a store -d 'Keep weights under a name, also when every process has ended'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a ls -d 'List who shares what on this machine, and who borrows it'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a report -d 'Write one HTML page: who holds what, and how it changed while it watched'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a doctor -d 'Check the features of this machine, and name the remedies'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a gc -d 'Remove shared-memory files that killed processes left behind'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a key -d 'Print a new secret for ONECOPY_RPC_KEY'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a bench -d 'Measure this machine in a few seconds, beside its raw limits'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a help -d 'Explain onecopy, or one of its commands'
+    complete -c onecopy -n "__onecopy_is 0 $command" -a version -d 'Print the version and the commit it was built from'
+end
+for command in demo share load report
+    complete -c onecopy -n "__onecopy_is 0 $command" -F
+end
+for command in open doctor gc bench 'store ls' 'store status'
+    complete -c onecopy -n "__onecopy_is - $command" -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
+end
+for command in open ls doctor gc bench 'store ls' 'store status'
+    complete -c onecopy -n "__onecopy_is - $command" -l json -d 'The same as --format json'
+end
+complete -c onecopy -n '__onecopy_is - share' -l strategy -x -a 'file_descriptor file_system' -d 'How the memory is made: anonymous (file_descriptor), or files with names in /dev/shm'
+complete -c onecopy -n '__onecopy_is - load' -l device -x -a 'cpu cuda:0 npu:0' -d 'Device to load to: cpu, cuda:0 or npu:0'
+complete -c onecopy -n '__onecopy_is - open' -l out -r -F -d 'Write the tensors to this safetensors file, instead of a table'
+complete -c onecopy -n '__onecopy_is - open' -l force -d 'Let --out overwrite a file'
+complete -c onecopy -n '__onecopy_is - open' -l hold -d 'Keep it open until Ctrl-C'
+complete -c onecopy -n '__onecopy_is - ls' -l format -x -a 'table json prometheus' -d 'For people (table) or for programs (json, prometheus)'
+complete -c onecopy -n '__onecopy_is - ls' -l verbose -s v -d 'Only these processes, with their devices, borrowers and blocks in transit; all without a PID'
+complete -c onecopy -n '__onecopy_is - ls' -l rpc -d 'Members of rpc groups, with their peers, calls and routes'
+complete -c onecopy -n '__onecopy_is - ls' -l watch -d 'List again and again until Ctrl-C'
+complete -c onecopy -n '__onecopy_is - report' -l for -x -d 'How long to watch; Ctrl-C ends it early, and writes the page'
+complete -c onecopy -n '__onecopy_is - report' -l every -x -d 'Interval between two samples'
+complete -c onecopy -n '__onecopy_is 0 store' -a serve -d 'Run the keeper, and end when it ends'
+complete -c onecopy -n '__onecopy_is 0 store' -a status -d 'Say whether there is a keeper, and what it holds'
+complete -c onecopy -n '__onecopy_is 0 store' -a stop -d 'End the keeper; what no process has open is gone'
+complete -c onecopy -n '__onecopy_is 0 store' -a put -d 'Publish the tensors of a safetensors or npy file'
+complete -c onecopy -n '__onecopy_is 0 store' -a ls -d 'List objects, versions and readers'
+complete -c onecopy -n '__onecopy_is 0 store' -a watch -d 'Print each version that becomes the current one'
+complete -c onecopy -n '__onecopy_is 0 store' -a rollback -d 'Make an earlier version the current one again'
+complete -c onecopy -n '__onecopy_is 0 store' -a rm -d 'Remove an object'
+for command in put watch rollback rm
+    complete -c onecopy -n "__onecopy_is 0 store $command" -a '(__onecopy_objects)'
+end
+complete -c onecopy -n '__onecopy_is 1 store put' -F
+complete -c onecopy -n '__onecopy_is - store put' -l keep -x -d 'Number of versions to keep, including the new one'
+complete -c onecopy -n '__onecopy_is - store rm' -l keep -x -d 'Number of versions to keep: those that were current most recently'
+complete -c onecopy -n '__onecopy_is - store stop' -l force -d 'Kill the processes of a keeper that does not answer, or of another version of onecopy'
+complete -c onecopy -n '__onecopy_is - store serve' -l max-bytes -x -d 'Max size of all versions together'
+complete -c onecopy -n '__onecopy_is - store serve' -l max-client-bytes -x -d 'Max size of the versions of one process'
+complete -c onecopy -n '__onecopy_is - store serve' -l max-device-bytes -x -d 'Max size of the versions on a device; can be repeated'
+complete -c onecopy -n '__onecopy_is - store serve' -l max-age -x -d 'Drop versions of this age that are not current and that no process reads'
+complete -c onecopy -n '__onecopy_is - store serve' -l replace -d 'Replace the running keeper, if there is one; its versions and readers stay'
+complete -c onecopy -n '__onecopy_is - store serve' -l background -d 'Return as soon as the keeper answers, and leave it running'

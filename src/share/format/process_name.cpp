@@ -89,7 +89,10 @@ std::vector<std::string> listening_names() {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory, error))
       names.push_back(entry.path().filename().string());
-    if (error && error != std::errc::no_such_file_or_directory)  // made by the first process that listens
+    // The first process that listens makes the directory, in one that exists.
+    const bool is_to_be_made = error == std::errc::no_such_file_or_directory &&
+                               std::filesystem::exists(std::filesystem::path(directory).parent_path());
+    if (error && !is_to_be_made)
       throw_errno(fmt::format("cannot read {} (ONECOPY_RUNTIME_DIR)", directory), error.value());
   } else {
     names = list_abstract_names(std::string(kPrefix));
