@@ -24,9 +24,10 @@ def repository_of(remote: str) -> str:
 
 
 def repository() -> str:
-    """Returns the web address of this checkout's origin, or of $ONECOPY_REPOSITORY; nothing if there is none."""
+    """Returns $ONECOPY_REPOSITORY, or the address in pyproject.toml, or origin's; nothing if there is none."""
+    named = re.search(r'^Repository = "(.+)"$', (sources.ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     command = ["git", "-C", str(sources.ROOT), "config", "--get", "remote.origin.url"]
-    found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    found = named[1] if named else subprocess.run(command, capture_output=True, text=True).stdout.strip()
     return repository_of(os.environ.get("ONECOPY_REPOSITORY", found))
 
 

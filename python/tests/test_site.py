@@ -129,3 +129,9 @@ def test_a_page_that_is_opened_as_a_file_finds_what_is_searched_for(tmp_path, mk
     command = [CHROMIUM, *options, page.as_uri() + "?q=load_safetensors"]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=200).stdout
     assert re.search(r"\d+ matching documents", dom)
+
+
+def test_the_site_links_to_the_repository_that_is_named(monkeypatch):
+    monkeypatch.setenv("ONECOPY_REPOSITORY", "https://example.org/owner/name")
+    assert hooks.repository() == "https://example.org/owner/name"
+    assert "repo_url: https://example.org/owner/name\n" in site_build.settings_of("pages", "site", "  - index.md")
