@@ -39,7 +39,7 @@ class Store:
     within ten seconds. Points in time are in seconds since 1970, sizes in bytes.
     """
 
-    def __init__(self, core: _core._Store, framework: Framework | None) -> None:
+    def __init__(self, core: Any, framework: Framework | None) -> None:
         self._core = core
         self._framework = framework
 

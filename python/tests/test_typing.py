@@ -6,10 +6,12 @@ import doctest
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import multiprocessing
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -158,3 +160,27 @@ def test_a_program_with_all_of_the_api_passes_a_strict_type_checker(tmp_path):
 
 def test_the_examples_use_the_api_as_it_is_typed(tmp_path):
     check_types(tmp_path, *(HERE.parents[1] / "examples/python").glob("*.py"))
+
+
+# Modules whose names are part of the public API, and whose types may still be inferred. The number only falls.
+# graphs.backend() returns a function of torch's GraphModule, whose type torch does not complete.
+INFERRED = ("onecopy.rpc", "onecopy.distributed", "onecopy.integrations.ray", "onecopy.integrations.lmcache",
+            "onecopy.graphs.backend")  # fmt: skip
+MOST_INFERRED = 110
+
+
+def test_the_types_of_the_public_api_are_complete(tmp_path):
+    """As pyright counts: each exported name has a type that no type checker has to infer."""
+    if importlib.util.find_spec("basedpyright") is None:
+        pytest.skip("wants basedpyright installed, which python/requirements-dev.txt names")
+    shutil.copytree(PACKAGE, tmp_path / "onecopy", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--verifytypes", "onecopy",
+               "--ignoreexternal", "--outputjson"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "", "PYTHONDEVMODE": ""}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    found = json.loads(result.stdout)["typeCompleteness"]
+    exported = [symbol for symbol in found["symbols"] if symbol["isExported"]]
+    assert len(exported) > 900
+    incomplete = [s["name"] for s in exported if s["isTypeAmbiguous"] or not s["isTypeKnown"]]
+    assert [name for name in incomplete if not name.startswith(INFERRED)] == []
+    assert len(incomplete) <= MOST_INFERRED, "annotate what is new"

@@ -45,10 +45,10 @@ class Arena:
         if limit is not None and limit <= 0:
             raise InvalidArgument(f"limit is {limit} bytes; give a number above 0, or None for no limit")
         self.limit = limit
-        self.lock = ArenaLock()
+        self.lock: ArenaLock = ArenaLock()
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.leases = Leases(self.lock)
-        self.copies_in_graphs = False
+        self.leases: Leases = Leases(self.lock)
+        self.copies_in_graphs: bool = False
         """Whether copies of inputs and outputs are nodes of graphs."""
         self.device: torch.device | None = None
         self._memory: Any = None
@@ -85,7 +85,7 @@ class Arena:
 
         watch()  # releasing pinned memory during a capture would invalidate the capture
         with torch.cuda.device(device):
-            self.stream = torch.cuda.Stream()
+            self.stream: Any = torch.cuda.Stream()
         self.lock.core.bind(str(device))
         self.copies_in_graphs = KEEPS_GRAPHS and _core._prepare_graphs(str(device))
 

@@ -20,7 +20,7 @@ class ArenaLock:
     """
 
     def __init__(self) -> None:
-        self.core = _core._ArenaLock()
+        self.core: _core._ArenaLock = _core._ArenaLock()
 
     def acquire(self, blocking: bool = True) -> bool:
         """Acquires the lock. Returns whether this thread holds it then."""

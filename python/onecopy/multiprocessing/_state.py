@@ -61,4 +61,4 @@ class TorchOriginals:
         return _torch_names.of_reductions(name)  # raises, since install() did not find the name either
 
 
-originals = TorchOriginals()
+originals: TorchOriginals = TorchOriginals()

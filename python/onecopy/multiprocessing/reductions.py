@@ -504,4 +504,4 @@ def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple[Any, 
     return rebuild, arguments
 
 
-REDUCERS = {_core.Handle: _reduce_own, _core.Tensor: _reduce_own, _core.Queue: _reduce_own}
+REDUCERS: dict[type, Callable[[Any], Any]] = dict.fromkeys((_core.Handle, _core.Tensor, _core.Queue), _reduce_own)

@@ -24,6 +24,8 @@ class context:
     """A context for one forward and backward pass: ``with context() as context_id``. The end of the block ends the
     context in all workers."""
 
+    autograd_context: DistAutogradContext
+
     def __enter__(self) -> int:
         self.autograd_context = _new_context()
         return self.autograd_context._context_id()
