@@ -64,7 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const ByteSpan input = fuzz::span_of(data, size);
   fuzz::check_one_of<Hello, Challenge, Prove, Welcome, Refused, Done, Publish, Published, Open, Opened,
                      Look, Reserve, Unreserve, Offer, List, Listing, Rollback, Remove, WaitForChange,
-                     Describe, Stop, Files, Replace, Handover, Moved, Ready>(input);
+                     Describe, Stop, Files, Replace, Handover, Moved, Ready, Join, Conclude, OpenDraft>(
+      input);
   fuzz::check_record(input);
   fuzz::check_table(input);
   return 0;

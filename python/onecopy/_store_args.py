@@ -42,3 +42,15 @@ def number(value: Any, argument: str, least: int = 0) -> int:
 def version(value: Any, argument: str = "version") -> int | None:
     """Returns the number of a version, or None. Raises TypeError and InvalidArgument."""
     return None if value is None else number(value, argument, 1)
+
+
+def layout(value: Any) -> tuple[list[str], list[Any], list[Any]]:
+    """Returns the names, shapes and dtypes of a mapping of names to pairs. Raises TypeError for others."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"layout must be a mapping of names to (shape, dtype), not {type(value).__name__}")
+    for name, pair in value.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"layout[{name!r}] must be (shape, dtype), not {pair!r}")
+    pairs = list(value.values())
+    names = [text(name, "the name of each tensor") for name in value]
+    return names, [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -115,15 +115,46 @@ class Draft(_Tensors):
 
     The end of the block publishes the version. If an exception ends the block or the process is killed, the memory is
     freed.
+
+    Several processes write a draft if the one that made it sends ``handle`` to the others, which call
+    ``Store.join_draft()``. The end of their block calls ``done()``. If an exception ends the block of one of them, or
+    one of them is killed before, ``publish()`` raises StaleHandle.
     """
 
-    version: int | None = None  #: the number, once it is published
+    version: int | None = None  #: the number, once it is published; in a transaction, its ``number`` counts
+
+    def __init__(self, core: Any, framework: Framework | None, is_joined: bool = False) -> None:
+        super().__init__(core, framework)
+        self._is_joined = is_joined
+        self._has_ended = False
+
+    @property
+    def handle(self) -> str:
+        """A text by which other processes write the draft, too."""
+        return self._core.handle()
+
+    def done(self) -> None:
+        """Ends the work of this process on the draft of another one. No tensor of the draft may be in use."""
+        self._made, self._has_ended = {}, True
+        self._core.done()
+
+    def abort(self) -> None:
+        """Gives the draft up for all processes, and the transaction that it belongs to."""
+        self._made, self._has_ended = {}, True
+        self._core.abort()
 
     def publish(self) -> int:
-        """Publishes the content as the object's current version, and returns its number. The tensors are read-only
-        afterwards."""
-        self.version = self._core.publish()
-        return self.version
+        """Publishes the content as the object's current version, and returns its number, 0 in a transaction.
+
+        The tensors are read-only afterwards.
+
+        Raises:
+            StaleHandle: a process that wrote the draft ended before it called ``done()``.
+        """
+        number = self._core.publish()
+        self._has_ended = True
+        self.version = number or None
+        return number
 
     def __enter__(self) -> Draft:
         return self
@@ -131,5 +162,11 @@ class Draft(_Tensors):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self.version is None:
+        if self._has_ended:
+            return
+        if kind is not None:
+            self.abort()
+        elif self._is_joined:
+            self.done()
+        else:
             self.publish()

@@ -24,10 +24,11 @@ from typing import Any, Literal
 
 from . import _core, _store_args as args
 from ._arena import Arena
+from ._transactions import Transaction
 from ._versions import Draft, Follower, Framework, Version
 from .errors import InvalidArgument, StaleHandle
 
-__all__ = ["Arena", "Draft", "Follower", "Store", "Version", "connect"]
+__all__ = ["Arena", "Draft", "Follower", "Store", "Transaction", "Version", "connect"]
 
 _BYTES = "bytes"  # the name of the only tensor of an object of put_bytes()
 
@@ -80,6 +81,21 @@ class Store:
             Unsupported: a tensor would be copied, and ``copy`` is False.
             OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
         """
+        return self._publish(None, name, tensors, keep, key, attributes, checksums, device, place, copy)
+
+    def _publish(
+        self,
+        transaction: _core._StoreTransaction | None,
+        name: str,
+        tensors: Mapping[str, Any],
+        keep: int,
+        key: Mapping[str, str] | None,
+        attributes: Mapping[str, str] | None,
+        checksums: bool,
+        device: Any,
+        place: str,
+        copy: bool,
+    ) -> int:
         if not isinstance(tensors, Mapping):
             kind = type(tensors).__name__
             raise TypeError(f"tensors must be a mapping of names to tensors, such as module.state_dict(), not {kind}")
@@ -92,17 +108,65 @@ class Store:
             )
         names, values = [args.text(each, "the name of each tensor") for each in tensors], list(tensors.values())
         texts = args.texts(key, "key"), args.texts(attributes, "attributes")
-        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy))
+        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy), transaction)
         return self._core.publish(args.text(name, "name"), names, values, device, *options)
 
-    def draft(self, name: str, *, keep: int = 2) -> Draft:
-        """Allocates memory for the next version, with the layout, key and attributes of the current version.
+    def draft(
+        self,
+        name: str,
+        layout: Mapping[str, tuple[Any, Any]] | None = None,
+        *,
+        keep: int = 2,
+        device: Any = None,
+        key: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        checksums: bool | None = None,
+    ) -> Draft:
+        """Allocates memory for the next version.
+
+        Args:
+            layout: the shape and the dtype of each tensor by its name, such as ``{"w": ((2, 3), torch.bfloat16)}``.
+                None for the layout, device, key and attributes of the current version.
+            keep, device, key, attributes, checksums: as for ``publish()``; all but ``keep`` need a layout.
 
         Raises:
-            StaleHandle: the object does not exist; ``publish()`` makes its first version.
+            StaleHandle: there is no layout, and the object does not exist.
             OutOfMemory: the memory does not suffice for another version.
         """
-        return Draft(self._core.draft(args.text(name, "name"), args.number(keep, "keep")), self._framework)
+        name, keep = args.text(name, "name"), args.number(keep, "keep")
+        if layout is None:
+            if (device, key, attributes, checksums) != (None, None, None, None):
+                raise InvalidArgument("device, key, attributes and checksums of a draft need a layout")
+            return Draft(self._core.draft(name, keep), self._framework)
+        columns = args.layout(layout)
+        texts = args.texts(key, "key"), args.texts(attributes, "attributes")
+        core = self._core.draft_with(name, *columns, device or "cpu", keep, *texts, bool(checksums))
+        return Draft(core, self._framework)
+
+    def join_draft(self, handle: str) -> Draft:
+        """Opens a draft of another process, to write a part of it, by its ``handle``.
+
+        Raises:
+            StaleHandle: the draft was published, or given up.
+        """
+        return Draft(self._core.join_draft(args.text(handle, "handle")), self._framework, is_joined=True)
+
+    def transaction(self) -> Transaction:
+        """Begins a transaction: versions of several objects that become current together.
+
+        >>> with store.transaction() as both:
+        ...     both.publish("actor", actor)
+        ...     both.publish("critic", critic)
+        """
+        return Transaction(self, self._core.transaction(), False)
+
+    def join(self, handle: str) -> Transaction:
+        """Takes part in a transaction of another process, by its ``handle``.
+
+        Raises:
+            StaleHandle: the transaction has ended.
+        """
+        return Transaction(self, self._core.join(args.text(handle, "handle")), True)
 
     def open(self, name: str, version: int | None = None, *, key: Mapping[str, str] | None = None) -> Version:
         """Opens a version, or the current one, without a copy.

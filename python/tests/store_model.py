@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random histories of a store beside a model of what its guide promises.
 
-A director publishes, rolls back and deletes; readers open, drop, follow, send, fork, stop and die; either half of the keeper, or both
-with some readers, is killed, also while a call is under way. After each step the store must be in a state that the promises allow.
+A director publishes, alone or with another process in a transaction, rolls back and deletes; readers open, drop, follow, send,
+fork, stop and die; either half of the keeper, or both with some readers, is killed, also while a call is under way. After each
+step the store must be in a state that the promises allow.
 """
 
 from __future__ import annotations
@@ -182,6 +183,7 @@ class History:
         self.published_since = 0  # publishes since both halves were killed
         self.deaths = 0  # of halves of the keeper
         self.keys: list[str] = []
+        self.pair: int | None = None  # the number of the version that was committed last
 
     # --- what the model says
 
@@ -224,9 +226,12 @@ class History:
     def publish(self) -> None:
         """Publishes a version; numbers only grow."""
         keep = self.random.randint(1, 3)
-        number = self.last + 1
         self.may_go |= self.here - self.must_be_here()  # also if the new `keep` would have kept them
-        found = self.store.publish(self.name, {"x": bytearray(stamp(number))}, keep=keep)
+        self.published(self.store.publish(self.name, {"x": bytearray(stamp(self.last + 1))}, keep=keep), keep)
+
+    def published(self, found: int, keep: int) -> None:
+        """Notes that a version was published."""
+        number = self.last + 1
         assert found == number, f"{found} was published after {self.last}"
         self.last, self.keep = number, keep
         self.shown.append(number)
@@ -234,6 +239,44 @@ class History:
         self.published_since += 1
         if self.published_since > keep:
             self.awaited &= set(self.order(self.here | self.awaited)[-keep:])
+
+    def transact(self) -> None:
+        """Publishes a version together with one of another object, which another process writes and perhaps dies."""
+        keep, fate = self.random.randint(1, 3), self.random.choice(["end", "end", "die", "half", "both", "forget"])
+        both = self.store.transaction()
+        both.publish(self.name, {"x": bytearray(stamp(self.last + 1))}, keep=keep)
+        writer = self.start_writer(both.handle, self.last + 1, fate)
+        if fate == "half":
+            os.kill(self.store.keeper()[self.random.choice(["worker", "guard"])], signal.SIGKILL)
+            self.deaths += 1
+        if fate == "both":
+            self.kill_both()
+        os.waitpid(writer, 0)
+        if fate == "forget":
+            return
+        if fate in ("die", "both"):
+            with contextlib.suppress(onecopy.StaleHandle):
+                raise AssertionError(f"{both.commit()} was committed, though {fate}")
+            return
+        self.may_go |= self.here - self.must_be_here()
+        self.published(both.commit(), keep)
+        self.pair = self.last
+
+    def start_writer(self, handle: str, number: int, fate: str) -> int:
+        """Forks a process that takes part in a transaction, and returns its pid."""
+        pid = os.fork()
+        if pid == 0:
+            with (
+                contextlib.suppress(onecopy.StaleHandle),
+                onecopy.store.connect(framework="onecopy").join(handle) as part,
+            ):
+                if fate == "die" and number % 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                part.publish(f"{self.name} pair", {"x": bytearray(stamp(number))})
+                if fate == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(0)
+        return pid
 
     def rollback(self) -> None:
         """Makes an earlier version the current one."""
@@ -387,6 +430,7 @@ class History:
         wait_for_the_end(halves["guard"])
         self.awaited |= self.here
         self.here = set()
+        self.pair = None
         self.published_since = 0
         self.store.list()  # starts a keeper, whose pids mean something here
         for reader in self.readers:
@@ -428,6 +472,7 @@ class History:
         alone = {
             self.publish: 6,
             self.rollback: 2,
+            self.transact: 3,
             self.delete: 1,
             self.start_reader: 3,
             self.stop_or_go_on: 2,
@@ -460,6 +505,11 @@ class History:
             version = self.store.open(self.name)
             assert version.version == expected, f"{version.version} is current, not {expected}"
             assert bytes(version["x"]) == stamp(expected)
+        pairs = [v for e in self.store.list() if e["name"] == f"{self.name} pair" for v in e["versions"]]
+        newest = max((version["version"] for version in pairs if not version["awaited"]), default=None)
+        assert newest == self.pair, f"{newest} of the pair is current, not {self.pair}"
+        if self.pair:
+            assert bytes(self.store.open(f"{self.name} pair")["x"]) == stamp(self.pair)
         for reader in self.readers:
             if not reader.is_stopped:
                 assert reader.ask("check"), f"reader {reader.pid} sees another content"
@@ -488,7 +538,7 @@ class History:
         for pid in self.orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for name in (self.name, f"{self.name} blocks"):
+        for name in (self.name, f"{self.name} blocks", f"{self.name} pair"):
             self.store.delete(name)
 
 

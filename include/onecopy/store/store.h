@@ -143,10 +143,24 @@ class Draft : public Contents {
   /// process. May be called again after timeout, peer_died, or out_of_memory (a limit of the keeper).
   std::uint64_t publish();
 
+  /// Returns a text by which other processes write the draft, too, with Store::join_draft(). They must have called done()
+  /// before publish(), which throws stale_handle if one of them ended before that.
+  std::string handle();
+  /// Ends the work of this process on a draft that another process publishes. The draft is empty afterwards. REQUIRES: no
+  /// tensor of the draft is used any longer.
+  void done();
+  /// Gives the draft up, with the transaction that it belongs to. The draft is empty afterwards.
+  void abort();
+
  private:
+  State& state() const;
+
   using Contents::Contents;
   friend class Store;
+  friend class Transaction;
 };
+
+class Transaction;
 
 /// An iterator over the versions of an object as they become current. Thread safety: none. Move-only.
 class Watch {
@@ -223,6 +237,13 @@ class Store {
   std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {});
 
+  /// Opens a draft of another process by its handle(). Throws stale_handle for one that was published or given up.
+  Draft join_draft(const std::string& handle);
+  /// Begins a transaction. Other processes take part with join().
+  Transaction transaction();
+  /// Takes part in a transaction by its handle(). Throws stale_handle for one that has ended.
+  Transaction join(const std::string& handle);
+
   /// Opens a version, the current one by default. Throws stale_handle if the version does not exist. Throws
   /// invalid_argument, naming the field, if the version's key lacks a field of `key` or has another value of it.
   Version open(const std::string& name, std::optional<std::uint64_t> number = {}, const Texts& key = {});
@@ -252,9 +273,14 @@ class Store {
  private:
   explicit Store(std::shared_ptr<Client> client) noexcept : client_(std::move(client)) {}
   Client& client();
+  Draft filled_draft(const std::string& name, std::span<const NamedTensor> tensors,
+                     const PublishOptions& options);
+  friend class Transaction;
 
   std::shared_ptr<Client> client_;  // shared with the opened versions, drafts and watches
 };
 
 }  // namespace onecopy::store
 ONECOPY_API_END
+
+#include "onecopy/store/transaction.h"  // whose classes need those above

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/store/store.h"
+#include "onecopy/store/transaction.h"
 
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
@@ -17,6 +18,7 @@
 #include "onecopy/core/error.h"
 #include "store/format/tied_tensors.h"
 #include "store/incoming.h"
+#include "store/transactions.h"
 
 namespace onecopy::python {
 namespace {
@@ -105,12 +107,13 @@ std::uint64_t publish_as_it_is(store::Store& store, const std::string& name,
 std::uint64_t publish(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
                       const store::Texts& key, const store::Texts& attributes, bool checksums,
-                      bool is_as_is, bool copies) {
+                      bool is_as_is, bool copies, const store::Transaction* transaction) {
   if (is_as_is)
     return publish_as_it_is(store, name, names, tensors,
                             {keep, key, attributes, checksums, store::Placement::as_is, copies});
   const auto from = incoming(names, tensors);
   store::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
+  if (transaction) transaction->add(draft);
   copy_all(from, tensors_in(draft));
   return without_gil([&] { return draft.publish(); });
 }
@@ -181,7 +184,7 @@ void add_version(nb::module_& m) {
            nb::sig("def update(self, timeout: float | None, to: int | None) -> int"));
   nb::class_<store::Draft> draft(m, "_StoreDraft");
   add_contents(draft);
-  draft.def("publish", [](store::Draft& d) { return without_gil([&] { return d.publish(); }); });
+  add_draft(draft);
   nb::class_<store::Watch>(m, "_StoreWatch")
       .def("next", &next_version, nb::arg("timeout").none(),
            nb::sig("def next(self, timeout: float | None) -> int | None"));
@@ -244,10 +247,11 @@ void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);
   add_arena(m);
-  nb::class_<Store>(m, "_Store")
-      .def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
-           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
-           nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"))
+  nb::class_<Store> all(m, "_Store");
+  add_transactions(m, all);
+  all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
+          nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
+          nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none())
       .def("draft", [](Store& s, const std::string& name,
                        std::uint32_t keep) { return without_gil([&] { return s.draft(name, keep); }); })
       .def(

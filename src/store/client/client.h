@@ -46,6 +46,11 @@ class Client : public std::enable_shared_from_this<Client> {
              Deadline deadline = Deadline::after(kKeeperPatience)) {
     return unpack<Answer>(exchange([&] { return pack(question); }, fds, deadline).bytes);
   }
+  /// Asks the keeper and returns its answer with the descriptors.
+  template <class Question>
+  Packet ask_for_files(const Question& question) {
+    return exchange([&] { return pack(question); }, {}, Deadline::after(kKeeperPatience));
+  }
   /// Opens a version. Returns nothing if the version is the one that `known` reads.
   std::optional<Reading> open(const std::string& name, std::uint64_t number, const Reading* known,
                               Deadline deadline);

@@ -69,6 +69,9 @@ void describe(ExportedMemory& exported, Table& table) {
 
 std::uint64_t Draft::publish() {
   State& s = state();
+  if (s.is_joined)
+    throw Error(ErrorCode::invalid_argument,
+                "a draft is published by the process that made it; call done() in the others");
   if (!s.is_sealed) {
     s.memory->protect();
     point("store.draft.sealed");
@@ -78,16 +81,19 @@ std::uint64_t Draft::publish() {
   }
   ExportedMemory exported = s.memory->export_chunks();
   describe(exported, s.table);
-  return s.version.number = publish_version(Client::here(s.client), s.table, s.version, exported.fds);
+  const Token transaction = s.membership ? s.membership->transaction() : Token{};
+  const std::uint64_t number =
+      publish_version(Client::here(s.client), s.table, s.version, exported.fds, transaction);
+  return s.version.number = s.commits ? s.membership->conclude(Conclude::How::commit) : number;
 }
 
 std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
-                              std::span<const Fd> fds) {
+                              std::span<const Fd> fds, const Token& transaction) {
   const Fd file = write_table(table);
   std::vector<int> files = numbers_of(fds);
   files.insert(files.begin(), file.get());
   point("store.draft.written");
-  const std::uint64_t number = client.ask<Published>(Publish{version}, files).number;
+  const std::uint64_t number = client.ask<Published>(Publish{version, transaction}, files).number;
   point("store.draft.published");
   return number;
 }

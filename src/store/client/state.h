@@ -14,6 +14,7 @@
 #include "os/mutex.h"
 #include "store/client/client.h"
 #include "store/client/mapped_memory.h"
+#include "store/client/membership.h"
 #include "store/format/record.h"
 #include "store/format/table.h"
 
@@ -36,6 +37,11 @@ struct Contents::State {
   ReservedRoom reservation;    ///< of a draft
   Mutex update;                ///< held during an update
   bool is_sealed = false;
+  std::shared_ptr<Membership>
+      membership;          ///< in the transaction of a draft, shared with others; may be null
+  bool is_shared = false;  ///< the keeper has the memory of the draft
+  bool commits = false;    ///< the draft is all of its transaction, which publish() commits
+  bool is_joined = false;  ///< another process publishes the draft
   std::unordered_map<std::string_view, std::size_t> rows;  ///< made by find()
   std::once_flag rows_made;
 };
@@ -72,9 +78,10 @@ VersionRecord record_of(const std::string& name, Device device, std::uint64_t by
 /// Returns a table without rows and memory.
 Table table_for(Device device, const PublishOptions& options);
 
-/// Asks the keeper to publish a version, with the table and then the given descriptors. Returns the version's number.
+/// Asks the keeper to publish a version, with the table and then the given descriptors. Returns the version's number, 0 for
+/// a part of a transaction.
 std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
-                              std::span<const Fd> fds);
+                              std::span<const Fd> fds, const Token& transaction = {});
 
 /// Returns a checksum of bytes of a device.
 std::uint32_t checksum(std::byte* at, std::uint64_t bytes, Device device);

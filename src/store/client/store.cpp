@@ -167,6 +167,12 @@ Draft Store::draft(const std::string& name, std::uint32_t keep) {
 std::uint64_t Store::publish(const std::string& name, std::span<const NamedTensor> tensors,
                              const PublishOptions& options) {
   if (options.place == Placement::as_is) return publish_as_is(client(), name, tensors, options);
+  return filled_draft(name, tensors, options).publish();
+}
+
+/// Returns a draft that contains copies of the tensors.
+Draft Store::filled_draft(const std::string& name, std::span<const NamedTensor> tensors,
+                          const PublishOptions& options) {
   std::vector<TensorSpec> specs;
   TiedTensors tied;
   for (const auto& [row, tensor] : tensors)
@@ -178,7 +184,7 @@ std::uint64_t Store::publish(const std::string& name, std::span<const NamedTenso
   for (std::size_t row = 0; row < tensors.size(); ++row)
     if (tensors[row].second.nbytes() != 0 && !specs[row].same_as)
       copy_into(tensors[row].second.view(), draft.tensor(row).view());
-  return draft.publish();
+  return draft;
 }
 
 Version Store::open(const std::string& name, std::optional<std::uint64_t> number, const Texts& key) {

@@ -19,7 +19,7 @@
 /// a time on a connection, and the keeper answers each, with `refused` if it cannot do what the client asks.
 namespace onecopy::store {
 
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 inline constexpr std::size_t kMaxFiles = 16'384;  ///< the max number of descriptors of one version
 
 using Nonce = NonceOf<16>;
@@ -51,8 +51,11 @@ enum class Type : std::uint32_t {
   handover,
   moved,
   ready,
+  join,
+  conclude,
+  open_draft,
 };
-inline constexpr Type kLastType = Type::ready;
+inline constexpr Type kLastType = Type::open_draft;
 
 /// A message without fields.
 template <Type type>
@@ -105,12 +108,40 @@ using Done = EmptyMessage<Type::done>;
 /// The first descriptors of the next message, if that message's packet has no room for all. There is no answer.
 using Files = EmptyMessage<Type::files>;
 /// The client publishes a version. Descriptors: the table, then the chunks. The client fills in all fields of `version`
-/// but id, number, time and publisher. If a version with this token already exists, the answer is that version.
-using Publish = AboutVersion<Type::publish>;
+/// but id, number, time and publisher. If a version with this token already exists, the answer is that version. A part of
+/// a transaction has no number yet, and may be sent as a draft before it is complete.
+struct Publish {
+  static constexpr Type kType = Type::publish;
+  VersionRecord version;
+  Token transaction{};  ///< zeros for none
+  void fields(auto& f) { f(version, transaction); }
+};
 struct Published {
   static constexpr Type kType = Type::published;
   std::uint64_t number = 0;
   void fields(auto& f) { f(number); }
+};
+/// The client takes part in a transaction until it concludes that. The one whose token is the transaction's begins the
+/// transaction. Descriptor: a file that the client keeps locked for reading while it takes part. The answer is `done`.
+struct Join {
+  static constexpr Type kType = Type::join;
+  VersionRecord member;  ///< the token
+  Token transaction{};
+  void fields(auto& f) { f(member, transaction); }
+};
+/// The client ends a transaction, or its own part in it. The answer is `published`.
+struct Conclude {
+  static constexpr Type kType = Type::conclude;
+  enum class How : std::uint8_t { commit, abort, leave };
+  Token transaction{}, member{};
+  How how = How::commit;
+  void fields(auto& f) { f(transaction, member, how); }
+};
+/// The client writes a draft of a transaction. The answer is `opened`, whose descriptors have no lock.
+struct OpenDraft {
+  static constexpr Type kType = Type::open_draft;
+  Token transaction{}, draft{};
+  void fields(auto& f) { f(transaction, draft); }
 };
 /// The client will make memory for a version, which the keeper counts in its limits until `publish`, `unreserve` or the
 /// end of the connection. The answer is `done`.

@@ -37,7 +37,7 @@ Bytes encode(const Record& record) { return encode_fields(record); }
 
 Record decode_record(ByteSpan bytes) {
   auto record = decode_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
-  if (record.kind < Record::Kind::publish || record.kind > Record::Kind::floor)
+  if (record.kind < Record::Kind::publish || record.kind > Record::Kind::abort)
     throw Error(ErrorCode::protocol, fmt::format("a record of the store's index has the unknown kind {}",
                                                  static_cast<int>(record.kind)));
   return record;

@@ -20,6 +20,7 @@ enum class VersionKind : std::uint8_t {
   /// pipe is open in any process, its maker keeps memory for the version.
   as_is,
   arena,  ///< blocks that processes write, followed by the memory of their leases and keys
+  draft,  ///< a part of a transaction that processes still write, so that its chunks are not sealed
 };
 
 /// A version as the keeper knows it, without the tensors.
@@ -53,19 +54,25 @@ struct Record {
   enum class Kind : std::uint8_t {
     publish = 1,  ///< `version` exists and is the current one of its object
     show,         ///< the version with the id is the current one again
-    drop,    ///< the version with the id is gone; an unknown id only sets the lowest id of later versions
+    drop,  ///< the version or member with the id is gone; an unknown id only sets the lowest id of later ones
     object,  ///< the object of `version` has had so many versions, and keeps so many; `dropped` are the last dropped ones
     floor,   ///< objects that no record names have had as many versions as `version.number`
+    join,    ///< a process takes part in the transaction, as the member `version`
+    part,    ///< `version` is a part of the transaction, in place of the part with the same token
+    commit,  ///< all parts of the transaction are current versions, with the number and the time of `version`
+    abort,  ///< the transaction has ended, and its parts are gone
   };
   Kind kind = Kind::publish;
   std::uint64_t id = 0;                   ///< the id of the version
-  VersionRecord version{};                ///< used by publish, object and floor
+  VersionRecord version{};                ///< used by all but show, drop and abort
   std::vector<DroppedVersion> dropped{};  ///< used by object
+  Token transaction{};                    ///< used by join, part, commit and abort
 
   void fields(auto& f) {
     f(kind, id);
-    if (kind != Kind::show && kind != Kind::drop) f(version);
+    if (kind != Kind::show && kind != Kind::drop && kind != Kind::abort) f(version);
     if (kind == Kind::object) f(dropped);
+    if (kind >= Kind::join) f(transaction);
   }
   bool operator==(const Record&) const = default;
 };

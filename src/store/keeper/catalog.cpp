@@ -28,9 +28,13 @@ void Catalog::apply(const Record& record) {
       if (Version* const version = at(record.id))
         objects_.at(version->record.name).last_shown = version->shown = ++last_shown_;
       return;
-    case Record::Kind::drop: return drop(record.id);
+    case Record::Kind::drop: transactions_.apply(record); return drop(record.id);
     case Record::Kind::object: return remember(record);
     case Record::Kind::floor: floor_ = std::max(floor_, record.version.number); return;
+    case Record::Kind::join:
+    case Record::Kind::part:
+    case Record::Kind::abort: return transactions_.apply(record);
+    case Record::Kind::commit: return commit(record);
   }
 }
 
@@ -122,7 +126,16 @@ std::vector<Record> Catalog::records() const {
   for (const auto& [name, object] : objects_) names.emplace_back(object.last_shown, name);
   std::ranges::sort(names);
   for (const auto& [shown, name] : names) records.push_back(record_of(name, objects_.at(name)));
+  transactions_.add_records(records);
   return records;
+}
+
+void Catalog::commit(const Record& record) {
+  for (auto& [id, part] : transactions_.commit(record.transaction, record.version.number)) {
+    part.number = record.version.number;
+    part.made_at = record.version.made_at;
+    add(part);
+  }
 }
 
 void Catalog::add(const VersionRecord& version) {

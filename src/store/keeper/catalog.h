@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "store/format/record.h"
+#include "store/keeper/transactions.h"
 
 namespace onecopy::store {
 
-/// The objects and versions that exist according to the records, without memory, readers or sockets. An object whose
+/// The objects, versions and transactions that exist according to the records, without memory, readers or sockets. An object whose
 /// versions were all dropped stays, so that its numbers go on. Thread safety: none.
 class Catalog {
  public:
@@ -36,6 +37,7 @@ class Catalog {
   void apply(const Record& record);
 
   const std::map<std::string, Object>& objects() const noexcept { return objects_; }
+  const Transactions& transactions() const noexcept { return transactions_; }
   /// Returns null for an object of which no version was ever published.
   const Object* object(const std::string& name) const;
   /// Returns null for a version that does not exist.
@@ -70,8 +72,10 @@ class Catalog {
   void add(const VersionRecord& version);
   void drop(std::uint64_t id);
   void remember(const Record& record);
+  void commit(const Record& record);
 
   std::map<std::string, Object> objects_;
+  Transactions transactions_;
   std::map<std::uint64_t, Place> places_;  ///< the place of each version, by its id
   std::uint64_t last_id_ = 0, last_shown_ = 0;
   std::uint64_t floor_ = 0;  ///< the largest number that a version of a forgotten object may have had

@@ -18,7 +18,7 @@ namespace onecopy::store {
 namespace {
 
 constexpr std::array<char, 8> kLogMagic{'1', 'c', 'o', 'p', 'y', 'i', 'd', 'x'};
-constexpr std::uint32_t kLogVersion = 1;
+constexpr std::uint32_t kLogVersion = 2;  // which contains all records of version 1
 constexpr std::uint32_t kMaxRecord = 1u << 20;
 constexpr std::uint64_t kPage = 4096;
 
@@ -68,7 +68,7 @@ Log Log::open(Fd fd) {
   } catch (const Error&) {
     head.magic = {};
   }
-  if (head.magic != kLogMagic || head.version != kLogVersion)
+  if (head.magic != kLogMagic || head.version == 0 || head.version > kLogVersion)
     throw Error(ErrorCode::bad_handle, "the file is not an index of the store that this build can read");
   Log log(std::move(fd));
   log.end_ = sizeof head;

@@ -31,6 +31,7 @@ Log without_versions(const Log& index, const std::string& path) {
   index.for_each([&](const Record& record) { catalog.apply(record); });
   Log fresh = make_nameless_log(path);
   for (const Record& record : catalog.records()) {
+    if (record.kind == Record::Kind::join || record.kind == Record::Kind::part) continue;
     fresh.append(record);
     if (record.kind == Record::Kind::publish) fresh.append({.kind = Record::Kind::drop, .id = record.id});
   }

@@ -33,7 +33,16 @@ std::vector<const VersionRecord*> VersionRules::droppable() const {
 std::vector<std::uint64_t> VersionRules::room_for(const VersionRecord& version) const {
   const Limits& limits = room_.limits();
   if (limits.bytes == UINT64_MAX && limits.client_bytes == UINT64_MAX && limits.devices.empty()) return {};
-  return room_.make(version, versions_here(), droppable());
+  return room_.make(version, all_beside(version), droppable());
+}
+
+/// Returns all versions and all parts of transactions except the one with the same token.
+std::vector<const VersionRecord*> VersionRules::all_beside(const VersionRecord& version) const {
+  auto all = versions_here();
+  for (const auto& [token, open] : catalog_.transactions().open())
+    for (const auto& [id, part] : open.parts)
+      if (part.token != version.token) all.push_back(&part);
+  return all;
 }
 
 void VersionRules::reserve(std::uint64_t owner, const VersionRecord& version) {
@@ -61,6 +70,7 @@ void VersionRules::look_at_all() {
 }
 
 void VersionRules::reclaim_all() {
+  abort_broken();
   give_up_awaited();
   for (const std::string& name : std::exchange(unreclaimed_, {})) reclaim(name);
   reclaim_old();
@@ -87,7 +97,8 @@ void VersionRules::reclaim_old() {
 
 VersionRules::Clock::time_point VersionRules::next_reclaim() const {
   const Clock::time_point now = holder_.now();
-  Clock::time_point next = unreclaimed_.empty() ? Clock::time_point::max() : now + kNextLook;
+  const bool has_work = !unreclaimed_.empty() || !catalog_.transactions().open().empty();
+  Clock::time_point next = has_work ? now + kNextLook : Clock::time_point::max();
   if (!has_given_up_ && versions_here().size() != catalog_.size()) next = std::min(next, begin_ + kAwaited);
   if (!room_.limits().age) return next;
   const auto old = droppable();

@@ -67,16 +67,20 @@ void VersionRules::check_kind(const VersionRecord& version) const {
 /// Adds a version. Lets the keeper have the memory before the record is written, so that a version with a record always
 /// has its memory.
 const VersionRecord& VersionRules::add(VersionRecord version, const Hold& hold) {
-  version.id = catalog_.next_id();
-  hold(version.id);
+  const std::uint64_t id = version.id = catalog_.next_id();
+  hold_and_write({.kind = Record::Kind::publish, .id = id, .version = std::move(version)}, hold);
+  return catalog_.find(id)->record;
+}
+
+void VersionRules::hold_and_write(Record record, const Hold& hold) {
+  hold(record.id);
   point("store.publish.held");
   try {
-    write({.kind = Record::Kind::publish, .id = version.id, .version = version});
+    write(record);
   } catch (...) {
-    holder_.forget(version.id);
+    holder_.forget(record.id);
     throw;
   }
-  return catalog_.find(version.id)->record;
 }
 
 std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {

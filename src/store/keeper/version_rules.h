@@ -24,16 +24,16 @@ class VersionHolder {
   virtual std::int64_t wall_clock() const = 0;  ///< nanoseconds since 1970
   /// Returns whether the keeper has the memory of the version.
   virtual bool is_here(std::uint64_t id) const = 0;
-  /// Returns false if no process has the version open. REQUIRES: is_here().
+  /// Returns false if no process has the version open, or if the member of a transaction has ended. REQUIRES: is_here().
   virtual bool may_be_read(std::uint64_t id) const = 0;
   /// Appends a record to the index. Throws with nothing changed.
   virtual void write(const Record& record) = 0;
-  /// Gives the memory of a version up. Readers keep what they have mapped.
+  /// Gives the memory of a version, or the file of a member, up. Readers keep what they have mapped.
   virtual void forget(std::uint64_t id) = 0;
 };
 
-/// The rules of versions: which number a version gets, which version is current, who may bring one back, and which ones
-/// are dropped.
+/// The rules of versions: which number a version gets, which version is current, who may bring one back, which ones are
+/// dropped, and which ones become current together.
 ///
 /// Guarantees. A number is used once. A version is shown in the order of publish and rollback, whatever processes died
 /// in between. A version that may be read is dropped by remove() alone. A dropped version never comes back.
@@ -43,6 +43,10 @@ class VersionHolder {
 /// have one offer it. During the first kGrace open() waits for the current version; after that it takes the newest one
 /// whose memory is here. An awaited version is taken until kAwaited has passed, or until its object was published more
 /// than `keep` times.
+///
+/// A transaction has *members*, the processes that take part, and *parts*, the versions that are not shown yet. One
+/// record makes all parts exist. Each member has a file that it keeps locked, so that the kernel says whether it lives;
+/// a member that ends before it has left aborts the transaction, and so does the end of both halves of the keeper.
 ///
 /// Thread safety: none.
 class VersionRules {
@@ -70,6 +74,25 @@ class VersionRules {
   /// Publishes a version, and returns its number. A version whose token was published before gets its number again.
   /// Throws invalid_argument, out_of_memory, and what Hold and VersionHolder::write() throw, with nothing changed.
   std::uint64_t publish(VersionRecord version, const Hold& hold);
+  /// Lets a process take part in a transaction: as the first one, if its token is the transaction's. A member that takes
+  /// part already goes on. Throws stale_handle for a transaction that has ended, and as publish().
+  void join(const Token& transaction, VersionRecord member, const Hold& hold);
+  /// Adds a part to a transaction, or puts it in the place of the part with the same token. Drops nothing. Throws
+  /// stale_handle for a transaction that has ended, and as publish().
+  void publish_part(const Token& transaction, VersionRecord version, const Hold& hold);
+  /// Returns a part that is being written. Throws stale_handle.
+  const VersionRecord& draft(const Token& transaction, const Token& token) const;
+  /// Makes all parts of a transaction the current versions of their objects, with one number, which the function returns.
+  /// Throws stale_handle if the transaction was aborted, because a member has ended too soon; invalid_argument for a
+  /// part that is still written; and as publish(), with nothing changed.
+  std::uint64_t commit(const Token& transaction);
+  /// Ends the part of a process in a transaction, which no longer depends on that process.
+  void leave(const Token& transaction, const Token& member);
+  /// Ends a transaction, whose parts are then gone.
+  void abort(const Token& transaction);
+  /// Aborts the transactions of which a member has ended without having left.
+  void abort_broken();
+
   /// Returns the version of that number, or the current one for 0. Returns null if it may be here by grace_end().
   /// Throws stale_handle.
   const VersionRecord* open(const std::string& name, std::uint64_t number) const;
@@ -98,7 +121,9 @@ class VersionRules {
   /// Returns the time at which reclaim_all() may find something; time_point::max() if nothing is left to drop.
   Clock::time_point next_reclaim() const;
   /// Returns whether the keeper may end without a loss.
-  bool is_unused() const noexcept { return catalog_.size() == 0 && !room_.is_reserved(); }
+  bool is_unused() const noexcept {
+    return catalog_.size() == 0 && catalog_.transactions().open().empty() && !room_.is_reserved();
+  }
 
  private:
   const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
@@ -106,12 +131,18 @@ class VersionRules {
   void check_kind(const VersionRecord& version) const;
   void check_offer(const VersionRecord& version, bool is_ours) const;
   const VersionRecord& add(VersionRecord version, const Hold& hold);
+  void hold_and_write(Record record, const Hold& hold);
+  const Transactions::Open& require_open(const Token& transaction) const;
+  bool is_broken(const Transactions::Open& transaction) const;
+  void forget_all(const Transactions::Records& records);
+  std::vector<std::uint64_t> room_for_all(const Transactions::Records& parts) const;
   void write(const Record& record);
   void drop(std::uint64_t id);
   bool is_in_grace() const { return holder_.now() < grace_end(); }
   bool is_awaited(const std::string& name) const;
   std::vector<std::uint64_t> room_for(const VersionRecord& version) const;
   std::vector<const VersionRecord*> versions_here() const;
+  std::vector<const VersionRecord*> all_beside(const VersionRecord& version) const;
   std::vector<const VersionRecord*> droppable() const;
   void reclaim_old();
   void give_up_awaited();

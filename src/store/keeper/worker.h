@@ -51,6 +51,9 @@ class Worker final : private VersionHolder {
   void admit(Connection& c, ByteSpan packet);
   void publish(Connection& c, Packet packet);
   void reserve(std::uint64_t token, Connection& c, ByteSpan packet);
+  void join(Connection& c, Packet packet);
+  void conclude(Connection& c, ByteSpan packet);
+  void open_draft(Connection& c, ByteSpan packet);
   void open(Connection& c, ByteSpan packet);
   bool try_open(Connection& c, const Open& wanted);
   void offer(Connection& c, Packet packet);

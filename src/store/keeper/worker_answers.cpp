@@ -51,6 +51,9 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
       case Type::publish: return publish(c, std::move(packet));
       case Type::reserve: return reserve(token, c, bytes);
       case Type::unreserve: return rules_.release(unpack<Unreserve>(bytes).token);
+      case Type::join: return join(c, std::move(packet));
+      case Type::conclude: return conclude(c, bytes);
+      case Type::open_draft: return open_draft(c, bytes);
       case Type::open: return open(c, bytes);
       case Type::look: return rules_.look_at_all();
       case Type::offer: return offer(c, std::move(packet));
@@ -90,9 +93,14 @@ void Worker::admit(Connection& c, ByteSpan packet) {
 }
 
 void Worker::publish(Connection& c, Packet packet) {
-  auto version = unpack<Publish>(packet.bytes).version;
+  auto [version, transaction] = unpack<Publish>(packet.bytes);
   check_files(version, packet.fds);
   version.publisher = c.pid;
+  if (transaction != Token{}) {
+    rules_.publish_part(transaction, std::move(version),
+                        [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+    return send(c, pack(Published{}));
+  }
   const std::string name = version.name;
   const std::uint64_t number =
       rules_.publish(std::move(version), [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
@@ -100,6 +108,35 @@ void Worker::publish(Connection& c, Packet packet) {
   send(c, pack(Published{number}));
   answer_waiting();
   rules_.reclaim(name);
+}
+
+void Worker::join(Connection& c, Packet packet) {
+  auto [member, transaction] = unpack<Join>(packet.bytes);
+  if (packet.fds.size() != 1)
+    throw Error(ErrorCode::protocol, "a member of a transaction came without its file");
+  member.publisher = c.pid;
+  rules_.join(transaction, std::move(member), [&](std::uint64_t id) { hold(id, std::move(packet.fds)); });
+  send(c, pack(Done{}));
+}
+
+void Worker::conclude(Connection& c, ByteSpan packet) {
+  const auto [transaction, member, how] = unpack<Conclude>(packet);
+  std::uint64_t number = 0;
+  switch (how) {
+    case Conclude::How::commit: number = rules_.commit(transaction); break;
+    case Conclude::How::abort: rules_.abort(transaction); break;
+    case Conclude::How::leave: rules_.leave(transaction, member); break;
+    default: throw Error(ErrorCode::protocol, "a transaction cannot be concluded in this way");
+  }
+  send(c, pack(Published{number}));
+  answer_waiting();
+}
+
+/// Sends the memory of a draft, for another process to write.
+void Worker::open_draft(Connection& c, ByteSpan packet) {
+  const auto [transaction, draft] = unpack<OpenDraft>(packet);
+  const VersionRecord& version = rules_.draft(transaction, draft);
+  send(c, pack(Opened{version}), numbers_of(holdings_.versions.at(version.id)));
 }
 
 void Worker::reserve(std::uint64_t token, Connection& c, ByteSpan packet) {

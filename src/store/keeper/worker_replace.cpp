@@ -18,7 +18,7 @@ void Worker::replace(Connection& c) {
   c.socket.send(pack(Handover{holdings_.keeper, guard_.pid(), holdings_.knows_all, records.size()}), shared,
                 kWait);
   for (const Record& record : records) {
-    const bool has_files = record.kind == Record::Kind::publish && is_here(record.id);
+    const bool has_files = record.kind != Record::Kind::drop && is_here(record.id);
     send_in_packets(pack(Moved{record}),
                     has_files ? numbers_of(holdings_.versions.at(record.id)) : std::vector<int>(),
                     send_all);

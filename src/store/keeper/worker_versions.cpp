@@ -64,7 +64,7 @@ void Worker::recover() {
   holdings_.index.for_each([this](const Record& record) { rules_.replay(record); });
   std::vector<std::uint64_t> unknown;
   for (const auto& [id, fds] : holdings_.versions)
-    if (!rules_.catalog().find(id)) unknown.push_back(id);
+    if (!rules_.catalog().find(id) && !rules_.catalog().transactions().has(id)) unknown.push_back(id);
   for (const std::uint64_t id : unknown) forget(id);
   rules_.look_at_all();
 }

@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 
 /// A machine: an index that outlives keepers, and the versions that a keeper holds and processes read.
-class FakeKeeper final : public VersionHolder {
+class FakeKeeper : public VersionHolder {
  public:
   FakeKeeper() { start(true); }
 
@@ -272,6 +272,198 @@ TEST(StoreRules, DropOldVersionsForAPublishAndNotForAReservation) {
   EXPECT_EQ(keeper.rules->publish(draft, keeper.hold()), 3u);
   EXPECT_EQ(keeper.open("w", 1), 0u);
   EXPECT_EQ(keeper.open("w", 2), 2u);
+}
+
+/// A machine with a transaction, in which processes take part.
+class Transacting : public FakeKeeper {
+ public:
+  Transacting() { join(transaction); }
+
+  /// Lets a process take part, and returns its token.
+  Token join(const Token& member) {
+    VersionRecord record;
+    record.token = member;
+    rules->join(transaction, record, [&](std::uint64_t id) {
+      hold()(id);
+      read.insert(id);  // its file is locked
+    });
+    return member;
+  }
+  void kill(const Token& member) {
+    read.erase(find(rules->catalog().transactions().find(transaction)->members, member)->id);
+  }
+  VersionRecord add(const std::string& name, std::uint32_t keep = 2,
+                    VersionKind kind = VersionKind::copied) {
+    VersionRecord part = draft(name, keep);
+    part.kind = kind;
+    rules->publish_part(transaction, part, hold());
+    return part;
+  }
+  /// Returns the number that the parts got; 0 if the transaction was aborted.
+  std::uint64_t commit() {
+    try {
+      return rules->commit(transaction);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::stale_handle);
+      return 0;
+    }
+  }
+
+  const Token transaction{1, 2, 3}, other{9};
+};
+
+TEST(StoreTransactions, ShowAllPartsOrNone) {
+  Transacting keeper;
+  keeper.publish("a");
+  keeper.add("a");
+  keeper.add("b");
+  EXPECT_EQ(keeper.open("a"), 1u);
+  EXPECT_EQ(keeper.open("b"), 0u);
+  EXPECT_EQ(keeper.commit(), 2u);
+  EXPECT_EQ(keeper.open("a"), 2u);
+  EXPECT_EQ(keeper.open("b"), 2u);
+  EXPECT_EQ(keeper.open("a", 1), 1u);
+}
+
+TEST(StoreTransactions, GiveAllPartsOneNumberThatNoneOfTheirObjectsHasHad) {
+  Transacting keeper;
+  for (int i = 0; i < 5; ++i) keeper.publish("a");
+  keeper.rules->remove("a", 0);
+  keeper.publish("b");
+  keeper.add("a");
+  keeper.add("b");
+  EXPECT_EQ(keeper.commit(), 6u);
+  EXPECT_EQ(keeper.publish("b"), 7u);
+}
+
+TEST(StoreTransactions, PushNothingOutBeforeTheCommit) {
+  Transacting keeper;
+  for (int i = 0; i < 2; ++i) keeper.publish("a");
+  keeper.add("a", 1);
+  keeper.pass(1h);
+  EXPECT_EQ(keeper.open("a", 1), 1u);
+  EXPECT_EQ(keeper.commit(), 3u);
+  keeper.pass(1s);
+  EXPECT_EQ(keeper.open("a", 1), 0u);
+  EXPECT_EQ(keeper.open("a", 2), 0u);
+}
+
+TEST(StoreTransactions, DropNoVersionForRoomBeforeTheCommit) {
+  Transacting keeper;
+  keeper.start(true, {.bytes = 30}, true);
+  for (int i = 0; i < 2; ++i) keeper.publish("a");
+  keeper.add("a");
+  keeper.add("b");
+  EXPECT_THROW(keeper.add("c"), Error);  // only version 1 of `a` could be dropped
+  EXPECT_EQ(keeper.open("a", 1), 1u);
+  EXPECT_EQ(keeper.commit(), 3u);
+  EXPECT_EQ(keeper.open("a", 1), 0u);
+  EXPECT_EQ(keeper.open("a", 2), 2u);
+}
+
+TEST(StoreTransactions, EndWithAMemberThatDiedBeforeItLeft) {
+  Transacting keeper;
+  keeper.publish("a");
+  keeper.join(keeper.other);
+  keeper.add("a");
+  const auto here = keeper.here.size();
+  keeper.kill(keeper.other);
+  keeper.pass(1s);
+  EXPECT_EQ(here - keeper.here.size(), 3u) << "the memory of the part and the files of both members stay";
+  EXPECT_EQ(keeper.commit(), 0u);
+  EXPECT_EQ(keeper.open("a"), 1u);
+  EXPECT_THROW(keeper.add("b"), Error);
+  EXPECT_THROW(keeper.join({4}), Error);
+}
+
+TEST(StoreTransactions, AreNotCommittedIfAMemberHasJustDied) {
+  Transacting keeper;
+  keeper.join(keeper.other);
+  keeper.add("a");
+  keeper.kill(keeper.other);
+  EXPECT_EQ(keeper.commit(), 0u);
+  EXPECT_EQ(keeper.open("a"), 0u);
+}
+
+TEST(StoreTransactions, KeepThePartsOfAMemberThatLeft) {
+  Transacting keeper;
+  keeper.join(keeper.other);
+  keeper.add("a");
+  keeper.rules->leave(keeper.transaction, keeper.other);
+  keeper.rules->leave(keeper.transaction, keeper.other);  // its first answer was lost
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.open("a"), 1u);
+}
+
+TEST(StoreTransactions, AreNotCommittedBeforeEachDraftIsPublished) {
+  Transacting keeper;
+  VersionRecord part = keeper.add("a", 2, VersionKind::draft);
+  EXPECT_EQ(keeper.rules->draft(keeper.transaction, part.token).token, part.token);
+  EXPECT_THROW(keeper.rules->commit(keeper.transaction), Error);
+  part.kind = VersionKind::copied;
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  EXPECT_THROW(keeper.rules->draft(keeper.transaction, part.token), Error);
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.here.size(), 1u);
+}
+
+TEST(StoreTransactions, HaveOnePartOfAnObject) {
+  Transacting keeper;
+  const VersionRecord part = keeper.add("a");
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());  // its first answer was lost
+  EXPECT_THROW(keeper.add("a"), Error);
+  EXPECT_EQ(keeper.commit(), 1u);
+}
+
+TEST(StoreTransactions, SurviveTheWorkerAndNotBothHalves) {
+  Transacting keeper;
+  keeper.add("a");
+  keeper.start(true, {}, true);
+  keeper.pass(1s);
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.commit(), 1u);  // its first answer was lost
+  Transacting another;
+  another.add("a");
+  another.start(true);
+  EXPECT_EQ(another.commit(), 0u);
+  another.pass(1s);
+  EXPECT_TRUE(another.rules->is_unused());
+}
+
+TEST(StoreTransactions, AreInTheRecordsOfANewIndex) {
+  Transacting keeper;
+  keeper.join(keeper.other);
+  keeper.add("a");
+  keeper.index = keeper.rules->records();
+  keeper.start(true, {}, true);
+  EXPECT_EQ(keeper.commit(), 1u);
+  keeper.index = keeper.rules->records();
+  keeper.start(true, {}, true);
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.open("a"), 1u);
+  EXPECT_EQ(keeper.rules->catalog().next_id(), 4u);
+}
+
+TEST(StoreTransactions, ChangeNothingWhenTheDiskIsFull) {
+  Transacting keeper;
+  keeper.add("a");
+  const auto here = keeper.here;
+  keeper.is_disk_full = true;
+  EXPECT_THROW(keeper.rules->commit(keeper.transaction), Error);
+  EXPECT_THROW(keeper.add("b"), Error);
+  EXPECT_THROW(keeper.join(keeper.other), Error);
+  EXPECT_EQ(keeper.here, here);
+  keeper.is_disk_full = false;
+  EXPECT_EQ(keeper.commit(), 1u);
+}
+
+TEST(StoreTransactions, AreGoneAfterTheAbort) {
+  Transacting keeper;
+  keeper.add("a");
+  keeper.rules->abort(keeper.transaction);
+  EXPECT_TRUE(keeper.here.empty());
+  EXPECT_EQ(keeper.commit(), 0u);
+  EXPECT_TRUE(keeper.rules->is_unused());
 }
 
 /// What the guide promises, for one object: random publishes, readers, deletes, rollbacks and kills, against a model.
