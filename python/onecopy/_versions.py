@@ -37,13 +37,30 @@ class _Tensors(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._all())
 
+    def _values(self, framework: Framework) -> list[Any]:
+        if framework == self._framework:
+            return list(self._all().values())
+        return self._core.tensors(framework)
+
 
 class Version(_Tensors):
     """A version of an object, as a read-only mapping of names to tensors.
 
     A write to a tensor of torch ends the process by a segmentation fault, since torch has no read-only tensors. The
-    version stays in the store as long as the mapping or one of its tensors lives.
+    version stays in the store as long as the mapping or one of its tensors lives. What was published as ``bytes`` is
+    ``bytes``.
     """
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._all().get(name)
+        return self._core.bytes(name) if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._all()
+        yield from self._core.names_of_bytes()
+
+    def __len__(self) -> int:
+        return len(self._all()) + len(self._core.names_of_bytes())
 
     @property
     def version(self) -> int:
@@ -74,12 +91,7 @@ class Version(_Tensors):
         ``Bundle.load_into()`` does."""
         from ._load_into import load_into
 
-        return load_into(self, module, prefix, strict)  # type: ignore[arg-type]
-
-    def _values(self, framework: Framework) -> list[Any]:
-        if framework == self._framework:
-            return list(self.values())
-        return self._core.tensors(framework)
+        return load_into(_Tensors(self._core, self._framework), module, prefix, strict)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"<onecopy.store.{type(self).__name__} {self.version} of {len(self)} tensors>"
@@ -142,6 +154,12 @@ class Draft(_Tensors):
         """Gives the draft up for all processes, and the transaction that it belongs to."""
         self._made, self._has_ended = {}, True
         self._core.abort()
+
+    def __setitem__(self, name: str, content: bytes) -> None:
+        """Adds bytes beside the tensors, such as metadata, under a name that no tensor has."""
+        if not isinstance(content, bytes):
+            raise TypeError(f"only bytes are added to a draft, not {type(content).__name__}; write into its tensors")
+        self._core.set_bytes(args.text(name, "the name of bytes"), content)
 
     def publish(self) -> int:
         """Publishes the content as the object's current version, and returns its number, 0 in a transaction.

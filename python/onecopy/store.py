@@ -61,7 +61,8 @@ class Store:
 
         Args:
             name: 1 to 1,024 bytes of text without control characters.
-            tensors: by name, such as a ``state_dict()``; of torch, numpy or any library with DLPack.
+            tensors: by name, such as a ``state_dict()``; of torch, numpy or any library with DLPack. ``bytes`` beside
+                them, up to 1 GiB, are metadata, which a reader gets as ``bytes``.
             keep: the number of versions to keep, including the new one; the versions that were current last are kept. A
                 version that a process has open stays until no process has it open.
             key: the identity of the version, e.g. ``{"checkpoint": digest, "rank": "0"}``, for ``open(key=...)``.
@@ -106,9 +107,12 @@ class Store:
             raise InvalidArgument(
                 'tensors that are published with place="as_is" stay on their device; leave out device='
             )
-        names, values = [args.text(each, "the name of each tensor") for each in tensors], list(tensors.values())
+        everything = {args.text(each, "the name of each tensor"): value for each, value in tensors.items()}
+        beside = {each: value for each, value in everything.items() if isinstance(value, bytes)}
+        names = [each for each in everything if each not in beside]
+        values = [everything[each] for each in names]
         texts = args.texts(key, "key"), args.texts(attributes, "attributes")
-        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy), transaction)
+        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy), transaction, beside)
         return self._core.publish(args.text(name, "name"), names, values, device, *options)
 
     def draft(

@@ -295,3 +295,56 @@ def test_an_object_has_one_version_in_a_transaction(store):
         with pytest.raises(onecopy.InvalidArgument, match='has a version of "a" already'):
             both.publish("a", ONE)
     assert store.open("a").version == 1
+
+
+# --- bytes beside tensors
+
+
+def test_bytes_beside_the_tensors_come_back_as_bytes(store):
+    store.publish("a", {"x": torch.ones(3), "meta": b"\x00text", "empty": b""}, key={"k": "1"})
+    found = store.open("a")
+    assert (found["meta"], found["empty"]) == (b"\x00text", b"")
+    assert (list(found), len(found)) == (["x", "empty", "meta"], 3)
+    assert dict(found)["x"].tolist() == [1, 1, 1]
+    with pytest.raises(KeyError, match="other"):
+        found["other"]
+
+
+def test_a_follower_shows_the_bytes_of_the_version_though_their_size_changes(store):
+    store.publish("a", {"x": torch.ones(3), "meta": b"1"})
+    live = store.follow("a")
+    store.publish("a", {"x": torch.zeros(3), "meta": b"22", "more": b"3"})
+    live.update()
+    assert (live["meta"], live["more"], live["x"].tolist()) == (b"22", b"3", [0, 0, 0])
+
+
+def test_a_draft_and_a_transaction_take_bytes(store):
+    with store.transaction() as both, both.draft("a", {"x": ((2,), "float32")}) as draft:
+        draft["meta"] = b"of a"
+        both.publish("b", {"meta": b"of b"})
+    assert (store.open("a")["meta"], store.open("b")["meta"]) == (b"of a", b"of b")
+    with pytest.raises(TypeError, match="only bytes are added to a draft, not Tensor"):
+        store.draft("a")["x"] = torch.ones(2)
+
+
+@pytest.mark.parametrize("place", ["slot", "as_is"])
+def test_bytes_survive_with_the_version_in_both_places(store, place):
+    store.publish("a", {"x": torch.ones(3), "meta": b"text"}, place=place)
+    assert store.open("a")["meta"] == b"text"
+
+
+def test_bytes_do_not_hide_a_tensor_and_count_in_limits(store):
+    draft = store.draft("a", {"x": ((2,), "float32")})
+    draft["x"] = b"bytes"
+    with pytest.raises(onecopy.InvalidArgument, match='"x" is the name of a tensor and of bytes'):
+        draft.publish()
+    store.publish("b", {"x": torch.ones(1), "meta": bytes(5000)})
+    assert store.list()[0]["versions"][0]["bytes"] == 4096 + 5000
+
+
+def test_a_module_is_loaded_from_a_version_with_bytes(store):
+    model = torch.nn.Linear(2, 2)
+    store.publish("a", {**model.state_dict(), "meta": b"text"})
+    other = torch.nn.Linear(2, 2)
+    store.open("a").load_into(other)
+    assert torch.equal(other.weight, model.weight)

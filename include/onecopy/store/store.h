@@ -56,6 +56,9 @@ struct PublishOptions {
   /// The identity of the version, for open(): a digest of the checkpoint, a rank, a quantization.
   Texts key{};
   Texts attributes{};
+  /// Bytes beside the tensors, by names that no tensor has: metadata, scalars of an optimizer. They may differ between the
+  /// versions that a follower shows.
+  std::map<std::string, std::string> bytes{};
   /// Stores a checksum of each tensor, for Version::verify().
   bool checksums = false;
   Placement place = Placement::slot;
@@ -103,6 +106,13 @@ class Version : public Contents {
   std::uint64_t number() const;
   Texts key() const;
   Texts attributes() const;
+  /// Returns the names of the bytes beside the tensors.
+  std::vector<std::string> names_of_bytes() const;
+  /// Returns bytes beside the tensors; nothing for an unknown name.
+  std::optional<std::string> bytes(const std::string& name) const;
+  /// Returns a new descriptor of the version's memory on the host, for a private mapping, which the caller must close. Throws
+  /// unsupported for memory of a card and for a version that was published as_is, and stale_handle.
+  int descriptor() const;
   /// Computes the checksums of all tensors. Throws bad_handle, which names the first tensor that differs, and
   /// invalid_argument if the version was published without checksums.
   void verify() const;
@@ -143,6 +153,8 @@ class Draft : public Contents {
   /// process. May be called again after timeout, peer_died, or out_of_memory (a limit of the keeper).
   std::uint64_t publish();
 
+  /// Adds bytes beside the tensors, see PublishOptions::bytes.
+  void set_bytes(const std::string& name, std::string content);
   /// Returns a text by which other processes write the draft, too, with Store::join_draft(). They must have called done()
   /// before publish(), which throws stale_handle if one of them ended before that.
   std::string handle();

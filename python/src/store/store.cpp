@@ -107,12 +107,15 @@ std::uint64_t publish_as_it_is(store::Store& store, const std::string& name,
 std::uint64_t publish(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
                       const store::Texts& key, const store::Texts& attributes, bool checksums,
-                      bool is_as_is, bool copies, const store::Transaction* transaction) {
+                      bool is_as_is, bool copies, const store::Transaction* transaction,
+                      const nb::dict& bytes) {
+  const auto beside = content_of(bytes);
   if (is_as_is)
     return publish_as_it_is(store, name, names, tensors,
-                            {keep, key, attributes, checksums, store::Placement::as_is, copies});
+                            {keep, key, attributes, beside, checksums, store::Placement::as_is, copies});
   const auto from = incoming(names, tensors);
-  store::Draft draft = new_draft(store, name, names, from, device, {keep, key, attributes, checksums});
+  store::Draft draft =
+      new_draft(store, name, names, from, device, {keep, key, attributes, beside, checksums});
   if (transaction) transaction->add(draft);
   copy_all(from, tensors_in(draft));
   return without_gil([&] { return draft.publish(); });
@@ -179,6 +182,7 @@ void add_version(nb::module_& m) {
       .def_prop_ro("key", [](const store::Version& v) { return v.key(); })
       .def_prop_ro("attributes", [](const store::Version& v) { return v.attributes(); })
       .def("verify", [](const store::Version& v) { without_gil([&] { v.verify(); }); });
+  add_bytes(version);
   nb::class_<store::Follower, store::Version>(m, "_StoreFollower")
       .def("update", &update, nb::arg("timeout").none(), nb::arg("to").none(),
            nb::sig("def update(self, timeout: float | None, to: int | None) -> int"));
@@ -251,7 +255,8 @@ void init_store(nb::module_& m) {
   add_transactions(m, all);
   all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
-          nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none())
+          nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none(),
+          nb::arg("bytes"))
       .def("draft", [](Store& s, const std::string& name,
                        std::uint32_t keep) { return without_gil([&] { return s.draft(name, keep); }); })
       .def(

@@ -27,15 +27,41 @@ store::Draft draft_with(store::Store& store, const std::string& name, const std:
         {names[i], Layout(dtype_arg(dtypes[i], what.c_str()), shape_arg(shapes[i], what.c_str()))});
   }
   const Device where = device_arg(device, "device");
-  const store::PublishOptions options{keep, key, attributes, checksums};
+  const store::PublishOptions options{keep, key, attributes, {}, checksums};
   return without_gil([&] { return store.draft(name, specs, where, options); });
+}
+
+nb::bytes bytes_of(const store::Version& version, const std::string& name) {
+  const auto content = version.bytes(name);
+  if (!content) throw nb::key_error(name.c_str());
+  return nb::bytes(content->data(), content->size());
 }
 
 }  // namespace
 
+std::map<std::string, std::string> content_of(const nb::dict& bytes) {
+  std::map<std::string, std::string> all;
+  for (const auto& [name, content] : bytes) {
+    const auto one = nb::cast<nb::bytes>(content);
+    all.emplace(nb::cast<std::string>(name), std::string(one.c_str(), one.size()));
+  }
+  return all;
+}
+
+void add_bytes(nb::class_<store::Version>& version) {
+  version.def("names_of_bytes", &store::Version::names_of_bytes)
+      .def("bytes", &bytes_of)
+      .def("descriptor",
+           [](const store::Version& v) { return without_gil([&] { return v.descriptor(); }); });
+}
+
 void add_draft(nb::class_<store::Draft>& draft) {
   using store::Draft;
   draft.def("publish", [](Draft& d) { return without_gil([&] { return d.publish(); }); })
+      .def("set_bytes",
+           [](Draft& d, const std::string& name, const nb::bytes& content) {
+             d.set_bytes(name, {content.c_str(), content.size()});
+           })
       .def("handle", [](Draft& d) { return without_gil([&] { return d.handle(); }); })
       .def("done", [](Draft& d) { without_gil([&] { d.done(); }); })
       .def("abort", [](Draft& d) { without_gil([&] { d.abort(); }); });

@@ -43,6 +43,28 @@ std::uint64_t Version::number() const { return state().memory->shown()->version.
 Texts Version::key() const { return state().memory->shown()->table.key; }
 Texts Version::attributes() const { return state().memory->shown()->table.attributes; }
 
+std::vector<std::string> Version::names_of_bytes() const {
+  std::vector<std::string> names;
+  for (const auto& [name, content] : state_->memory->shown()->table.bytes) names.push_back(name);
+  return names;
+}
+
+std::optional<std::string> Version::bytes(const std::string& name) const {
+  const auto shown = state_->memory->shown();
+  const auto at = shown->table.bytes.find(name);
+  return at == shown->table.bytes.end() ? std::nullopt : std::optional(at->second);
+}
+
+int Version::descriptor() const {
+  const auto shown = state_->memory->shown();
+  if (device() != kCpu || shown->version.kind != VersionKind::copied || shown->table.parts.size() != 1)
+    throw Error(ErrorCode::unsupported, "the version has no memory of its own on the host");
+  const auto reading =
+      Client::here(state_->client)
+          .open(shown->version.name, shown->version.number, nullptr, Deadline::after(kKeeperPatience));
+  return reading->files().at(1).release();
+}
+
 void Version::verify() const {
   const LockGuard lock(state().update);  // so that memory and checksums belong to one version
   const auto shown = state().memory->shown();
@@ -82,8 +104,10 @@ std::uint64_t Draft::publish() {
   ExportedMemory exported = s.memory->export_chunks();
   describe(exported, s.table);
   const Token transaction = s.membership ? s.membership->transaction() : Token{};
+  VersionRecord version = s.version;
+  version.bytes += size_of_bytes(s.table);
   const std::uint64_t number =
-      publish_version(Client::here(s.client), s.table, s.version, exported.fds, transaction);
+      publish_version(Client::here(s.client), s.table, version, exported.fds, transaction);
   return s.version.number = s.commits ? s.membership->conclude(Conclude::How::commit) : number;
 }
 

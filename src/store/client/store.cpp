@@ -72,6 +72,7 @@ std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<c
   Table table = table_for(device, options);
   memory.describe(table, options.checksums);
   check_names(table.rows);
+  size_of_bytes(table);
   // What is kept is whole segments, of which the tensors may be small parts.
   VersionRecord version = record_of(name, device, table.size, options.keep);
   version.kind = VersionKind::as_is;
@@ -107,6 +108,7 @@ Table table_for(Device device, const PublishOptions& options) {
   Table table;
   table.key = options.key;
   table.attributes = options.attributes;
+  table.bytes = options.bytes;
   table.device_type = static_cast<std::uint8_t>(device.type);
   table.device = uuid_of(device).bytes;
   return table;
@@ -138,6 +140,7 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
     table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});
   }
   const std::uint64_t bytes = place(table.rows, first);
+  size_of_bytes(table);
   if (options.checksums) table.checksums.resize(table.rows.size());
   const VersionRecord version =
       record_of(name, device, MappedMemory::size_for(device, bytes), options.keep);
@@ -161,7 +164,7 @@ Draft Store::draft(const std::string& name, std::uint32_t keep) {
     tensors.push_back({table.rows[at].name, table.rows[at].layout,
                        first[at] < at ? std::optional(first[at]) : std::nullopt});
   return draft(name, tensors, device_of(table),
-               {keep, table.key, table.attributes, !table.checksums.empty()});
+               {keep, table.key, table.attributes, {}, !table.checksums.empty()});
 }
 
 std::uint64_t Store::publish(const std::string& name, std::span<const NamedTensor> tensors,

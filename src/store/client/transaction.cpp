@@ -43,6 +43,14 @@ std::string Draft::handle() {
   return text_of(s.membership->transaction()) + text_of(s.version.token);
 }
 
+void Draft::set_bytes(const std::string& name, std::string content) {
+  State& s = state();
+  if (s.is_joined || s.is_sealed)
+    throw Error(ErrorCode::invalid_argument,
+                "bytes are added by the process that made the draft, before it publishes");
+  s.table.bytes[name] = std::move(content);
+}
+
 void Draft::done() {
   if (!state().is_joined)
     throw Error(ErrorCode::invalid_argument,

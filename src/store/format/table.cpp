@@ -13,8 +13,9 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x316C6254796E6F4F;  // "OonyTbl1"
+constexpr std::uint64_t kMagic = 0x326C6254796E6F4F;  // "OonyTbl2"
 constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 62;
+constexpr std::uint64_t kMaxBytesBeside = std::uint64_t{1} << 30;
 
 /// The fields at the beginning of a table. The layout follows, then the rest.
 struct TableHead {
@@ -85,7 +86,7 @@ void check_rows(const Table& table) {
     if (row.offset % size_of(row.layout.dtype()) != 0 || row.offset > table.size ||
         row.layout.nbytes() > table.size - row.offset)
       refuse(fmt::format("has a row outside its {} bytes", table.size));
-    if (!names.insert(row.name).second) refuse("has a name twice");
+    if (!names.insert(row.name).second || table.bytes.contains(row.name)) refuse("has a name twice");
   }
 }
 
@@ -96,6 +97,22 @@ void check_names(const std::vector<Row>& rows) {
   for (const Row& row : rows)
     if (!names.insert(row.name).second)
       throw Error(ErrorCode::invalid_argument, fmt::format("there are two tensors named \"{}\"", row.name));
+}
+
+std::uint64_t size_of_bytes(const Table& table) {
+  std::uint64_t size = 0;
+  for (const auto& [name, content] : table.bytes) size += content.size();
+  if (size > kMaxBytesBeside)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the bytes beside the tensors have {} bytes, and 1 GiB is the max; publish large "
+                    "ones as a tensor of uint8",
+                    size));
+  for (const Row& row : table.rows)
+    if (table.bytes.contains(row.name))
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("\"{}\" is the name of a tensor and of bytes", row.name));
+  return size;
 }
 
 std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first) {
@@ -133,7 +150,7 @@ Bytes encode(const Table& table) {
   const Bytes rows = layout.take();
   Encoder rest;
   rest(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
-       table.parts);
+       table.parts, table.bytes);
   const Bytes behind = rest.take();
   Bytes bytes =
       encode_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
@@ -156,7 +173,7 @@ Table decode_table(ByteSpan bytes, ByteSpan known) {
                            (known.empty() || std::memcmp(known.data(), layout.data(), known.size()) == 0);
   if (!table.has_known_layout || known.empty()) table.rows = rows_in(layout, head.rows);
   decoder(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
-          table.parts);
+          table.parts, table.bytes);
   decoder.end();
   if (!table.checksums.empty() && table.checksums.size() != head.rows) refuse("has too few checksums");
   check_parts(table);

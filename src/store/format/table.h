@@ -43,7 +43,8 @@ struct Table {
   std::uint64_t size = 0;  ///< the size of the version's memory, of which the rows use a part
   std::map<std::string, std::string> key;
   std::map<std::string, std::string> attributes;
-  std::vector<std::uint32_t> checksums;  ///< one for each row, or empty
+  std::map<std::string, std::string> bytes;  ///< by names that no row has
+  std::vector<std::uint32_t> checksums;      ///< one for each row, or empty
   std::uint8_t device_type = 0;
   std::array<std::uint8_t, 16> device{};  ///< UUID
   std::vector<Part> parts;                ///< joined in this order they are the version's memory
@@ -57,6 +58,9 @@ void check_names(const std::vector<Row>& rows);
 std::uint64_t place(std::vector<Row>& rows, std::span<const std::size_t> first = {});
 /// Returns for each row the number of the first row with the same place and layout, which may be its own.
 std::vector<std::size_t> first_of_each(const std::vector<Row>& rows);
+
+/// Returns the size of all bytes beside the tensors. Throws invalid_argument for more than 1 GiB, and for a name that a row has.
+std::uint64_t size_of_bytes(const Table& table);
 
 Bytes encode(const Table& table);
 /// Decodes a table. Throws bad_handle for rows outside the memory, names that come twice, a wrong checksum and other

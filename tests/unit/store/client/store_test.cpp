@@ -664,6 +664,51 @@ INSTANTIATE_TEST_SUITE_P(Points, KilledKeeper,
                            return name;
                          });
 
+/// The objects of a transaction appear together, whichever step of the commit the worker dies at.
+TEST_P(KilledKeeper, ShowsAllVersionsOfATransactionOrNone) {
+  Store store = start();
+  Transaction both = store.transaction();
+  both.publish("x", made(kCpu, 1, 1));
+  if (GetParam() == "store.publish.held") arm(GetParam());
+  both.publish("y", made(kCpu, 2, 2));
+  Draft draft = store.draft("z", specs());
+  both.add(draft);
+  fill(draft.tensor(0), 3);
+  fill(draft.tensor(1), 3);
+  EXPECT_EQ(draft.publish(), 0u);
+  EXPECT_TRUE(store.list().empty());
+  const std::string name = GetParam() == "store.publish.recorded" ? "store.commit.recorded" : GetParam();
+  if (GetParam() != "store.publish.held") arm(name);
+  EXPECT_EQ(both.commit(), 1u);
+  EXPECT_EQ(keeper_->join(), -SIGKILL);
+  EXPECT_EQ(value_of(store.open("x")), 1);
+  EXPECT_EQ(value_of(store.open("y")), 2);
+  EXPECT_EQ(value_of(store.open("z")), 3);
+  EXPECT_EQ(store.list().size(), 3u);
+}
+
+/// A process writes a draft of another one, and is killed before or after it is done.
+TEST_P(StoreTest, ADraftOfTwoProcessesIsPublishedOnlyIfBothFinish) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  for (const bool finishes : {false, true}) {
+    Draft draft = store.draft("x", specs(), device, {.checksums = true});
+    fill(draft.tensor(0), 7);
+    Child other([handle = draft.handle(), finishes] {
+      Store mine = Store::connect({.autostart = false});
+      Draft joined = mine.join_draft(handle);
+      fill(joined.tensor(1), 7);
+      if (finishes) joined.done();
+      std::raise(SIGKILL);
+    });
+    EXPECT_EQ(other.join(), -SIGKILL);
+    if (finishes) EXPECT_EQ(draft.publish(), 1u);
+    else EXPECT_THROW(draft.publish(), Error);
+  }
+  EXPECT_EQ(value_of(store.open("x")), 7);
+  store.open("x").verify();
+}
+
 class KilledPublisher : public StoreTest {};
 
 TEST_P(KilledPublisher, LeavesAWholeVersionOrNone) {
