@@ -226,7 +226,7 @@ run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for 
     "") quick_steps ;;
     all | nightly)
       if [ "$1" = nightly ]; then
-        export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_STORE_STEPS=5000 ONECOPY_FUZZ_SECONDS=60
+        export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_STORE_STEPS=5000 ONECOPY_CHECKPOINT_KILLS=300 ONECOPY_FUZZ_SECONDS=60
         export ONECOPY_RPC_PROGRAMS=10000 ONECOPY_GRAPH_PROGRAMS=200 ONECOPY_LOADER_PROGRAMS=1000
       fi
       run_steps "${CI_STEPS[@]}"
