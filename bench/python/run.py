@@ -20,6 +20,7 @@ import loaded_model
 import machine
 import many_tensors
 import rpc_calls
+import store_checkpoint
 import store_keeper
 import store_restart
 import store_versions
@@ -65,6 +66,7 @@ ROWS = {
     "store-publish": store_versions.publish,
     "store-as-is": store_versions.publish_as_is,
     "store-open": store_versions.opened,
+    "store-checkpoint": store_checkpoint.checkpoint,
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
     "store-arena": store_keeper.arena,

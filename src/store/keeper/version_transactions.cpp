@@ -48,6 +48,8 @@ void VersionRules::join(const Token& transaction, VersionRecord member, const Ho
 
 void VersionRules::publish_part(const Token& transaction, VersionRecord version, const Hold& hold) {
   check_name(version.name);
+  if (catalog_.find(version.name, version.token) || catalog_.find_dropped(version.name, version.token))
+    return;  // the answer to the commit was lost, and the client repeats all of its publish
   const Transactions::Records& parts = require_open(transaction).parts;
   const VersionRecord* const before = find(parts, version.token);
   if (before && before->kind == version.kind) return;

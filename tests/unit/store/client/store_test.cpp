@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -687,23 +689,33 @@ TEST_P(KilledKeeper, ShowsAllVersionsOfATransactionOrNone) {
   EXPECT_EQ(store.list().size(), 3u);
 }
 
-/// A process writes a draft of another one, and is killed before or after it is done.
+/// A process writes a draft of another one, and is killed before or after it is done. The processes are forked before this
+/// process uses the device.
 TEST_P(StoreTest, ADraftOfTwoProcessesIsPublishedOnlyIfBothFinish) {
   Store store = start();
   const Device device = Device::parse(GetParam());
+  std::array<std::array<int, 2>, 2> pipes{};
+  std::vector<std::unique_ptr<Child>> others;
   for (const bool finishes : {false, true}) {
-    Draft draft = store.draft("x", specs(), device, {.checksums = true});
-    fill(draft.tensor(0), 7);
-    Child other([handle = draft.handle(), finishes] {
+    ASSERT_EQ(::pipe(pipes[finishes].data()), 0);
+    others.push_back(std::make_unique<Child>([from = pipes[finishes][0], finishes] {
+      std::string handle(64, '\0');
+      if (::read(from, handle.data(), handle.size()) != 64) return;
       Store mine = Store::connect({.autostart = false});
       Draft joined = mine.join_draft(handle);
       fill(joined.tensor(1), 7);
       if (finishes) joined.done();
       std::raise(SIGKILL);
-    });
-    EXPECT_EQ(other.join(), -SIGKILL);
+    }));
+  }
+  for (const bool finishes : {false, true}) {
+    Draft draft = store.draft("x", specs(), device, {.checksums = true});
+    fill(draft.tensor(0), 7);
+    ASSERT_EQ(::write(pipes[finishes][1], draft.handle().data(), 64), 64);
+    EXPECT_EQ(others[finishes]->join(), -SIGKILL);
     if (finishes) EXPECT_EQ(draft.publish(), 1u);
     else EXPECT_THROW(draft.publish(), Error);
+    for (const int fd : pipes[finishes]) ::close(fd);
   }
   EXPECT_EQ(value_of(store.open("x")), 7);
   store.open("x").verify();

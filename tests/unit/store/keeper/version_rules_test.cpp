@@ -430,6 +430,18 @@ TEST(StoreTransactions, SurviveTheWorkerAndNotBothHalves) {
   EXPECT_TRUE(another.rules->is_unused());
 }
 
+TEST(StoreTransactions, TakeAPartAgainThatIsCommittedAlready) {
+  Transacting keeper;
+  const VersionRecord part = keeper.add("a", 1);
+  EXPECT_EQ(keeper.commit(), 1u);
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  EXPECT_EQ(keeper.commit(), 1u);
+  keeper.rules->remove("a", 0);
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.open("a"), 0u);
+}
+
 TEST(StoreTransactions, AreInTheRecordsOfANewIndex) {
   Transacting keeper;
   keeper.join(keeper.other);
