@@ -36,7 +36,6 @@ void append_opened(nb::list& list, const std::vector<Tensor>& made,
 
 std::optional<ProgramTensor> tensor_of(nb::handle object) {
   if (nb::isinstance<Tensor>(object)) return ProgramTensor{*nb::inst_ptr<Tensor>(object), {}};
-  if (!torch::is_tensor(object.ptr())) return {};
   auto shared = torch::share(object.ptr());
   if (!shared) return {};
   return ProgramTensor{std::move(shared->tensor), shared->flags};

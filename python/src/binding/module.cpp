@@ -34,7 +34,6 @@ NB_MODULE(_core, m) {
   init_handles(m);
   init_share(m);
   init_holds(m);
-  init_reduce(m);
   init_open(m);
   init_copies(m);
   init_pin(m);

@@ -32,7 +32,6 @@ void init_create(nb::module_& m);
 void init_handles(nb::module_& m);
 void init_share(nb::module_& m);
 void init_holds(nb::module_& m);
-void init_reduce(nb::module_& m);
 void init_open(nb::module_& m);
 void init_copies(nb::module_& m);
 void init_pin(nb::module_& m);

@@ -49,7 +49,8 @@ std::optional<Source> source_of(nb::handle object, const std::string& what) {
 }  // namespace
 
 Incoming::Incoming(nb::object object, const std::string& what) : object_(std::move(object)) {
-  if (torch::is_loaded() && torch::is_tensor(object_.ptr())) plain_ = torch::copyable(object_.ptr());
+  plain_ = torch::TorchTensor::of(object_.ptr());
+  if (plain_ && !plain_->is_row_major()) plain_.reset();
   if (!plain_) source_ = source_of(object_, what);
   if (!plain_ && !source_)
     raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object_)));
@@ -91,14 +92,14 @@ namespace {
 
 /// Returns a torch tensor as a tensor of onecopy. Empty for a tensor that is read like an array of another library.
 std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, bool copies) {
-  if (!torch::is_loaded() || !torch::is_tensor(object)) return std::nullopt;
-  if (const auto plain = torch::copyable(object)) {
-    if (Tensor stored = store::stored_tensor(const_cast<std::byte*>(plain->data), plain->layout))
-      return stored;
-    if (!copies && plain->device == kCpu && plain->layout.nbytes() != 0 && !torch::find_shared(object))
+  auto tensor = torch::TorchTensor::of(object);
+  if (!tensor) return std::nullopt;
+  if (tensor->is_row_major()) {
+    if (Tensor stored = store::stored_tensor(tensor->data, tensor->layout)) return stored;
+    if (!copies && tensor->device == kCpu && tensor->layout.nbytes() != 0 && !torch::find_shared(object))
       refuse_copy(what);
   }
-  auto shared = torch::share(object);
+  auto shared = std::move(*tensor).share();
   if (!shared || (shared->flags & (torch::kConj | torch::kNeg)) != 0) return std::nullopt;
   return std::move(shared->tensor);
 }

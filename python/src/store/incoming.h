@@ -30,9 +30,9 @@ class Incoming {
   void copy_to(const Tensor& target) const;
 
  private:
-  nb::object object_;                      ///< keeps the memory
-  std::optional<torch::Placement> plain_;  ///< set for a row-major tensor of torch
-  std::optional<Source> source_;           ///< set for all other tensors
+  nb::object object_;                        ///< keeps the memory
+  std::optional<torch::TorchTensor> plain_;  ///< set for a row-major tensor of torch
+  std::optional<Source> source_;             ///< set for all other tensors
 };
 
 /// Returns a tensor of any library as a tensor of onecopy, to be published in place. With `copies`, memory of other

@@ -37,6 +37,45 @@ struct FlaggedTensor {
   std::uint32_t flags = kTorch;
 };
 
+class TorchSymbols;
+
+/// A torch.Tensor or torch.nn.Parameter on memory that onecopy can share, looked at once: where its elements lie. Its
+/// flags and its storage are read when they are asked for. Valid until other code of Python runs, which may move or
+/// resize the tensor.
+struct TorchTensor {
+  /// Returns the tensor. Empty for other objects, subclasses included, which may have more content, and for a tensor
+  /// that is not strided or whose dtype or device onecopy does not support.
+  static std::optional<TorchTensor> of(PyObject* object);
+
+  const TorchSymbols* torch;
+  nb::handle object;
+  Layout layout;
+  Device device;
+  std::byte* data;  ///< the first element; unspecified if there are no elements
+
+  /// Returns the flags. Empty for a tensor with hooks, which flags cannot express. Throws torch's own error for a tensor
+  /// inside an autograd graph.
+  std::optional<std::uint32_t> flags() const;
+  /// Returns the flags of a copy of the tensor, which is a leaf: kTorch, kRequiresGrad and kParameter.
+  std::uint32_t leaf_flags() const;
+  /// Returns kConj and kNeg of a tensor that is lazily conjugated or negated; 0 for others.
+  std::uint32_t lazy_bits() const;
+  /// Returns whether the elements lie one behind the other as they are.
+  bool is_row_major() const { return layout.is_contiguous() && lazy_bits() == 0; }
+  /// Returns whether the elements lie in a version of a store, which is decided here and nowhere else.
+  bool is_of_version() const noexcept;
+  nb::object storage() const;
+  /// Returns the offset of the first element in the storage.
+  std::size_t offset_bytes() const;
+
+  /// Shares the tensor. A storage on the CPU moves into shared memory in place, with all tensors on it, unless it is
+  /// there already. Memory of a device is shared in place, and torch's allocator cannot reuse it until no process holds
+  /// it. Empty as flags(), which throws, too.
+  std::optional<FlaggedTensor> share() &&;
+};
+/// Returns TorchTensor::of(object).share(). Empty also for other objects.
+std::optional<FlaggedTensor> share(PyObject* object);
+
 /// Returns whether this interpreter has completely imported torch.
 bool is_loaded();
 /// Returns whether the object is exactly a torch.Tensor or torch.nn.Parameter. Subclasses may have more content.
@@ -60,11 +99,6 @@ class UserShares {
   inline static thread_local int depth_ = 0;
 };
 
-/// Shares a torch tensor. A storage on the CPU moves into shared memory in place, with all tensors on it, unless it is
-/// there already. Memory of a device is shared in place, and torch's allocator cannot reuse it until no process holds
-/// it. Empty for a tensor that is not strided or not on a supported device, which the pickling reducers handle. Raises
-/// torch's own error for a tensor inside an autograd graph. REQUIRES: is_tensor(tensor).
-std::optional<FlaggedTensor> share(PyObject* tensor);
 /// Returns a torch tensor on the tensor's memory. Throws bad_handle for flags that contradict the tensor.
 nb::object open(const Tensor& tensor, std::uint32_t flags);
 /// Returns open() of each tensor, in a third of the time if neighbours lie in one block. REQUIRES: flags for each
@@ -80,30 +114,16 @@ struct View {
 /// torch.
 std::vector<nb::object> views_of(const Tensor& memory, std::span<const View> views);
 
-/// The elements of a tensor, and their device.
-struct Placement {
-  Layout layout;
-  Device device;
-  std::byte* data;  ///< the first element; unspecified if there are no elements
-};
-/// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
-/// REQUIRES: is_loaded().
-std::optional<Placement> placement_of(nb::handle tensor);
 /// Returns a contiguous tensor of the same values that is neither conjugated nor negated lazily, or the tensor itself if
 /// it is not strided.
 nb::object contiguous(PyObject* tensor);
-/// Returns where a contiguous tensor lies. Empty for other tensors, and for lazily conjugated or negated ones.
-std::optional<Placement> copyable(PyObject* tensor);
 /// Copies a tensor from its card to the card `home`. The tensor's own card makes the copy in its current stream. If
 /// `home` is unreachable or full, the copy is made on the tensor's own card. Empty for a tensor that cannot be shared.
-/// REQUIRES: `from` is copyable(tensor), on a card, and not empty.
-std::optional<Tensor> copy_on_card(PyObject* tensor, const Placement& from, Device home);
+/// REQUIRES: from.is_row_major(), on a card, and not empty.
+std::optional<Tensor> copy_on_card(const TorchTensor& from, Device home);
 /// Returns a new torch tensor in memory of torch's own. Throws bad_handle for flags that contradict the tensor. REQUIRES:
 /// as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements, std::uint32_t flags);
-/// Returns the flags of a copy of the tensor, which is a leaf: kTorch, kRequiresGrad and kParameter.
-/// REQUIRES: is_tensor(tensor).
-std::uint32_t leaf_flags(PyObject* tensor);
 /// Returns the tensor with kRequiresGrad and kParameter as in the flags. REQUIRES: the tensor has no graph.
 nb::object as_leaf(nb::object tensor, std::uint32_t flags);
 

@@ -16,8 +16,6 @@
 namespace onecopy::python::torch {
 namespace {
 
-constexpr std::int16_t kCurrentDevice = -1;  // for torch
-
 /// Returns the module torch if it was imported completely, or else none.
 nb::object imported_torch() {
   static PyObject* const name = PyUnicode_InternFromString("torch");  // every put() uses it
@@ -29,20 +27,11 @@ nb::object imported_torch() {
   return nb::borrow(torch);
 }
 
-std::vector<std::int64_t> numbers(nb::handle tuple) {
-  std::vector<std::int64_t> values;
-  for (const nb::handle value : tuple) values.push_back(nb::cast<std::int64_t>(value));
-  return values;
-}
-
 std::optional<DeviceType> device_type(std::string_view name) {
   for (const DeviceType type : backend_types())
     if (onecopy::name(type) == name) return type;
   return std::nullopt;
 }
-
-/// Returns whether DLPack's code of the dtype also stands for torch's integers of fewer bits, such as int4.
-bool is_int_of_bytes(DType dtype) noexcept { return dtype == DType::i8 || dtype == DType::u8; }
 
 /// A DLPack capsule of the first form, for torch without the exchange table.
 struct OldForm {
@@ -88,21 +77,19 @@ std::optional<Device> device_of(nb::handle object) {
   return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
 }
 
-std::optional<Placement> placement_of(nb::handle tensor) {
-  return TorchSymbols::get()->placed(tensor.ptr());
-}
-
-/// Forgets in a forked child which devices torch has used: torch refuses to use them there.
-const ForkHook TorchSymbols::kForkHook{ForkRank::leaves, {.in_child = [] {
-                                         if (const TorchSymbols* api = the_only_) api->used_ = 0;
-                                       }}};
-
 const TorchSymbols* TorchSymbols::get() {
   if (the_only_) return the_only_;
   nb::object torch = imported_torch();
   if (!torch.is_valid()) return nullptr;
   the_only_ = new TorchSymbols(std::move(torch));
   return the_only_;
+}
+
+const TorchSymbols& TorchSymbols::require() {
+  const TorchSymbols* found = get();
+  if (!found) throw Error(ErrorCode::unsupported, "this needs torch; import it first");
+  found->require_names();
+  return *found;
 }
 
 TorchSymbols::TorchSymbols(nb::object torch) : module(std::move(torch)) {
@@ -243,116 +230,10 @@ const TorchSymbols::ExchangeTable* TorchSymbols::find_table(nb::handle tensor_ty
   return table && table->version.major == 1 ? table : nullptr;
 }
 
-std::optional<Placement> TorchSymbols::placed(PyObject* tensor) const {
-  if (table_ && table_->view_of_object)
-    if (auto placed = placed_by_table(tensor)) return placed;
-  return placed_by_attributes(tensor);
-}
-
-std::optional<Placement> TorchSymbols::placed_by_table(PyObject* tensor) const {
-  DLTensor dl;
-  if (table_->view_of_object(tensor, &dl) != 0) {
-    PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
-    return std::nullopt;
-  }
-  // DLPack has one number for all devices of extensions; torch's attributes name them.
-  if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
-  const auto ndim = static_cast<std::size_t>(dl.ndim);
-  try {
-    const DType dtype = from_dl(dl.dtype);
-    if (is_int_of_bytes(dtype) && !get(tensor, dtype_).is(dtypes_[static_cast<std::size_t>(dtype)]))
-      return std::nullopt;
-    return Placement{Layout(dtype, std::span(dl.shape, ndim), std::span(dl.strides, ndim)),
-                     from_dl(dl.device), static_cast<std::byte*>(dl.data) + dl.byte_offset};
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-std::optional<Placement> TorchSymbols::placed_by_attributes(nb::handle tensor) const {
-  const auto device = device_of(tensor);
-  if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
-    return std::nullopt;
-  const nb::object dtype = tensor.attr("dtype");
-  for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
-    if (dtypes_[i].is(dtype))
-      return Placement{
-          Layout(static_cast<DType>(i), numbers(tensor.attr("shape")), numbers(tensor.attr("stride")())),
-          *device, reinterpret_cast<std::byte*>(number(tensor.attr("data_ptr")()))};
-  return std::nullopt;
-}
-
 Device TorchSymbols::device_of_storage(nb::handle storage) const {
   if (const auto device = device_of(storage)) return *device;
   throw Error(ErrorCode::unsupported,
               "only storages on the cpu and on CUDA and Ascend devices can be shared");
-}
-
-nb::object TorchSymbols::part_for(DeviceType type) const {
-  return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
-}
-
-/// Reads torch.cuda._initialized first, which calls no Python code, since every get() calls this function.
-bool TorchSymbols::has_used(DeviceType type) const {
-  const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(type);
-  if ((used_ & bit) != 0) return true;
-  const nb::object part = part_for(type);
-  if (part.is_none()) return false;
-  if (type == DeviceType::cuda && nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
-    return false;
-  if (!nb::cast<bool>(part.attr("is_initialized")())) return false;
-  used_ |= bit;
-  return true;
-}
-
-/// Calls torch's init(), since a tensor on foreign memory does not make torch initialise the device.
-void TorchSymbols::use(Device device) const {
-  if (device.type == DeviceType::cpu || has_used(device.type)) return;
-  const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorCode::unsupported,
-                "torch cannot use " + device.str() + ": " + why +
-                    "; open the tensor without framework=\"torch\", or copy it to the cpu first: .cpu()");
-  };
-  const nb::object part = part_for(device.type);
-  const std::string name(onecopy::name(device.type));
-  if (part.is_none()) refuse("there is no torch." + name + ", import torch_" + name + " for it");
-  try {
-    part.attr("init")();
-  } catch (nb::python_error& error) {
-    refuse(nb::str(error.value()).c_str());
-  }
-}
-
-std::int16_t TorchSymbols::current_ordinal(DeviceType type) const {
-  if (!has_used(type)) return 0;
-  return nb::cast<std::int16_t>(part_for(type).attr("current_device")());
-}
-
-/// Uses the exchange table for CUDA only, since it returns a stream of CUDA for any device.
-Stream TorchSymbols::current_stream(Device device) const {
-  if (!has_used(device.type)) return {};
-  void* stream = nullptr;
-  if (device.type == DeviceType::cuda && table_ && table_->current_stream &&
-      table_->current_stream(kDLCuda, device.index, &stream) == 0)
-    return {stream};
-  PyErr_Clear();
-  const nb::object find = part_for(device.type).attr("current_stream");
-  const nb::object current = device.index == kCurrentDevice ? find() : find(device.index);
-  const std::string attribute = std::string(onecopy::name(device.type)) + "_stream";
-  return {reinterpret_cast<void*>(number(current.attr(attribute.c_str())))};
-}
-
-/// Returns early for the default stream, which is never captured. Uses no device but the current one.
-Stream TorchSymbols::captured_stream() const {
-  const Stream stream = current_stream({DeviceType::cuda, kCurrentDevice});
-  if (!stream.native) return {};
-  const int ordinal = current_ordinal(DeviceType::cuda);
-  return backend(DeviceType::cuda).is_captured(ordinal, stream) ? stream : Stream{};
-}
-
-nb::object TorchSymbols::device(Device device) const {
-  if (device == kCpu) return cpu_;
-  return module.attr("device")(device.str());
 }
 
 bool TorchSymbols::can_import(DType dtype) noexcept { return dtype < DType::f8_e4m3fn; }
@@ -362,58 +243,6 @@ nb::object TorchSymbols::import(DLManagedTensorVersioned* managed) const {
   void* object = nullptr;
   if (table_->object_from_managed(managed, &object) == 0) return nb::steal(static_cast<PyObject*>(object));
   throw nb::python_error();
-}
-
-nb::object TorchSymbols::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
-                                    Device where) const {
-  if (offset % size_of(layout.dtype()) != 0)
-    throw Error(
-        ErrorCode::unsupported,
-        "the offset of this tensor in its block is not a multiple of its element size, so torch cannot "
-        "open it; open it without framework=\"torch\", or send a copy");
-  nb::object tensor =
-      empty_(no_elements_, nb::arg("dtype") = needed(layout.dtype()), nb::arg("device") = device(where));
-  set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
-       tuple_of(layout.strides()));
-  return tensor;
-}
-
-const nb::object& TorchSymbols::needed(DType dtype) const {
-  const nb::object& theirs = dtypes_[static_cast<std::size_t>(dtype)];
-  if (!theirs.is_none()) return theirs;
-  throw Error(ErrorCode::unsupported,
-              "this version of torch has no dtype " + std::string(name(dtype)) + "; use a newer one");
-}
-
-nb::object TorchSymbols::make(const Layout& layout) const {
-  return empty_(tuple_of(layout.shape()), nb::arg("dtype") = needed(layout.dtype()),
-                nb::arg("device") = cpu_);
-}
-
-/// Does not keep a tensor of another class as a pattern, such as a fake tensor made in a mode of torch.
-nb::object TorchSymbols::make_again(const Layout& layout) const {
-  std::size_t kind = static_cast<std::size_t>(layout.dtype()) + layout.ndim();
-  for (const std::int64_t size : layout.shape()) kind = kind * 31 + static_cast<std::size_t>(size);
-  Pattern& pattern = patterns_[kind % patterns_.size()];
-  if (!pattern.tensor.is_valid() || !(pattern.layout == layout)) {
-    nb::object made = make(layout);
-    if (is_tensor(made.ptr())) pattern = {layout, made};
-    return made;
-  }
-  const nb::object like = pattern.tensor;
-  return call(empty_like_, like);
-}
-
-nb::object TorchSymbols::as_parameter(nb::handle tensor, bool requires_grad) const {
-  const nb::handle parameter(reinterpret_cast<PyObject*>(parameter_type));
-  if (make_subclass_.is_none()) return parameter(tensor, requires_grad);
-  return make_subclass_(parameter, tensor, requires_grad);
-}
-
-nb::object TorchSymbols::as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const {
-  if (is_parameter) return as_parameter(tensor, requires_grad);
-  if (requires_grad) tensor.attr("requires_grad_")();
-  return tensor;
 }
 
 std::byte* TorchSymbols::data(nb::handle storage) const {

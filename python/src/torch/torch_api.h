@@ -34,6 +34,8 @@ class TorchSymbols {
   /// Returns the object, or null until torch has been imported completely.
   static const TorchSymbols* get();
 
+  /// Returns the object. Throws unsupported without torch, or as require_names().
+  static const TorchSymbols& require();
   /// Throws unsupported if a name is missing that sharing and opening any torch tensor needs.
   void require_names() const;
 
@@ -54,8 +56,8 @@ class TorchSymbols {
   }
   bool is_parameter(PyObject* object) const noexcept { return Py_TYPE(object) == parameter_type; }
 
-  /// Returns where a tensor lies. Empty for an object that is not a strided tensor with a supported dtype and device.
-  std::optional<Placement> placed(PyObject* tensor) const;
+  /// Returns a tensor of any class. Empty for an object that is not a strided tensor with a supported dtype and device.
+  std::optional<TorchTensor> placed(PyObject* tensor) const;
   /// Returns the device of a storage. Throws unsupported for a device that onecopy does not support.
   Device device_of_storage(nb::handle storage) const;
   /// Makes torch initialise a device before it makes tensors on the device's memory. Throws unsupported if it cannot.
@@ -172,8 +174,8 @@ class TorchSymbols {
     return result;
   }
   static const ExchangeTable* find_table(nb::handle tensor_type);
-  std::optional<Placement> placed_by_table(PyObject* tensor) const;
-  std::optional<Placement> placed_by_attributes(nb::handle tensor) const;
+  std::optional<TorchTensor> placed_by_table(PyObject* tensor) const;
+  std::optional<TorchTensor> placed_by_attributes(nb::handle tensor) const;
   /// Returns torch's module for devices of this type, or none.
   nb::object part_for(DeviceType type) const;
   /// Returns whether torch has used the device in this process. False in a new forked child, even if its parent has.

@@ -166,6 +166,10 @@ void Storages::drop_expired_adopted(const TorchSymbols& api) {
   adopted_limit_ = std::max<std::size_t>(64, adopted_.size() * 2);
 }
 
+void collect() {
+  if (const TorchSymbols* torch = TorchSymbols::get()) storages().drop_expired(*torch);
+}
+
 bool Storages::record_stream(const std::byte* begin, Stream stream, const Tensor& bytes) {
   const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);

@@ -131,4 +131,6 @@ class Storages {
   std::atomic<bool> is_due_ = false;                         ///< whether due_weak_ may have entries
 };
 
+inline Storages& storages() { return Storages::instance(); }
+
 }  // namespace onecopy::python::torch

@@ -85,8 +85,8 @@ bool is_storage(nb::handle object) {
 }
 
 nb::object Rows::reduce(nb::handle object) {
-  if (torch::is_tensor(object.ptr())) {
-    if (auto shared = torch::share(object.ptr())) return add(std::move(shared->tensor), shared->flags);
+  if (auto shared = torch::share(object.ptr())) {
+    return add(std::move(shared->tensor), shared->flags);
   } else if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) {
     return add(*tensor, 0);
   } else if (const auto array = SharedArray::of(object.ptr())) {
@@ -187,12 +187,10 @@ Message make_message(std::uint32_t tag, const nb::bytes& data,
 Message encode_object(nb::handle object) {
   Message message;
   message.kind = MessageKind::python;
-  if (torch::is_tensor(object.ptr())) {
-    if (auto shared = torch::share(object.ptr())) {
-      message.tag = kTensorForm | shared->flags << kFlagsShift;
-      message.tensors.push_back(std::move(shared->tensor));
-      return message;
-    }
+  if (auto shared = torch::share(object.ptr())) {
+    message.tag = kTensorForm | shared->flags << kFlagsShift;
+    message.tensors.push_back(std::move(shared->tensor));
+    return message;
   }
   if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {0, {}, {sendable(*tensor)}};
   if (const auto array = SharedArray::of(object.ptr()))

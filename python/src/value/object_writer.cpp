@@ -24,6 +24,7 @@
 namespace onecopy::python {
 namespace {
 
+using torch::TorchTensor;
 using value::HashCost;
 using value::kMaxDepth;
 using value::max_key_parts;
@@ -80,7 +81,7 @@ class ObjectWriter {
   bool write_tensor(PyObject* value, int depth);
   bool write_array(PyObject* value, int depth);
   bool write_copy(PyObject* tensor, int depth);
-  bool write_card_copy(PyObject* tensor, const torch::Placement& from, int depth);
+  bool write_card_copy(const TorchTensor& from, int depth);
   bool write_shared(PyObject* tensor, int depth);
   bool write_row(const Tensor& tensor, std::uint32_t flags);
   bool write_large(PyObject* object, ByteSpan bytes, std::uint8_t flags);
@@ -109,7 +110,7 @@ class ObjectWriter {
     if (options_.sent) options_.sent->push_back(nb::borrow(tensor));
   }
   bool cannot(const char* why) const;
-  void add_late_copy(PyObject* tensor, const torch::Placement& from, Device home);
+  void add_late_copy(const TorchTensor& from, Device home);
   void make_copies();
   Tensor made_copy(const LateCopy& copy);
 
@@ -135,6 +136,12 @@ class ObjectWriter {
   std::uint64_t key_parts_ = 0;  ///< the parts of all keys
   bool is_deep_ = false;         ///< whether references nest tuples deeper than kMaxDepth
 };
+
+/// Returns a torch tensor whose elements lie one behind the other as they are. Empty for others.
+std::optional<TorchTensor> row_major(PyObject* object) {
+  auto tensor = TorchTensor::of(object);
+  return tensor && tensor->is_row_major() ? std::move(tensor) : std::nullopt;
+}
 
 /// Keeps an object that a container may lose while another thread runs.
 class Hold {
@@ -332,41 +339,41 @@ bool ObjectWriter::write_array(PyObject* value, int depth) {
 }
 
 bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
-  auto from = torch::copyable(tensor);
+  auto from = row_major(tensor);
   nb::object plain = nb::borrow(tensor);
   if (!from && !options_.reduce.is_valid()) {  // no form but that of a contiguous tensor
     plain = torch::contiguous(tensor);
-    from = torch::copyable(plain.ptr());
+    from = row_major(plain.ptr());
   }
   if (!from) return write_other(tensor, depth);
-  if (from->device != kCpu) return write_card_copy(tensor, *from, depth);
+  if (from->device != kCpu) return write_card_copy(*from, depth);
   if (options_.receiver && target_of(options_.receiver->devices, kHost) != kHost)
     return write_other(tensor, depth);
   if (is_again(tensor)) return true;
   note_sent(tensor);
-  const auto flags = static_cast<std::uint8_t>(torch::leaf_flags(tensor));
+  const auto flags = static_cast<std::uint8_t>(from->leaf_flags());
   if (from->layout.nbytes() <= kMaxInline) {
     out_.inline_tensor(flags, from->layout, from->data);
     ++counts_.inlined;
     return true;
   }
-  add_late_copy(plain.ptr(), *from, kCpu);
+  add_late_copy(*from, kCpu);
   out_.tensor(flags);
   return true;
 }
 
 /// Writes a copy of a tensor on a card. The copy is made on the target card if this process knows its number, so that
 /// the receiver need not copy.
-bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Placement& from, int depth) {
+bool ObjectWriter::write_card_copy(const TorchTensor& from, int depth) {
   const int target = options_.receiver ? target_of(options_.receiver->devices, from.device.index) : kHost;
   if (from.device.type != DeviceType::cuda || from.layout.numel() == 0 || target < 0 || target > UINT8_MAX)
-    return write_other(tensor, depth);
-  if (is_again(tensor)) return true;
-  note_sent(tensor);
+    return write_other(from.object.ptr(), depth);
+  if (is_again(from.object.ptr())) return true;
+  note_sent(from.object.ptr());
   Device home = from.device;
   if (options_.receiver->devices.numbers_agree) home.index = static_cast<std::int16_t>(target);
-  add_late_copy(tensor, from, home);
-  out_.card_tensor(static_cast<std::uint8_t>(torch::leaf_flags(tensor)), static_cast<std::uint8_t>(target));
+  add_late_copy(from, home);
+  out_.card_tensor(static_cast<std::uint8_t>(from.leaf_flags()), static_cast<std::uint8_t>(target));
   return true;
 }
 
@@ -471,8 +478,8 @@ bool ObjectWriter::is_again(PyObject* object) {
   return true;
 }
 
-void ObjectWriter::add_late_copy(PyObject* tensor, const torch::Placement& from, Device home) {
-  copies_.push_back({message_.tensors.size(), nb::borrow(tensor), from.layout, home});
+void ObjectWriter::add_late_copy(const TorchTensor& from, Device home) {
+  copies_.push_back({message_.tensors.size(), nb::borrow(from.object), from.layout, home});
   message_.tensors.emplace_back();
 }
 
@@ -485,12 +492,11 @@ void ObjectWriter::make_copies() {
 
 /// Makes the copy. Reads the tensor's layout again, since Python code may have resized the tensor.
 Tensor ObjectWriter::made_copy(const LateCopy& late) {
-  const auto from = torch::copyable(late.tensor.ptr());
+  const auto from = row_major(late.tensor.ptr());
   if (!from || from->layout != late.layout)
     throw nb::type_error("a value cannot cross: a tensor of it has changed meanwhile");
   if (late.home != kCpu) {
-    if (auto copy = torch::copy_on_card(late.tensor.ptr(), *from, late.home))
-      return ++counts_.copied, *std::move(copy);
+    if (auto copy = torch::copy_on_card(*from, late.home)) return ++counts_.copied, *std::move(copy);
     throw Error(ErrorCode::unsupported, "a tensor of a card has no memory that other processes can have");
   }
   ++counts_.copied;

@@ -32,7 +32,7 @@ bool is_module(nb::handle x) { return is_instance_of_torch(x, "torch.nn", "Modul
 
 std::string attribute_text(nb::handle x, const char* attribute) {
   const nb::object value = x.attr(attribute);
-  return text_of(nb::str(nb::handle(value)), attribute);
+  return nb::str(nb::handle(value)).c_str();
 }
 
 [[noreturn]] void refuse_torch(nb::handle x, const std::string& argument) {
@@ -49,7 +49,7 @@ bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")
 
 /// Returns a row-major copy of the elements, with the original's properties. REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
-  const auto from = torch::placement_of(x);
+  const auto from = torch::TorchTensor::of(x.ptr());
   if (!from) refuse_torch(x, argument);
   const Tensor made = empty_in_order(Layout(from->layout.dtype(), from->layout.shape()), from->device);
   torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());
