@@ -23,7 +23,7 @@ NAVIGATION = {
         "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "cpp", "huggingface", "ray",
         "vllm", "sglang", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
-                      "python", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",
+                      "python", "what-goes-in", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",
                       "patches",
                       "rpc-compatibility", "graphs-compatibility")),
                   "benchmarks.md", "SECURITY.md", "CHANGELOG.md"],

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from . import _core
 from ._pin import pin as _pin
 from .errors import InvalidArgument
 
 TYPE_CHECKING = False  # importing typing would cost time
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -26,7 +24,7 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
     lie in pinned memory, and are complete on return.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, or a dict, list or tuple of them. Plain
+        value: a tensor of onecopy or torch, a Bundle, or a mapping, list or tuple of them. Plain
             values are returned unchanged.
         device: "cuda:0", "npu:0", "cpu", or a ``torch.device``.
         stream: the stream that orders the copies: a stream of torch or cupy, or its number; None
@@ -34,17 +32,16 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
 
     Returns:
         The value with its tensors on the device. Each tensor belongs to the same library as before;
-        a Bundle becomes a dict.
+        a mapping becomes a dict.
 
     Raises:
-        TypeError: value contains an object that is neither a tensor nor a plain value.
-        InvalidArgument: the memory belongs to another library or to another card.
-        Unsupported: this process sees no such device.
+        InvalidArgument: value is or contains an object that is neither a tensor nor a plain value, and
+            the error is a TypeError, too; or the memory belongs to another library or to another card.
+        Unsupported: a tensor of torch is not dense or its elements are not plain numbers, or this
+            process sees no such device.
         OutOfMemory: the device has too little memory.
     """
-    copies = _core._Copies(device, stream)
-    shape = _take(value, copies, ("value",))
-    return _put(shape, iter(copies.end()))
+    return _core._to_device(value, device, stream)[0]
 
 
 def load(
@@ -124,88 +121,20 @@ def view_on(value: Any, device: Any) -> Any:
     it is a view of.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, or a dict, list or tuple of them, on the cpu.
+        value: a tensor of onecopy or torch, a Bundle, or a mapping, list or tuple of them, on the cpu.
             Plain values are returned unchanged.
         device: "cuda:0", "npu:0", or a ``torch.device``.
 
     Returns:
         The value with tensors on the device, without gradients. Each tensor belongs to the same
-        library as before; a Bundle becomes a dict.
+        library as before; a mapping becomes a dict.
 
     Raises:
-        TypeError: value contains an object that is neither a tensor nor a plain value.
-        InvalidArgument: the memory belongs to another library or to a card, or there is no such
+        InvalidArgument: value is or contains an object that is neither a tensor nor a plain value, and
+            the error is a TypeError, too; or the memory belongs to another library or to a card, or there is no such
             device.
-        Unsupported: this process sees no card, or its card cannot access memory of the host.
+        Unsupported: a tensor of torch is not dense or its elements are not plain numbers, this process
+            sees no card, or its card cannot access memory of the host.
         OutOfMemory: the limit of ``pin()`` is reached.
     """
-    views = _Views(device)
-    shape = _take(value, views, ("value",))
-    return _put(shape, iter(views.made))
-
-
-class _Views:
-    """Collects views of the tensors of a value, in order."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self.made: list[Any] = []
-
-    def add(self, objects: list[Any]) -> int:
-        """Adds objects up to the first that is not a tensor. Returns how many it added, as _Copies.add() does."""
-        for added, one in enumerate(objects):
-            view = _core._view_on(one, self._device)
-            if view is None:
-                return added
-            self.made.append(view)
-        return len(objects)
-
-
-_TENSOR = object()  # the placeholder of a tensor in the shape of a value
-
-
-def _take(value: Any, copies: _core._Copies | _Views, place: tuple[Any, ...]) -> Any:
-    """Adds the tensors of the value to `copies`. Returns the value with _TENSOR in place of each tensor."""
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return value
-    if copies.add([value]):
-        return _TENSOR
-    if type(value) is dict:
-        return dict(zip(value, _take_all(value, list(value.values()), copies, place), strict=True))
-    if isinstance(value, (_core.Bundle, Mapping)):
-        return {name: _take(value[name], copies, (place, name)) for name in value}
-    if isinstance(value, (list, tuple)):
-        return _rebuilt(value, _take_all(range(len(value)), list(value), copies, place))
-    raise TypeError(
-        f"{_named(place)} must be a dense tensor of onecopy or torch, a Bundle, a plain value, or a dict, list or "
-        f"tuple of them, not {type(value).__name__}"
-    )
-
-
-def _take_all(
-    names: Iterable[Any], values: list[Any], copies: _core._Copies | _Views, place: tuple[Any, ...]
-) -> list[Any]:
-    """Takes the values in order. Tensors at the front are added in one call, which is faster."""
-    taken = copies.add(values)
-    rest = list(zip(names, values, strict=True))[taken:]
-    return [_TENSOR] * taken + [_take(one, copies, (place, name)) for name, one in rest]
-
-
-def _named(place: tuple[Any, ...]) -> str:
-    """Returns the place as a text for an error, e.g. "value['a'][3]"."""
-    return place[0] if len(place) == 1 else f"{_named(place[0])}[{place[1]!r}]"
-
-
-def _rebuilt(value: Any, items: list[Any]) -> Any:
-    """Returns a list, tuple or namedtuple of the type of `value` with these items."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def _put(shape: Any, made: Iterator[Any]) -> Any:
-    if shape is _TENSOR:
-        return next(made)
-    if isinstance(shape, dict):
-        return {name: _put(one, made) for name, one in shape.items()}
-    if isinstance(shape, (list, tuple)):
-        return _rebuilt(shape, [_put(one, made) for one in shape])
-    return shape
+    return _core._view_on(value, device)

@@ -58,9 +58,16 @@ def test_a_dtype_that_the_store_lacks_is_refused_by_its_name(store, dtype):
     assert store.list() == []
 
 
-@pytest.mark.parametrize("make", [lambda: torch.eye(3).to_sparse(), lambda: torch.ones(2, device="meta")])
-def test_a_tensor_without_memory_of_its_own_is_refused_by_its_name(store, make):
-    with pytest.raises(onecopy.Unsupported, match='"t" is not a tensor with memory of its own'):
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        (lambda: torch.eye(3).to_sparse(), "is a tensor of the layout torch.sparse_coo"),
+        (lambda: torch.ones(2, device="meta"), "has elements of torch.float32 on the device meta"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "has no memory of its own"),
+    ],
+)
+def test_a_tensor_without_memory_of_its_own_is_refused_by_its_name(store, make, why):
+    with pytest.raises(onecopy.Unsupported, match=f'"t" .*{why}'):
         store.publish("a", {"t": make()})
 
 

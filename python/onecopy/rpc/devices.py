@@ -105,7 +105,9 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return _quantized_parts(plain)
     if tensor.dtype == torch.complex32:  # onecopy has no name for it
         return ("complex32", torch.view_as_real(plain.resolve_conj().resolve_neg()))
-    return None if tensor.layout != torch.strided else _shared_parts(giving, _copy(plain), tensor, "copy")
+    if tensor.layout != torch.strided or _core._why_refused(tensor):
+        return None
+    return _shared_parts(giving, _copy(plain), tensor, "copy")
 
 
 def reduce_marked(marked: MarkedTensor) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from .. import _core
 from . import devices, functions
 from .errors import RefusedValue
 from .peers import WorkerInfo
@@ -164,6 +165,8 @@ def _scalar(value: Any) -> Parts:
 
 def _tensor(value: torch.Tensor) -> Parts:
     parts = devices.reduce_tensor(value)
+    if parts is None and not _pickle_allowed and (why := _core._why_refused(value)):
+        raise RefusedValue(why, value)
     return _pickled(value) if parts is None else parts
 
 

@@ -29,6 +29,8 @@ class Source {
   /// Returns a tensor of onecopy: the array itself, memory of another library on a device in place, or else a row-major
   /// copy. The GIL is released during large copies.
   Tensor shared() const;
+  /// Returns the memory of another library on a device, or of a onecopy.Tensor, as it is. REQUIRES: it is one of them.
+  const Tensor& in_place() const { return *tensor_; }
   /// Returns shared() as a onecopy.Tensor: the array itself if it is one in shared memory.
   nb::object as_tensor() const;
   Tensor copied() const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/copies.h"
 
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <span>
@@ -11,60 +11,121 @@
 #include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/pin.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/to_device.h"
-#include "torch/torch.h"
+#include "value/leaf.h"
 
 namespace onecopy::python {
 namespace {
 
+/// Returns copies of the tensors on `device`. Copies to the host are complete on return. Throws as to_device().
+std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream) {
+  const Device where = device_arg(device, "device");
+  const Device card = where == kCpu ? tensors.front().device() : where;
+  if (card == kCpu) return without_gil([&] { return to_device(tensors, where); });
+  const Stream in = stream.is_none() ? current_stream(card) : stream_arg(stream, "stream");
+  watch_captures();
+  return without_gil([&] {
+    std::vector<Tensor> made = to_device(tensors, where, in);
+    if (where == kCpu) backend(card.type).synchronize(card.index, in);  // the host reads it next
+    return made;
+  });
+}
+
 /// Appends the copies as tensors of their originals' libraries. Neighbouring torch tensors are opened together.
-void append_opened(nb::list& list, const std::vector<Tensor>& made,
-                   std::span<const std::optional<std::uint32_t>> flags) {
+void append_opened(nb::list& list, const std::vector<Tensor>& made, std::span<const std::uint32_t> flags) {
   std::vector<Tensor> of_torch;
   std::vector<std::uint32_t> their_flags;
   for (std::size_t i = 0; i < made.size(); ++i) {
-    if (!flags[i]) continue;
+    if (flags[i] == 0) continue;
     of_torch.push_back(made[i]);
-    their_flags.push_back(*flags[i]);
+    their_flags.push_back(flags[i]);
   }
   const std::vector<nb::object> opened = torch::open_all(of_torch, their_flags);
   auto next = opened.begin();
-  for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] ? *next++ : nb::cast(made[i]));
+  for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] != 0 ? *next++ : nb::cast(made[i]));
+}
+
+/// Returns the tensor of an item, or refuses it.
+torch::FlaggedTensor own_tensor_of(const Item& item, const Path& path) {
+  if (auto tensor = tensor_of(item.object)) return *std::move(tensor);
+  const std::string place = path.place(item);
+  if (!torch::is_any_tensor(item.object.ptr())) {
+    array_of(item.object, place);
+    refuse_foreign(place);
+  }
+  if (const nb::object plain = shareable_array(item.object, false, place); !plain.is(item.object))
+    if (auto tensor = tensor_of(plain)) return *std::move(tensor);
+  refuse(item.object, place);
+}
+
+/// Puts tensors in place of those that were taken, in the same order.
+class Placed final : public Visitor {
+ public:
+  explicit Placed(nb::list made) : Visitor(Makes::same_types), made_(std::move(made)) {}
+  void take(std::span<Item> items, const Path&) override {
+    for (Item& item : items) item.object = made_[next_++];
+  }
+
+ private:
+  const nb::list made_;
+  std::size_t next_ = 0;
+};
+
+/// Views of tensors of the host on a device, without gradients.
+class Views final : public Visitor {
+ public:
+  explicit Views(nb::handle device) : Visitor(Makes::same_types), device_(device_arg(device, "device")) {}
+  void take(std::span<Item> items, const Path& path) override {
+    constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
+    for (Item& item : items) {
+      const auto [original, flags] = own_tensor_of(item, path);
+      watch_captures();
+      const Tensor view = without_gil([&] { return view_on(original, device_); });
+      item.object = flags != 0 ? torch::open(view, flags & ~kOfGradients) : nb::cast(view);
+    }
+  }
+
+ private:
+  const Device device_;
+};
+
+using Parts = std::vector<std::size_t>;
+
+std::pair<nb::object, Parts> copied(nb::handle value, nb::handle device, nb::object stream,
+                                    std::size_t part) {
+  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return {nb::borrow(value), Parts()};
+  Copies copies(device, std::move(stream), part);
+  const nb::object shape = walk(value, copies, "value");  // new containers with the originals
+  Placed placed(copies.end());
+  return {walk(shape, placed, "value"), copies.parts()};
+}
+
+nb::object viewed(nb::handle value, nb::handle device) {
+  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return nb::borrow(value);
+  Views views(device);
+  return walk(value, views, "value");
 }
 
 }  // namespace
 
-std::optional<ProgramTensor> tensor_of(nb::handle object) {
-  if (nb::isinstance<Tensor>(object)) return ProgramTensor{*nb::inst_ptr<Tensor>(object), {}};
-  auto shared = torch::share(object.ptr());
-  if (!shared) return {};
-  return ProgramTensor{std::move(shared->tensor), shared->flags};
-}
-
 Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
-    : device_(nb::borrow(device)),
+    : Visitor(Makes::same_types),
+      device_(nb::borrow(device)),
       stream_(std::move(stream)),
       part_(part),
       is_to_host_(device_arg(device, "device") == kCpu) {}
 
-std::size_t Copies::add(const nb::list& objects) {
-  std::size_t added = 0;
-  for (const nb::handle object : objects) {
-    auto one = tensor_of(object);
-    if (!one) break;
-    append(*std::move(one));
-    ++added;
+void Copies::take(std::span<Item> items, const Path& path) {
+  for (const Item& item : items) {
+    auto [tensor, flags] = own_tensor_of(item, path);
+    if (tensor.data() < last_) ++descents_;
+    last_ = tensor.data();
+    bytes_ += tensor.nbytes();
+    waiting_.push_back(std::move(tensor));
+    flags_.push_back(flags);
+    if (is_part_full()) copy();
   }
-  return added;
-}
-
-void Copies::append(ProgramTensor one) {
-  if (one.tensor.data() < last_) ++descents_;
-  last_ = one.tensor.data();
-  bytes_ += one.tensor.nbytes();
-  waiting_.push_back(std::move(one.tensor));
-  flags_.push_back(one.flags);
-  if (is_part_full()) copy();
 }
 
 /// Copies to the host form one part, since each part waits for its copy.
@@ -86,28 +147,17 @@ nb::list Copies::end() {
   return std::exchange(copies_, nb::list());
 }
 
-std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream) {
-  const Device where = device_arg(device, "device");
-  const Device card = where == kCpu ? tensors.front().device() : where;
-  if (card == kCpu) return without_gil([&] { return to_device(tensors, where); });
-  const Stream in = stream.is_none() ? current_stream(card) : stream_arg(stream, "stream");
-  watch_captures();
-  return without_gil([&] {
-    std::vector<Tensor> made = to_device(tensors, where, in);
-    if (where == kCpu) backend(card.type).synchronize(card.index, in);  // the host reads it next
-    return made;
-  });
-}
-
 void init_copies(nb::module_& m) {
-  nb::class_<Copies>(m, "_Copies", "The copies of a value's tensors on a device, in the value's order.")
-      .def(nb::init<nb::handle, nb::object, std::size_t>(), nb::arg("device"), nb::arg("stream").none(),
-           nb::arg("part") = Copies::kPart,
-           "A card copies ``part`` bytes while those behind them are added.")
-      .def("add", &Copies::add, nb::arg("objects"),
-           "Adds objects up to the first that is not a tensor. Returns how many it added.")
-      .def("end", &Copies::end, "Returns the copies, each as a tensor of its original's library.")
-      .def_prop_ro("parts", &Copies::parts, "The number of tensors in each part.");
+  m.def("_to_device", &copied, nb::arg("value").none(), nb::arg("device"),
+        nb::arg("stream").none() = nb::none(), nb::arg("part") = Copies::kPart,
+        nb::sig(
+            "def _to_device(value: typing.Any, device: typing.Any, stream: typing.Any = None, part: int = "
+            "536870912) -> tuple[typing.Any, list[int]]"),
+        "Returns the copy of a value, and the number of tensors in each part. A card copies ``part`` bytes "
+        "while\n"
+        "those behind them are added.");
+  m.def("_view_on", &viewed, nb::arg("value").none(), nb::arg("device"),
+        nb::sig("def _view_on(value: typing.Any, device: typing.Any) -> typing.Any"));
 }
 
 }  // namespace onecopy::python

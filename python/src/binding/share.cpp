@@ -18,48 +18,19 @@
 #include "share/session.h"
 #include "torch/torch.h"
 #include "value/bundle_value.h"
+#include "value/leaf.h"
 #include "value/tree.h"
 #include "value/values.h"
 
 namespace onecopy::python {
 namespace {
 
-/// Returns the names of the dense parts of a sparse tensor of this layout.
-const char* parts_of_layout(std::string_view layout) {
-  if (layout == "torch.sparse_coo") return "its indices() and values(), once it is coalesced";
-  if (layout == "torch.sparse_csr" || layout == "torch.sparse_bsr")
-    return "its crow_indices(), col_indices() and values()";
-  if (layout == "torch.sparse_csc" || layout == "torch.sparse_bsc")
-    return "its ccol_indices(), row_indices() and values()";
-  return "the dense tensors that it consists of";
-}
-
-std::string text_of_attr(nb::handle object, const char* attribute) {
-  const nb::object value = nb::getattr(object, attribute);
-  return nb::str(value).c_str();
-}
-
-/// Says which property of a tensor cannot be shared: its layout, its elements or its device.
-[[noreturn]] void refuse_array(nb::handle array, const std::string& argument) {
-  const std::string layout = text_of_attr(array, "layout");
-  const std::string instead = "or send it through a onecopy.multiprocessing.Queue";
-  if (layout != "torch.strided")
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("{} is a tensor of the layout {}, but only dense tensors can be shared; share {}, {}",
-                    argument, layout, parts_of_layout(layout), instead));
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} is a tensor of {} on the device {}, but only plain numbers on the cpu and on "
-                          "CUDA and Ascend devices can be shared; share a copy of that kind, {}",
-                          argument, text_of_attr(array, "dtype"), text_of_attr(array, "device"), instead));
-}
-
 /// Returns the memory of an array. `given` is the caller's object; `array` may be a temporary view of it.
 Tensor memory_of(nb::handle array, nb::handle given) {
   if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
   const torch::UserShares here;
   const auto shared = torch::share(array.ptr());
-  if (!shared) refuse_array(array, "x");
+  if (!shared) refuse(array, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
     throw Error(ErrorCode::unsupported,
                 "x is lazily conjugated or negated, which a handle cannot express; share x.resolve_conj()."
@@ -89,8 +60,7 @@ Message encode(const Tree& tree) {
   message.tensors.reserve(tree.leaves().size());
   if (!encode_value(tree.value().ptr(), message)) {
     for (const Tree::Leaf& leaf : tree.leaves())
-      if (torch::is_tensor(leaf.array.ptr()) && !torch::share(leaf.array.ptr()))
-        refuse_array(leaf.array, fmt::format("x at \"{}\"", leaf.name));
+      if (!tensor_of(leaf.array)) refuse(leaf.array, fmt::format("x at \"{}\"", leaf.name));
     throw Error(ErrorCode::invalid_argument,
                 "x contains a str with lone surrogates, or is larger than 4 GiB");
   }
@@ -136,7 +106,11 @@ Copy copy_arg(nb::handle value) {
 Handle share_any(nb::handle x, nb::handle copy, nb::handle exact) {
   drain_decrefs();
   const Exact how = exact_arg(exact);
-  Tree tree(x, copy_arg(copy));
+  const Copy copies = copy_arg(copy);
+  const Tensor* const ours = as_onecopy_tensor(x.ptr());
+  const bool is_in_place = ours ? is_shareable(*ours) : torch::is_tensor(x.ptr());
+  if (is_in_place && copies != Copy::all) return share_in_order(memory_of(x, x), how);
+  Tree tree(x, copies);
   if (!tree.is_nested()) return share_in_order(memory_of(tree.leaves()[0].array, x), how);
   if (how == Exact::no) return share_nested(tree);
   throw Error(ErrorCode::invalid_argument,
@@ -172,7 +146,7 @@ void init_share(nb::module_& m) {
         "A handle gives access to the whole allocation that the tensor lies in. Work in the program's\n"
         "current stream (torch's, or else the default stream) runs before the openers' work.\n"
         "\n"
-        "A nested dict, list or tuple of arrays and plain values becomes a bundle with one handle, and\n"
+        "A nested mapping, list or tuple of arrays and plain values becomes a bundle with one handle, and\n"
         "so does a ``torch.nn.Module`` (its parameters and buffers, tied ones once). Memory of torch's\n"
         "CUDA allocator ends with its process: a module's tensors move from there to memory of onecopy,\n"
         "one at a time, unless other tensors, processes or captured graphs use the memory.\n"
@@ -193,8 +167,8 @@ void init_share(nb::module_& m) {
         "    A Handle that keeps the memory alive.\n"
         "\n"
         "Raises:\n"
-        "    TypeError: x is neither an array nor a value that contains arrays.\n"
-        "    InvalidArgument: x contains an object that is neither an array nor a plain value.\n"
+        "    InvalidArgument: x is or contains an object that is neither an array nor a plain value; the\n"
+        "        error is a TypeError, too.\n"
         "    Unsupported: the tensor is sparse or quantized, its elements are not plain numbers, it is on\n"
         "        an unsupported device, or the memory of its device cannot be exported; or a module has\n"
         "        weights that are neither parameters nor buffers.\n"

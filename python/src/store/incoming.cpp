@@ -1,59 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/incoming.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
-#include <fmt/format.h>
-
-#include "binding/args.h"
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 #include "onecopy/store/store.h"
 #include "os/crew.h"
 #include "os/process.h"
 #include "store/format/tied_tensors.h"
+#include "value/leaf.h"
 
 namespace onecopy::python {
 namespace {
 
 constexpr int kMaxCopiers = 8;
 
-/// Reads a tensor of torch that is not row-major or not strided like an array of another library. Throws unsupported for
-/// dtypes that onecopy lacks: DLPack says int8 for int4.
-std::optional<Source> source_of_torch(nb::handle tensor, const std::string& what) {
-  const nb::object type = tensor.attr("dtype");
-  const std::string dtype = nb::str(type).c_str();
-  if (!parse_dtype(dtype.substr(dtype.find('.') + 1)))
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("{} has elements of {}, which cannot be stored; store a view of its bytes, such as "
-                    "view(torch.uint8)",
-                    what, dtype));
-  try {
-    return Source::of(tensor.attr("detach")().attr("resolve_conj")().attr("resolve_neg")(), what.c_str());
-  } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_Exception)) throw;
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} is not a tensor with memory of its own, and cannot be stored: {}", what,
-                            nb::str(error.value()).c_str()));
-  }
-}
-
-std::optional<Source> source_of(nb::handle object, const std::string& what) {
-  if (torch::is_loaded() && torch::is_any_tensor(object.ptr())) return source_of_torch(object, what);
-  return Source::of(object, what.c_str());
-}
-
 }  // namespace
 
 Incoming::Incoming(nb::object object, const std::string& what) : object_(std::move(object)) {
   plain_ = torch::TorchTensor::of(object_.ptr());
   if (plain_ && !plain_->is_row_major()) plain_.reset();
-  if (!plain_) source_ = source_of(object_, what);
-  if (!plain_ && !source_)
-    raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object_)));
+  if (!plain_) source_ = array_of(object_, what);
 }
 
 std::pair<const void*, Layout> Incoming::memory() const {
@@ -95,7 +67,7 @@ std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, 
   auto tensor = torch::TorchTensor::of(object);
   if (!tensor) return std::nullopt;
   if (tensor->is_row_major()) {
-    if (Tensor stored = store::stored_tensor(tensor->data, tensor->layout)) return stored;
+    if (Tensor stored = tensor->in_version()) return stored;
     if (!copies && tensor->device == kCpu && tensor->layout.nbytes() != 0 && !torch::find_shared(object))
       refuse_copy(what);
   }
@@ -108,12 +80,10 @@ std::optional<Tensor> torch_as_it_is(PyObject* object, const std::string& what, 
 
 Tensor as_it_is(nb::handle object, const std::string& what, bool copies) {
   if (auto tensor = torch_as_it_is(object.ptr(), what, copies)) return *std::move(tensor);
-  const auto source = source_of(object, what);
-  if (!source)
-    raise_type_error(fmt::format("{} must be a tensor or an array, not {}", what, short_repr(object)));
-  if (source->ours()) return *source->ours();
+  const Source source = array_of(object, what);
+  if (source.ours()) return *source.ours();
   if (!copies) refuse_copy(what);
-  return source->copied();
+  return source.copied();
 }
 
 void copy_all(const std::vector<Incoming>& from, const std::vector<Tensor>& to) {

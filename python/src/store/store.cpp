@@ -293,7 +293,6 @@ void init_store(nb::module_& m) {
           nb::sig("def keeper(self) -> dict[str, int]"))
       .def("stop", [](Store& s) { without_gil([&] { s.stop(); }); });
   m.def("_store_connect", &connect);
-  m.def("_is_stored", [](std::uintptr_t at) { return store::is_stored(reinterpret_cast<void*>(at)); });
 }
 
 }  // namespace onecopy::python

@@ -159,7 +159,7 @@ Tensor moved_block(const TorchSymbols& torch, nb::handle storage, Range range) {
   }
 }
 
-/// Once `moving` exists, other threads that share this tensor wait. A thread that moved it earlier may make torch free
+/// Makes other threads that share this tensor wait once `moving` exists. A thread that moved it earlier may make torch free
 /// the memory, so this thread must not read it then.
 std::optional<Tensor> move_alone(const TorchTensor& tensor) {
   const TorchSymbols& torch = *tensor.torch;

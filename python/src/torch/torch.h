@@ -62,8 +62,10 @@ struct TorchTensor {
   std::uint32_t lazy_bits() const;
   /// Returns whether the elements lie one behind the other as they are.
   bool is_row_major() const { return layout.is_contiguous() && lazy_bits() == 0; }
-  /// Returns whether the elements lie in a version of a store, which is decided here and nowhere else.
+  /// Returns whether the elements lie in a version of a store.
   bool is_of_version() const noexcept;
+  /// Returns the tensor in its version; an empty one if it lies in none.
+  Tensor in_version() const;
   nb::object storage() const;
   /// Returns the offset of the first element in the storage.
   std::size_t offset_bytes() const;
@@ -150,6 +152,8 @@ bool record_stream(PyObject* tensor, Stream stream);
 /// Returns the block that a torch.Tensor on the CPU lies in, if it lies in memory of onecopy already. Moves nothing.
 std::optional<Tensor> find_shared(PyObject* tensor);
 
+/// Returns whether the storage lies in a version of a store.
+bool is_of_version(nb::handle storage);
 /// Returns whether the storage lies in memory of onecopy.
 bool is_shared(PyObject* storage);
 /// Returns whether the storage has memory that onecopy did not make and never shared.

@@ -57,9 +57,9 @@ std::optional<TorchTensor> TorchTensor::of(PyObject* object) {
 }
 
 std::optional<TorchTensor> TorchSymbols::placed(PyObject* tensor) const {
-  if (table_ && table_->view_of_object)
-    if (auto placed = placed_by_table(tensor)) return placed;
-  return placed_by_attributes(tensor);
+  auto found = table_ && table_->view_of_object ? placed_by_table(tensor) : std::nullopt;
+  if (!found) found = placed_by_attributes(tensor);
+  return found;
 }
 
 std::optional<TorchTensor> TorchSymbols::placed_by_table(PyObject* tensor) const {
@@ -137,7 +137,12 @@ std::size_t TorchTensor::offset_bytes() const {
   return layout.numel() == 0 ? 0 : torch->offset(object) * size_of(layout.dtype());
 }
 
+// These three functions alone ask whether memory is of a version.
 bool TorchTensor::is_of_version() const noexcept { return store::is_stored(data); }
+
+bool is_of_version(nb::handle storage) { return store::is_stored(TorchSymbols::require().data(storage)); }
+
+Tensor TorchTensor::in_version() const { return store::stored_tensor(data, layout); }
 
 // ---- the block that it lies in
 
@@ -261,8 +266,7 @@ bool is_private(PyObject* storage) {
   const TorchSymbols& torch = TorchSymbols::require();
   const Device device = torch.device_of_storage(storage);
   const Range range = range_of(torch, storage);
-  if (range.size == 0 || PinnedRanges::is_view(device, range.begin) || store::is_stored(range.begin))
-    return false;
+  if (range.size == 0 || PinnedRanges::is_view(device, range.begin) || is_of_version(storage)) return false;
   return !known_at(torch, range, device) && !lent_elsewhere(range, device);
 }
 

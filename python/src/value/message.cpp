@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "array/numpy.h"
-#include "array/source.h"
 #include "binding/bytes.h"
 #include "binding/device.h"
 #include "binding/gil.h"
@@ -19,8 +18,8 @@
 #include "binding/no_collection.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/session.h"
 #include "torch/torch.h"
+#include "value/leaf.h"
 #include "value/tags.h"
 #include "value/values.h"
 
@@ -85,12 +84,8 @@ bool is_storage(nb::handle object) {
 }
 
 nb::object Rows::reduce(nb::handle object) {
-  if (auto shared = torch::share(object.ptr())) {
-    return add(std::move(shared->tensor), shared->flags);
-  } else if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) {
-    return add(*tensor, 0);
-  } else if (const auto array = SharedArray::of(object.ptr())) {
-    return add(array->tensor(), kNumpyFlag);
+  if (auto leaf = sendable(object)) {
+    return add(std::move(leaf->tensor), leaf->flags);
   } else if (is_read_only_array(object.ptr())) {
     // Protocol 5 keeps the read-only flag of the sender's view, but the receiver owns its copy.
     return object.attr("__reduce_ex__")(4);
@@ -186,17 +181,15 @@ Message make_message(std::uint32_t tag, const nb::bytes& data,
 
 Message encode_object(nb::handle object) {
   Message message;
-  message.kind = MessageKind::python;
-  if (auto shared = torch::share(object.ptr())) {
-    message.tag = kTensorForm | shared->flags << kFlagsShift;
-    message.tensors.push_back(std::move(shared->tensor));
+  if (auto leaf = sendable(object)) {
+    if (leaf->flags != 0) message.tag = kTensorForm | leaf->flags << kFlagsShift;
+    if (leaf->flags != 0) message.kind = MessageKind::python;
+    message.tensors.push_back(std::move(leaf->tensor));
     return message;
   }
-  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {0, {}, {sendable(*tensor)}};
-  if (const auto array = SharedArray::of(object.ptr()))
-    return {kTensorForm | kNumpyFlag << kFlagsShift, {}, {array->tensor()}, MessageKind::python};
   if (nb::isinstance<Message>(object)) return *nb::inst_ptr<Message>(object);
   message.tag = kValuesForm;
+  message.kind = MessageKind::python;
   if (!encode_value(object.ptr(), message)) pickle(object, message);
   if (message.data.size() >= kLargeData) move_data_to_tensor(message);
   return message;

@@ -6,29 +6,23 @@
 #include <utility>
 #include <vector>
 
-#include "binding/module.h"
 #include "binding/no_collection.h"
 #include "value/seen_objects.h"
+#include "value/walk.h"
 
 namespace onecopy::python {
-
-/// Returns the object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
-/// `copy` in new memory. Returns an invalid object if x is not an array. Throws unsupported, naming `argument`, for
-/// arrays that cannot be shared. REQUIRES: the GIL.
-nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
 /// Says what is copied: memory that cannot be shared in place, and memory of a module on a card that would end with the
 /// process; only the former; or everything.
 enum class Copy : std::uint8_t { as_needed, no, all };
 
-/// A value converted for sharing: a single array, or a dict, list, tuple or torch.nn.Module, which may contain arrays.
+/// A value converted for sharing: a single array, or a mapping, list, tuple or torch.nn.Module, which may contain arrays.
 /// The value contains only types that encode_value() takes; each array is a separate object, named by its place, e.g.
 /// "layers.3.weight".
 /// Thread safety: used with the GIL held.
-class Tree {
+class Tree final : private Visitor {
  public:
-  /// Converts a value. Throws invalid_argument with the place of an object that cannot be shared, and TypeError if the
-  /// value is none.
+  /// Converts a value. Throws as walk() and refuse().
   Tree(nb::handle x, Copy copy);
 
   struct Leaf {
@@ -51,22 +45,11 @@ class Tree {
   const std::vector<OtherName>& other_names() const { return other_names_; }
 
  private:
-  nb::object walk(nb::handle x, int depth);
-  nb::object walk_dict(nb::handle x, int depth);
-  nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
-  nb::object leaf(nb::handle x, int depth);
-  nb::object array(nb::handle x, bool is_torch);
-  /// Reserves memory, since growing it by doubling would cost a fifth of the walk.
-  void make_room_for_many();
-  std::string place() const;
-  [[noreturn]] void refuse(const std::string& problem) const;
-  /// Adds a part to the path for its own lifetime.
-  class Step;
+  void take(std::span<Item> items, const Path& path) override;
+  nb::object tensors_of(nb::handle module, const std::string& place) override;
+  void make_room_for(std::size_t more);
 
-  const bool copy_;
-  const bool moves_modules_;
-  std::string path_;              ///< the name of the current place
-  std::size_t max_together_ = 0;  ///< the size of the largest dict, list or tuple
+  const Copy copy_;
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
   NoCollection no_collection_;  ///< active once there are many leaves

@@ -2,6 +2,7 @@
 #include "value/values.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/string.h>
 
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "rpc/value_codec.h"
 #include "torch/torch.h"
+#include "value/leaf.h"
 #include "value/reader.h"
 
 namespace onecopy::python {
@@ -79,6 +81,8 @@ void init_values(nb::module_& m) {
         nb::arg("rebuild").none() = nb::none(), nb::arg("classes").none() = nb::none(),
         "Returns the value that _encode_values() wrote. With `rebuild` as calls are read: returns\n"
         "(value, its torch tensors).");
+  m.def("_why_refused", &why_refused, nb::arg("tensor"),
+        "Returns why no verb takes the elements of a tensor that is exactly of torch; empty for others.");
   m.def("_rewrite_value", &rewrite_value, nb::arg("data"), nb::arg("tensors"),
         "Reads a value as a program in C++ does, and returns what that writes of it: (bytes, tensors).");
 }

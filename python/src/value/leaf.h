@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "array/source.h"
+#include "binding/module.h"
+#include "torch/torch.h"
+
+/// Says what one object is, for every verb: share(), put(), call(), publish(), pin() and to_device(). An object is a
+/// tensor of onecopy, a plain tensor of torch, another array, a plain value, or nothing of these, which one text
+/// refuses. docs/reference/what-goes-in.md lists what the verbs take.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python {
+
+/// Returns whether the object is exactly a onecopy.Tensor, a torch.Tensor or a torch.nn.Parameter. Looks at its class
+/// only.
+bool is_tensor(PyObject* object);
+
+/// Returns a tensor of onecopy, or a plain tensor of torch, which is shared in place. The flags of a tensor of onecopy
+/// are 0. Empty for other objects, and for tensors of torch that flags do not describe. Throws as TorchTensor::share().
+std::optional<torch::FlaggedTensor> tensor_of(nb::handle object);
+
+/// Returns tensor_of() the object, or a numpy.ndarray that a message carries as a tensor, with kNumpyFlag. Empty for
+/// objects that messages carry in another form.
+std::optional<torch::FlaggedTensor> sendable(nb::handle object);
+
+/// Returns the array of any library whose elements are read. Refuses other objects, and tensors of torch whose elements
+/// or memory onecopy does not have.
+Source array_of(nb::handle object, const std::string& place);
+
+/// Returns the object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
+/// `copy` in new memory. Invalid for an object that is not an array. Refuses tensors of torch as array_of().
+nb::object shareable_array(nb::handle object, bool copy, const std::string& place);
+
+/// Returns whether the object is None, a bool, int, float, complex, str or bytes of exactly these types.
+bool is_plain(PyObject* object);
+/// Returns the plain value of a subclass of int, float or str, or of a number of numpy. Invalid for other objects.
+nb::object plain_of(nb::handle object);
+
+/// Throws the reason why no verb takes the object: unsupported for a tensor of torch, InvalidArgument that is also a
+/// TypeError for others. `place` names the object in the text.
+[[noreturn]] void refuse(nb::handle object, const std::string& place);
+/// Returns the reason why no verb takes a tensor that is exactly of torch, of which the text says "it"; empty for others.
+std::string why_refused(nb::handle tensor);
+/// Throws the reason why a verb does not take an array of another library.
+[[noreturn]] void refuse_foreign(const std::string& place);
+
+}  // namespace onecopy::python

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs, the kinds of objects, and docs/reference/what-goes-in.md, which lists what each verb does with each kind.
+
+``python python/tests/verbs.py`` writes the page again.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+import onecopy
+from onecopy import _core
+from onecopy.rpc import values
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/what-goes-in.md"
+
+
+class Kind(NamedTuple):
+    """A kind of objects: its name on the page, and a maker of one object."""
+
+    name: str
+    make: Callable[[], Any]
+
+
+class Verb(NamedTuple):
+    """A verb: its name on the page, the call, and the word for the object in its errors."""
+
+    name: str
+    call: Callable[[Any], Any]
+    place: str
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+def _of_bits(dtype: str) -> Callable[[], torch.Tensor]:
+    return lambda: torch.ones(4, dtype=torch.uint8).view(getattr(torch, dtype))
+
+
+def _opened() -> onecopy.Bundle:
+    return onecopy.open(onecopy.share({"a": torch.ones(2)}), framework="torch")
+
+
+KINDS = (
+    Kind("a tensor of onecopy", lambda: onecopy.ones((2, 3))),
+    Kind("a tensor of torch", lambda: torch.ones(2, 3)),
+    Kind("a strided view", lambda: torch.arange(6.0).reshape(2, 3).t()),
+    Kind("a `torch.nn.Parameter`", lambda: torch.nn.Parameter(torch.ones(3))),
+    Kind("a tensor inside an autograd graph", lambda: torch.ones(3, requires_grad=True) * 2),
+    Kind("a lazily conjugated tensor", lambda: torch.ones(3, dtype=torch.complex64).conj()),
+    Kind("a tensor of a subclass of `torch.Tensor`", lambda: torch.ones(3).as_subclass(_Subclass)),
+    Kind("a sparse tensor", lambda: torch.eye(2).to_sparse()),
+    Kind("a quantized tensor", lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+    Kind("a tensor of int4", _of_bits("int4")),
+    Kind("a tensor of float4", _of_bits("float4_e2m1fn_x2")),
+    Kind("a nested tensor", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    Kind("a tensor on `meta`", lambda: torch.ones(3, device="meta")),
+    Kind("a `torch.nn.Module`", lambda: torch.nn.Linear(2, 2)),
+    Kind("an array of numpy", lambda: numpy.ones(3)),
+    Kind("an array of times", lambda: numpy.zeros(2, "datetime64[s]")),
+    Kind("an array of Python objects", lambda: numpy.array([None])),
+    Kind("a masked array", lambda: numpy.ma.masked_array([1.0, 2.0], [0, 1])),
+    Kind("a number of numpy", lambda: numpy.int64(3)),
+    Kind("a bytearray", lambda: bytearray(b"abc")),
+    Kind("bytes", lambda: b"abc"),
+    Kind("an `array.array`", lambda: array.array("f", [1, 2])),
+    Kind("an int", lambda: 5),
+    Kind("a str", lambda: "text"),
+    Kind("None", lambda: None),
+    Kind("a dict of tensors", lambda: {"a": torch.ones(2)}),
+    Kind("another mapping", lambda: MappingProxyType({"a": torch.ones(2)})),
+    Kind("a list of tensors", lambda: [torch.ones(2)]),
+    Kind("a `Bundle`", _opened),
+    Kind("a set", lambda: {1}),
+    Kind("another object", lambda: NotImplemented),
+)
+
+
+class _Giving:
+    """Stands for the message of a call to another process of this host."""
+
+    receiver, is_result = 1, False
+
+    @property
+    def agent(self) -> _Giving:
+        return self
+
+    def target_of(self, tensor: torch.Tensor, receiver: int, is_result: bool) -> str:
+        return str(tensor.device)
+
+    def count(self, route: Any, rows: int = 0) -> None:
+        pass
+
+
+def _put(value: Any) -> None:
+    queue = onecopy.Queue()
+    queue.put(value)
+    queue.get(timeout=60)
+
+
+def _call(value: Any) -> None:
+    before, _core._rpc_giving = _core._rpc_giving, _Giving  # type: ignore[attr-defined]
+    try:
+        data, tensors, _ = _core._encode_values(value, values.reduce, values.CLASSES)  # type: ignore[misc]
+        _core._decode_values(data, tensors, values.rebuild, values.CLASSES)
+    finally:
+        _core._rpc_giving = before  # type: ignore[attr-defined]
+
+
+def _publish(value: Any) -> None:
+    onecopy.store.connect().publish("verbs", {"it": value})
+
+
+VERBS = (
+    Verb("share", onecopy.share, "x"),
+    Verb("put", _put, ""),
+    Verb("call", _call, ""),
+    Verb("publish", _publish, '"it"'),
+    Verb("pin", onecopy.pin, "value"),
+    Verb("to_device", lambda value: onecopy.to_device(value, "cpu"), "value"),
+)
+
+
+def outcome(verb: Verb, kind: Kind) -> str:
+    """Returns an empty text if the verb takes the object, or the text of the error, in which *it* is the object."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, for kinds that it will no longer have
+            verb.call(kind.make())
+    except Exception as error:
+        text = str(error).splitlines()[0]
+        if verb.place and text.startswith(verb.place):
+            text = "it" + text.removeprefix(verb.place)
+        if verb.place:
+            text = re.sub(f"^the elements of {verb.place} (.+): .+?; ", r"the elements of it \\1; ", text)
+        return re.sub(r"protocol, not .+$", "protocol, not …", re.sub(r"^\S+ cannot cross", "… cannot cross", text))
+    return ""
+
+
+def outcomes() -> dict[str, dict[str, str]]:
+    """Returns the outcome of each verb by the name of the kind and of the verb."""
+    return {kind.name: {verb.name: outcome(verb, kind) for verb in VERBS} for kind in KINDS}
+
+
+HEAD = """\
+# What goes in
+
+What the verbs take: `share()`, `put()` of queues and pipes, calls of `onecopy.rpc`, `publish()` of the store (each tensor of the
+mapping), `pin()`, and `to_device()` and `view_on()`. A ✓ is taken; a number is the refusal below, which is the same text for every
+verb. `share()`, `pin()` and `to_device()` take the objects in mappings, lists and tuples, too, up to 32 deep, where plain values
+pass unchanged, and name the place of one that they refuse. Queues pickle other objects.
+
+<!-- python python/tests/verbs.py writes this page -->
+"""
+
+
+def page(found: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns the text of the page."""
+    texts: list[str] = []
+    names = [verb.name for verb in VERBS]
+    lines = [f"| object | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    for kind, by_verb in found.items():
+        cells = []
+        for name in names:
+            if by_verb[name] and by_verb[name] not in texts:
+                texts.append(by_verb[name])
+            cells.append(str(texts.index(by_verb[name]) + 1) if by_verb[name] else "✓")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    refusals = [f"{at}. `{text}`" for at, text in enumerate(texts, 1)]
+    return "\n".join([HEAD, *lines, "", "## Refusals", "", *refusals, ""])
+
+
+def write() -> None:
+    """Writes the page, in a process that sees a card, real or simulated."""
+    PAGE.write_text(page(outcomes()))
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    from devices import CUDA, _build_simulator, _built_simulator
+
+    if CUDA.driver not in os.environ:
+        driver = _built_simulator(CUDA) or _build_simulator(CUDA)
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, CUDA.driver: str(driver)})
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["ONECOPY_STORE_DIR"] = place
+        write()
+        onecopy.store.connect().stop()
