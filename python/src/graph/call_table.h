@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,27 @@
 #include "graph/call.h"
 
 namespace onecopy::python {
+
+inline void check_list(nb::handle list) {
+  if (!PyList_CheckExact(list.ptr())) throw nb::type_error("a graph takes its inputs in a list");
+}
+
+/// The items of a list, which keeps them: in place, where its layout is known.
+#if defined(Py_LIMITED_API)
+inline std::vector<PyObject*> items_of(nb::handle list) {
+  check_list(list);
+  std::vector<PyObject*> items(static_cast<std::size_t>(NB_LIST_GET_SIZE(list.ptr())));
+  for (std::size_t i = 0; i < items.size(); ++i)
+    items[i] = NB_LIST_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
+  return items;
+}
+#else
+inline std::span<PyObject* const> items_of(nb::handle list) {
+  check_list(list);
+  return {reinterpret_cast<PyListObject*>(list.ptr())->ob_item,
+          static_cast<std::size_t>(NB_LIST_GET_SIZE(list.ptr()))};
+}
+#endif
 
 /// The fast path of a function: its captured graphs by key. A key consists of the dtypes, sizes and strides of the
 /// inputs, and of the values of inputs that are not tensors on the device. Keys are compared in full. The table
