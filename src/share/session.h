@@ -31,8 +31,19 @@
 namespace onecopy {
 
 class BorrowedBlocks;
-class LentMemory;
 class Runtime;
+
+/// A piece of memory of another maker that no process can change, as a segment of this process: each lent block is
+/// shared, held and freed like any block of this process. Costs a mapping, and a descriptor until the last block is
+/// free. Thread safety: all members may be called concurrently. A forked child must make one of its own.
+class LentMemory {
+ public:
+  virtual ~LentMemory() = default;
+  /// Returns a new block of these bytes, and sets `at` to its address. REQUIRES: they lie in the memory.
+  virtual BlockRef lend(std::uint64_t offset, std::uint64_t bytes, std::byte*& at) = 0;
+  /// Returns whether this process made the object, and not its parent.
+  virtual bool is_of_this_process() const noexcept = 0;
+};
 
 using GroupReports = Reports<GroupInfo>;
 using ArenaReports = Reports<ArenaInfo>;

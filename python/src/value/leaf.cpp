@@ -25,7 +25,8 @@ bool is_tensor(PyObject* object) { return torch::is_tensor(object) || as_onecopy
 std::optional<FlaggedTensor> tensor_of(nb::handle object) {
   auto found = torch::share(object.ptr());
   if (found) return found;
-  if (const Tensor* const ours = as_onecopy_tensor(object.ptr())) found.emplace(onecopy::sendable(*ours), 0u);
+  if (const Tensor* const ours = as_onecopy_tensor(object.ptr()))
+    found.emplace(onecopy::sendable(*ours), 0u);
   return found;
 }
 

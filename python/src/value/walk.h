@@ -43,7 +43,7 @@ class Path {
   bool is_whole_ = true;
 };
 
-/// What a verb does with the tensors of a nested value.
+/// A verb's work with the tensors of a nested value.
 class Visitor {
  public:
   /// The containers that a walk returns: none; dicts, lists and tuples of exactly these types, the given ones if nothing

@@ -24,7 +24,7 @@
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 #include "share/owner/pools.h"
-#include "share/runtime/lent_memory.h"
+#include "share/runtime/lent_segments.h"
 #include "share/runtime/pinning.h"
 #include "share/session.h"
 

@@ -26,7 +26,7 @@ Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) 
 }
 
 std::shared_ptr<LentMemory> Session::lend(ExportedMemory memory) {
-  return std::make_shared<LentMemory>(
+  return std::make_shared<LentSegment>(
       backend(DeviceType::cpu).open(0, std::move(memory), Access::read_only), runtime_.lent_,
       runtime_.ledger_);
 }

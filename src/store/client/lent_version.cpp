@@ -8,7 +8,6 @@
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/read_lock.h"
-#include "share/runtime/lent_memory.h"
 #include "share/session.h"
 #include "store/client/state.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/runtime/lent_memory.h"
+#include "share/runtime/lent_segments.h"
 
 #include <utility>
 
@@ -33,17 +33,17 @@ void LentSegments::free(const Extent& extent) noexcept {
   segments_.remove(extent.segment);
 }
 
-LentMemory::LentMemory(std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger)
+LentSegment::LentSegment(std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger)
     : segments_(segments),
       ledger_(ledger),
       data_(memory->data()),
       segment_(segments.add(std::move(memory))) {}
 
-LentMemory::~LentMemory() {
+LentSegment::~LentSegment() {
   if (is_of_this_process()) segments_.free({segment_, 0, 0, data_});
 }
 
-BlockRef LentMemory::lend(std::uint64_t offset, std::uint64_t bytes, std::byte*& at) {
+BlockRef LentSegment::lend(std::uint64_t offset, std::uint64_t bytes, std::byte*& at) {
   const Extent extent{segment_, offset, bytes, data_ + offset};
   segments_.add_use(segment_);
   try {
