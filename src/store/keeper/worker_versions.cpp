@@ -28,8 +28,9 @@ std::int64_t Worker::wall_clock() const {
 }
 
 bool Worker::may_be_read(std::uint64_t id) const {
+  const std::vector<Fd>& files = holdings_.versions.at(id);
   const Catalog::Version* const version = rules_.catalog().find(id);
-  return version && store::may_be_read(version->record, holdings_.versions.at(id));
+  return version ? store::may_be_read(version->record, files) : onecopy::may_be_read(files.front());
 }
 
 /// Appends a record. Writes the index anew when it has grown.
