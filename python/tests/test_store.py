@@ -66,6 +66,7 @@ def test_a_dtype_that_the_store_lacks_is_refused_by_its_name(store, dtype):
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "has no memory of its own"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_memory_of_its_own_is_refused_by_its_name(store, make, why):
     with pytest.raises(onecopy.Unsupported, match=f'"t" .*{why}'):
         store.publish("a", {"t": make()})

@@ -45,22 +45,24 @@ Texts Version::attributes() const { return state().memory->shown()->table.attrib
 
 std::vector<std::string> Version::names_of_bytes() const {
   std::vector<std::string> names;
-  for (const auto& [name, content] : state_->memory->shown()->table.bytes) names.push_back(name);
+  for (const auto& [name, content] : state().memory->shown()->table.bytes) names.push_back(name);
   return names;
 }
 
 std::optional<std::string> Version::bytes(const std::string& name) const {
-  const auto shown = state_->memory->shown();
+  const auto shown = state().memory->shown();
   const auto at = shown->table.bytes.find(name);
   return at == shown->table.bytes.end() ? std::nullopt : std::optional(at->second);
 }
 
 int Version::descriptor() const {
-  const auto shown = state_->memory->shown();
+  const auto shown = state().memory->shown();
   if (device() != kCpu || shown->version.kind != VersionKind::copied || shown->table.parts.size() != 1)
-    throw Error(ErrorCode::unsupported, "the version has no memory of its own on the host");
+    throw Error(ErrorCode::unsupported,
+                fmt::format("version {} of \"{}\" has no memory of its own on the host",
+                            shown->version.number, shown->version.name));
   const auto reading =
-      Client::here(state_->client)
+      Client::here(state().client)
           .open(shown->version.name, shown->version.number, nullptr, Deadline::after(kKeeperPatience));
   return reading->files().at(1).release();
 }

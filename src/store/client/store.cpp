@@ -43,7 +43,7 @@ void check_object(const VersionRecord& version) {
 
 void check_request(const std::string& name, std::size_t tensors, const PublishOptions& options) {
   check_name(name);
-  if (tensors == 0)
+  if (tensors == 0 && options.bytes.empty())
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("no tensor is given for a version of \"{}\"; give one and more", name));
   if (options.keep == 0)
