@@ -69,7 +69,7 @@ ROWS = {
     "store-checkpoint": store_checkpoint.checkpoint,
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
-    "store-arena": store_keeper.arena,
+    "store-kv-pool": store_keeper.kv_pool,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the keeper of the store: its memory, its processor time, the restart of its worker; and arenas."""
+"""Measures the keeper of the store: its memory, its processor time, the restart of its worker; and KV pools."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def restart(effort: Effort) -> Row:
     return row
 
 
-def arena(effort: Effort) -> Row:
-    """Measures the leases and the keys of an arena of 65,536 blocks."""
-    row = Row("An arena", "64 blocks are allocated and released, or found by 64 keys and released, in ≤ 10 µs")
+def kv_pool(effort: Effort) -> Row:
+    """Measures the leases and the keys of a KV pool of 65,536 blocks."""
+    row = Row("A KV pool", "64 blocks are allocated and released, or found by 64 keys and released, in ≤ 10 µs")
     keys = [f"{number:064}"[-32:].encode() for number in range(64)]
     leases, lookups = Samples(), Samples()
     with own_store() as store:
-        made = store.arena("kv", blocks=1 << 16, block_bytes=4096)
+        made = store.kv_pool("kv", blocks=1 << 16, block_bytes=4096)
         for key in keys:
             block = made.allocate(1)
             made.put(key, block)

@@ -12,24 +12,24 @@ LAYERS, TOKENS, WIDTH = 2, 16, 32  # a block holds TOKENS tokens
 
 
 class Pool:
-    """Blocks of keys and values in an arena. The key of a block is the hash of all tokens up to its end."""
+    """Blocks of keys and values in a KV pool. The key of a block is the hash of all tokens up to its end."""
 
     def __init__(self) -> None:
         store = onecopy.store.connect()
-        self.arena = store.arena("kv", blocks=64, block_bytes=2 * LAYERS * TOKENS * WIDTH * 2)
-        self.cache = self.arena.tensor.view(torch.bfloat16).view(-1, 2, LAYERS, TOKENS, WIDTH)
+        self.kv_pool = store.kv_pool("kv", blocks=64, block_bytes=2 * LAYERS * TOKENS * WIDTH * 2)
+        self.cache = self.kv_pool.tensor.view(torch.bfloat16).view(-1, 2, LAYERS, TOKENS, WIDTH)
         self.hits = self.misses = 0
 
     def blocks(self, prompt: list[int]) -> list[int]:
         """Returns the numbers of the prompt's blocks. Each has a lease of this process."""
         ends = range(TOKENS, len(prompt) + 1, TOKENS)
         keys = [hashlib.sha256(repr(prompt[:end]).encode()).digest() for end in ends]
-        numbers = [number for [number] in self.arena.find(keys)]  # up to the first key that no engine has put
+        numbers = [number for [number] in self.kv_pool.find(keys)]  # up to the first key that no engine has put
         self.hits += len(numbers)
         for key, end in list(zip(keys, ends))[len(numbers) :]:
-            numbers += self.arena.allocate(1)
+            numbers += self.kv_pool.allocate(1)
             self.cache[numbers[-1]] = torch.tensor(prompt[end - TOKENS : end]).view(TOKENS, 1)  # stands for the model
-            self.arena.put(key, numbers[-1:])
+            self.kv_pool.put(key, numbers[-1:])
             self.misses += 1
         return numbers
 
@@ -40,7 +40,7 @@ def engine(requests: Any, answers: Any) -> None:
         numbers = pool.blocks(prompt)
         answers.put(f"{len(numbers)} blocks, sum {pool.cache[numbers].float().sum().item():g}; "
                     f"{pool.hits} hits and {pool.misses} misses so far")  # fmt: skip
-        pool.arena.release(numbers)  # the blocks stay until their place is needed
+        pool.kv_pool.release(numbers)  # the blocks stay until their place is needed
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from . import _core, _store_args as args
-from ._arena import Arena
+from ._kv_pool import KvPool
 from ._transactions import Transaction
 from ._versions import Draft, Follower, Framework, Version
 from .errors import InvalidArgument, StaleHandle
 
-__all__ = ["Arena", "Draft", "Follower", "Store", "Transaction", "Version", "connect"]
+__all__ = ["Draft", "Follower", "KvPool", "Store", "Transaction", "Version", "connect"]
 
 _BYTES = "bytes"  # the name of the only tensor of an object of put_bytes()
 
@@ -190,18 +190,18 @@ class Store:
         InvalidArgument for a version that was published with ``place="as_is"``."""
         return Follower(self._core.follow(args.text(name, "name"), args.texts(key, "key")), self._framework)
 
-    def arena(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> Arena:
-        """Opens the arena of that name, or makes it in the memory of the device. ``delete()`` removes it.
+    def kv_pool(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> KvPool:
+        """Opens the KV pool of that name, or makes it in the memory of the device. ``delete()`` removes it.
 
-        The arena stays when all its users have ended. All users of an arena are in one PID namespace. ``pin`` pins
+        The KV pool stays when all its users have ended. All users of a KV pool are in one PID namespace. ``pin`` pins
         memory of the host for this process's card, so that copies run at the speed of the link.
 
         Raises:
-            InvalidArgument: the arena has other sizes or another device, or the name is that of an object.
-            OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the arena.
+            InvalidArgument: the KV pool has other sizes or another device, or the name is that of an object.
+            OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the KV pool.
             Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
         """
-        return Arena(self._core.arena(args.text(name, "name"), blocks, block_bytes, device, pin), self._framework)
+        return KvPool(self._core.kv_pool(args.text(name, "name"), blocks, block_bytes, device, pin), self._framework)
 
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
@@ -253,7 +253,7 @@ class Store:
         return bytes(found.tensors("onecopy")[0])
 
     def list(self) -> list[dict[str, Any]]:
-        """Returns a dict for each object and arena: its name, ``is_arena``, its ``current`` version, and its
+        """Returns a dict for each object and KV pool: its name, ``is_kv_pool``, its ``current`` version, and its
         ``versions`` with their bytes, device and readers."""
         return self._core.list()
 

@@ -50,7 +50,7 @@ class Reader:
         self.lent: set[int] = set()  # numbers of which it has sent tensors
         self.children: dict[int, set[int]] = {}  # what forked children read, by their pid
         self.is_stopped = False
-        self.has_arena = False
+        self.has_kv_pool = False
 
     def ask(self, *words: Any) -> Any:
         """Sends a command and returns its answer."""
@@ -99,7 +99,7 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
     held: dict[int, list[Any]] = {}
     received: dict[int, list[Any]] = {}
     sent: list[Any] = []  # the handle that was sent last
-    live = arena = None
+    live = kv_pool = None
     stream = channel.makefile("rw")
     for line in stream:
         command, *arguments = json.loads(line)
@@ -134,18 +134,18 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
                 if answer == 0:
                     signal.pause()
                     os._exit(0)
-            elif command == "arena":
-                arena = store.arena(f"{name} blocks", blocks=64, block_bytes=SIZE)
+            elif command == "kv_pool":
+                kv_pool = store.kv_pool(f"{name} blocks", blocks=64, block_bytes=SIZE)
             elif command == "put":
-                (block,) = arena.allocate(1)
-                arena.put(arguments[0].encode(), [block])
-                arena.release([block])
+                (block,) = kv_pool.allocate(1)
+                kv_pool.put(arguments[0].encode(), [block])
+                kv_pool.release([block])
             elif command == "find":
-                found = arena.find([key.encode() for key in arguments[0]])
+                found = kv_pool.find([key.encode() for key in arguments[0]])
                 answer = [bool(blocks) for blocks in found]
                 for blocks in found:
                     if blocks:
-                        arena.release(list(blocks))
+                        kv_pool.release(list(blocks))
         except onecopy.Error as error:
             answer = type(error).__name__
         print(json.dumps(answer), file=stream, flush=True)
@@ -369,7 +369,7 @@ class History:
         """Stops a reader, or lets all stopped ones go on."""
         reader = self.some_reader()
         stopped = [reader for reader in self.readers if reader.is_stopped]
-        if stopped or reader is None or reader.has_arena:
+        if stopped or reader is None or reader.has_kv_pool:
             for each in stopped:
                 os.kill(each.pid, signal.SIGCONT)
                 each.is_stopped = False
@@ -436,7 +436,7 @@ class History:
         for reader in self.readers:
             if not reader.is_stopped:
                 self.touch(reader)
-        if not any(reader.has_arena for reader in self.readers):
+        if not any(reader.has_kv_pool for reader in self.readers):
             self.keys = []
 
     def replace(self) -> None:
@@ -444,13 +444,13 @@ class History:
         command = [sys.executable, "-m", "onecopy", "store", "serve", "--replace", "--background"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
-    def use_arena(self, reader: Reader) -> None:
-        """Puts a key into the arena, and finds all others. An arena has processes of one PID namespace."""
+    def use_kv_pool(self, reader: Reader) -> None:
+        """Puts a key into the KV pool, and finds all others. A KV pool has processes of one PID namespace."""
         if reader.has_namespace:
             return
-        if not reader.has_arena:
-            reader.ask("arena")
-            reader.has_arena = True
+        if not reader.has_kv_pool:
+            reader.ask("kv_pool")
+            reader.has_kv_pool = True
         if self.keys:
             found = reader.ask("find", self.keys)
             assert all(found), f"keys were lost: {self.keys}, {found}"
@@ -467,7 +467,7 @@ class History:
             self.send: 3,
             self.drop_received: 2,
             self.fork: 1,
-            self.use_arena: 2,
+            self.use_kv_pool: 2,
         }
         alone = {
             self.publish: 6,

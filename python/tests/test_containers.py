@@ -25,8 +25,8 @@ for number in range(100):
 if sys.argv[1:2] == ["publish"]:
     store = onecopy.store.connect(framework="numpy")
     store.publish("weights", {"x": onecopy.full((5,), 2.0)})
-if sys.argv[1:] == ["publish", "arena"]:
-    arena = store.arena("kv", blocks=8, block_bytes=4096)
+if sys.argv[1:] == ["publish", "kv_pool"]:
+    kv_pool = store.kv_pool("kv", blocks=8, block_bytes=4096)
 print(json.dumps([str(handle), pickle.dumps(queue).hex()]), flush=True)
 sys.stdin.readline()
 del handle, tensor
@@ -55,8 +55,8 @@ def answer_of(use):
 kept = []
 
 
-def arena():
-    kept.append(onecopy.store.connect(autostart=False, framework="numpy").arena("kv", blocks=8, block_bytes=4096))
+def kv_pool():
+    kept.append(onecopy.store.connect(autostart=False, framework="numpy").kv_pool("kv", blocks=8, block_bytes=4096))
     return kept[-1]
 
 
@@ -68,26 +68,26 @@ print(json.dumps({
     "handle": answer_of(first_of_tensor),
     "queue": answer_of(lambda: isinstance(pickle.loads(bytes.fromhex(queue)).get(timeout=30), int)),
     "store": answer_of(lambda: onecopy.store.connect(autostart=False).open("weights")["x"].shape[0]),
-    "arena": answer_of(lambda: len(arena().allocate(2))),
+    "kv_pool": answer_of(lambda: len(kv_pool().allocate(2))),
 }), flush=True)
 sys.stdin.readline()
 print(bytes(kept[0])[-1] if kept else None, flush=True)
 """
 
-# Leases two blocks of an arena and makes two others an entry. Prints how many blocks are free, and how many were idle before.
+# Leases two blocks of a KV pool and makes two others an entry. Prints how many blocks are free, and how many were idle before.
 ARENA_USER = """
 import json, os, sys
 import onecopy
 
 try:
-    arena = onecopy.store.connect(autostart=False, framework="numpy").arena("outliving", blocks=8, block_bytes=64)
-    idle = arena.stats()["idle"]
-    leased = arena.allocate(2)
+    kv_pool = onecopy.store.connect(autostart=False, framework="numpy").kv_pool("outliving", blocks=8, block_bytes=64)
+    idle = kv_pool.stats()["idle"]
+    leased = kv_pool.allocate(2)
     if not idle:
-        entry = arena.allocate(2)
-        arena.put(b"key", entry)
-        arena.release(entry)
-    print(json.dumps([arena.stats()["free"], idle]), flush=True)
+        entry = kv_pool.allocate(2)
+        kv_pool.put(b"key", entry)
+        kv_pool.release(entry)
+    print(json.dumps([kv_pool.stats()["free"], idle]), flush=True)
 except onecopy.Error as error:
     print(json.dumps(type(error).__name__), flush=True)
 sys.stdin.readline()
@@ -102,10 +102,10 @@ A_FILE_SYSTEM = (
     f'{ITS_OWN_TMP}ONECOPY_STORE_DIR=/mnt/store ONECOPY_RUNTIME_DIR=/mnt exec "$@"\' sh'
 )
 A_CONTAINER = f"{A_PROCESS_NAMESPACE} --ipc --net --uts --cgroup {WITHOUT_PTRACE}"
-EVERYTHING = {"handle": 7, "queue": True, "store": 5, "arena": 2}
+EVERYTHING = {"handle": 7, "queue": True, "store": 5, "kv_pool": 2}
 OTHER_PROCESSES = EVERYTHING | {
     "queue": "Unsupported: this queue was made in PID namespace",
-    "arena": "Unsupported: processes of PID namespace",
+    "kv_pool": "Unsupported: processes of PID namespace",
 }
 
 CONTAINERS = {
@@ -119,12 +119,12 @@ CONTAINERS = {
     "pid": (A_PROCESS_NAMESPACE, OTHER_PROCESSES),
     "time": (
         "unshare --time --boottime 1000 --fork --kill-child",
-        EVERYTHING | {"arena": "Unsupported: processes of time namespace"},
+        EVERYTHING | {"kv_pool": "Unsupported: processes of time namespace"},
     ),
     "all of them": (A_CONTAINER, OTHER_PROCESSES),
     "another user": (
         "setpriv --reuid 65534 --clear-groups",
-        {"handle": "OtherUser: ", "queue": "OtherUser: ", "store": "cannot open", "arena": "cannot open"},
+        {"handle": "OtherUser: ", "queue": "OtherUser: ", "store": "cannot open", "kv_pool": "cannot open"},
     ),
 }
 
@@ -180,7 +180,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def owner(directory):
-    started = Process("", OWNER, "publish", "arena")
+    started = Process("", OWNER, "publish", "kv_pool")
     yield started.read()
     started.kill()
 

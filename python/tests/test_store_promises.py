@@ -207,15 +207,15 @@ def test_an_inherited_follower_shows_the_version_of_another_keeper(store):
     os.waitpid(pid, 0)
 
 
-def test_an_arena_stays_one_when_both_halves_are_killed_and_its_users_make_no_call(store):
-    arena = store.arena("kv", blocks=8, block_bytes=4096)
-    (block,) = arena.allocate(1)
-    assert arena.put(b"key", [block])
+def test_a_kv_pool_stays_one_when_both_halves_are_killed_and_its_users_make_no_call(store):
+    kv_pool = store.kv_pool("kv", blocks=8, block_bytes=4096)
+    (block,) = kv_pool.allocate(1)
+    assert kv_pool.put(b"key", [block])
     kill_both(store)
     program = """
 import onecopy
-arena = onecopy.store.connect().arena("kv", blocks=8, block_bytes=4096)
-print(len(arena.find([b"key"])[0]))
+kv_pool = onecopy.store.connect().kv_pool("kv", blocks=8, block_bytes=4096)
+print(len(kv_pool.find([b"key"])[0]))
 """
     assert run(program).stdout == "1\n"
 

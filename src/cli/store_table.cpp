@@ -28,7 +28,7 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
                         {"made_at", static_cast<double>(v.made_at) * 1e-9}});
   return {{"name", object.name},
           {"current", object.current},
-          {"is_arena", object.is_arena},
+          {"is_kv_pool", object.is_kv_pool},
           {"versions", versions}};
 }
 
@@ -68,8 +68,8 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
   for (const auto& object : objects)
     for (const auto& v : object.versions)
       table.add({escaped(object.name),
-                 object.is_arena ? "arena"
-                                 : fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
+                 object.is_kv_pool ? "kv_pool"
+                                   : fmt::format("{}{}", v.number, v.number == object.current ? "*" : " "),
                  format_bytes(v.bytes), v.device, v.is_awaited ? "awaited" : std::to_string(v.readers),
                  age_of(v)});
   return table.str(width);

@@ -17,7 +17,7 @@
 #include "onecopy/core/layout.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
-#include "onecopy/store/arena.h"
+#include "onecopy/store/kv_pool.h"
 
 namespace onecopy::store {
 class Client;
@@ -76,7 +76,7 @@ struct TensorSpec {
 
 /// A set of named tensors in the memory of one version. Each tensor keeps all of that memory mapped.
 /// Thread safety: const members may be called concurrently. Copies are the same object. Members throw closed if the
-/// object was moved from, and so do members of Watch, Store and Arena.
+/// object was moved from, and so do members of Watch, Store and KV pool.
 class Contents {
  public:
   std::size_t size() const;
@@ -218,7 +218,7 @@ struct VersionInfo {
 struct ObjectInfo {
   std::string name;
   std::uint64_t current = 0;
-  bool is_arena = false;  ///< an arena, whose only version is its blocks
+  bool is_kv_pool = false;  ///< a KV pool, whose only version is its blocks
   std::vector<VersionInfo> versions;
 };
 /// The two processes of the keeper.
@@ -265,12 +265,12 @@ class Store {
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
 
-  /// Opens the arena of that name, or makes the arena in memory of the device, where it stays until remove(). Throws
-  /// invalid_argument for sizes or a device other than the arena's, and for an object that is not an arena; out_of_memory;
+  /// Opens the KV pool of that name, or makes the KV pool in memory of the device, where it stays until remove(). Throws
+  /// invalid_argument for sizes or a device other than the KV pool's, and for an object that is not a KV pool; out_of_memory;
   /// unsupported for a device whose memory ends with its process. `pinned` pins memory of the host for this process's card
-  /// while this process has the arena open, and throws as pin() does.
-  Arena arena(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-              Device device = kCpu, bool pinned = false);
+  /// while this process has the KV pool open, and throws as pin() does.
+  KvPool kv_pool(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
+                 Device device = kCpu, bool pinned = false);
 
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.

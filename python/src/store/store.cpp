@@ -139,7 +139,7 @@ nb::list list(store::Store& store) {
     nb::dict entry;
     entry["name"] = nb::str(object.name.data(), object.name.size());
     entry["current"] = object.current;
-    entry["is_arena"] = object.is_arena;
+    entry["is_kv_pool"] = object.is_kv_pool;
     entry["versions"] = versions;
     objects.append(entry);
   }
@@ -194,7 +194,7 @@ void add_version(nb::module_& m) {
            nb::sig("def next(self, timeout: float | None) -> int | None"));
 }
 
-nb::dict stats_of(const store::ArenaStats& stats) {
+nb::dict stats_of(const store::KvPoolStats& stats) {
   nb::dict all;
   all["blocks"] = stats.blocks;
   all["free"] = stats.free;
@@ -206,38 +206,38 @@ nb::dict stats_of(const store::ArenaStats& stats) {
 
 std::string key_of(const nb::bytes& key) { return {key.c_str(), key.size()}; }
 
-void add_arena(nb::module_& m) {
-  using store::Arena;
+void add_kv_pool(nb::module_& m) {
+  using store::KvPool;
   using Numbers = std::vector<std::uint32_t>;
-  nb::class_<Arena>(m, "_StoreArena")
+  nb::class_<KvPool>(m, "_StoreKvPool")
       .def("allocate",
-           [](Arena& a, std::uint32_t count) { return without_gil([&] { return a.allocate(count); }); })
-      .def("share", [](Arena& a, const Numbers& numbers) { without_gil([&] { a.share(numbers); }); })
-      .def("release", [](Arena& a, const Numbers& numbers) { without_gil([&] { a.release(numbers); }); })
+           [](KvPool& a, std::uint32_t count) { return without_gil([&] { return a.allocate(count); }); })
+      .def("share", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.share(numbers); }); })
+      .def("release", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.release(numbers); }); })
       .def("put",
-           [](Arena& a, const nb::bytes& key, const Numbers& numbers) {
+           [](KvPool& a, const nb::bytes& key, const Numbers& numbers) {
              const std::string text = key_of(key);
              return without_gil([&] { return a.put(text, numbers); });
            })
       .def("remove",
-           [](Arena& a, const nb::bytes& key) {
+           [](KvPool& a, const nb::bytes& key) {
              const std::string text = key_of(key);
              return without_gil([&] { return a.remove(text); });
            })
-      .def("clear", [](Arena& a) { return without_gil([&] { return a.clear(); }); })
+      .def("clear", [](KvPool& a) { return without_gil([&] { return a.clear(); }); })
       .def("find",
-           [](Arena& a, const std::vector<nb::bytes>& keys) {
+           [](KvPool& a, const std::vector<nb::bytes>& keys) {
              std::vector<std::string> texts;
              texts.reserve(keys.size());
              for (const nb::bytes& key : keys) texts.push_back(key_of(key));
              return without_gil([&] { return a.find(texts); });
            })
       .def(
-          "stats", [](Arena& a) { return stats_of(without_gil([&] { return a.stats(); })); },
+          "stats", [](KvPool& a) { return stats_of(without_gil([&] { return a.stats(); })); },
           nb::sig("def stats(self) -> dict[str, int]"))
       .def(
           "memory",
-          [](const Arena& a, nb::handle framework) {
+          [](const KvPool& a, nb::handle framework) {
             const Framework none = torch::is_loaded() ? Framework::torch : Framework::onecopy;
             return open_as(a.memory(), framework_arg(framework, "framework", none));
           },
@@ -250,7 +250,7 @@ void add_arena(nb::module_& m) {
 void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);
-  add_arena(m);
+  add_kv_pool(m);
   nb::class_<Store> all(m, "_Store");
   add_transactions(m, all);
   all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
@@ -269,12 +269,12 @@ void init_store(nb::module_& m) {
              return without_gil([&] { return s.follow(name, key); });
            })
       .def("watch", &Store::watch)
-      .def("arena",
+      .def("kv_pool",
            [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
               nb::handle device, bool pin) {
              const Device where = device_arg(device, "device");
              if (pin) watch_captures();
-             return without_gil([&] { return s.arena(name, blocks, block_bytes, where, pin); });
+             return without_gil([&] { return s.kv_pool(name, blocks, block_bytes, where, pin); });
            })
       .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
       .def("rollback", [](Store& s, const std::string& name,

@@ -37,7 +37,7 @@ struct HeldVersion {
 ///
 /// Descriptors are kept, so that the version can be offered to a new keeper, while they are a quarter of RLIMIT_NOFILE
 /// or fewer. Beyond that a version is readable as others, and is lost with its last reader if both halves of the keeper
-/// die. Versions that need their descriptors (as_is, arenas) always keep them.
+/// die. Versions that need their descriptors (as_is, KV pools) always keep them.
 ///
 /// Thread safety: as a value. Move-only.
 class Reading {

@@ -34,11 +34,11 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
   }
 }
 
-/// Throws invalid_argument for an arena.
+/// Throws invalid_argument for a KV pool.
 void check_object(const VersionRecord& version) {
-  if (version.kind == VersionKind::arena)
+  if (version.kind == VersionKind::kv_pool)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("\"{}\" is an arena: open it with arena()", version.name));
+                fmt::format("\"{}\" is a KV pool: open it with kv_pool()", version.name));
 }
 
 void check_request(const std::string& name, std::size_t tensors, const PublishOptions& options) {
@@ -232,7 +232,7 @@ std::vector<ObjectInfo> Store::list() {
       if (objects.empty() || objects.back().name != listed.name)
         objects.push_back({listed.name, 0, false, {}});
       objects.back().current = listed.current;
-      objects.back().is_arena = listed.is_arena;
+      objects.back().is_kv_pool = listed.is_kv_pool;
       for (const ListedVersion& v : listed.versions)
         objects.back().versions.push_back(
             {v.number, v.bytes, v.made_at, v.publisher, v.readers, v.device, !v.is_here});

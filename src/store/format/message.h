@@ -193,9 +193,9 @@ struct ListedVersion {
 struct ListedObject {
   std::string name;
   std::uint64_t current = 0;
-  bool is_arena = false;
+  bool is_kv_pool = false;
   std::vector<ListedVersion> versions;
-  void fields(auto& f) { f(name, current, is_arena, versions); }
+  void fields(auto& f) { f(name, current, is_kv_pool, versions); }
 };
 /// The answer to `list`: as many versions as fit into a packet. The client asks again, with the last one, until the
 /// answer is empty.

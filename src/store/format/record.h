@@ -19,8 +19,8 @@ enum class VersionKind : std::uint8_t {
   /// The memory is where its publisher made it, and is not sealed. The chunks are followed by descriptors of pipes: while a
   /// pipe is open in any process, its maker keeps memory for the version.
   as_is,
-  arena,  ///< blocks that processes write, followed by the memory of their leases and keys
-  draft,  ///< a part of a transaction that processes still write, so that its chunks are not sealed
+  kv_pool,  ///< blocks that processes write, followed by the memory of their leases and keys
+  draft,    ///< a part of a transaction that processes still write, so that its chunks are not sealed
 };
 
 /// A version as the keeper knows it, without the tensors.

@@ -53,15 +53,16 @@ const Catalog::Version& VersionRules::require(const std::string& name, std::uint
   return *version;
 }
 
-/// Throws invalid_argument for an arena under the name of an object, and for an object under the name of an arena.
+/// Throws invalid_argument for a KV pool under the name of an object, and for an object under the name of a KV pool.
 void VersionRules::check_kind(const VersionRecord& version) const {
-  if (version.kind > VersionKind::arena) throw Error(ErrorCode::protocol, "a version has an unknown kind");
+  if (version.kind > VersionKind::kv_pool)
+    throw Error(ErrorCode::protocol, "a version has an unknown kind");
   const auto* const current = catalog_.current(version.name);
-  const bool is_arena = version.kind == VersionKind::arena;
-  if (!current || is_arena == (current->record.kind == VersionKind::arena)) return;
+  const bool is_kv_pool = version.kind == VersionKind::kv_pool;
+  if (!current || is_kv_pool == (current->record.kind == VersionKind::kv_pool)) return;
   throw Error(ErrorCode::invalid_argument,
               fmt::format("\"{}\" is {}: choose another name, or remove it first", version.name,
-                          is_arena ? "an object" : "an arena"));
+                          is_kv_pool ? "an object" : "a KV pool"));
 }
 
 /// Adds a version. Lets the keeper have the memory before the record is written, so that a version with a record always

@@ -190,7 +190,7 @@ void Worker::list(Connection& c, ByteSpan packet) {
     if (bytes >= kListingBytes) break;
     const VersionRecord& current = rules_.catalog().current(name)->record;
     ListedObject& listed = listing.objects.emplace_back(
-        ListedObject{name, current.number, current.kind == VersionKind::arena, {}});
+        ListedObject{name, current.number, current.kind == VersionKind::kv_pool, {}});
     for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
       listed.versions.push_back(describe(version->second.record));
       bytes += encode_fields(listed.versions.back()).size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/client/arena_blocks.h"
+#include "store/client/kv_pool_blocks.h"
 
 #include <sys/stat.h>
 
@@ -19,12 +19,12 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kArenaMagic = 0x32616e657261636fULL;  // "ocarena2"
+constexpr std::uint64_t kKvPoolMagic = 0x32616e657261636fULL;  // "ocarena2"
 constexpr std::chrono::milliseconds kLookForTheDead{20};
 
-std::size_t blocks_at() noexcept { return (sizeof(ArenaHeader) + 63) / 64 * 64; }
+std::size_t blocks_at() noexcept { return (sizeof(KvPoolHeader) + 63) / 64 * 64; }
 std::size_t free_at(std::uint32_t blocks) noexcept {
-  return blocks_at() + (std::size_t{blocks} + 1) * sizeof(ArenaBlock);
+  return blocks_at() + (std::size_t{blocks} + 1) * sizeof(KvPoolBlock);
 }
 
 bool is_dead(int pid, std::uint64_t start) {
@@ -41,7 +41,7 @@ std::uint64_t time_namespace() noexcept {
   return ::stat("/proc/self/ns/time", &info) == 0 ? info.st_ino : 0;
 }
 
-bool is_of_our_namespaces(const ArenaHeader& header) noexcept {
+bool is_of_our_namespaces(const KvPoolHeader& header) noexcept {
   return header.pid_namespace == pid_namespace() && header.time_namespace == time_namespace();
 }
 
@@ -51,16 +51,16 @@ bool is_of_our_namespaces(const ArenaHeader& header) noexcept {
 
 }  // namespace
 
-/// Holds the mutex as a user of the arena, with is_changing set.
-class ArenaBlocks::Change {
+/// Holds the mutex as a user of the KV pool, with is_changing set.
+class KvPoolBlocks::Change {
  public:
-  explicit Change(ArenaBlocks& arena) : arena_(arena), lock_(locked(arena), std::adopt_lock) {
-    if (arena.header_->is_changing.load(std::memory_order_relaxed) != 0) arena.derive();
-    arena.header_->is_changing.store(1, std::memory_order_relaxed);
+  explicit Change(KvPoolBlocks& kv_pool) : kv_pool_(kv_pool), lock_(locked(kv_pool), std::adopt_lock) {
+    if (kv_pool.header_->is_changing.load(std::memory_order_relaxed) != 0) kv_pool.derive();
+    kv_pool.header_->is_changing.store(1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    point("arena.begun");
+    point("kv_pool.begun");
     try {
-      if (arena.pid_ != current_pid()) arena.attach();
+      if (kv_pool.pid_ != current_pid()) kv_pool.attach();
     } catch (...) {
       end();
       throw;
@@ -71,71 +71,71 @@ class ArenaBlocks::Change {
   ~Change() { end(); }
 
  private:
-  static RobustMutex& locked(ArenaBlocks& arena) {
-    if (arena.pid_ != current_pid()) arena.check_namespaces();
-    if (arena.header_->mutex.try_lock_for(arena.patience_)) return arena.header_->mutex;
+  static RobustMutex& locked(KvPoolBlocks& kv_pool) {
+    if (kv_pool.pid_ != current_pid()) kv_pool.check_namespaces();
+    if (kv_pool.header_->mutex.try_lock_for(kv_pool.patience_)) return kv_pool.header_->mutex;
     throw Error(ErrorCode::timeout,
-                "a process of the arena is stopped in the middle of a call: let it go on, or end it");
+                "a process of the KV pool is stopped in the middle of a call: let it go on, or end it");
   }
 
   void end() noexcept {
-    point("arena.ends");
+    point("kv_pool.ends");
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    arena_.header_->is_changing.store(0, std::memory_order_relaxed);
+    kv_pool_.header_->is_changing.store(0, std::memory_order_relaxed);
   }
 
-  ArenaBlocks& arena_;
+  KvPoolBlocks& kv_pool_;
   std::lock_guard<RobustMutex> lock_;
 };
 
-std::size_t ArenaBlocks::bytes_for(std::uint32_t blocks) noexcept {
-  return free_at(blocks) + std::size_t{blocks} * sizeof(std::uint32_t) * (2 + kArenaUsers);
+std::size_t KvPoolBlocks::bytes_for(std::uint32_t blocks) noexcept {
+  return free_at(blocks) + std::size_t{blocks} * sizeof(std::uint32_t) * (2 + kKvPoolUsers);
 }
 
-void ArenaBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes) {
-  auto* const header = new (memory) ArenaHeader{};
+void KvPoolBlocks::init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes) {
+  auto* const header = new (memory) KvPoolHeader{};
   header->blocks = blocks;
   header->block_bytes = block_bytes;
   header->mutex.init();
   header->is_changing = 1;  // makes the first user derive the rest
   header->pid_namespace = pid_namespace();
   header->time_namespace = time_namespace();
-  header->magic = kArenaMagic;
+  header->magic = kKvPoolMagic;
 }
 
-void ArenaBlocks::take_over(std::byte* memory, std::size_t bytes) noexcept {
-  auto* const header = reinterpret_cast<ArenaHeader*>(memory);
-  if (bytes < sizeof(ArenaHeader) || header->magic != kArenaMagic || bytes < bytes_for(header->blocks) ||
+void KvPoolBlocks::take_over(std::byte* memory, std::size_t bytes) noexcept {
+  auto* const header = reinterpret_cast<KvPoolHeader*>(memory);
+  if (bytes < sizeof(KvPoolHeader) || header->magic != kKvPoolMagic || bytes < bytes_for(header->blocks) ||
       is_of_our_namespaces(*header))
     return;
   header->mutex.init();
   header->is_changing = 1;
   for (auto& user : header->users) user.pid = 0;
   std::byte* const leases = memory + free_at(header->blocks) + 2 * sizeof(std::uint32_t) * header->blocks;
-  std::memset(leases, 0, std::size_t{kArenaUsers} * header->blocks * sizeof(std::uint32_t));
+  std::memset(leases, 0, std::size_t{kKvPoolUsers} * header->blocks * sizeof(std::uint32_t));
   std::atomic_signal_fence(std::memory_order_seq_cst);
   header->pid_namespace = pid_namespace();
   header->time_namespace = time_namespace();
 }
 
-ArenaBlocks::ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks,
-                         std::uint64_t block_bytes, std::chrono::nanoseconds patience)
+KvPoolBlocks::KvPoolBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks,
+                           std::uint64_t block_bytes, std::chrono::nanoseconds patience)
     : patience_(patience),
-      header_(reinterpret_cast<ArenaHeader*>(memory)),
-      blocks_(reinterpret_cast<ArenaBlock*>(memory + blocks_at())),
+      header_(reinterpret_cast<KvPoolHeader*>(memory)),
+      blocks_(reinterpret_cast<KvPoolBlock*>(memory + blocks_at())),
       free_(reinterpret_cast<std::uint32_t*>(memory + free_at(blocks))),
       buckets_(free_ + blocks),
       leases_(buckets_ + blocks) {
-  if (bytes < sizeof(ArenaHeader) || header_->magic != kArenaMagic)
-    throw Error(ErrorCode::bad_handle, "the memory is not that of an arena");
+  if (bytes < sizeof(KvPoolHeader) || header_->magic != kKvPoolMagic)
+    throw Error(ErrorCode::bad_handle, "the memory is not that of a KV pool");
   if (header_->blocks != blocks || header_->block_bytes != block_bytes || bytes < bytes_for(blocks))
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("the arena has {} blocks of {} bytes, and {} of {} were asked for",
+                fmt::format("the KV pool has {} blocks of {} bytes, and {} of {} were asked for",
                             header_->blocks, header_->block_bytes, blocks, block_bytes));
   const Change change(*this);
 }
 
-ArenaBlocks::~ArenaBlocks() {
+KvPoolBlocks::~KvPoolBlocks() {
   if (pid_ != current_pid()) return;
   try {
     const Change change(*this);
@@ -144,13 +144,13 @@ ArenaBlocks::~ArenaBlocks() {
   }
 }
 
-void ArenaBlocks::check_namespaces() const {
+void KvPoolBlocks::check_namespaces() const {
   if (is_of_our_namespaces(*header_)) return;
   const bool is_pid = header_->pid_namespace != pid_namespace();
   throw Error(
       ErrorCode::unsupported,
       fmt::format(
-          "processes of {0} namespace {1} use this arena, and this process is in {2}: a death could "
+          "processes of {0} namespace {1} use this KV pool, and this process is in {2}: a death could "
           "not be told from a life there. Run all users in one {0} namespace ({3})",
           is_pid ? "PID" : "time", is_pid ? header_->pid_namespace : header_->time_namespace,
           is_pid ? pid_namespace() : time_namespace(),
@@ -159,7 +159,7 @@ void ArenaBlocks::check_namespaces() const {
 }
 
 /// Makes this process a user without leases.
-void ArenaBlocks::attach() {
+void KvPoolBlocks::attach() {
   const auto find_row = [this] {
     return std::ranges::find_if(header_->users, [](const auto& user) { return user.pid == 0; });
   };
@@ -168,36 +168,36 @@ void ArenaBlocks::attach() {
   row = find_row();
   if (row == std::end(header_->users))
     throw Error(ErrorCode::out_of_memory,
-                fmt::format("{} processes use the arena, which is the maximum", kArenaUsers));
+                fmt::format("{} processes use the KV pool, which is the maximum", kKvPoolUsers));
   row->start = process_start_time(current_pid());
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  point("arena.attaches");
+  point("kv_pool.attaches");
   row->pid = current_pid();
   user_ = static_cast<std::uint32_t>(row - header_->users);
   mine_ = leases_of(user_);
   pid_ = current_pid();
 }
 
-void ArenaBlocks::check(std::span<const std::uint32_t> numbers) const {
+void KvPoolBlocks::check(std::span<const std::uint32_t> numbers) const {
   for (const std::uint32_t block : numbers)
     if (block >= header_->blocks)
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("block {} is not one of the {} of the arena", block, header_->blocks));
+                  fmt::format("block {} is not one of the {} of the KV pool", block, header_->blocks));
 }
 
-std::vector<std::uint32_t> ArenaBlocks::allocate(std::uint32_t count) {
+std::vector<std::uint32_t> KvPoolBlocks::allocate(std::uint32_t count) {
   const Change change(*this);
   if (count > header_->free) make_room(count);
   std::vector<std::uint32_t> numbers(count);
   for (std::uint32_t& number : numbers) {
     number = free_[--header_->free];
-    point("arena.allocate.taken");
+    point("kv_pool.allocate.taken");
     lease(number);
   }
   return numbers;
 }
 
-void ArenaBlocks::share(std::span<const std::uint32_t> numbers) {
+void KvPoolBlocks::share(std::span<const std::uint32_t> numbers) {
   check(numbers);
   const Change change(*this);
   for (const std::uint32_t block : numbers)
@@ -207,7 +207,7 @@ void ArenaBlocks::share(std::span<const std::uint32_t> numbers) {
 
 /// Ends a lease on each block. Decrements this process's counts first; if a number comes too often, restores them and
 /// throws, with nothing changed.
-void ArenaBlocks::release(std::span<const std::uint32_t> numbers) {
+void KvPoolBlocks::release(std::span<const std::uint32_t> numbers) {
   check(numbers);
   const Change change(*this);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -218,20 +218,20 @@ void ArenaBlocks::release(std::span<const std::uint32_t> numbers) {
     for (const std::uint32_t block : numbers.first(i)) ++mine_[block];
     refuse(numbers[i], "is released more often than this process has leased it");
   }
-  point("arena.release.counted");
+  point("kv_pool.release.counted");
   for (const std::uint32_t block : numbers) end_lease(block);
 }
 
-bool ArenaBlocks::put(std::string_view key, std::span<const std::uint32_t> numbers) {
+bool KvPoolBlocks::put(std::string_view key, std::span<const std::uint32_t> numbers) {
   check(numbers);
-  if (key.empty() || key.size() > kMaxArenaKey)
+  if (key.empty() || key.size() > kMaxKvPoolKey)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("a key has 1 to {} bytes, and {} came", kMaxArenaKey, key.size()));
+                fmt::format("a key has 1 to {} bytes, and {} came", kMaxKvPoolKey, key.size()));
   if (numbers.empty()) throw Error(ErrorCode::invalid_argument, "an entry has at least one block");
   const Change change(*this);
   if (entry(key) != kNoBlock) return false;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    ArenaBlock& block = blocks_[numbers[i]];
+    KvPoolBlock& block = blocks_[numbers[i]];
     if (mine_[numbers[i]] != 0 && block.head == kNoBlock) {
       block.head = numbers.front();
       block.next = i + 1 < numbers.size() ? numbers[i + 1] : kNoBlock;
@@ -241,26 +241,26 @@ bool ArenaBlocks::put(std::string_view key, std::span<const std::uint32_t> numbe
     refuse(numbers[i], mine_[numbers[i]] == 0 ? "is put, and this process has not leased it"
                                               : "is put, and is in an entry already");
   }
-  ArenaBlock& first = blocks_[numbers.front()];
+  KvPoolBlock& first = blocks_[numbers.front()];
   key.copy(first.key, key.size());
   first.key_bytes = static_cast<std::uint32_t>(key.size());
   first.busy = static_cast<std::uint32_t>(numbers.size());
   first.chain = std::exchange(bucket(key), numbers.front());
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  point("arena.put.written");
+  point("kv_pool.put.written");
   first.count = static_cast<std::uint32_t>(numbers.size());
-  point("arena.put.done");
+  point("kv_pool.put.done");
   return true;
 }
 
-bool ArenaBlocks::remove(std::string_view key) {
+bool KvPoolBlocks::remove(std::string_view key) {
   const Change change(*this);
   const std::uint32_t head = entry(key);
   if (head != kNoBlock) remove_entry(head);
   return head != kNoBlock;
 }
 
-std::uint32_t ArenaBlocks::clear() {
+std::uint32_t KvPoolBlocks::clear() {
   const Change change(*this);
   std::uint32_t entries = 0;
   for (std::uint32_t head = 0; head < header_->blocks; ++head) {
@@ -271,7 +271,7 @@ std::uint32_t ArenaBlocks::clear() {
   return entries;
 }
 
-std::vector<std::vector<std::uint32_t>> ArenaBlocks::find(std::span<const std::string> keys) {
+std::vector<std::vector<std::uint32_t>> KvPoolBlocks::find(std::span<const std::string> keys) {
   std::vector<std::vector<std::uint32_t>> found;
   found.reserve(keys.size());
   const Change change(*this);
@@ -282,12 +282,12 @@ std::vector<std::vector<std::uint32_t>> ArenaBlocks::find(std::span<const std::s
     std::uint32_t block = head;
     for (std::uint32_t& number : numbers) block = blocks_[number = block].next;
     for (const std::uint32_t number : numbers) lease(number);
-    point("arena.find.leased");
+    point("kv_pool.find.leased");
   }
   return found;
 }
 
-ArenaStats ArenaBlocks::stats() {
+KvPoolStats KvPoolBlocks::stats() {
   const Change change(*this);
   free_rows_of_the_dead();
   const auto users = std::ranges::count_if(header_->users, [](const auto& user) { return user.pid != 0; });
@@ -296,29 +296,29 @@ ArenaStats ArenaBlocks::stats() {
 }
 
 /// Leases a block. Increments the user's own count first: if the process dies in between, the lease ends with it.
-void ArenaBlocks::lease(std::uint32_t number) noexcept {
+void KvPoolBlocks::lease(std::uint32_t number) noexcept {
   ++mine_[number];
-  ArenaBlock& block = blocks_[number];
+  KvPoolBlock& block = blocks_[number];
   if (block.leases++ == 0 && block.head != kNoBlock && blocks_[block.head].busy++ == 0)
     unlink_idle(block.head);
 }
 
 /// Decrements the sum of a block's leases. Without a lease, the block becomes free or its entry may become idle.
-void ArenaBlocks::end_lease(std::uint32_t number) noexcept {
-  ArenaBlock& block = blocks_[number];
+void KvPoolBlocks::end_lease(std::uint32_t number) noexcept {
+  KvPoolBlock& block = blocks_[number];
   if (--block.leases != 0) return;
   if (block.head == kNoBlock) free_[header_->free++] = number;
   else if (--blocks_[block.head].busy == 0) make_idle(block.head);
 }
 
-void ArenaBlocks::make_idle(std::uint32_t head) noexcept {
+void KvPoolBlocks::make_idle(std::uint32_t head) noexcept {
   blocks_[head].stamp = ++header_->stamp;
   link_idle(head);
 }
 
 /// Appends the entry to the ring of idle entries, so that it is evicted last.
-void ArenaBlocks::link_idle(std::uint32_t head) noexcept {
-  ArenaBlock& ring = blocks_[header_->blocks];
+void KvPoolBlocks::link_idle(std::uint32_t head) noexcept {
+  KvPoolBlock& ring = blocks_[header_->blocks];
   blocks_[head].before = ring.before;
   blocks_[head].after = header_->blocks;
   blocks_[ring.before].after = head;
@@ -326,17 +326,17 @@ void ArenaBlocks::link_idle(std::uint32_t head) noexcept {
   header_->idle += blocks_[head].count;
 }
 
-void ArenaBlocks::unlink_idle(std::uint32_t head) noexcept {
+void KvPoolBlocks::unlink_idle(std::uint32_t head) noexcept {
   blocks_[blocks_[head].before].after = blocks_[head].after;
   blocks_[blocks_[head].after].before = blocks_[head].before;
   header_->idle -= blocks_[head].count;
 }
 
 /// Frees the blocks of the entry that have no lease. The others are free when their leases end.
-void ArenaBlocks::remove_entry(std::uint32_t head) noexcept {
+void KvPoolBlocks::remove_entry(std::uint32_t head) noexcept {
   if (blocks_[head].busy == 0) unlink_idle(head);
   blocks_[head].count = 0;
-  point("arena.remove.gone");
+  point("kv_pool.remove.gone");
   std::uint32_t* at = &bucket({blocks_[head].key, blocks_[head].key_bytes});
   while (*at != head) at = &blocks_[*at].chain;
   *at = blocks_[head].chain;
@@ -346,11 +346,11 @@ void ArenaBlocks::remove_entry(std::uint32_t head) noexcept {
   }
 }
 
-std::uint32_t& ArenaBlocks::bucket(std::string_view key) noexcept {
+std::uint32_t& KvPoolBlocks::bucket(std::string_view key) noexcept {
   return buckets_[crc32c(std::as_bytes(std::span(key))) % header_->blocks];
 }
 
-std::uint32_t ArenaBlocks::entry(std::string_view key) noexcept {
+std::uint32_t KvPoolBlocks::entry(std::string_view key) noexcept {
   std::uint32_t head = bucket(key);
   while (head != kNoBlock && std::string_view(blocks_[head].key, blocks_[head].key_bytes) != key)
     head = blocks_[head].chain;
@@ -358,7 +358,7 @@ std::uint32_t ArenaBlocks::entry(std::string_view key) noexcept {
 }
 
 /// Evicts idle entries until `count` blocks are free. Evicts none if that is impossible. Throws out_of_memory.
-void ArenaBlocks::make_room(std::uint32_t count) {
+void KvPoolBlocks::make_room(std::uint32_t count) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const auto can = [&] { return std::uint64_t{header_->free} + header_->idle; };
   if (count > can() || now - std::chrono::nanoseconds(header_->looked_at) >= kLookForTheDead) {
@@ -374,37 +374,37 @@ void ArenaBlocks::make_room(std::uint32_t count) {
   for (; count > header_->free; ++header_->evictions) remove_entry(blocks_[header_->blocks].after);
 }
 
-void ArenaBlocks::free_row(std::uint32_t user) noexcept {
+void KvPoolBlocks::free_row(std::uint32_t user) noexcept {
   std::uint32_t* const leases = leases_of(user);
   for (std::uint32_t block = 0; block < header_->blocks; ++block)
     while (leases[block] != 0) {
       --leases[block];
-      point("arena.dead.counted");
+      point("kv_pool.dead.counted");
       end_lease(block);
     }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   header_->users[user].pid = 0;
 }
 
-void ArenaBlocks::free_rows_of_the_dead() {
-  for (std::uint32_t user = 0; user < kArenaUsers; ++user)
+void KvPoolBlocks::free_rows_of_the_dead() {
+  for (std::uint32_t user = 0; user < kKvPoolUsers; ++user)
     if (const auto& row = header_->users[user]; row.pid != 0 && is_dead(row.pid, row.start)) free_row(user);
 }
 
 /// Derives what is not primary, in one pass over the blocks for each user and one for the entries.
-void ArenaBlocks::derive() {
+void KvPoolBlocks::derive() {
   const std::uint32_t n = header_->blocks;
   for (std::uint32_t block = 0; block < n; ++block) {
     blocks_[block].leases = 0;
     blocks_[block].head = kNoBlock;
     buckets_[block] = kNoBlock;
   }
-  for (std::uint32_t user = 0; user < kArenaUsers; ++user)
+  for (std::uint32_t user = 0; user < kKvPoolUsers; ++user)
     if (header_->users[user].pid != 0)
       for (std::uint32_t block = 0; block < n; ++block) blocks_[block].leases += leases_of(user)[block];
   std::vector<std::uint32_t> idle;
   for (std::uint32_t head = 0; head < n; ++head) {
-    ArenaBlock& first = blocks_[head];
+    KvPoolBlock& first = blocks_[head];
     if (first.count == 0) continue;
     first.busy = 0;
     for (std::uint32_t block = head; block != kNoBlock; block = blocks_[block].next) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of memory that ``Store.arena()`` returns."""
+"""The blocks of memory that ``Store.kv_pool()`` returns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from . import _core
 from ._versions import Framework
 
 
-class Arena:
-    """A row of blocks of writable memory, which all processes of this user share; see ``Store.arena()``.
+class KvPool:
+    """A row of blocks of writable memory, which all processes of this user share; see ``Store.kv_pool()``.
 
     A process holds leases on blocks. When the process ends, in whatever way, its leases end, and the next process that
-    needs blocks gets the blocks. A block that has a key stays in the arena without a lease until its place is needed;
+    needs blocks gets the blocks. A block that has a key stays in the KV pool without a lease until its place is needed;
     the block that was used least recently goes first. Thread safety: all methods may be called concurrently. Every
     method raises Timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
     """
 
-    def __init__(self, core: _core._StoreArena, framework: Framework | None) -> None:
+    def __init__(self, core: _core._StoreKvPool, framework: Framework | None) -> None:
         self._core = core
         #: All blocks: uint8 of the shape (blocks, block_bytes). ``tensor[number].view(torch.bfloat16)`` is a block.
         self.tensor: Any = core.memory(framework)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/client/arena_lock.h"
+#include "store/client/kv_pool_lock.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kNextAttempt{5};
 
 std::string path_of_lock(const std::string& directory, const std::string& name) {
   const Digest digest = sha256(std::as_bytes(std::span(name)));
-  return fmt::format("{}/arena-{:02x}.lock", directory, fmt::join(std::span(digest).first(16), ""));
+  return fmt::format("{}/kv_pool-{:02x}.lock", directory, fmt::join(std::span(digest).first(16), ""));
 }
 
 /// Returns whether the path still names the open file, which its last holder may have removed.
@@ -36,22 +36,23 @@ bool is_at(const Fd& file, const std::string& path) {
 
 }  // namespace
 
-ArenaLock::ArenaLock(const std::string& directory, const std::string& name, Deadline deadline)
+KvPoolLock::KvPoolLock(const std::string& directory, const std::string& name, Deadline deadline)
     : path_(path_of_lock(directory, name)) {
   while (!try_lock()) {
     if (deadline.has_passed())
-      throw Error(ErrorCode::timeout,
-                  fmt::format("{} is making or opening the arena \"{}\" and does not get on: let it go on, "
-                              "or end it",
-                              holder(), name));
+      throw Error(
+          ErrorCode::timeout,
+          fmt::format("{} is making or opening the KV pool \"{}\" and does not get on: let it go on, "
+                      "or end it",
+                      holder(), name));
     std::this_thread::sleep_for(kNextAttempt);
   }
 }
 
 /// Removes the file while the lock is held, so that no files stay.
-ArenaLock::~ArenaLock() { ::unlink(path_.c_str()); }
+KvPoolLock::~KvPoolLock() { ::unlink(path_.c_str()); }
 
-bool ArenaLock::try_lock() {
+bool KvPoolLock::try_lock() {
   Fd file = open_file(path_, O_RDWR | O_CREAT);
   UnsharedDescriptor unshared(file.get());
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -66,7 +67,7 @@ bool ArenaLock::try_lock() {
   return true;
 }
 
-std::string ArenaLock::holder() const {
+std::string KvPoolLock::holder() const {
   int pid = 0;
   std::uint64_t space = 0;
   std::istringstream(try_read_text(path_).value_or("")) >> pid >> space;

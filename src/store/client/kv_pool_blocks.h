@@ -10,19 +10,19 @@
 #include <string_view>
 #include <vector>
 
-#include "onecopy/store/arena.h"
+#include "onecopy/store/kv_pool.h"
 #include "os/robust_mutex.h"
 
 namespace onecopy::store {
 
-/// The max number of processes that can use an arena at a time.
-inline constexpr std::uint32_t kArenaUsers = 64;
+/// The max number of processes that can use a KV pool at a time.
+inline constexpr std::uint32_t kKvPoolUsers = 64;
 
 /// A number that stands for no block.
 inline constexpr std::uint32_t kNoBlock = 0xffffffff;
 
-/// The head of an arena's control memory.
-struct ArenaHeader {
+/// The head of a KV pool's control memory.
+struct KvPoolHeader {
   struct User {
     std::atomic<std::int32_t> pid;  ///< 0 for a free row; written last
     std::uint64_t start;            ///< process_start_time()
@@ -36,11 +36,11 @@ struct ArenaHeader {
   std::int64_t looked_at;  ///< the last search for dead users, in nanoseconds of the steady clock
   /// The namespaces of all users: pids and start times of other namespaces would mean other processes.
   std::uint64_t pid_namespace, time_namespace;
-  User users[kArenaUsers];
+  User users[kKvPoolUsers];
 };
 
 /// The state of a block. The first block of an entry has the entry's key.
-struct ArenaBlock {
+struct KvPoolBlock {
   std::uint32_t leases;         ///< the sum over all users
   std::uint32_t head;           ///< the first block of the entry that has this block; kNoBlock for none
   std::uint32_t next;           ///< the next block of the entry
@@ -50,10 +50,10 @@ struct ArenaBlock {
   std::uint32_t chain;          ///< the next entry of the same bucket
   std::uint64_t stamp;          ///< the time at which the entry became idle
   std::uint32_t key_bytes;
-  char key[kMaxArenaKey];
+  char key[kMaxKvPoolKey];
 };
 
-/// The counters and the index of an arena, in memory that its processes share.
+/// The counters and the index of a KV pool, in memory that its processes share.
 ///
 /// Thread safety: all members may be called concurrently, from all processes of one PID and time namespace: one robust
 /// mutex in the memory guards all of it. A forked child becomes a user of its own with its first call.
@@ -67,24 +67,24 @@ struct ArenaBlock {
 /// A block is free if it has no lease and is in no entry. An entry is idle if none of its blocks has a lease.
 /// All members throw timeout, with nothing changed, if a process that is stopped holds the mutex for `patience`.
 /// A dead user's leases end when its row is freed, which any process does that needs blocks.
-class ArenaBlocks {
+class KvPoolBlocks {
  public:
   static std::size_t bytes_for(std::uint32_t blocks) noexcept;
-  /// Writes the control memory of an arena without users. REQUIRES: the memory is zero, and no other process sees it.
+  /// Writes the control memory of a KV pool without users. REQUIRES: the memory is zero, and no other process sees it.
   static void init(std::byte* memory, std::uint32_t blocks, std::uint64_t block_bytes);
 
-  /// Ends all leases, and makes the arena one of this process's namespaces. Entries stay. Does nothing to an arena of these
-  /// namespaces, or to other memory. REQUIRES: no other process uses the arena.
+  /// Ends all leases, and makes the KV pool one of this process's namespaces. Entries stay. Does nothing to a KV pool of these
+  /// namespaces, or to other memory. REQUIRES: no other process uses the KV pool.
   static void take_over(std::byte* memory, std::size_t bytes) noexcept;
 
-  /// Attaches to the control memory of an arena. The destructor ends this process's leases. Throws bad_handle if the
-  /// memory is not an arena's, invalid_argument for other sizes, and unsupported in other namespaces than the arena's.
+  /// Attaches to the control memory of a KV pool. The destructor ends this process's leases. Throws bad_handle if the
+  /// memory is not a KV pool's, invalid_argument for other sizes, and unsupported in other namespaces than the KV pool's.
   /// REQUIRES: the memory outlives the object.
-  ArenaBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes,
-              std::chrono::nanoseconds patience = std::chrono::seconds(10));
-  ArenaBlocks(const ArenaBlocks&) = delete;
-  ArenaBlocks& operator=(const ArenaBlocks&) = delete;
-  ~ArenaBlocks();
+  KvPoolBlocks(std::byte* memory, std::size_t bytes, std::uint32_t blocks, std::uint64_t block_bytes,
+               std::chrono::nanoseconds patience = std::chrono::seconds(10));
+  KvPoolBlocks(const KvPoolBlocks&) = delete;
+  KvPoolBlocks& operator=(const KvPoolBlocks&) = delete;
+  ~KvPoolBlocks();
 
   std::vector<std::uint32_t> allocate(std::uint32_t count);
   void share(std::span<const std::uint32_t> numbers);
@@ -93,7 +93,7 @@ class ArenaBlocks {
   bool remove(std::string_view key);
   std::uint32_t clear();
   std::vector<std::vector<std::uint32_t>> find(std::span<const std::string> keys);
-  ArenaStats stats();
+  KvPoolStats stats();
 
  private:
   class Change;
@@ -119,9 +119,9 @@ class ArenaBlocks {
   }
 
   const std::chrono::nanoseconds patience_;
-  ArenaHeader* header_;
+  KvPoolHeader* header_;
   /// The blocks, and one entry more, which is the head of the ring of idle entries.
-  ArenaBlock* blocks_;
+  KvPoolBlock* blocks_;
   std::uint32_t* free_;     ///< a stack of the free blocks
   std::uint32_t* buckets_;  ///< the first entry of each; as many buckets as blocks
   std::uint32_t* leases_;   ///< the leases of each user and block

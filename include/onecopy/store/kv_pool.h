@@ -15,14 +15,14 @@
 ONECOPY_API_BEGIN
 namespace onecopy::store {
 
-ONECOPY_CONSTANT std::size_t kMaxArenaKey = 32;  ///< the max length of a key in bytes
+ONECOPY_CONSTANT std::size_t kMaxKvPoolKey = 32;  ///< the max length of a key in bytes
 
-struct ArenaStats {
+struct KvPoolStats {
   std::uint32_t blocks = 0;
   std::uint32_t free = 0;       ///< blocks without a lease and without a key
   std::uint32_t idle = 0;       ///< blocks with a key whose entry has no leases, so that it can be evicted
-  std::uint32_t users = 0;      ///< the processes that use the arena
-  std::uint64_t evictions = 0;  ///< entries that were evicted since the arena was made
+  std::uint32_t users = 0;      ///< the processes that use the KV pool
+  std::uint64_t evictions = 0;  ///< entries that were evicted since the KV pool was made
 };
 
 /// A row of blocks of writable memory, for KV caches, which all processes of the user share by its name in the
@@ -33,7 +33,7 @@ struct ArenaStats {
 ///
 /// Thread safety: all members may be called concurrently. Copies are the same object. Users must synchronise their
 /// accesses to a block. A forked child holds no leases.
-class Arena {
+class KvPool {
  public:
   /// Returns the numbers of `count` blocks, each with a lease of this process. Their content is undefined. Evicts entries if
   /// there are too few free blocks. Throws out_of_memory with the numbers.
@@ -52,13 +52,13 @@ class Arena {
   std::uint32_t clear();
   /// Returns the blocks of each key, up to the first key without an entry, with a lease on each block.
   std::vector<std::vector<std::uint32_t>> find(std::span<const std::string> keys);
-  ArenaStats stats();
+  KvPoolStats stats();
   /// Returns all blocks, one a row of bytes.
   Tensor memory() const;
 
  private:
   struct State;
-  explicit Arena(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+  explicit KvPool(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
   State& state() const;
 
   std::shared_ptr<State> state_;  // shared by copies

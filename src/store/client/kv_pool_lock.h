@@ -9,15 +9,15 @@
 
 namespace onecopy::store {
 
-/// A lock of an arena's name among all processes of the user: the holder alone makes or opens the arena. The lock is that of
+/// A lock of a KV pool's name among all processes of the user: the holder alone makes or opens the KV pool. The lock is that of
 /// a file in the store's directory, and ends with the process; forked children do not inherit it. Thread safety: none.
-class ArenaLock {
+class KvPoolLock {
  public:
   /// Takes the lock. Throws timeout, which names the holder if this process can see it.
-  ArenaLock(const std::string& directory, const std::string& name, Deadline deadline);
-  ArenaLock(const ArenaLock&) = delete;
-  ArenaLock& operator=(const ArenaLock&) = delete;
-  ~ArenaLock();
+  KvPoolLock(const std::string& directory, const std::string& name, Deadline deadline);
+  KvPoolLock(const KvPoolLock&) = delete;
+  KvPoolLock& operator=(const KvPoolLock&) = delete;
+  ~KvPoolLock();
 
  private:
   bool try_lock();
