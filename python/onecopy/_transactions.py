@@ -18,8 +18,8 @@ class Transaction:
 
     Until the commit no process sees the versions, and they push no other version out. The end of the block commits in
     the process that began the transaction, and leaves it in the others. If an exception ends the block of any process,
-    or a process that takes part is killed, the transaction is aborted: nothing of it is left, and the other processes
-    get StaleHandle.
+    or a process that takes part is killed or drops its Transaction, the transaction is aborted: nothing of it is left,
+    and the other processes get StaleHandle.
     """
 
     number: int | None = None  #: the number of all versions, once they are committed

@@ -161,6 +161,16 @@ def raises_stale(call):
     return False
 
 
+def test_a_process_that_comes_too_late_for_a_draft_disturbs_nobody(store):
+    with store.transaction() as both:
+        draft = both.draft("a", {"a": ((3,), "float32")})
+        handle = draft.handle
+        draft.publish()
+        with pytest.raises(onecopy.StaleHandle, match="the draft was published already"):
+            store.join_draft(handle)
+    assert store.open("a").version == 1
+
+
 # --- transactions
 
 

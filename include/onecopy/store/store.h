@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@
 
 namespace onecopy::store {
 class Client;
+class Membership;
 }  // namespace onecopy::store
 
 ONECOPY_API_BEGIN
@@ -285,6 +287,7 @@ class Store {
  private:
   explicit Store(std::shared_ptr<Client> client) noexcept : client_(std::move(client)) {}
   Client& client();
+  Draft open_draft(std::shared_ptr<Membership> membership, const std::array<std::uint8_t, 16>& draft);
   Draft filled_draft(const std::string& name, std::span<const NamedTensor> tensors,
                      const PublishOptions& options);
   friend class Transaction;

@@ -10,10 +10,6 @@
 #include "onecopy/core/api.h"
 #include "onecopy/store/store.h"
 
-namespace onecopy::store {
-class Membership;
-}  // namespace onecopy::store
-
 ONECOPY_API_BEGIN
 namespace onecopy::store {
 

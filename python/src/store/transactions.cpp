@@ -16,6 +16,7 @@ namespace onecopy::python {
 namespace {
 
 /// Makes a draft with a layout, which is three lists of the same length.
+// NOLINTNEXTLINE(readability-function-size): the arguments of the function in Python
 store::Draft draft_with(store::Store& store, const std::string& name, const std::vector<std::string>& names,
                         const nb::list& shapes, const nb::list& dtypes, nb::handle device,
                         std::uint32_t keep, const store::Texts& key, const store::Texts& attributes,

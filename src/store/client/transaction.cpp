@@ -71,7 +71,16 @@ Draft Store::join_draft(const std::string& handle) {
   const Token transaction = take_token(rest), draft = take_token(rest);
   check_end(rest, "a draft");
   const auto membership = Membership::join(client().shared_from_this(), transaction);
-  Packet packet = client().ask_for_files(OpenDraft{transaction, draft});
+  try {
+    return open_draft(membership, draft);
+  } catch (const Error&) {
+    membership->conclude(Conclude::How::leave);  // this process has written nothing
+    throw;
+  }
+}
+
+Draft Store::open_draft(std::shared_ptr<Membership> membership, const Token& draft) {
+  Packet packet = client().ask_for_files(OpenDraft{membership->transaction(), draft});
   const VersionRecord version = unpack<Opened>(packet.bytes).version;
   if (packet.fds.empty())
     throw Error(ErrorCode::protocol, "the store's keeper sent a draft without its memory");
@@ -82,7 +91,7 @@ Draft Store::join_draft(const std::string& handle) {
   auto state = std::make_shared<Contents::State>(std::move(table), std::move(memory));
   state->client = client().shared_from_this();
   state->version = version;
-  state->membership = membership;
+  state->membership = std::move(membership);
   state->is_joined = true;
   return Draft(std::move(state));
 }
