@@ -83,7 +83,7 @@ class EachMemory final : public Visitor {
       const nb::object storage = torch::TorchSymbols::require().storage_of(tensor);
       if (torch::is_of_version(storage))
         throw Error(ErrorCode::invalid_argument,
-                    place + " is memory of the store: open an arena with pin=True, or pin a copy");
+                    place + " is memory of the store: open a KV pool with pin=True, or pin a copy");
       return torch::share_block_of(storage.ptr()).first;
     } catch (nb::python_error& error) {
       if (!error.matches(PyExc_RuntimeError) && !error.matches(PyExc_ValueError)) throw;
