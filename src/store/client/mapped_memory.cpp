@@ -135,7 +135,7 @@ BlockRef MappedMemory::find(const void* at) noexcept { return StoredRanges::all(
 BlockRef MappedMemory::lend(std::byte*& at, std::size_t bytes) {
   const std::shared_ptr<const Shown> version = shown();
   const auto offset = static_cast<std::uint64_t>(at - data());
-  if (!version || bytes == 0 || offset > size_ || bytes > size_ - offset) return {};
+  if (!version || !version->reading || bytes == 0 || offset > size_ || bytes > size_ - offset) return {};
   return version->lent->lend(version->version, version->reading, {offset, bytes}, at);
 }
 

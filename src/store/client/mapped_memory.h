@@ -69,7 +69,7 @@ class MappedMemory final : public BlockGroup {
   /// is called.
   void pin() const;
 
-  /// Lends bytes of the version that is shown now. Empty for a draft, and for a version that LentVersion does not lend.
+  /// Lends bytes of the version that is shown now. Empty for a draft, also of another process, and for a version that LentVersion does not lend.
   BlockRef lend(std::byte*& at, std::size_t bytes) override;
   /// Adds a reference, unless the last one is being dropped.
   bool try_retain() noexcept {
