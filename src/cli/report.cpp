@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -104,7 +105,11 @@ void write(const std::string& file, const std::string& page) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << page;
   out.close();
-  if (!out) throw_not_written(file);
+  if (out) return;
+  const int error = errno;
+  if (std::filesystem::is_regular_file(file)) std::filesystem::remove(file);  // a part of a page
+  errno = error;
+  throw_not_written(file);
 }
 
 std::string here_and_now(const std::string& version) {

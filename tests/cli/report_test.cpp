@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -33,6 +37,33 @@ class ReportOfOwners : public ::testing::Test {
   const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()},
                                                 {"ONECOPY_STORE_DIR", sockets_.path() + "/store"}};
 };
+
+/// Lets processes that are started meanwhile write no larger files, as on a full disk.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+TEST_F(ReportOfOwners, LeavesNoPartOfAPageThatCannotBeWritten) {
+  const std::string page = file("page.html");
+  const SmallFiles small(1024);
+  const Outcome outcome = report({"--for", "0", page});
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(contains(outcome.err, page)) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists(page));
+}
 
 TEST_F(ReportOfOwners, NamesOwnersAndTheirBorrowers) {
   const CommandProcess owner({"share", weights("w.safetensors")}, "", environment);
