@@ -80,8 +80,7 @@ std::vector<std::uint64_t> VersionRules::room_for_all(const Transactions::Record
   std::vector<std::uint64_t> dropped;
   for (const auto& [id, part] : parts) std::ranges::copy(room_for(part), std::back_inserter(dropped));
   std::ranges::sort(dropped);
-  const auto twice = std::ranges::unique(dropped);
-  dropped.erase(twice.begin(), twice.end());
+  dropped.erase(std::unique(dropped.begin(), dropped.end()), dropped.end());
   return dropped;
 }
 
