@@ -108,7 +108,7 @@ Transaction Store::join(const std::string& handle) {
 std::string Transaction::handle() const { return text_of(membership_->transaction()); }
 
 void Transaction::add(Draft& draft) const {
-  Contents::State& s = draft.state();
+  auto& s = draft.state();
   if (s.membership || s.is_sealed)
     throw Error(ErrorCode::invalid_argument,
                 "the draft is published, or other processes write it: make it in the transaction");
