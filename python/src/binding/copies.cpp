@@ -79,10 +79,11 @@ class Views final : public Visitor {
   void take(std::span<Item> items, const Path& path) override {
     constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
     for (Item& item : items) {
-      const auto [original, flags] = own_tensor_of(item, path);
+      const torch::FlaggedTensor original = own_tensor_of(item, path);
       watch_captures();
-      const Tensor view = without_gil([&] { return view_on(original, device_); });
-      item.object = flags != 0 ? torch::open(view, flags & ~kOfGradients) : nb::cast(view);
+      const Tensor view = without_gil([&] { return view_on(original.tensor, device_); });
+      item.object =
+          original.flags != 0 ? torch::open(view, original.flags & ~kOfGradients) : nb::cast(view);
     }
   }
 

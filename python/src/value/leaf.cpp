@@ -26,14 +26,14 @@ std::optional<FlaggedTensor> tensor_of(nb::handle object) {
   auto found = torch::share(object.ptr());
   if (found) return found;
   if (const Tensor* const ours = as_onecopy_tensor(object.ptr()))
-    found.emplace(onecopy::sendable(*ours), 0u);
+    found = FlaggedTensor{onecopy::sendable(*ours), 0};
   return found;
 }
 
 std::optional<FlaggedTensor> sendable(nb::handle object) {
   auto found = tensor_of(object);
   if (found) return found;
-  if (const auto array = SharedArray::of(object.ptr())) found.emplace(array->tensor(), kNumpyFlag);
+  if (const auto array = SharedArray::of(object.ptr())) found = FlaggedTensor{array->tensor(), kNumpyFlag};
   return found;
 }
 

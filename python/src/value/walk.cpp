@@ -83,8 +83,8 @@ nb::object sequence_like(nb::handle like, const nb::list& items) {
 
 }  // namespace
 
-/// A walk over a value, which visits the objects of a container in order: those that follow each other at once, and before
-/// the next container in it.
+/// A walk, which visits the objects of a container in order: those that follow each other at once, and before the next
+/// container in it.
 class Walk {
  public:
   Walk(Visitor& visitor, const char* argument) : visitor_(visitor), path_(argument) {}

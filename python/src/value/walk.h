@@ -43,7 +43,7 @@ class Path {
   bool is_whole_ = true;
 };
 
-/// A verb's work with the tensors of a nested value.
+/// A visitor of the tensors of a nested value: what a verb does with them.
 class Visitor {
  public:
   /// The containers that a walk returns: none; dicts, lists and tuples of exactly these types, the given ones if nothing
