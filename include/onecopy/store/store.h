@@ -223,6 +223,7 @@ struct ObjectInfo {
   bool is_kv_pool = false;  ///< a KV pool, whose only version is its blocks
   std::vector<VersionInfo> versions;
 };
+
 /// The two processes of the keeper.
 struct KeeperInfo {
   int worker = 0;
@@ -246,8 +247,7 @@ class Store {
               const PublishOptions& options = {});
   /// Makes memory for a version with the layout, the key and the attributes of the object's current version.
   Draft draft(const std::string& name, std::uint32_t keep = PublishOptions{}.keep);
-  /// Publishes the tensors, which are all on one device. Copies them into memory of the host if memory of the device would end
-  /// with this process.
+  /// Publishes the tensors, which are all on one device: on the host if memory of the device would end with this process.
   std::uint64_t publish(const std::string& name, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {});
 
@@ -267,10 +267,9 @@ class Store {
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
 
-  /// Opens the KV pool of that name, or makes the KV pool in memory of the device, where it stays until remove(). Throws
-  /// invalid_argument for sizes or a device other than the KV pool's, and for an object that is not a KV pool; out_of_memory;
-  /// unsupported for a device whose memory ends with its process. `pinned` pins memory of the host for this process's card
-  /// while this process has the KV pool open, and throws as pin() does.
+  /// Opens the KV pool of that name, or makes one on the device, which stays until remove(). Throws invalid_argument for
+  /// other sizes or another device, and for an object; out_of_memory; unsupported for a device whose memory ends with its
+  /// process. `pinned` pins memory of the host for a card as long as this process has it open, and throws as pin() does.
   KvPool kv_pool(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
                  Device device = kCpu, bool pinned = false);
 
