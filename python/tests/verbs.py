@@ -144,7 +144,7 @@ def outcome(verb: Verb, kind: Kind) -> str:
         if verb.place and text.startswith(verb.place):
             text = "it" + text.removeprefix(verb.place)
         if verb.place:
-            text = re.sub(f"^the elements of {verb.place} (.+): .+?; ", r"the elements of it \\1; ", text)
+            text = re.sub(f"^the elements of {verb.place} (.+?): .+?; ", r"the elements of it \1; ", text)
         return re.sub(r"protocol, not .+$", "protocol, not …", re.sub(r"^\S+ cannot cross", "… cannot cross", text))
     return ""
 
