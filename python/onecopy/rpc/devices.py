@@ -105,7 +105,10 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return _quantized_parts(plain)
     if tensor.dtype == torch.complex32:  # onecopy has no name for it
         return ("complex32", torch.view_as_real(plain.resolve_conj().resolve_neg()))
-    if tensor.layout != torch.strided or _core._why_refused(tensor):
+    if tensor.layout != torch.strided:
+        return None
+    if _core._why_refused(tensor):
+        giving.agent.target_of(tensor, giving.receiver, giving.is_result)  # says more of a device without a way
         return None
     return _shared_parts(giving, _copy(plain), tensor, "copy")
 
