@@ -31,7 +31,7 @@ class BlockGroup {
   bool shareable() const noexcept { return shareable_; }
   /// Returns a block that other processes can open and that has the `bytes` bytes from `at` on, which is set to their
   /// address in that block. Returns an empty reference if there is no such block.
-  virtual BlockRef lend(std::byte*& at, std::size_t bytes);
+  inline virtual BlockRef lend(std::byte*& at, std::size_t bytes);
   /// Adds a reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
