@@ -19,7 +19,10 @@ void check_end(std::string_view rest, const char* what) {
 }  // namespace
 
 Contents::State& Draft::state() const {
-  if (!state_) throw Error(ErrorCode::invalid_argument, "the draft has ended");
+  if (!state_)
+    throw Error(
+        ErrorCode::closed,
+        "this draft has ended, or was moved from: use the object that it was moved to, or make a draft");
   return *state_;
 }
 

@@ -10,6 +10,7 @@
 
 #include "onecopy/core/error.h"
 #include "os/random.h"
+#include "support/refusal.h"
 
 namespace onecopy {
 namespace {
@@ -75,8 +76,12 @@ TEST(SocketNames, LieInTheRuntimeDirectoryWhenThereIsOne) {
     EXPECT_TRUE(lists(name));
   }
   EXPECT_FALSE(lists(name));
-  ::setenv("ONECOPY_RUNTIME_DIR", "/nonexistent/onecopy", 1);
+  ::setenv("ONECOPY_RUNTIME_DIR", (directory + "/later").c_str(),
+           1);  // the first process that listens makes it
   EXPECT_TRUE(listening_names().empty());
+  ::setenv("ONECOPY_RUNTIME_DIR", "/nonexistent/onecopy", 1);
+  testing::expect_refusal(ErrorCode::system, {"/nonexistent/onecopy", "ONECOPY_RUNTIME_DIR"},
+                          [] { listening_names(); });
   ::setenv("ONECOPY_RUNTIME_DIR", "", 1);
   EXPECT_TRUE(socket_name(name).abstract);
   ::unsetenv("ONECOPY_RUNTIME_DIR");

@@ -107,8 +107,8 @@ TEST(FormerMemory, GoesBackToTheSystemWhenNothingIsKept) {
   for (std::size_t i = 0; i < kBlocks; ++i)
     former.keep(std::make_shared<std::vector<char>>(kBlock, 'x'), kBlock, Use::shared, start);
   const auto last = std::make_unique<std::vector<char>>(kBlock, 'x');
+  const std::size_t before = resident_bytes();  // the loop's own timer may be the one that trims
   EXPECT_EQ(former.expire(start + 1s), FormerMemory::kTrimAfter);
-  const std::size_t before = resident_bytes();
   EXPECT_EQ(former.expire(start + 2s), Timer::Pause());
   EXPECT_LT(resident_bytes() + kBlock * kBlocks / 2, before);
 }
