@@ -131,8 +131,8 @@ def view_on(value: Any, device: Any) -> Any:
 
     Raises:
         InvalidArgument: value is or contains an object that is neither a tensor nor a plain value, and
-            the error is a TypeError, too; or the memory belongs to another library or to a card, or there is no such
-            device.
+            the error is a TypeError, too; or the memory belongs to another library or to a card, or
+            there is no such device.
         Unsupported: a tensor of torch is not dense or its elements are not plain numbers, this process
             sees no card, or its card cannot access memory of the host.
         OutOfMemory: the limit of ``pin()`` is reached.

@@ -26,7 +26,7 @@ def test_every_public_function_has_a_signature(name):
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_method_has_a_signature(name):
     kind = getattr(onecopy, name)
-    for method in [m for m in vars(kind) if not m.startswith("_") and callable(getattr(kind, m))]:
+    for method in [m for m in vars(kind) if not m.startswith("_") and callable(getattr(kind, m, None))]:
         assert isinstance(inspect.signature(getattr(kind, method)), inspect.Signature), method
 
 

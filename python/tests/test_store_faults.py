@@ -24,7 +24,7 @@ from devices import eventually
 from processes import beside, in_threads, interpret as run
 from test_store import values
 
-VERSION = 3  # of the store's protocol
+VERSION = 4  # of the store's protocol
 
 
 def held_bytes(store):
