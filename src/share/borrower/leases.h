@@ -146,8 +146,8 @@ class Leases {
   /// returned.
   template <class Afterwards>
   void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
-    const HazardGuard here(this);  // the record is read after the lease has ended
-    counts_[block].fetch_sub(1, std::memory_order_relaxed);
+    const HazardGuard here(this);                            // the record is read after the lease has ended
+    counts_[block].fetch_sub(1, std::memory_order_release);  // once frozen, try_close() asks it alone
     if (!frozen_) release_claim(page_, record(block), block);
     afterwards();
   }
