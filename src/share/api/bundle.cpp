@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -91,7 +92,8 @@ Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure,
   std::vector<BlockRef> kept;
   kept.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    const Tensor sent = sendable(tensor);
+    std::optional<Tensor> other;  // nearly always empty, so that a large bundle copies no tensor
+    const Tensor& sent = is_sendable(tensor) ? tensor : other.emplace(sendable(tensor));
     writer.add(name, runtime.name_in_handle(sent));
     kept.push_back(sent.block());
   }
