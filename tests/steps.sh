@@ -43,15 +43,16 @@ step() {  # step <name> <command>...
 }
 
 cases() {  # cases <name> <command>...: counts every case of the JUnit file that the command leaves beside its log
-  local log word=ok status=0 all failed skipped
+  local log word=ok status=0 all failed skipped ended=
   log=$(log_of "$1")
-  rm -f "$log.xml"
+  rm -f "$log.xml" "$log.running"
   timed "$log" "${@:2}" || status=$?
   read -r all failed skipped < <(python3 tests/report.py --count "$log.xml" 2>/dev/null) || all=1 failed=1 skipped=0
   if [ $status != 0 ] && [ "$failed" = 0 ]; then failed=1 all=$((all + 1)); fi
   count $((all - failed - skipped)) "$failed" "$skipped"
   [ "$failed" = 0 ] || word=FAIL
-  tell $word "$1" "$log" "$all cases, $failed failed, $skipped skipped"
+  [ -e "$log.xml" ] || ended=", ended in $(cat "$log.running" 2>/dev/null || echo "the preparation")"
+  tell $word "$1" "$log" "$all cases, $failed failed, $skipped skipped$ended"
 }
 
 ctest_step() {  # ctest_step <name> <test preset> [ctest argument...]; tests wait more than they compute
@@ -59,10 +60,11 @@ ctest_step() {  # ctest_step <name> <test preset> [ctest argument...]; tests wai
 }
 
 pytest_step() {  # pytest_step <name> [argument...]
-  local shared
+  local shared log
   shared=$(mktemp -d /dev/shm/tests-XXXXXX)  # two runs at once do not take each other's files for left behind
-  cases "$1" env ONECOPY_SHM_DIR="$shared" "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$(log_of "$1").xml" \
-    -o junit_logging=no "${@:2}"
+  log=$PWD/$(log_of "$1")
+  cases "$1" env ONECOPY_SHM_DIR="$shared" ONECOPY_TEST_RUNNING="$log.running" \
+    "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$log.xml" -o junit_logging=no "${@:2}"
   rm -rf "$shared"
 }
 

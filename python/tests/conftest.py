@@ -196,6 +196,12 @@ def terminal(request):
     os.close(descriptor)
 
 
+def pytest_runtest_logstart(nodeid):
+    """Leaves the name of the test that runs in a file: the report of a run that the watchdog ended names the test."""
+    if "ONECOPY_TEST_RUNNING" in os.environ:
+        Path(os.environ["ONECOPY_TEST_RUNNING"]).write_text(nodeid)
+
+
 @pytest.fixture(autouse=True)
 def watchdog(terminal):
     """Ends a hanging run with the stacks of all threads. A test that takes long calls it whenever it has come

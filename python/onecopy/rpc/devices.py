@@ -89,7 +89,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     pickled."""
     if tensor.requires_grad or type(tensor) is torch.nn.Parameter:
         return ("leaf", tensor.detach(), _leaf_flags(tensor))
-    giving = _core._rpc_giving()
+    giving: Any = _core._rpc_giving()
     plain = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         giving.count("parts")
