@@ -125,13 +125,12 @@ void FormerMemory::keep(std::shared_ptr<const void> memory, std::uint64_t bytes,
     sum = kept.bytes += bytes;
   }
   timer_.request();
-  if (use == Use::item && sum > kMaxOfItems) take_above(use, kMaxOfItems);
-  if (use == Use::shared && sum > kAlwaysFits) take_above(use, room());
+  if (use == Use::item && sum > kMaxOfItems) release(take_above(use, kMaxOfItems));
+  if (use == Use::shared && sum > kAlwaysFits) release(take_above(use, room()));
 }
 
 void FormerMemory::take_oldest(Kept& kept, Entries& taken) noexcept {
   kept.bytes -= kept.entries.front().bytes;
-  released_ += kept.entries.front().bytes;
   taken.splice(taken.end(), kept.entries, kept.entries.begin());
 }
 
@@ -144,23 +143,38 @@ FormerMemory::Entries FormerMemory::take_above(Use use, std::uint64_t most) {
   return taken;
 }
 
+bool FormerMemory::release(Entries taken) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Entry& entry : taken) bytes += entry.bytes;
+  taken.clear();
+  const LockGuard lock(mutex_);
+  released_ += bytes;  // not before, since a trim beside the release would miss a part of it
+  return released_ >= kNotTrimmed;
+}
+
 /// Trims the heap once nothing is kept, since a busy process uses its free memory again. Does so a moment
 /// after the release, because objects of Python are released by a thread that has the GIL.
 Timer::Pause FormerMemory::expire(Clock::time_point now) noexcept {
   Entries over;
-  ReleasableLock lock(mutex_);
   auto next = Clock::time_point::max();
-  for (Kept& kept : kept_) {
-    while (!kept.entries.empty() && kept.entries.front().until <= now) take_oldest(kept, over);
-    if (!kept.entries.empty()) next = std::min(next, kept.entries.front().until);
+  bool is_idle = false;
+  {
+    const LockGuard lock(mutex_);
+    for (Kept& kept : kept_) {
+      while (!kept.entries.empty() && kept.entries.front().until <= now) take_oldest(kept, over);
+      if (!kept.entries.empty()) next = std::min(next, kept.entries.front().until);
+    }
+    is_idle = over.empty() && next == Clock::time_point::max();
+    if (is_idle && released_ < kNotTrimmed) return {};
+    if (is_idle) released_ = 0;
   }
+  if (is_idle) {
+    trim_heap();
+    return {};
+  }
+  const bool is_worth_a_trim = release(std::move(over));
   if (next != Clock::time_point::max()) return std::chrono::ceil<std::chrono::milliseconds>(next - now);
-  if (released_ < kNotTrimmed) return {};
-  if (!over.empty()) return kTrimAfter;
-  released_ = 0;
-  lock.unlock();
-  trim_heap();
-  return {};
+  return is_worth_a_trim ? Timer::Pause(kTrimAfter) : Timer::Pause();
 }
 
 void FormerMemory::clear() noexcept {

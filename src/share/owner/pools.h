@@ -117,7 +117,9 @@ class FormerMemory {
   };
 
   Entries take_above(Use use, std::uint64_t most);
-  void take_oldest(Kept& kept, Entries& taken) noexcept REQUIRES(mutex_);
+  static void take_oldest(Kept& kept, Entries& taken) noexcept;
+  /// Drops `taken` without a lock and counts the bytes afterwards. Returns whether the heap is worth a trim.
+  bool release(Entries taken) noexcept EXCLUDES(mutex_);
 
   mutable Mutex mutex_;
   std::array<Kept, 2> kept_ GUARDED_BY(mutex_);    ///< by Use
