@@ -25,12 +25,16 @@ constexpr std::size_t kSlice = std::size_t{2}
                                << 20;  ///< what a thread copies at a time, and the size of a huge page
 constexpr std::size_t kMaxHelpers = 3;
 
-/// Copies bytes without the GIL. Several threads copy a large number of bytes.
-void copy_bytes(std::byte* to, ByteSpan from) {
+/// Copies bytes without the GIL, and calls `look` with each slice of the copy while the slice is in the caches. Several
+/// threads copy a large number of bytes.
+void copy_bytes(std::byte* to, ByteSpan from, const std::function<void(ByteSpan)>& look = {}) {
   std::atomic<std::size_t> next = 0;
   const std::function<void()> copy_slices = [&] {
-    for (std::size_t at = next.fetch_add(kSlice); at < from.size(); at = next.fetch_add(kSlice))
-      std::memcpy(to + at, from.data() + at, std::min(kSlice, from.size() - at));
+    for (std::size_t at = next.fetch_add(kSlice); at < from.size(); at = next.fetch_add(kSlice)) {
+      const ByteSpan slice = from.subspan(at, std::min(kSlice, from.size() - at));
+      std::memcpy(to + at, slice.data(), slice.size());
+      if (look) look({to + at, slice.size()});
+    }
   };
   const std::size_t processors = std::max(1U, std::thread::hardware_concurrency());
   const std::size_t helpers = from.size() < 4 * kSlice ? 0 : std::min(kMaxHelpers, processors - 1);
@@ -66,8 +70,11 @@ nb::object text_of(ByteSpan utf8) {
   const auto size = static_cast<Py_ssize_t>(utf8.size());
   nb::object ascii = owned(PyUnicode_New(size, 127));
   std::byte* const copy = with_huge_pages(PyUnicode_1BYTE_DATA(ascii.ptr()), utf8.size());
-  copy_bytes(copy, utf8);
-  if (without_gil([&] { return is_ascii({copy, utf8.size()}); })) return ascii;
+  std::atomic<bool> all_ascii = true;
+  copy_bytes(copy, utf8, [&](ByteSpan slice) {
+    if (all_ascii.load(std::memory_order_relaxed) && !is_ascii(slice)) all_ascii = false;
+  });
+  if (all_ascii) return ascii;
   PyObject* const text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(copy), size, nullptr);
   if (text || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return owned(text);
   PyErr_Clear();
