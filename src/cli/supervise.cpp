@@ -50,7 +50,9 @@ class KeeperGroup {
  public:
   explicit KeeperGroup(pid_t first) : group_(first) {}
 
-  int status() const noexcept { return status_of(last_); }
+  /// Returns 0 if the keeper was told to end: only then does a process of it end with 0. One that was killed before may
+  /// be waited for after that.
+  int status() const noexcept { return has_ended_in_order_ ? 0 : status_of(last_); }
   void end() const noexcept { ::kill(-group_, SIGTERM); }
   /// Waits for all children that have ended; the first process of a container has children of other programs, too. Returns
   /// whether a process of the keeper is left.
@@ -60,7 +62,9 @@ class KeeperGroup {
       const bool is_ours = ::getpgid(info.si_pid) == group_;
       int status = 0;
       ::waitpid(info.si_pid, &status, 0);
-      if (is_ours) last_ = status;
+      if (!is_ours) continue;
+      last_ = status;
+      has_ended_in_order_ = has_ended_in_order_ || status == 0;
     }
     return ::kill(-group_, 0) == 0;
   }
@@ -68,6 +72,7 @@ class KeeperGroup {
  private:
   const pid_t group_;
   int last_ = 0;
+  bool has_ended_in_order_ = false;
 };
 
 /// Says what ends with the keeper. Returns false if the user is to ask again.
