@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Boots Debian's kernels in qemu with the command and the C++ tests of what asks the kernel most, and reports what failed.
+#
+# usage: run.sh BUILD KERNEL...    BUILD: a build directory with the programs; KERNEL: a version such as 6.1, for the newest
+#        linux-image-6.1.*-cloud-amd64 of the configured package sources, or the path of a kernel image or of such a package
+# Needs qemu-system-x86, busybox-static and cpio. The processor is emulated, so that no right to virtualization is needed.
+set -euo pipefail
+BUILD=$1
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+SECONDS_OF_A_RUN=${ONECOPY_KERNEL_SECONDS:-1500}
+PROGRAMS=(os_tests share_tests channel_tests store_tests)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+image_of() {  # image_of <kernel>: prints the path of a kernel image
+  local package
+  if [ -f "$1" ] && [[ $1 != *.deb ]]; then echo "$1" && return; fi
+  mkdir -p "$work/package"
+  if [ -f "$1" ]; then cp "$1" "$work/package/"
+  else
+    package=$(apt-cache search --names-only "^linux-image-${1//./\\.}[.-][0-9][^ ]*-cloud-amd64\$" | awk '{ print $1 }' | sort -V | tail -1)
+    [ -n "$package" ] || { echo "no package source has a kernel $1" >&2 && return 1; }
+    (cd "$work/package" && apt-get -qq download "$package" >&2)
+  fi
+  dpkg-deb -x "$work"/package/*.deb "$work/kernel-$1"
+  rm -rf "$work/package"
+  ls "$work/kernel-$1"/boot/vmlinuz-*
+}
+
+add() {  # add <program>: a program with the libraries that it loads
+  local library
+  install -D "$1" "$root/bin/$(basename "$1")"
+  for library in $(ldd "$1" | awk '{ print $(NF - 1) }' | grep ^/); do
+    [ -e "$root$library" ] || install -D "$library" "$root$library"
+  done
+}
+
+make_root() {
+  root=$work/root
+  mkdir -p "$root"/{proc,sys,dev,tmp,etc,root,run}
+  install -D "$(command -v busybox)" "$root/bin/busybox"
+  echo root:x:0:0:root:/root:/bin/sh >"$root/etc/passwd"
+  echo root:x:0: >"$root/etc/group"
+  install "$HERE/init" "$root/init"
+  install -m 644 "$HERE/left_out" "$root/left_out"
+  local program
+  for program in "${PROGRAMS[@]}" onecopy; do
+    add "$(find "$BUILD" -name "$program" -type f -perm -1 | head -1)"
+  done
+  (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$work/initrd"
+}
+
+boot() {  # boot <image> <log>
+  timeout "$SECONDS_OF_A_RUN" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 3G -nographic -no-reboot -nodefaults \
+    -serial stdio -kernel "$1" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1" </dev/null >"$2" 2>&1 || true
+}
+
+make_root
+status=0
+for kernel in "${@:2}"; do
+  log=$BUILD/kernel-$(basename "$kernel").log
+  boot "$(image_of "$kernel")" "$log"
+  tr -d '\r' <"$log" | grep -aE '^kernel |^result |FAILED' || true
+  [ "$(grep -ac '^result .* status 0' "$log")" = $((${#PROGRAMS[@]} + 1)) ] || { status=1 && echo "FAIL $kernel (whole output: $log)"; }
+done
+exit $status
