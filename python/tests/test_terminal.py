@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-COMMANDS = ["demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key", "bench", "help", "version"]
+COMMANDS = ["demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key", "help", "version"]
 
 
 def on_terminal(columns: int, *arguments: str) -> str:

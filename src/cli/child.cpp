@@ -60,13 +60,14 @@ std::chrono::milliseconds left_until(Deadline deadline) {
   return deadline.whole_ms_left(std::chrono::hours(24));
 }
 
-}  // namespace
-
+/// Returns the reading and the writing end of a pipe.
 std::pair<Fd, Fd> make_pipe() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
   return {Fd(ends[0]), Fd(ends[1])};
 }
+
+}  // namespace
 
 Child::Child(const std::vector<std::string>& arguments) {
   std::signal(SIGPIPE,

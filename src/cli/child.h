@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -45,9 +44,6 @@ class Child {
   Fd from_;
   std::string pending_;
 };
-
-/// Returns the reading and the writing end of a pipe.
-std::pair<Fd, Fd> make_pipe();
 
 /// Serves as the child: answers each question on stdin with `answer` until stdin is closed or the parent ends.
 /// Exceptions are sent as {"error": text}. Returns the exit status.

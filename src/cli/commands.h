@@ -26,8 +26,6 @@ void add_doctor(CLI::App& app, Command& command);
 void add_doctor_peer(CLI::App& app, Command& command);
 void add_gc(CLI::App& app, Command& command);
 void add_key(CLI::App& app, Command& command);
-void add_bench(CLI::App& app, Command& command);
-void add_bench_peer(CLI::App& app, Command& command);
 void add_help(CLI::App& app, Command& command);
 void add_version(CLI::App& app, Command& command);
 

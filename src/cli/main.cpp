@@ -137,7 +137,7 @@ int main(int argc, char** argv) {
   add_global_options(app);
   for (auto add :
        {add_demo, add_share, add_load, add_open, add_store, add_ls, add_report, add_doctor, add_gc, add_key,
-        add_bench, add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
+        add_help, add_version, add_demo_borrower, add_doctor_peer})
     add(app, command);
   app.allow_extras();  // extra words are named below; set after the commands were added
   try {

@@ -41,8 +41,8 @@ nlohmann::json owner_of(const nlohmann::json& listing, int pid) {
 }
 
 TEST(Commands, EveryHelpShowsAnExample) {
-  for (const char* command : {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key",
-                              "bench", "help", "version"}) {
+  for (const char* command :
+       {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key", "help", "version"}) {
     const Outcome help = run_command({command, "--help"});
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
@@ -200,7 +200,7 @@ TEST(Commands, AHelpThatCannotBeWrittenIsAFailure) {
 
 /// Their numbers would be given to files of the library, and a table be written into a socket.
 TEST(Commands, AClosedStdoutIsNoDescriptorOfTheLibrary) {
-  for (const char* command : {"bench", "gc"}) {
+  for (const char* command : {"doctor", "gc"}) {
     const std::string line = fmt::format("'{}' {} 2>&1 >&-", ONECOPY_COMMAND, command);
     FILE* shell = ::popen(line.c_str(), "r");
     ASSERT_NE(shell, nullptr);
@@ -391,41 +391,6 @@ TEST(Doctor, NeedsOneLineToSayThatThereIsNoDriver) {
   const auto probes = cuda_probes({{"ONECOPY_SIM_CUDA_DEVICES", "0"}});
   ASSERT_EQ(probes.size(), 1u);
   EXPECT_EQ(probes.at("CUDA").at("verdict"), "missing");
-}
-
-TEST(Bench, MeasuresEverythingItNames) {
-  const Watchdog watchdog(std::chrono::seconds(110));
-  const Outcome bench = run_command({"bench", "--format", "json"});
-  ASSERT_EQ(bench.status, 0) << bench.err;
-  const auto report = nlohmann::json::parse(bench.out);
-  EXPECT_GE(report.at("results").size(), 6u);
-  for (const auto& result : report.at("results")) EXPECT_GT(result.at("median_ns"), 0) << result;
-}
-
-/// The child that runs the command with that name; 0 as long as there is none.
-int child_with(int parent, const std::string& name) {
-  std::ifstream list(fmt::format("/proc/{0}/task/{0}/children", parent));
-  for (int pid = 0; list >> pid;)
-    if (read_file(fmt::format("/proc/{}/cmdline", pid)).find(name) != std::string::npos) return pid;
-  return 0;
-}
-
-/// Returns the mask of signals that a process blocks, or 0 if there is no process with this PID.
-std::uint64_t blocked_by(int pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("SigBlk:")) return std::stoull(line.substr(7), nullptr, 16);
-  return 0;
-}
-
-/// A terminal sends it to all of them; one that dies of it before it is ready would be taken for broken.
-TEST(Bench, LeavesCtrlCToTheParentFromTheStart) {
-  if (!std::filesystem::exists("/proc/self/task/" + std::to_string(::getpid()) + "/children"))
-    GTEST_SKIP() << "this kernel does not list children";
-  CommandProcess bench({"bench"});
-  int peer = 0;
-  ASSERT_TRUE(eventually([&] { return (peer = child_with(bench.pid(), "bench-peer")) != 0; }));
-  EXPECT_NE(blocked_by(peer) & 1u << (SIGINT - 1), 0u);
 }
 
 /// The entry of that process in `onecopy ls`. It leaves out processes that do not answer in time; then it is asked

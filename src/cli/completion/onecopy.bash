@@ -39,14 +39,14 @@ _onecopy() {
       open) options='--out --force --hold --format --json' ;;
       ls) options='--format --json --verbose -v --rpc --watch' ;;
       report) options='--for --every' ;;
-      doctor | gc | bench | 'store ls' | 'store status') options='--format --json' ;;
+      doctor | gc | 'store ls' | 'store status') options='--format --json' ;;
       'store put' | 'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
       'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background' ;;
     esac
     case $command:$place:$typed in
       *:-*) _onecopy_offer $options --help -h --version --log-level ;;
-      :* | help:0:*) _onecopy_offer demo share load open store ls report doctor gc key bench help version ;;
+      :* | help:0:*) _onecopy_offer demo share load open store ls report doctor gc key help version ;;
       store:*) _onecopy_offer serve status stop put ls watch rollback rm ;;
       'store put:0:'* | 'store watch:0:'* | 'store rollback:0:'* | 'store rm:0:'*)
         mapfile -t objects < <(_onecopy_objects)

@@ -52,17 +52,16 @@ for command in '' help
     complete -c onecopy -n "__onecopy_is 0 $command" -a doctor -d 'Check the features of this machine, and name the remedies'
     complete -c onecopy -n "__onecopy_is 0 $command" -a gc -d 'Remove shared-memory files that killed processes left behind'
     complete -c onecopy -n "__onecopy_is 0 $command" -a key -d 'Print a new secret for ONECOPY_RPC_KEY'
-    complete -c onecopy -n "__onecopy_is 0 $command" -a bench -d 'Measure this machine in a few seconds, beside its raw limits'
     complete -c onecopy -n "__onecopy_is 0 $command" -a help -d 'Explain onecopy, or one of its commands'
     complete -c onecopy -n "__onecopy_is 0 $command" -a version -d 'Print the version and the commit it was built from'
 end
 for command in demo share load report
     complete -c onecopy -n "__onecopy_is 0 $command" -F
 end
-for command in open doctor gc bench 'store ls' 'store status'
+for command in open doctor gc 'store ls' 'store status'
     complete -c onecopy -n "__onecopy_is - $command" -l format -x -a 'table json' -d 'For people (table) or for programs (json)'
 end
-for command in open ls doctor gc bench 'store ls' 'store status'
+for command in open ls doctor gc 'store ls' 'store status'
     complete -c onecopy -n "__onecopy_is - $command" -l json -d 'The same as --format json'
 end
 complete -c onecopy -n '__onecopy_is - share' -l strategy -x -a 'file_descriptor file_system' -d 'How the memory is made: anonymous (file_descriptor), or files with names in /dev/shm'
