@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-COMMANDS = ["demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key", "help", "version"]
+COMMANDS = ["share", "load", "open", "ls", "doctor", "gc", "key", "help", "version"]
 
 
 def on_terminal(columns: int, *arguments: str) -> str:
@@ -51,12 +51,6 @@ def test_doctor_breaks_no_line_in_a_word(columns):
     assert longest(text) <= columns
 
 
-def test_demo_writes_no_line_that_a_terminal_of_80_columns_would_break():
-    text = on_terminal(80, "demo")
-    assert "All of it verified." in text and "writing a sample file [" in text
-    assert longest(text) <= 80
-
-
 def run(*arguments: str) -> str:
     return subprocess.run([sys.executable, "-m", "onecopy", *arguments], capture_output=True, text=True).stdout
 
@@ -69,11 +63,3 @@ def test_doctor_has_80_columns_in_a_pipe():
 def test_help_has_80_columns_in_a_pipe(command):
     lines = [line for line in run("help", command).splitlines() if not line.startswith("  onecopy ")]
     assert longest("\n".join(lines)) <= 80
-
-
-def test_report_watches_until_the_time_is_over(tmp_path):
-    """The time need not be a multiple of the interval: a last sample is taken at its end."""
-    command = [sys.executable, "-m", "onecopy", "report", "--for", "0.4", "--every", "0.3", str(tmp_path / "page.html")]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    watched = re.search(r"watched for ([\d.]+) s", text)
-    assert watched is not None and float(watched[1]) >= 0.4

@@ -77,12 +77,6 @@ Child::Child(const std::vector<std::string>& arguments) {
   pid_ = spawn(arguments, child_stdin, child_stdout);
   to_ = std::move(to);
   from_ = std::move(from);
-  try {
-    exit_ = open_pidfd(pid_);
-  } catch (...) {
-    kill();  // no destructor runs after a throwing constructor
-    throw;
-  }
 }
 
 void Child::tell(const nlohmann::json& question) {
@@ -121,24 +115,7 @@ nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
 void Child::kill() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
-  reap();
-}
-
-bool Child::finish(std::chrono::milliseconds timeout) {
-  to_.reset();
-  if (pid_ >= 0) {
-    pollfd poller{exit_.get(), POLLIN, 0};
-    int ready;
-    while ((ready = ::poll(&poller, 1, static_cast<int>(timeout.count()))) < 0 && errno == EINTR) {
-    }
-    if (ready <= 0) return false;
-    reap();
-  }
-  return WIFEXITED(status_) && WEXITSTATUS(status_) == 0;
-}
-
-void Child::reap() {
-  while (::waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
   pid_ = -1;
 }

@@ -31,15 +31,9 @@ class Child {
   }
   /// Sends SIGKILL and waits until the process is gone.
   void kill();
-  /// Closes the child's stdin, which ends it. Returns whether it ended by itself with status 0 in time.
-  bool finish(std::chrono::milliseconds timeout);
 
  private:
-  void reap();
-
   int pid_ = -1;
-  int status_ = 0;
-  Fd exit_;  ///< readable when the child has ended
   Fd to_;
   Fd from_;
   std::string pending_;

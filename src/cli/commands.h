@@ -14,14 +14,11 @@ namespace onecopy::cli {
 using Command = std::function<int()>;
 
 // Each function adds its subcommand to `app`. There is one file per command.
-void add_demo(CLI::App& app, Command& command);
-void add_demo_borrower(CLI::App& app, Command& command);
 void add_store(CLI::App& app, Command& command);
 void add_share(CLI::App& app, Command& command);
 void add_load(CLI::App& app, Command& command);
 void add_open(CLI::App& app, Command& command);
 void add_ls(CLI::App& app, Command& command);
-void add_report(CLI::App& app, Command& command);
 void add_doctor(CLI::App& app, Command& command);
 void add_doctor_peer(CLI::App& app, Command& command);
 void add_gc(CLI::App& app, Command& command);

@@ -62,9 +62,9 @@ void add_global_options(CLI::App& app) {
   app.failure_message(what_is_wrong);
   app.footer(
       "Examples:\n"
-      "  onecopy demo                      see it work: one copy, four processes, every claim checked\n"
       "  onecopy share model.safetensors   hold a file in shared memory and print its handle\n"
       "  onecopy open onecopy:...          open it in any other process of this user\n"
+      "  onecopy ls                        list the processes that share memory\n"
       "\n"
       "Each command explains itself: onecopy help COMMAND\n"
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
@@ -135,9 +135,8 @@ int main(int argc, char** argv) {
   CLI::App app("onecopy: keep one copy of a tensor, and let every process use it.", "onecopy");
   Command command;
   add_global_options(app);
-  for (auto add :
-       {add_demo, add_share, add_load, add_open, add_store, add_ls, add_report, add_doctor, add_gc, add_key,
-        add_help, add_version, add_demo_borrower, add_doctor_peer})
+  for (auto add : {add_share, add_load, add_open, add_store, add_ls, add_doctor, add_gc, add_key, add_help,
+                   add_version, add_doctor_peer})
     add(app, command);
   app.allow_extras();  // extra words are named below; set after the commands were added
   try {

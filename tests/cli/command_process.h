@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/sample_file.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy::testing {
 
@@ -38,7 +38,7 @@ class CommandProcess {
   bool says(const std::string& text) const;
 
  private:
-  cli::TemporaryDirectory directory_;
+  TemporaryDirectory directory_;
   int pid_ = -1;
 };
 

@@ -41,8 +41,7 @@ nlohmann::json owner_of(const nlohmann::json& listing, int pid) {
 }
 
 TEST(Commands, EveryHelpShowsAnExample) {
-  for (const char* command :
-       {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "key", "help", "version"}) {
+  for (const char* command : {"share", "load", "open", "ls", "doctor", "gc", "key", "help", "version"}) {
     const Outcome help = run_command({command, "--help"});
     EXPECT_EQ(help.status, 0) << command;
     EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
@@ -51,7 +50,7 @@ TEST(Commands, EveryHelpShowsAnExample) {
   for (const char* word : {"serve", "status", "stop", "put", "ls", "watch", "rollback", "rm"}) {
     const Outcome help = run_command({"store", word, "--help"});
     EXPECT_TRUE(contains(help.out, std::string("\n  onecopy store ") + word)) << help.out;
-    EXPECT_FALSE(contains(help.out, "onecopy demo")) << word << ": the example of another command";
+    EXPECT_FALSE(contains(help.out, "onecopy open")) << word << ": the example of another command";
   }
 }
 
@@ -118,28 +117,25 @@ TEST(Commands, KeyPrintsAnotherSecretOf32BytesEachTime) {
 }
 
 TEST(Commands, ALevelThatIsNoneIsSaidOnceAndNotByChildrenToo) {
-  const cli::TemporaryDirectory directory;
-  const std::string path = directory.path() + "/small.safetensors";
-  write_file(path, small_file());
-  const Outcome demo = run_command({"demo", path}, "", {{"ONECOPY_LOG", "verbose"}});
-  EXPECT_EQ(demo.status, 0) << demo.out << demo.err;
-  EXPECT_EQ(count(demo.err, "ONECOPY_LOG is \"verbose\""), 1u) << demo.err;
+  const Outcome doctor = run_command({"doctor"}, "", {{"ONECOPY_LOG", "verbose"}});
+  EXPECT_EQ(doctor.status, 0) << doctor.out << doctor.err;
+  EXPECT_EQ(count(doctor.err, "ONECOPY_LOG is \"verbose\""), 1u) << doctor.err;
   const Outcome told = run_command({"ls", "--log-level", "info"}, "", {{"ONECOPY_LOG", "verbose"}});
   EXPECT_EQ(count(told.err, "verbose"), 0u) << told.err;
 }
 
 TEST(Commands, ADirectoryIsNoFileOfTensors) {
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   EXPECT_TRUE(contains(run_command({"share", directory.path()}).err, "is a directory"));
 }
 
 TEST(Commands, APipeIsNotWaitedFor) {
   const Watchdog watchdog(std::chrono::seconds(110));
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path() + "/pipe";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   EXPECT_TRUE(contains(run_command({"share", path}).err, "is a pipe"));
-  EXPECT_TRUE(contains(run_command({"demo", path}).err, "is a pipe"));
+  EXPECT_TRUE(contains(run_command({"load", path}).err, "is a pipe"));
 }
 
 /// The format of weights, by the content of the file or, if that does not tell, by its name; and the way from there.
@@ -154,7 +150,7 @@ TEST(Commands, AFileOfAnotherFormatIsNamedWithTheWayFromThere) {
       "\x80\x02\x8a\x0al\xfc\x9c"
       "F\xf9 j",
       12);
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   for (const Case& c :
        {Case{"a.npz", "PK\x03\x04 and more", "is a zip archive", "numpy.load("},
         Case{"a.pt", "PK\x03\x04 and more", "is a zip archive", "torch.load("},
@@ -163,7 +159,7 @@ TEST(Commands, AFileOfAnotherFormatIsNamedWithTheWayFromThere) {
         Case{"a.bin", std::string(64, 'b'), "not a valid safetensors file", "torch.load("}}) {
     const std::string path = directory.path() + "/" + c.name;
     write_file(path, c.bytes);
-    for (const char* command : {"share", "demo"}) {
+    for (const char* command : {"share", "load"}) {
       const Outcome outcome = run_command({command, path});
       EXPECT_EQ(outcome.status, 1) << path;
       EXPECT_TRUE(contains(outcome.err, c.what));
@@ -173,10 +169,10 @@ TEST(Commands, AFileOfAnotherFormatIsNamedWithTheWayFromThere) {
 }
 
 TEST(Commands, AFileIsNotRefusedForItsName) {
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   const std::string path = directory.path() + "/small.bin";
   write_file(path, small_file());
-  EXPECT_EQ(run_command({"demo", path}).status, 0);
+  EXPECT_EQ(run_command({"load", path}).status, 0);
 }
 
 TEST(Commands, TheVersionNamesTheCommit) {
@@ -284,7 +280,7 @@ TEST(Doctor, FitsIntoAHundredColumns) {
 }
 
 TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
   const Outcome doctor =
       run_command({"doctor", "--format", "json"}, "", {{"ONECOPY_RUNTIME_DIR", directory.path()}});
@@ -408,7 +404,7 @@ nlohmann::json listed_owner(int pid) {
 
 TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
   const Watchdog watchdog(std::chrono::seconds(110));
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   write_file(directory.path() + "/small.safetensors", small_file());
   CommandProcess share({"share", directory.path() + "/small.safetensors"});
   CommandProcess open({"open", share.first_line(), "--hold"});
@@ -457,13 +453,13 @@ TEST(Ls, SaysWhichAscendDeviceASegmentIsOn) { expect_listed_by_its_device("npu:1
 class LsInItsOwnDirectory : public ::testing::Test {
  protected:
   Watchdog watchdog{std::chrono::seconds(110)};
-  cli::TemporaryDirectory directory;
+  TemporaryDirectory directory;
   const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", directory.path()},
                                                 {"ONECOPY_STORE_DIR", directory.path() + "/store"}};
 };
 
 TEST_F(LsInItsOwnDirectory, NamesWhoDoesNotAnswerBelowTheOthersAndInJson) {
-  const cli::TemporaryDirectory files;
+  const TemporaryDirectory files;
   const std::string path = files.path() + "/small.safetensors";
   write_file(path, small_file());
   const CommandProcess alive({"share", path}, "", environment);
@@ -486,7 +482,7 @@ TEST_F(LsInItsOwnDirectory, NamesWhoDoesNotAnswerBelowTheOthersAndInJson) {
 
 /// Earlier callers fill its queue, and it takes none of them out.
 TEST_F(LsInItsOwnDirectory, ListsAllOthersBesideOneThatHasNoRoomForACaller) {
-  const cli::TemporaryDirectory files;
+  const TemporaryDirectory files;
   const std::string path = files.path() + "/small.safetensors";
   write_file(path, small_file());
   const CommandProcess alive({"share", path}, "", environment);
@@ -545,7 +541,7 @@ TEST_F(LsInItsOwnDirectory, AsksManyThatDoNotAnswerAtTheSameTime) {
 
 TEST(Ls, ForgetsAnOwnerThatWasKilled) {
   const Watchdog watchdog(std::chrono::seconds(110));
-  const cli::TemporaryDirectory directory;
+  const TemporaryDirectory directory;
   write_file(directory.path() + "/small.safetensors", small_file());
   CommandProcess share({"share", directory.path() + "/small.safetensors"});
   ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
@@ -569,7 +565,7 @@ TEST(Gc, RefusesADirectoryThatDoesNotExist) {
 }
 
 TEST(Gc, LeavesFilesAloneThatOnlyBeginLikeOurs) {
-  const cli::TemporaryDirectory memory;
+  const TemporaryDirectory memory;
   const std::string mine = memory.path() + "/onecopy-weights.safetensors";
   const std::string longer = memory.path() + "/onecopy-" + std::string(32, 'a') + "-1.safetensors";
   write_file(mine, "a user's own");
@@ -590,8 +586,8 @@ void leave_a_file(const std::string& path, const CommandProcess::Environment& en
 
 TEST(Gc, IsDoneByTheNextThatMakesMemoryWhateverItsStrategyAndNotByLs) {
   const Watchdog watchdog(std::chrono::seconds(110));
-  const cli::TemporaryDirectory directory;
-  const cli::TemporaryDirectory memory;
+  const TemporaryDirectory directory;
+  const TemporaryDirectory memory;
   const CommandProcess::Environment environment{{"ONECOPY_SHM_DIR", memory.path()}};
   const std::string path = directory.path() + "/small.safetensors";
   write_file(path, small_file());
@@ -605,8 +601,8 @@ TEST(Gc, IsDoneByTheNextThatMakesMemoryWhateverItsStrategyAndNotByLs) {
 
 TEST(Gc, RemovesWhatAKilledOwnerLeftAndNothingElse) {
   const Watchdog watchdog(std::chrono::seconds(110));
-  const cli::TemporaryDirectory directory;
-  const cli::TemporaryDirectory memory;
+  const TemporaryDirectory directory;
+  const TemporaryDirectory memory;
   const CommandProcess::Environment environment{{"ONECOPY_SHM_DIR", memory.path()}};
   const std::string path = directory.path() + "/small.safetensors";
   write_file(path, small_file());

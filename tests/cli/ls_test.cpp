@@ -43,8 +43,8 @@ class LsOfOwners : public ::testing::Test {
 
  private:
   Watchdog watchdog_{std::chrono::seconds(110)};
-  cli::TemporaryDirectory files_;
-  cli::TemporaryDirectory sockets_;
+  TemporaryDirectory files_;
+  TemporaryDirectory sockets_;
 
  protected:
   const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()},
@@ -63,8 +63,6 @@ TEST_F(LsOfOwners, AreFollowedByTheObjectsOfTheStore) {
   const auto json = nlohmann::json::parse(ls({"--format", "json"}).out);
   EXPECT_EQ(json.at("store").at("objects").at(0).at("name"), "llama");
   EXPECT_EQ(json.at("store").at("objects").at(0).at("versions").at(0).at("bytes"), 4096);
-  const std::string page = run_command({"report", "--for", "0", "-"}, "", environment).out;
-  EXPECT_TRUE(contains(page, "<td>llama</td><td class=\"n\">1*</td>")) << page;
   EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
   EXPECT_FALSE(contains(ls({}).out, "llama"));
 }

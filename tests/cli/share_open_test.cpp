@@ -36,7 +36,7 @@ class ShareAndOpen : public ::testing::Test {
 
  private:
   Watchdog watchdog_{std::chrono::seconds(110)};
-  cli::TemporaryDirectory directory_;
+  TemporaryDirectory directory_;
 };
 
 TEST_F(ShareAndOpen, TheHandleIsAllThatShareWritesOnStdout) {

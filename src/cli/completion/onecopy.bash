@@ -18,7 +18,7 @@ _onecopy() {
     case $option:$w in *:=) continue ;; esac
     case $option in --*) option=; continue ;; esac
     case $w in
-      --log-level|--format|--device|--strategy|--out|--for|--every|--keep|--max-*) option=$w ;;
+      --log-level|--format|--device|--strategy|--out|--keep|--max-*) option=$w ;;
       -*) ;;
       *) case $command in '') command=$w ;; store) command="store $w" ;; *) place=$((place + 1)) ;; esac ;;
     esac
@@ -38,7 +38,6 @@ _onecopy() {
       load) options='--device' ;;
       open) options='--out --force --hold --format --json' ;;
       ls) options='--format --json --verbose -v --rpc --watch' ;;
-      report) options='--for --every' ;;
       doctor | gc | 'store ls' | 'store status') options='--format --json' ;;
       'store put' | 'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
@@ -46,12 +45,12 @@ _onecopy() {
     esac
     case $command:$place:$typed in
       *:-*) _onecopy_offer $options --help -h --version --log-level ;;
-      :* | help:0:*) _onecopy_offer demo share load open store ls report doctor gc key help version ;;
+      :* | help:0:*) _onecopy_offer share load open store ls doctor gc key help version ;;
       store:*) _onecopy_offer serve status stop put ls watch rollback rm ;;
       'store put:0:'* | 'store watch:0:'* | 'store rollback:0:'* | 'store rm:0:'*)
         mapfile -t objects < <(_onecopy_objects)
         _onecopy_offer "${objects[@]}" ;;
-      demo:0:* | share:0:* | load:0:* | report:0:* | 'store put:1:'*) files=yes ;;
+      share:0:* | load:0:* | 'store put:1:'*) files=yes ;;
     esac
   fi
   [ -n "$files" ] || compopt +o default 2>/dev/null || true

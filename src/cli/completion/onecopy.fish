@@ -10,7 +10,7 @@ function __onecopy_words
             continue
         end
         switch $word
-            case --log-level --format --device --strategy --out --for --every --keep '--max-*'
+            case --log-level --format --device --strategy --out --keep '--max-*'
                 set is_value yes
             case '-*'
             case '*'
@@ -42,20 +42,18 @@ complete -c onecopy -l help -s h -d 'Print this help message and exit'
 complete -c onecopy -l version -d 'Display program version information and exit'
 complete -c onecopy -l log-level -x -a 'off error warning info debug' -d 'What the library reports on stderr; the same as ONECOPY_LOG'
 for command in '' help
-    complete -c onecopy -n "__onecopy_is 0 $command" -a demo -d 'Show one copy of a weights file used by four processes, and check it'
     complete -c onecopy -n "__onecopy_is 0 $command" -a share -d 'Hold a safetensors or npy file in shared memory and print its handle'
     complete -c onecopy -n "__onecopy_is 0 $command" -a load -d 'Load a safetensors file to a card, or into memory, and report the speed'
     complete -c onecopy -n "__onecopy_is 0 $command" -a open -d 'Open what another process shares and list its tensors'
     complete -c onecopy -n "__onecopy_is 0 $command" -a store -d 'Keep weights under a name, also when every process has ended'
     complete -c onecopy -n "__onecopy_is 0 $command" -a ls -d 'List who shares what on this machine, and who borrows it'
-    complete -c onecopy -n "__onecopy_is 0 $command" -a report -d 'Write one HTML page: who holds what, and how it changed while it watched'
     complete -c onecopy -n "__onecopy_is 0 $command" -a doctor -d 'Check the features of this machine, and name the remedies'
     complete -c onecopy -n "__onecopy_is 0 $command" -a gc -d 'Remove shared-memory files that killed processes left behind'
     complete -c onecopy -n "__onecopy_is 0 $command" -a key -d 'Print a new secret for ONECOPY_RPC_KEY'
     complete -c onecopy -n "__onecopy_is 0 $command" -a help -d 'Explain onecopy, or one of its commands'
     complete -c onecopy -n "__onecopy_is 0 $command" -a version -d 'Print the version and the commit it was built from'
 end
-for command in demo share load report
+for command in share load
     complete -c onecopy -n "__onecopy_is 0 $command" -F
 end
 for command in open doctor gc 'store ls' 'store status'
@@ -73,8 +71,6 @@ complete -c onecopy -n '__onecopy_is - ls' -l format -x -a 'table json prometheu
 complete -c onecopy -n '__onecopy_is - ls' -l verbose -s v -d 'Only these processes, with their devices, borrowers and blocks in transit; all without a PID'
 complete -c onecopy -n '__onecopy_is - ls' -l rpc -d 'Members of rpc groups, with their peers, calls and routes'
 complete -c onecopy -n '__onecopy_is - ls' -l watch -d 'List again and again until Ctrl-C'
-complete -c onecopy -n '__onecopy_is - report' -l for -x -d 'How long to watch; Ctrl-C ends it early, and writes the page'
-complete -c onecopy -n '__onecopy_is - report' -l every -x -d 'Interval between two samples'
 complete -c onecopy -n '__onecopy_is 0 store' -a serve -d 'Run the keeper, and end when it ends'
 complete -c onecopy -n '__onecopy_is 0 store' -a status -d 'Say whether there is a keeper, and what it holds'
 complete -c onecopy -n '__onecopy_is 0 store' -a stop -d 'End the keeper; what no process has open is gone'

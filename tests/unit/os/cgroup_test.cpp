@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "temporary_directory.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy {
 namespace {

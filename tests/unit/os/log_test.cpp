@@ -17,7 +17,7 @@
 #include "os/file.h"
 #include "support/child.h"
 #include "support/limits.h"
-#include "temporary_directory.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "expect_error.h"
-#include "temporary_directory.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy {
 namespace {

@@ -12,7 +12,7 @@
 #include "expect_error.h"
 #include "support/child.h"
 #include "support/watchdog.h"
-#include "temporary_directory.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy {
 namespace {

@@ -22,7 +22,7 @@
 #include "os/process.h"
 #include "support/child.h"
 #include "support/watchdog.h"
-#include "temporary_directory.h"
+#include "support/temporary_directory.h"
 
 namespace onecopy {
 namespace {
