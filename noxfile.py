@@ -20,6 +20,12 @@ SGLANG = "sglang==0.5.23"
 TESTS = "python/tests"
 
 
+def test_file(name: str) -> str:
+    """Returns the path of a file of tests, which lies in the folder of what it tests."""
+    (found,) = pathlib.Path(TESTS).glob(f"*/test_{name}.py")
+    return str(found)
+
+
 def install(session: nox.Session, torch: str = "") -> None:
     """Installs the package, what tests it, and a torch: if possible a build for the CPU, a tenth of that for CUDA."""
     session.install("-r", "python/requirements-dev.txt")
@@ -71,7 +77,7 @@ def old_torch(session: nox.Session) -> None:
     install(session, OLDEST_TORCH)
     names = ("patches", "torch_rebuild", "reductions", "mp_torch_semantics", "queue", "dataloader")
     short = "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis"
-    pytest(session, *(f"{TESTS}/test_{name}.py" for name in names), "-k", short)
+    pytest(session, *map(test_file, names), "-k", short)
 
 
 @nox.session(name="rpc-torch", venv_backend="none")
@@ -85,16 +91,16 @@ def rpc_torch(session: nox.Session) -> None:
 def rpc_hosts(session: nox.Session) -> None:
     """The rpc tests between members that reach each other over TLS, as members of other hosts do."""
     lend_or_count = [  # these lend memory, name its routes, or count the time of the processor
-        "test_rpc.py::test_members_on_one_processor_do_not_spin_in_each_others_way",
-        "test_rpc_native.py::test_arguments_are_copied_unless_they_are_lent_or_given_away",
-        "test_rpc_native.py::test_gradients_go_through_borrowed_tensors",
-        "test_rpc_native.py::test_borrowed_tensors_go_without_encoding_in_python",
-        "test_rpc_native.py::test_explain_names_the_route_that_a_tensor_then_takes",
-        "test_rpc_native.py::test_a_listing_counts_calls_and_tensors_by_route_for_each_peer",
-        "test_rpc_faults.py::test_each_call_ends_while_processes_are_killed_and_come_back",
+        ("rpc", "test_members_on_one_processor_do_not_spin_in_each_others_way"),
+        ("rpc_native", "test_arguments_are_copied_unless_they_are_lent_or_given_away"),
+        ("rpc_native", "test_gradients_go_through_borrowed_tensors"),
+        ("rpc_native", "test_borrowed_tensors_go_without_encoding_in_python"),
+        ("rpc_native", "test_explain_names_the_route_that_a_tensor_then_takes"),
+        ("rpc_native", "test_a_listing_counts_calls_and_tensors_by_route_for_each_peer"),
+        ("rpc_faults", "test_each_call_ends_while_processes_are_killed_and_come_back"),
     ]
     files = ("rpc", "rpc_references", "rpc_native", "rpc_bad_input", "rpc_dynamic", "rpc_faults", "dist_autograd")
-    chosen = [f"{TESTS}/test_{name}.py" for name in files] + [f"--deselect={TESTS}/{name}" for name in lend_or_count]
+    chosen = [*map(test_file, files), *(f"--deselect={test_file(file)}::{name}" for file, name in lend_or_count)]
     link = {
         "ONECOPY_RPC_LINK": "tcp",
         "ONECOPY_RPC_KEY": "a secret of these tests, of 40 characters",
@@ -107,7 +113,7 @@ def rpc_hosts(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Ray, whose daemons take minutes of the processor to start, and NIXL."""
     beside_torch(session, "ray", python=HERE)
-    files = [f"{TESTS}/test_{name}.py" for name in ("ray", "mp_docs", "rpc_hosts")]
+    files = map(test_file, ("ray", "mp_docs", "rpc_hosts"))
     pytest(session, *files, "-k", "ray or nixl", python=HERE)
 
 
@@ -124,8 +130,8 @@ def plugs(session: nox.Session) -> None:
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
     names = "ray trainers verl vllm sglang lmcache joblib jax huggingface checkpoint_engine".split()
-    chosen = [f"{TESTS}/test_{name}.py" for name in names]
-    chosen.append(f"{TESTS}/test_mp_docs.py::test_examples_print_what_they_should[ray_actors]")
+    chosen = [*map(test_file, names)]
+    chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))
     session.notify("vllm")
     session.notify("sglang")
@@ -143,7 +149,7 @@ def vllm(session: nox.Session) -> None:
     session.install("--no-deps", LMCACHE)
     # vLLM's packages warn of what they themselves call.
     names = ("vllm_server", "vllm_fast_start", "lmcache_storage")
-    pytest(session, "-s", "-W", "default", *(f"{TESTS}/test_{name}.py" for name in names), ONECOPY_VLLM_SERVER="1")
+    pytest(session, "-s", "-W", "default", *map(test_file, names), ONECOPY_VLLM_SERVER="1")
 
 
 @nox.session
@@ -152,4 +158,4 @@ def sglang(session: nox.Session) -> None:
     install(session)
     session.install("-r", "python/requirements-sglang.txt", "-r", "python/requirements-torch.txt")
     session.install("--no-deps", SGLANG, "xgrammar==0.2.7", "outlines==0.1.11")
-    pytest(session, "-W", "default", f"{TESTS}/test_sglang_engine.py", ONECOPY_SGLANG_ENGINE="1")
+    pytest(session, "-W", "default", test_file("sglang_engine"), ONECOPY_SGLANG_ENGINE="1")

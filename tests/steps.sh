@@ -118,7 +118,7 @@ quick_steps() {
   wait
 }
 
-WITH_CPP=(python/tests/test_{rpc,queue}_programs_cpp.py)  # beside C++ programs of the release preset
+WITH_CPP=(python/tests/rpc/test_rpc_programs_cpp.py python/tests/binding/test_queue_programs_cpp.py)  # beside C++ programs of the release preset
 
 python_steps() {  # python_steps [--editable] [pytest argument...]
   local editable=()
@@ -129,14 +129,12 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   step "python: install" install_package "${editable[@]}" || return 0
   step "lint: mypy" "$VENV/bin/mypy" || true  # reads the stub that the installation made
   # In parts at once: most of the time goes by in programs that import torch, one after another.
-  local multiprocessing=(python/tests/test_{mp_*,patches,spawn,interpreter,context}.py)
-  local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
-  local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
-  local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}")
+  local rpc=(python/tests/{rpc,distributed}) programs=(python/tests/{integrations,project}) multiprocessing=python/tests/multiprocessing
+  local apart=("$multiprocessing" "${rpc[@]}" "${programs[@]}")
   pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "--deselect=${WITH_CPP[1]}" "$@" &
-  pytest_step "python: multiprocessing tests" "${multiprocessing[@]}" "$@" &
+  pytest_step "python: multiprocessing tests" "$multiprocessing" "$@" &
   pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=${WITH_CPP[0]}" "$@" &
-  [ $# -gt 0 ] || pytest_step "python: tests of programs" "${programs[@]}" &
+  pytest_step "python: tests of programs" "${programs[@]}" "$@" &
   wait
 }
 

@@ -24,10 +24,10 @@ numpy and torch are imported only when a call needs them.
 
 from __future__ import annotations
 
+import sys as _sys
 from collections.abc import Mapping as _Mapping
 
-from . import _absent, _at_exit, _core as _core, _log, _pickled, errors
-from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
+from . import _core as _core, errors
 from ._core import (
     Bundle,
     Handle,
@@ -55,8 +55,9 @@ from ._core import (
     strategy,
     zeros,
 )
-from ._pin import is_pinned, pin, unpin
-from ._to_device import load, to_device, view_on
+from .binding import absent as _absent, at_exit as _at_exit, log as _log
+from .binding.arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
+from .device import is_pinned, load, pin, to_device, unpin, view_on
 from .dtypes import DType
 from .errors import (
     BadFile,
@@ -81,10 +82,12 @@ from .errors import (
     Unsupported,
     VersionMismatch,
 )
+from .pickling import tensors as _pickled
 
 _Mapping.register(Bundle)
 _absent.register()
 _pickled.register()
+_sys.modules[f"{__name__}._reopen"] = _pickled  # the name of the module in pickles that files may have
 _log.start()
 _at_exit.register(lambda: _core._trim("cpu"))  # so that a tensor that others keep does not keep free memory beside it
 

@@ -39,7 +39,7 @@ KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "80"))
 SLOW = frozenset(
     (
         "acceptance address_space benchmarks_page checkpoint_engine checkpoint_store cpython_suite cuda cuda_graphs "
-        "cuda_rpc cuda_torch dataloader deploy dev_shm devices dist_autograd_programs dist_optim faults graphs_faults "
+        "cuda_rpc cuda_torch dataloader demo deploy dev_shm devices dist_autograd_programs dist_optim faults graphs_faults "
         "graphs_fuzz "
         "graphs_out_variants huggingface hypothesis_tensors interpreter item_holders jax joblib lmcache "
         "lmcache_storage load_into loader_programs loader_surroundings mp_compile mp_docs mp_holds mp_torch_semantics npu patches pin "

@@ -12,9 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+TESTS = str(Path(__file__).resolve().parent)  # the folder of the modules that tests import
 
 
 def interpret(program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

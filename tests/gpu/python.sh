@@ -83,7 +83,7 @@ finish() {  # finish <name>
     'BEGIN { printf "| %-22s | %-12s | %6.1f s | %s |", n, r, b - a, l }')")
 }
 
-pytest_on() { "$PYTHON" -m pytest -q -rfE -p no:cacheprovider -p no:randomly "python/tests/$1" "${@:2}"; }
+pytest_on() { "$PYTHON" -m pytest -q -rfE -p no:cacheprovider -p no:randomly python/tests/*/"$1" "${@:2}"; }
 
 two_programs() {
   local script=$1/two_programs.py port=$((20000 + $$ % 20000)) receiver status=0
@@ -115,7 +115,7 @@ run_all() {
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
-    start tests-graphs 300 bash -c 'pytest_on test_cuda_graphs.py python/tests/test_graphs.py python/tests/test_graphs_faults.py'
+    start tests-graphs 300 bash -c 'pytest_on test_cuda_graphs.py python/tests/graphs/test_graphs.py python/tests/graphs/test_graphs_faults.py'
     for name in cpu cuda; do
       start "tests-graphs-fuzz-$name" 400 env ONECOPY_TEST_PATIENCE=300 ONECOPY_GRAPH_PROGRAMS="${ONECOPY_GRAPH_PROGRAMS:-200}" \
         bash -c "pytest_on test_graphs_fuzz.py -k $name"

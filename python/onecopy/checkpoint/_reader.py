@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .. import store as _stores
-from .._versions import Version
 from ..errors import InvalidArgument, StaleHandle
+from ..store._versions import Version
 from ._common import CHECKPOINT, METADATA, Connected, done
 
 

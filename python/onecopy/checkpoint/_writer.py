@@ -21,8 +21,8 @@ from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from .. import store as _stores
-from .._versions import Draft
 from ..errors import StaleHandle, Unsupported
+from ..store._versions import Draft
 from ._common import CHECKPOINT, METADATA, Connected, done
 
 

@@ -4,4 +4,4 @@
 ``import onecopy.distributed.rpc as rpc``, ``import onecopy.distributed.autograd as dist_autograd``.
 """
 
-from .. import _with_torch as _with_torch
+from ..torch import _required as _required

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _with_torch as _with_torch
+from ..torch import _required as _required
 from ._arena import Arena, Arenas
 from ._compile import backend, capture
 from ._context import graph

@@ -81,7 +81,7 @@ class Arena:
                 )
 
     def _prepare_captures(self, device: torch.device) -> None:
-        from .._captures import watch
+        from ..device.captures import watch
 
         watch()  # releasing pinned memory during a capture would invalidate the capture
         with torch.cuda.device(device):

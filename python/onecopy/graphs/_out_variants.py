@@ -2,7 +2,7 @@
 """A list of ``out=`` overloads that write exactly their operator's result into the given memory.
 
 Some overloads of torch do not (``huber_loss.out`` resizes a mean to the inputs' size), so each was tested with torch's
-own sample inputs in all dtypes. python/tests/test_graphs_out_variants.py runs the tests, and prints the list.
+own sample inputs in all dtypes. python/tests/graphs/test_graphs_out_variants.py runs the tests, and prints the list.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors, share as _share, store as _store
-from .._notices import Notices
+from ..store._notices import Notices
 from ._packages import need
 
 __all__ = ["from_pretrained"]

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .._torch_storages import own_function
 from ..errors import Unsupported
+from ..torch._storages import own_function
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from .. import _core, _torch_storages
-from .._torch_storages import exchange_code, own_function
+from .. import _core
 from ..errors import Unsupported
+from ..torch._storages import exchange_code, is_done, own_function
 from . import _state, _torch_names, reductions
 from ._state import disabled, has_torch, installed, originals
 
@@ -61,7 +61,7 @@ def uninstall() -> None:
         _state.set_installed(False)
         while _undo:
             _undo.pop()()
-        _core._set_torch_keeps_storages(_torch_storages.is_done())
+        _core._set_torch_keeps_storages(is_done())
 
 
 def init_reductions() -> None:

@@ -23,8 +23,8 @@ from queue import Empty, Full
 from typing import Any
 
 from .. import _core
-from .._pickling import keep_open_for_child
 from ..errors import Error
+from ..pickling.messages import keep_open_for_child
 from .queue_ends import Reader, Writer
 
 __all__ = ["Empty", "Full", "JoinableQueue", "Queue", "SimpleQueue"]

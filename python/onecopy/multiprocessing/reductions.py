@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .. import _core
-from .._holds import held, held_object, let_last, tie_to_child
 from ..errors import InvalidArgument, Unsupported
+from ..pickling.holds import held, held_object, let_last, tie_to_child
 from . import _torch_names
 from ._state import has_torch, installed, originals
 from .strategies import get_sharing_strategy

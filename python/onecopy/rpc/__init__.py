@@ -14,8 +14,8 @@
 ``onecopy.distributed.rpc`` has the names of ``torch.distributed.rpc`` over the same engine.
 """
 
-from .. import _with_torch as _with_torch
 from ..errors import PeerDied, Timeout
+from ..torch import _required as _required
 from .api import (
     address,
     call,

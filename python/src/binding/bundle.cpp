@@ -76,7 +76,7 @@ nb::list values_as(const OpenBundle& bundle, Framework framework) {
 nb::list values(const OpenBundle& bundle) { return values_as(bundle, bundle.framework()); }
 
 nb::object load_into(nb::handle bundle, nb::handle module, nb::handle prefix, bool strict) {
-  const nb::object load = nb::module_::import_("onecopy._load_into").attr("load_into");
+  const nb::object load = nb::module_::import_("onecopy.torch._load_into").attr("load_into");
   return call_python([&] { return load(bundle, module, text_of(prefix, "prefix"), strict); });
 }
 

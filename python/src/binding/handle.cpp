@@ -31,7 +31,7 @@ Handle from_text(nb::handle text) {
 
 nb::object reduce_handle(const Handle& handle) {
   const bool keeps = static_cast<bool>(handle.block());
-  return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("handle"),
+  return nb::make_tuple(nb::module_::import_("onecopy.pickling.tensors").attr("handle"),
                         nb::make_tuple(to_bytes(keeps ? hold(handle) : handle)));
 }
 

@@ -71,10 +71,11 @@ int level_of_python(LogLevel level) noexcept {
   return 40;
 }
 
-/// Passes lines to onecopy._log.emit(). Handlers report their own exceptions. REQUIRES: the GIL.
+/// Passes lines to onecopy.binding.log.emit(). Handlers report their own exceptions. REQUIRES: the GIL.
 void hand_over(const std::vector<Line>& lines) {
   try {
-    const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
+    const nb::object emit =
+        call_python([] { return nb::module_::import_("onecopy.binding.log").attr("emit"); });
     for (const Line& line : lines) {
       const nb::str text(line.text.data(), line.text.size());
       call_python([&] { return emit(level_of_python(line.level), text); });
@@ -126,7 +127,7 @@ void start() {
 }  // namespace
 
 void init_log(nb::module_& m) {
-  m.def("_start_log", &start, "Makes the library pass its log lines to onecopy._log.emit().");
+  m.def("_start_log", &start, "Makes the library pass its log lines to onecopy.binding.log.emit().");
   m.def("_stop_log", &stop, "Makes the library write its log lines to stderr again.");
   m.def("_log_line", &log_line, nb::arg("level"), nb::arg("text"),
         "Logs a line through the library, for tests.");

@@ -106,7 +106,7 @@ class EachMemory final : public Visitor {
 void watch_captures() {
   static bool is_watched = false;  // under the GIL
   if (is_watched || !torch::is_loaded()) return;
-  is_watched = nb::cast<bool>(nb::module_::import_("onecopy._captures").attr("watch")());
+  is_watched = nb::cast<bool>(nb::module_::import_("onecopy.device.captures").attr("watch")());
 }
 
 void pin_here(const Tensor& tensor, std::optional<Device> card) {

@@ -45,7 +45,7 @@ void send(const PipeEnd& end, nb::handle object) {
 
 /// Releases handles that are kept for children that have ended, which would make the children's ends look open.
 void let_go_of_ended_children() {
-  const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy._children").ptr()));
+  const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy.pickling.children").ptr()));
   if (!module.is_valid()) return;
   const nb::object let_go = module.attr("let_go_of_ended");
   call_python([&] { return let_go(); });
@@ -164,7 +164,7 @@ void init_pipe(nb::module_& m) {
       .def(
           "__reduce__",
           [](nb::handle end) -> nb::object {
-            return nb::module_::import_("onecopy._pickling").attr("reduce_pipe_end")(end);
+            return nb::module_::import_("onecopy.pickling.messages").attr("reduce_pipe_end")(end);
           },
           nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def(

@@ -110,9 +110,9 @@ nb::object next(Queue& queue) {
   }
 }
 
-/// Returns a coroutine of onecopy._async, which waits in the event loop of its caller.
+/// Returns a coroutine of onecopy.binding.queue_asyncio, which waits in the event loop of its caller.
 nb::object get_async(nb::handle queue, const char* function) {
-  const nb::object coroutine = nb::module_::import_("onecopy._async").attr(function);
+  const nb::object coroutine = nb::module_::import_("onecopy.binding.queue_asyncio").attr(function);
   return call_python([&] { return coroutine(queue); });
 }
 

@@ -98,7 +98,7 @@ void init_queue(nb::module_& m) {
       .def(
           "__reduce__",
           [](nb::handle q) -> nb::object {
-            return nb::module_::import_("onecopy._pickling").attr("reduce_queue")(q);
+            return nb::module_::import_("onecopy.pickling.messages").attr("reduce_queue")(q);
           },
           nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def("__len__", &Queue::size)

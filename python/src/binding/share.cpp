@@ -36,7 +36,7 @@ Tensor memory_of(nb::handle array, nb::handle given) {
                 "x is lazily conjugated or negated, which a handle cannot express; share x.resolve_conj()."
                 "resolve_neg(), or a bundle: share({\"x\": x})");
   if (!is_on_host(shared->tensor))
-    nb::module_::import_("onecopy._alive").attr("keep_with")(given, nb::cast(shared->tensor));
+    nb::module_::import_("onecopy.device.alive").attr("keep_with")(given, nb::cast(shared->tensor));
   return shared->tensor;
 }
 

@@ -18,11 +18,11 @@ void add_signature(PyTypeObject* type, nb::object (*signature)(nb::handle)) {
 }
 
 nb::object of_function(nb::handle function) {
-  return nb::module_::import_("onecopy._signatures").attr("of_function")(function);
+  return nb::module_::import_("onecopy.binding.signatures").attr("of_function")(function);
 }
 
 nb::object of_bound(nb::handle method) {
-  return nb::module_::import_("onecopy._signatures").attr("of_bound")(method);
+  return nb::module_::import_("onecopy.binding.signatures").attr("of_bound")(method);
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ nb::object tensor_to_bytes(const Tensor& tensor) {
 }
 
 nb::object reduce(nb::handle self, int protocol) {
-  const nb::object reduce_outside = nb::module_::import_("onecopy._pickled").attr("reduce");
+  const nb::object reduce_outside = nb::module_::import_("onecopy.pickling.tensors").attr("reduce");
   return call_python([&] { return reduce_outside(self, protocol); });
 }
 
@@ -170,7 +170,7 @@ nb::object reduce_handle(const Tensor& tensor) {
   const Tensor sent = sendable(tensor);
   const Tensor shared = is_shareable(sent) ? sent : own_copy(tensor);
   const nb::bytes handle = to_python(hold(share_in_order(shared)).to_bytes());
-  return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("tensor"),
+  return nb::make_tuple(nb::module_::import_("onecopy.pickling.tensors").attr("tensor"),
                         nb::make_tuple(handle, name(tensor.access())));
 }
 

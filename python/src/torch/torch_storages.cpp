@@ -32,7 +32,7 @@ const ForkHook Storages::kForkHook{ForkRank::storages, {&lock, &unlock, &unlock}
 /// Sets the flag first, since the Python function may share tensors.
 void Storages::make_torch_keep() {
   are_kept_in_place_ = true;
-  nb::module_::import_("onecopy._torch_storages").attr("keep_in_place")();
+  nb::module_::import_("onecopy.torch._storages").attr("keep_in_place")();
 }
 
 nb::object Storages::wrap(const TorchSymbols& api, const Tensor& tensor) {

@@ -29,7 +29,7 @@ class Storages {
  public:
   static Storages& instance();
 
-  /// Makes torch keep storages that lie in memory of onecopy in place (onecopy._torch_storages). Has no effect after the
+  /// Makes torch keep storages that lie in memory of onecopy in place (onecopy.torch._storages). Has no effect after the
   /// first call. REQUIRES: called before another process may hold a handle of one of these storages.
   void keep_in_place() {
     if (!are_kept_in_place_) [[unlikely]]

@@ -116,7 +116,7 @@ nb::object open_row(std::size_t index, std::uint32_t flags) {
   return flags == kStorage ? torch::open_storage(tensor) : open_tensor(tensor, flags);
 }
 
-/// The functions of onecopy._pickling, imported at the first pickle and never released. Not a static variable of a
+/// The functions of onecopy.pickling.messages, imported at the first pickle and never released. Not a static variable of a
 /// function, since another thread would wait for its initialiser with the GIL held.
 struct Pickling {
   PyObject* dumps = nullptr;
@@ -127,7 +127,7 @@ struct Pickling {
 const Pickling& pickling() {
   static Pickling functions;
   if (functions.open_row) return functions;
-  const nb::object module = nb::module_::import_("onecopy._pickling");
+  const nb::object module = nb::module_::import_("onecopy.pickling.messages");
   functions.dumps = nb::getattr(module, "dumps").release().ptr();
   functions.loads = nb::getattr(module, "loads").release().ptr();
   functions.open_row = nb::getattr(module, "open_row").release().ptr();

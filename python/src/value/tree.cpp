@@ -46,7 +46,7 @@ void Tree::make_room_for(std::size_t more) {
 }
 
 nb::object Tree::tensors_of(nb::handle module, const std::string& place) {
-  nb::module_::import_("onecopy._modules").attr("prepare")(module, place, copy_ == Copy::as_needed);
+  nb::module_::import_("onecopy.torch._modules").attr("prepare")(module, place, copy_ == Copy::as_needed);
   return tensors_of_module(module);
 }
 

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors under a name that outlive the process that made them.
+
+>>> store = onecopy.store.connect()  # starts the keeper, two small processes, if there is none
+>>> store.publish("llama", model.state_dict())
+1
+>>> weights = store.open("llama")  # in any process of this user: the same memory
+>>> weights.load_into(model)
+
+A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
+version at fixed addresses, and ``draft()`` returns the memory of the next version. Published
+versions stay if the publisher, a reader or one half of the keeper is killed.
+
+Another process opens an object by its name. If a tensor of the store is shared in another way, by
+a queue or ``onecopy.share()``, the other process gets a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from .. import _core
+from ..errors import InvalidArgument, StaleHandle
+from . import _args as args
+from ._kv_pool import KvPool
+from ._transactions import Transaction
+from ._versions import Draft, Follower, Framework, Version
+
+__all__ = ["Draft", "Follower", "KvPool", "Store", "Transaction", "Version", "connect"]
+
+_BYTES = "bytes"  # the name of the only tensor of an object of put_bytes()
+
+
+class Store:
+    """The store of this user; see ``connect()``. Calls wait for a keeper that is being replaced.
+
+    Every call raises PeerDied if there is no keeper and none may be started, and Timeout if the keeper does not answer
+    within ten seconds. Points in time are in seconds since 1970, sizes in bytes.
+    """
+
+    def __init__(self, core: Any, framework: Framework | None) -> None:
+        self._core = core
+        self._framework = framework
+
+    def publish(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        keep: int = 2,
+        key: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        checksums: bool = False,
+        device: Any = None,
+        place: Literal["slot", "as_is"] = "slot",
+        copy: bool = True,
+    ) -> int:
+        """Publishes the tensors as the current version of an object, and returns its number.
+
+        Args:
+            name: 1 to 1,024 bytes of text without control characters.
+            tensors: by name, such as a ``state_dict()``; of torch, numpy or any library with DLPack. ``bytes`` beside
+                them, up to 1 GiB, are metadata, which a reader gets as ``bytes``.
+            keep: the number of versions to keep, including the new one; the versions that were current last are kept. A
+                version that a process has open stays until no process has it open.
+            key: the identity of the version, e.g. ``{"checkpoint": digest, "rank": "0"}``, for ``open(key=...)``.
+            attributes: further texts, which ``Version.attributes`` returns.
+            checksums: stores a checksum of each tensor, for ``verify()``.
+            device: the device of the version; None for the device of the tensors.
+            place: "slot" copies the tensors into new memory of the version. "as_is" publishes the tensors in place,
+                without a copy; the caller must not write to them afterwards. This process then keeps the memory until
+                the version is dropped and no process has it open. If both halves of the keeper are killed at once, only
+                versions that a process has open are recovered, and ``open()`` raises StaleHandle for others. A tensor
+                of torch in memory of torch first moves into memory of onecopy, which is one copy; a tensor that
+                ``open()`` returned is shared by both versions.
+            copy: False raises Unsupported if a tensor would be copied for "as_is".
+
+        Raises:
+            InvalidArgument: the name, the tensors or the devices do not fit.
+            Unsupported: a tensor would be copied, and ``copy`` is False.
+            OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
+        """
+        return self._publish(None, name, tensors, keep, key, attributes, checksums, device, place, copy)
+
+    def _publish(
+        self,
+        transaction: _core._StoreTransaction | None,
+        name: str,
+        tensors: Mapping[str, Any],
+        keep: int,
+        key: Mapping[str, str] | None,
+        attributes: Mapping[str, str] | None,
+        checksums: bool,
+        device: Any,
+        place: str,
+        copy: bool,
+    ) -> int:
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise TypeError(f"tensors must be a mapping of names to tensors, such as module.state_dict(), not {kind}")
+        if place not in ("slot", "as_is"):
+            raise InvalidArgument(f'place must be "slot" or "as_is", not {place!r}')
+        is_as_is = place == "as_is"
+        if is_as_is and device is not None:
+            raise InvalidArgument(
+                'tensors that are published with place="as_is" stay on their device; leave out device='
+            )
+        everything = {args.text(each, "the name of each tensor"): value for each, value in tensors.items()}
+        beside = {each: value for each, value in everything.items() if isinstance(value, bytes)}
+        names = [each for each in everything if each not in beside]
+        values = [everything[each] for each in names]
+        texts = args.texts(key, "key"), args.texts(attributes, "attributes")
+        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy), transaction, beside)
+        return self._core.publish(args.text(name, "name"), names, values, device, *options)
+
+    def draft(
+        self,
+        name: str,
+        layout: Mapping[str, tuple[Any, Any]] | None = None,
+        *,
+        keep: int = 2,
+        device: Any = None,
+        key: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        checksums: bool | None = None,
+    ) -> Draft:
+        """Allocates memory for the next version.
+
+        Args:
+            layout: the shape and the dtype of each tensor by its name, such as ``{"w": ((2, 3), torch.bfloat16)}``.
+                None for the layout, device, key and attributes of the current version.
+            keep, device, key, attributes, checksums: as for ``publish()``; all but ``keep`` need a layout.
+
+        Raises:
+            StaleHandle: there is no layout, and the object does not exist.
+            OutOfMemory: the memory does not suffice for another version.
+        """
+        name, keep = args.text(name, "name"), args.number(keep, "keep")
+        if layout is None:
+            if (device, key, attributes, checksums) != (None, None, None, None):
+                raise InvalidArgument("device, key, attributes and checksums of a draft need a layout")
+            return Draft(self._core.draft(name, keep), self._framework)
+        columns = args.layout(layout)
+        texts = args.texts(key, "key"), args.texts(attributes, "attributes")
+        core = self._core.draft_with(name, *columns, device or "cpu", keep, *texts, bool(checksums))
+        return Draft(core, self._framework)
+
+    def join_draft(self, handle: str) -> Draft:
+        """Opens a draft of another process, to write a part of it, by its ``handle``.
+
+        Raises:
+            StaleHandle: the draft was published, or given up.
+        """
+        return Draft(self._core.join_draft(args.text(handle, "handle")), self._framework, is_joined=True)
+
+    def transaction(self) -> Transaction:
+        """Begins a transaction: versions of several objects that become current together.
+
+        >>> with store.transaction() as both:
+        ...     both.publish("actor", actor)
+        ...     both.publish("critic", critic)
+        """
+        return Transaction(self, self._core.transaction(), False)
+
+    def join(self, handle: str) -> Transaction:
+        """Takes part in a transaction of another process, by its ``handle``.
+
+        Raises:
+            StaleHandle: the transaction has ended.
+        """
+        return Transaction(self, self._core.join(args.text(handle, "handle")), True)
+
+    def open(self, name: str, version: int | None = None, *, key: Mapping[str, str] | None = None) -> Version:
+        """Opens a version, or the current one, without a copy.
+
+        Args:
+            key: fields that the version's key must have.
+
+        Raises:
+            StaleHandle: the version does not exist; the message lists the existing ones.
+            InvalidArgument: a field of the key differs; the message names it.
+        """
+        found = self._core.open(args.text(name, "name"), args.version(version), args.texts(key, "key"))
+        return Version(found, self._framework)
+
+    def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
+        """Opens the current version at addresses where ``update()`` shows other versions. Raises as ``open()``, and
+        InvalidArgument for a version that was published with ``place="as_is"``."""
+        return Follower(self._core.follow(args.text(name, "name"), args.texts(key, "key")), self._framework)
+
+    def kv_pool(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> KvPool:
+        """Opens the KV pool of that name, or makes it in the memory of the device. ``delete()`` removes it.
+
+        The KV pool stays when all its users have ended. All users of a KV pool are in one PID namespace. ``pin`` pins
+        memory of the host for this process's card, so that copies run at the speed of the link.
+
+        Raises:
+            InvalidArgument: the KV pool has other sizes or another device, or the name is that of an object.
+            OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the KV pool.
+            Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
+        """
+        return KvPool(self._core.kv_pool(args.text(name, "name"), blocks, block_bytes, device, pin), self._framework)
+
+    def open_or_publish(
+        self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
+    ) -> Version:
+        """Opens the current version. If there is none with this key, publishes and opens the tensors that ``make()``
+        returns.
+
+        If several processes call at once, one of them publishes; the others wait, and then open the published version.
+
+        Args:
+            make: returns the tensors by name, as for ``publish()``.
+            key: fields that the version's key must have, and that a new version gets.
+
+        Raises:
+            OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
+        """
+        from ._notices import Notices
+
+        with Notices(f"store {name}").locked():
+            try:
+                return self.open(name, key=key)
+            except (StaleHandle, InvalidArgument):
+                self.publish(name, make(), keep=1, key=key)
+            return self.open(name, key=key)
+
+    def watch(self, name: str, timeout: float | None = None) -> Iterator[int]:
+        """Yields the number of the current version, and then of each new current version.
+
+        Args:
+            timeout: the number of seconds without a new version after which the iterator ends; None for never.
+        """
+        watch = self._core.watch(args.text(name, "name"))
+        while (number := watch.next(timeout)) is not None:
+            yield number
+
+    def put_bytes(self, name: str, data: Any, *, keep: int = 1) -> int:
+        """Publishes bytes, or an object with the buffer protocol, as a version. Raises as ``publish()``."""
+        try:
+            data = memoryview(data)
+        except TypeError:
+            raise TypeError(f"data must be bytes or have the buffer protocol, not {type(data).__name__}") from None
+        return self.publish(name, {_BYTES: bytearray(data)}, keep=keep, device="cpu")
+
+    def get_bytes(self, name: str, version: int | None = None) -> bytes:
+        """Returns a copy of the bytes that ``put_bytes()`` published. Raises as ``open()``."""
+        found = self._core.open(args.text(name, "name"), args.version(version), {})
+        if found.names() != [_BYTES]:
+            raise InvalidArgument(f"{name!r} holds tensors, not bytes; open() it")
+        return bytes(found.tensors("onecopy")[0])
+
+    def list(self) -> list[dict[str, Any]]:
+        """Returns a dict for each object and KV pool: its name, ``is_kv_pool``, its ``current`` version, and its
+        ``versions`` with their bytes, device and readers."""
+        return self._core.list()
+
+    def rollback(self, name: str, *, to: int) -> None:
+        """Makes an earlier version the current one again. Raises StaleHandle."""
+        self._core.rollback(args.text(name, "name"), args.number(to, "to", 1))
+
+    def delete(self, name: str, *, keep: int = 0) -> None:
+        """Drops all versions except the ``keep`` that were current last. Versions stay open for readers that have
+        opened them."""
+        self._core.remove(args.text(name, "name"), args.number(keep, "keep"))
+
+    def keeper(self) -> dict[str, int]:
+        """Returns the pids of the keeper's halves, ``worker`` and ``guard``."""
+        return self._core.keeper()
+
+    def stop(self) -> None:
+        """Ends the keeper, and returns when its processes have ended. Versions that no process has open are lost."""
+        self._core.stop()
+
+
+def _command() -> str:
+    """Returns the path of the command that came with this package, or its name."""
+    beside = os.path.join(os.path.dirname(sys.executable), "onecopy")
+    if os.access(beside, os.X_OK):
+        return beside
+    from ..__main__ import command
+
+    return str(command() or "onecopy")
+
+
+def connect(*, framework: Framework | None = None, autostart: bool = True) -> Store:
+    """Connects to the store of this user.
+
+    Args:
+        framework: the library of the tensors; None for torch if the program has imported torch, or else onecopy.
+        autostart: starts the keeper if none runs. ``ONECOPY_STORE_AUTOSTART=0`` in the environment disables the start.
+
+    Raises:
+        PeerDied: no keeper runs, and none may be started.
+        Unsupported: the keeper cannot be started; the message says why.
+    """
+    return Store(_core._store_connect(_command(), autostart), framework)
