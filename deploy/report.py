@@ -30,7 +30,7 @@ svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { 
 
 def look() -> dict[str, Any]:
     """Returns what all processes of this user say of themselves now."""
-    result = subprocess.run(COMMAND, capture_output=True, text=True)
+    result = subprocess.run(COMMAND, capture_output=True, text=True, start_new_session=True)  # Ctrl-C is not for it
     if result.returncode:
         sys.exit(result.stderr.strip())
     found: dict[str, Any] = json.loads(result.stdout)
@@ -40,9 +40,9 @@ def look() -> dict[str, Any]:
 def watch(seconds: float, every: float) -> tuple[dict[str, Any], list[tuple[float, dict[int, int]]]]:
     """Returns the last look, and the memory of each process at each look. Ctrl-C ends the watch early."""
     past: list[tuple[float, dict[int, int]]] = []
+    last, start = look(), time.monotonic()
     if seconds > 0:
         print(f"watching for {seconds:g} s; Ctrl-C ends this early, and writes the page", file=sys.stderr, flush=True)
-    last, start = look(), time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             at = time.monotonic() - start
