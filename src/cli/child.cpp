@@ -13,15 +13,14 @@
 #include <cerrno>
 #include <csignal>
 #include <iostream>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/file.h"
-#include "os/process.h"
 
 extern char** environ;
 
@@ -79,7 +78,7 @@ Child::Child(const std::vector<std::string>& arguments) {
   from_ = std::move(from);
 }
 
-void Child::tell(const nlohmann::json& question) {
+void Child::send(const nlohmann::json& question) {
   const std::string line = question.dump() + "\n";
   try {
     write_all(to_, std::as_bytes(std::span(line)));
@@ -88,7 +87,8 @@ void Child::tell(const nlohmann::json& question) {
   }
 }
 
-nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
+nlohmann::json Child::ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
+  send(question);
   const auto deadline = Clock::now() + timeout;
   std::size_t end;
   while ((end = pending_.find('\n')) == std::string::npos) {

@@ -21,18 +21,14 @@ class Child {
   ~Child() { kill(); }
 
   int pid() const noexcept { return pid_; }
-  /// Sends a question without waiting for the answer. Throws peer_died.
-  void tell(const nlohmann::json& question);
-  /// Waits for an answer. Throws timeout, peer_died, and the Error that the answer contains.
-  nlohmann::json hear(std::chrono::milliseconds timeout);
-  nlohmann::json ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
-    tell(question);
-    return hear(timeout);
-  }
+  /// Sends a question and returns the answer. Throws timeout, peer_died, and the Error that the answer contains.
+  nlohmann::json ask(const nlohmann::json& question, std::chrono::milliseconds timeout);
   /// Sends SIGKILL and waits until the process is gone.
   void kill();
 
  private:
+  void send(const nlohmann::json& question);
+
   int pid_ = -1;
   Fd to_;
   Fd from_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -54,7 +56,12 @@ std::string arena_line(const ArenaInfo& arena) {
                      plural(arena.windows, "captured graph"), own, arena.parked ? ", parked" : "");
 }
 
-}  // namespace
+/// The blocks in transit in one place.
+struct TransitSummary {
+  std::uint64_t blocks = 0;
+  double youngest = 0;  ///< seconds
+  double oldest = 0;
+};
 
 std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& transits) {
   std::map<std::string, TransitSummary> places;
@@ -68,11 +75,14 @@ std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& t
   return places;
 }
 
+/// Returns e.g. "3 s", or "3 s to 2 min".
 std::string ages(const TransitSummary& waiting) {
   const std::string from = age(waiting.youngest);
   const std::string to = age(waiting.oldest);
   return from == to ? to : fmt::format("{} to {}", from, to);
 }
+
+}  // namespace
 
 std::string command_line(int pid) {
   std::string text = try_read_text(fmt::format("/proc/{}/cmdline", pid)).value_or("");

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -19,16 +17,6 @@ struct ListedOwner {
 
 /// Returns the command line of a process from /proc, escaped; empty if it cannot be read or is empty.
 std::string command_line(int pid);
-
-/// The blocks in transit in one place.
-struct TransitSummary {
-  std::uint64_t blocks = 0;
-  double youngest = 0;  ///< seconds
-  double oldest = 0;
-};
-std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& transits);
-/// Returns e.g. "3 s", or "3 s to 2 min".
-std::string ages(const TransitSummary& waiting);
 
 /// Returns the owners with their command lines, the ones with most memory first.
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);

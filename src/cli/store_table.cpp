@@ -32,6 +32,12 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
           {"versions", versions}};
 }
 
+/// Returns how long ago a version was published: "12 min".
+std::string age_of(const store::VersionInfo& version) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return format_age(now - std::chrono::nanoseconds(version.made_at));
+}
+
 }  // namespace
 
 StoreState store_state() {
@@ -73,11 +79,6 @@ std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size
                  format_bytes(v.bytes), v.device, v.is_awaited ? "awaited" : std::to_string(v.readers),
                  age_of(v)});
   return table.str(width);
-}
-
-std::string age_of(const store::VersionInfo& version) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return format_age(now - std::chrono::nanoseconds(version.made_at));
 }
 
 nlohmann::json json_of(const StoreState& state) {

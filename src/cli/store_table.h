@@ -30,9 +30,6 @@ std::string keeper_line(const StoreState& state);
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);
 
-/// Returns how long ago a version was published: "12 min".
-std::string age_of(const store::VersionInfo& version);
-
 /// Returns an object with the keeper, or null, and the objects.
 nlohmann::json json_of(const StoreState& state);
 

@@ -30,7 +30,7 @@ std::optional<FlaggedTensor> tensor_of(nb::handle object) {
   return found;
 }
 
-std::optional<FlaggedTensor> sendable(nb::handle object) {
+std::optional<FlaggedTensor> tensor_for_message(nb::handle object) {
   auto found = tensor_of(object);
   if (found) return found;
   if (const auto array = SharedArray::of(object.ptr())) found = FlaggedTensor{array->tensor(), kNumpyFlag};

@@ -24,7 +24,7 @@ std::optional<torch::FlaggedTensor> tensor_of(nb::handle object);
 
 /// Returns tensor_of() the object, or a numpy.ndarray that a message carries as a tensor, with kNumpyFlag. Empty for
 /// objects that messages carry in another form.
-std::optional<torch::FlaggedTensor> sendable(nb::handle object);
+std::optional<torch::FlaggedTensor> tensor_for_message(nb::handle object);
 
 /// Returns the array of any library whose elements are read. Refuses other objects, and tensors of torch whose elements
 /// or memory onecopy does not have.

@@ -84,7 +84,7 @@ bool is_storage(nb::handle object) {
 }
 
 nb::object Rows::reduce(nb::handle object) {
-  if (auto leaf = sendable(object)) {
+  if (auto leaf = tensor_for_message(object)) {
     return add(std::move(leaf->tensor), leaf->flags);
   } else if (is_read_only_array(object.ptr())) {
     // Protocol 5 keeps the read-only flag of the sender's view, but the receiver owns its copy.
@@ -181,7 +181,7 @@ Message make_message(std::uint32_t tag, const nb::bytes& data,
 
 Message encode_object(nb::handle object) {
   Message message;
-  if (auto leaf = sendable(object)) {
+  if (auto leaf = tensor_for_message(object)) {
     if (leaf->flags != 0) message.tag = kTensorForm | leaf->flags << kFlagsShift;
     if (leaf->flags != 0) message.kind = MessageKind::python;
     message.tensors.push_back(std::move(leaf->tensor));
