@@ -153,6 +153,18 @@ install_steps() {
   done
 }
 
+# The core without what can be left out. Few targets: what release has compiled with the same flags, ccache has.
+seams_steps() {
+  local package=$PWD/build/seams/python
+  is_there python && [ -d "$VENV" ] || { skip "seams" "python3 with its headers and venv is not installed"; return 0; }
+  step "seams: configure" "$CMAKE" --preset seams -DPython_EXECUTABLE="$VENV/bin/python" || return 0
+  step "seams: build" "$CMAKE" --build --preset seams --target device_tests memory_tests onecopy_command onecopy_python || return 0
+  ctest_step "seams: tests" seams
+  compgen -G "$VENV/lib/python3*/site-packages/_editable_skbc_onecopy.py" >/dev/null && step "seams: package" install_package
+  PYTHONPATH=$package pytest_step "seams: python tests" python/tests/project/test_seams.py python/tests/pickling/test_saving.py \
+    python/tests/binding/test_tensor.py python/tests/binding/test_queue.py python/tests/store/test_store.py
+}
+
 asan_steps() { step "asan: build" build asan && ctest_step "asan: tests" asan || true; }
 
 tsan_starts() {  # without randomised addresses: older runtimes cannot map their shadow where vm.mmap_rnd_bits is 32
@@ -194,7 +206,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
   step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs)
+CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs seams)
 NIGHTLY_STEPS=(old-torch rpc-torch rpc-hosts ray plugs soak tidy)
 
 run_step() {  # run_step <word of ./dev test>
@@ -204,7 +216,7 @@ run_step() {  # run_step <word of ./dev test>
     tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
     *) wait ;;&  # others use the same .venv
-    programs | soak) "$1_steps" ;;
+    programs | seams | soak) "$1_steps" ;;
     old-torch | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;

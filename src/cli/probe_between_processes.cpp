@@ -152,7 +152,7 @@ std::vector<Probe> probes_between_processes() {
   std::vector<Probe> probes;
   if (!backend(DeviceType::cuda).devices().empty())
     probes.push_back({"CUDA legacy handles", try_legacy_handles});
-  if (!backend(DeviceType::npu).devices().empty()) {
+  if (is_built(DeviceType::npu) && !backend(DeviceType::npu).devices().empty()) {
     probes.push_back({"Ascend memory between processes", try_ascend_memory});
     probes.push_back({"Ascend IPC keys", try_keys});
   }

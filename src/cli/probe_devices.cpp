@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // These probes use a vendor's devices through the interface that sharing uses.
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -112,6 +113,11 @@ Finding try_ascend_peers() {
 
 }  // namespace
 
+bool is_built(DeviceType type) {
+  const auto built = backend_types();
+  return std::find(built.begin(), built.end(), type) != built.end();
+}
+
 std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind) {
   Backend& vendor = backend(device.type);
   auto memory = vendor.create(device.index, vendor.granularity(), kind, "doctor", 0);
@@ -147,7 +153,7 @@ std::vector<Probe> device_probes() {
               {"CUDA peers", try_cuda_peers},
               {"CUDA order of streams", try_stream_words},
               {"CUDA captured graphs", try_cuda_graphs}};
-  if (!backend(DeviceType::npu).devices().empty()) {
+  if (is_built(DeviceType::npu) && !backend(DeviceType::npu).devices().empty()) {
     probes.push_back({"Ascend devices", list_ascend_devices});
     probes.push_back({"Ascend peers", try_ascend_peers});
   }

@@ -10,6 +10,9 @@
 
 namespace onecopy::cli {
 
+/// Returns whether this build has the backend of a type of device, see ONECOPY_ASCEND.
+bool is_built(DeviceType type);
+
 /// Returns a segment of the smallest size, with memory.
 std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind);
 /// Returns a segment of the kind that tensors on this device get.

@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "os/shared_library.h"
 #include "probe.h"
+#include "probe_devices.h"
 #include "rpc/transport/ucx/ucx_context.h"
 #include "text.h"
 
@@ -103,6 +104,7 @@ Finding probe_cuda() {
 /// Finds out how the memory of each device is exported, as a sharing process would. The error names the part that is
 /// missing, too old or refused.
 Finding probe_ascend() {
+  if (!is_built(DeviceType::npu)) return missing("this onecopy was built without Ascend", kOnlyCpu);
   Backend& npu = backend(DeviceType::npu);
   const auto devices = npu.devices();
   try {

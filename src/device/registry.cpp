@@ -27,7 +27,9 @@ struct Entry {
 constexpr std::array kBackends{
     Entry{DeviceType::cpu, cpu_backend},
     Entry{DeviceType::cuda, cuda_backend},
+#ifndef ONECOPY_WITHOUT_ASCEND
     Entry{DeviceType::npu, ascend_backend},
+#endif
 };
 
 [[noreturn]] void throw_one_piece(DeviceType type) {

@@ -47,7 +47,9 @@ NB_MODULE(_core, m) {
   init_pipe(m);
   init_listener(m);
   init_graph(m);
+#ifndef ONECOPY_WITHOUT_DISTRIBUTED
   init_autograd(m);
+#endif
   init_rpc(m);
   init_store(m);
   init_signatures(m);

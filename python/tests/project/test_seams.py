@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package works without the parts that can be left out of it. `./dev test seams` runs this file in a package that was built
+without these parts."""
+
+import importlib.util
+
+import pytest
+
+import onecopy
+
+LEFT_OUT = ("distributed", "integrations")
+IMPORTS = """
+    import pkgutil, sys, onecopy
+    hidden = sys.argv[1:]
+    for name in hidden:
+        sys.modules[f"onecopy.{name}"] = None  # an import of it is a ModuleNotFoundError
+    without = (*(f"onecopy.{name}" for name in (*hidden, "hf")), "onecopy.__main__")
+    for module in pkgutil.walk_packages(onecopy.__path__, "onecopy.", onerror=lambda name: None):
+        if not module.name.startswith(without):
+            __import__(module.name)
+    print([name for name in hidden if sys.modules[f"onecopy.{name}"] is not None])
+"""
+
+
+def test_a_package_has_both_halves_of_distributed_or_none():
+    is_there = importlib.util.find_spec("onecopy.distributed") is not None
+    assert hasattr(onecopy._core, "_Evaluation") == is_there
+
+
+def test_every_other_module_is_imported_without_the_parts(run_python):
+    pytest.importorskip("torch")
+    there = [name for name in LEFT_OUT if importlib.util.find_spec(f"onecopy.{name}") is not None]
+    assert run_python(IMPORTS, *there, stderr=None) == "[]\n"
+
+
+def test_processes_call_each_other_without_the_parts(run_file, repository):
+    pytest.importorskip("torch")
+    example = repository / "examples/python/rpc_native.py"
+    assert run_file(example) == example.with_suffix(".expected").read_text()
