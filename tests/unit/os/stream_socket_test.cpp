@@ -11,8 +11,8 @@
 
 #include "expect_error.h"
 #include "support/child.h"
-#include "support/watchdog.h"
 #include "support/temporary_directory.h"
+#include "support/watchdog.h"
 
 namespace onecopy {
 namespace {

@@ -21,8 +21,8 @@
 #include "os/file.h"
 #include "os/process.h"
 #include "support/child.h"
-#include "support/watchdog.h"
 #include "support/temporary_directory.h"
+#include "support/watchdog.h"
 
 namespace onecopy {
 namespace {
