@@ -16,20 +16,24 @@ class Pool:
 
     def __init__(self) -> None:
         store = onecopy.store.connect()
-        self.kv_pool = store.kv_pool("kv", blocks=64, block_bytes=2 * LAYERS * TOKENS * WIDTH * 2)
-        self.cache = self.kv_pool.tensor.view(torch.bfloat16).view(-1, 2, LAYERS, TOKENS, WIDTH)
+        self.kv_pool = store.kv_pool("kv", block_bytes=2 * LAYERS * TOKENS * WIDTH * 2, budget=1 << 20)
         self.hits = self.misses = 0
+
+    def block(self, number: int) -> torch.Tensor:
+        return self.kv_pool.block(number).view(torch.bfloat16).view(2, LAYERS, TOKENS, WIDTH)
 
     def blocks(self, prompt: list[int]) -> list[int]:
         """Returns the numbers of the prompt's blocks. Each has a lease of this process."""
         ends = range(TOKENS, len(prompt) + 1, TOKENS)
         keys = [hashlib.sha256(repr(prompt[:end]).encode()).digest() for end in ends]
-        numbers = [number for [number] in self.kv_pool.find(keys)]  # up to the first key that no engine has put
+        numbers = self.kv_pool.find(keys)  # up to the first key that no engine has put
         self.hits += len(numbers)
         for key, end in list(zip(keys, ends))[len(numbers) :]:
             numbers += self.kv_pool.allocate(1)
-            self.cache[numbers[-1]] = torch.tensor(prompt[end - TOKENS : end]).view(TOKENS, 1)  # stands for the model
-            self.kv_pool.put(key, numbers[-1:])
+            self.block(numbers[-1])[:] = torch.tensor(prompt[end - TOKENS : end]).view(
+                TOKENS, 1
+            )  # stands for the model
+            self.kv_pool.put(key, numbers[-1])
             self.misses += 1
         return numbers
 
@@ -38,7 +42,8 @@ def engine(requests: Any, answers: Any) -> None:
     pool = Pool()
     for prompt in iter(requests.get, None):
         numbers = pool.blocks(prompt)
-        answers.put(f"{len(numbers)} blocks, sum {pool.cache[numbers].float().sum().item():g}; "
+        total = sum(pool.block(number).float().sum().item() for number in numbers)
+        answers.put(f"{len(numbers)} blocks, sum {total:g}; "
                     f"{pool.hits} hits and {pool.misses} misses so far")  # fmt: skip
         pool.kv_pool.release(numbers)  # the blocks stay until their place is needed
 

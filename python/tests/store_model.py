@@ -135,17 +135,15 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
                     signal.pause()
                     os._exit(0)
             elif command == "kv_pool":
-                kv_pool = store.kv_pool(f"{name} blocks", blocks=64, block_bytes=SIZE)
+                kv_pool = store.kv_pool(f"{name} blocks", block_bytes=SIZE, budget=64 * SIZE)
             elif command == "put":
                 (block,) = kv_pool.allocate(1)
-                kv_pool.put(arguments[0].encode(), [block])
+                kv_pool.put(arguments[0].encode(), block)
                 kv_pool.release([block])
             elif command == "find":
-                found = kv_pool.find([key.encode() for key in arguments[0]])
-                answer = [bool(blocks) for blocks in found]
-                for blocks in found:
-                    if blocks:
-                        kv_pool.release(list(blocks))
+                found = kv_pool.find_all([key.encode() for key in arguments[0]])
+                answer = [number is not None for number in found]
+                kv_pool.release([number for number in found if number is not None])
         except onecopy.Error as error:
             answer = type(error).__name__
         print(json.dumps(answer), file=stream, flush=True)
@@ -445,9 +443,7 @@ class History:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     def use_kv_pool(self, reader: Reader) -> None:
-        """Puts a key into the KV pool, and finds all others. A KV pool has processes of one PID namespace."""
-        if reader.has_namespace:
-            return
+        """Puts a key into the KV pool, and finds all others."""
         if not reader.has_kv_pool:
             reader.ask("kv_pool")
             reader.has_kv_pool = True

@@ -16,6 +16,57 @@ namespace {
 
 constexpr std::chrono::seconds kAnswerPatience{10};
 
+using store::KvPoolStats;
+
+constexpr KvPoolMetric kKvPoolMetrics[] = {
+    {"blocks", false, "blocks of the namespace",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.blocks; }},
+    {"free", false, "blocks without a key and a lease",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.free; }},
+    {"idle", false, "blocks with a key that can be evicted",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.idle; }},
+    {"leased", false, "blocks with a lease",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.leased; }},
+    {"writing", false, "blocks of which parts are missing",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.writing; }},
+    {"users", false, "processes that use the KV pool",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.users; }},
+    {"hits", true, "keys that were found", [](const KvPoolStats& s) { return s.hits; }},
+    {"misses", true, "keys that were not found", [](const KvPoolStats& s) { return s.misses; }},
+    {"stored", true, "keys that became visible", [](const KvPoolStats& s) { return s.stored; }},
+    {"evictions", true, "keys that made room for others", [](const KvPoolStats& s) { return s.evictions; }},
+    {"evicted_age_ms", false, "the time since the last use of the key that was evicted last",
+     [](const KvPoolStats& s) { return s.evicted_age_ms; }},
+    {"free_bytes", false, "bytes of the budget that no namespace has",
+     [](const KvPoolStats& s) { return s.free_bytes; }},
+    {"timeouts", true, "calls that gave up because a process was stopped",
+     [](const KvPoolStats& s) { return s.timeouts; }},
+    {"recoveries", true, "deaths in the middle of a call",
+     [](const KvPoolStats& s) { return s.recoveries; }},
+};
+
+nlohmann::json json_of(const std::vector<KvPoolStats>& namespaces) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const KvPoolStats& one : namespaces) {
+    nlohmann::json numbers;
+    for (const KvPoolMetric& metric : kKvPoolMetrics) numbers[metric.name] = metric.value(one);
+    all.push_back(numbers);
+  }
+  return all;
+}
+
+/// Returns the namespaces of each KV pool. One that was deleted meanwhile is left out.
+std::map<std::string, std::vector<KvPoolStats>> kv_pools_of(store::Store& store,
+                                                            const std::vector<store::ObjectInfo>& objects) {
+  std::map<std::string, std::vector<KvPoolStats>> all;
+  for (const store::ObjectInfo& object : objects) try {
+      if (object.is_kv_pool) all[object.name] = store.kv_pool_stats(object.name);
+    } catch (const Error&) {
+      continue;
+    }
+  return all;
+}
+
 nlohmann::json json_of(const store::ObjectInfo& object) {
   nlohmann::json versions = nlohmann::json::array();
   for (const auto& v : object.versions)
@@ -49,6 +100,7 @@ StoreState store_state() {
     state.keeper = store.keeper();
     state.ends_with = what_ends(state.keeper->worker);
     state.objects = store.list();
+    state.kv_pools = kv_pools_of(store, state.objects);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
     places.check();
@@ -56,6 +108,8 @@ StoreState store_state() {
   }
   return state;
 }
+
+std::span<const KvPoolMetric> kv_pool_metrics() { return kKvPoolMetrics; }
 
 std::string keeper_line(const StoreState& state) {
   if (!state.keeper) return "The store has no keeper.\n";
@@ -88,7 +142,11 @@ nlohmann::json json_of(const StoreState& state) {
               {"guard", state.keeper->guard},
               {"directory", state.home},
               {"ends_with", state.ends_with}};
-  for (const auto& object : state.objects) objects.push_back(json_of(object));
+  for (const auto& object : state.objects) {
+    objects.push_back(json_of(object));
+    if (const auto pool = state.kv_pools.find(object.name); pool != state.kv_pools.end())
+      objects.back()["namespaces"] = json_of(pool->second);
+  }
   return {{"keeper", keeper}, {"objects", objects}};
 }
 

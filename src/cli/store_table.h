@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +21,7 @@ struct StoreState {
   std::string home;                         ///< the directory in which the keeper listens
   std::string ends_with;                    ///< what_ends() of the keeper
   std::vector<store::ObjectInfo> objects;
+  std::map<std::string, std::vector<store::KvPoolStats>> kv_pools;  ///< the namespaces of each KV pool
 };
 
 /// Asks the keeper, if there is one. Starts no keeper. Throws other_user, system if none could be started, because the store's
@@ -29,6 +33,17 @@ std::string keeper_line(const StoreState& state);
 
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);
+
+/// A number of a namespace of a KV pool.
+struct KvPoolMetric {
+  const char* name;
+  bool grows;
+  const char* help;
+  std::uint64_t (*value)(const store::KvPoolStats&);
+};
+
+/// Returns all numbers of a namespace.
+std::span<const KvPoolMetric> kv_pool_metrics();
 
 /// Returns an object with the keeper, or null, and the objects.
 nlohmann::json json_of(const StoreState& state);

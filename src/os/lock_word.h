@@ -30,6 +30,7 @@ class LockWord {
  public:
   using Thread = typename P::Thread;
   using Nanoseconds = std::chrono::nanoseconds;
+  static constexpr std::uint32_t kHolder = 0x3fffffff;  ///< the bits of the holder
 
   bool try_lock(Thread& me) noexcept {
     std::uint64_t seen = word_.load();
@@ -62,8 +63,10 @@ class LockWord {
   /// Returns the thread id of the holder, or 0 if the lock is free.
   std::uint32_t holder() const noexcept { return static_cast<std::uint32_t>(word_.load() & kHolder); }
 
+  /// Returns the holder and the generation, which differ each time the lock is taken.
+  std::uint64_t turn() const noexcept { return word_.load() & ~kWaiters; }
+
  private:
-  static constexpr std::uint64_t kHolder = 0x3fffffff;
   static constexpr std::uint64_t kWaiters = 0x80000000;
   static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 32;
 

@@ -20,6 +20,8 @@ class ProgramMark {
  public:
   /// Marks the file. Throws out_of_descriptors, out_of_mappings, out_of_memory, system.
   explicit ProgramMark(const Fd& file);
+  /// Marks one byte of the file, so that several programs can be told apart. Throws as the other constructor.
+  ProgramMark(const Fd& file, std::uint64_t byte);
 
  private:
   Mapping page_;
@@ -28,5 +30,8 @@ class ProgramMark {
 /// Returns false if the program that marked the file with this inode has ended. Returns true if this cannot be decided,
 /// because the descriptor was closed or stands for another file. REQUIRES: the file had a mark.
 bool may_be_marked(const Fd& file, std::uint64_t inode) noexcept;
+
+/// Does the same for the mark of one byte.
+bool may_be_marked(const Fd& file, std::uint64_t inode, std::uint64_t byte) noexcept;
 
 }  // namespace onecopy

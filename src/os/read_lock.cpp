@@ -48,8 +48,18 @@ unsigned count_between(const Fd& file, off_t start, off_t end) noexcept {
 void lock_for_reading(const Fd& file) {
   std::uint64_t place = 0;
   random_bytes(std::as_writable_bytes(std::span(&place, 1)));
-  struct flock lock = bytes_of(F_RDLCK, static_cast<off_t>(place % kBytes), 1);
+  lock_for_reading(file, place % kBytes);
+}
+
+void lock_for_reading(const Fd& file, std::uint64_t byte) {
+  struct flock lock = bytes_of(F_RDLCK, static_cast<off_t>(byte), 1);
   if (::fcntl(file.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock shared memory", errno);
+}
+
+bool may_be_read(const Fd& file, std::uint64_t byte) noexcept {
+  const auto start = static_cast<off_t>(byte);
+  const std::optional<struct flock> found = find_lock(file, start, start + 1);
+  return !found || found->l_type != F_UNLCK;
 }
 
 bool may_be_read(const Fd& file) noexcept {

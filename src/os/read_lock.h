@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "os/fd.h"
 
 namespace onecopy {
@@ -12,6 +14,12 @@ namespace onecopy {
 /// descriptor and the last mapping of this open file are gone, in any process. So the kernel ends the lock of a killed
 /// process, and a lock whose descriptors are closed shows that a process still maps the file. Throws system.
 void lock_for_reading(const Fd& file);
+
+/// Locks one byte of a file for reading, which may lie behind the end of the file, as lock_for_reading(file) does.
+void lock_for_reading(const Fd& file, std::uint64_t byte);
+
+/// Returns false if no open file other than this one has the byte locked. Returns true if this cannot be decided.
+bool may_be_read(const Fd& file, std::uint64_t byte) noexcept;
 
 /// Returns false if no open file other than this one is locked for reading. Returns true if this cannot be decided.
 bool may_be_read(const Fd& file) noexcept;

@@ -267,11 +267,14 @@ class Store {
   /// Watches an object, which need not exist yet, on a connection of its own.
   Watch watch(const std::string& name);
 
-  /// Opens the KV pool of that name, or makes one on the device, which stays until remove(). Throws invalid_argument for
-  /// other sizes or another device, and for an object; out_of_memory; unsupported for a device whose memory ends with its
-  /// process. `pinned` pins memory of the host for a card as long as this process has it open, and throws as pin() does.
-  KvPool kv_pool(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-                 Device device = kCpu, bool pinned = false);
+  /// Opens a namespace of the KV pool of that name. Makes the KV pool, which stays until remove(), and the namespace if they
+  /// do not exist. Throws invalid_argument for other sizes than they have, another device, and for an object;
+  /// out_of_memory; unsupported for a device whose memory ends with its process; and what pin() throws.
+  KvPool kv_pool(const std::string& name, const KvPoolOptions& options);
+
+  /// Returns the numbers of each namespace of a KV pool, without becoming a user and without its lock. Throws stale_handle if
+  /// there is no such KV pool, and invalid_argument for an object.
+  std::vector<KvPoolStats> kv_pool_stats(const std::string& name);
 
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.

@@ -56,11 +56,13 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         shapes, dtypes = self.metadata.get_shapes(), self.metadata.get_dtypes()
         chunk = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         size = -(-chunk // 64) * 64 + _FORM_BYTES
-        blocks = int(float(self._extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30) / size)
-        name = f"lmcache/{self._extra.get('onecopy.title', '')}/{chunk}"
+        extra = self._extra
+        budget = int(float(extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30))
         return store.connect(framework="torch").kv_pool(
-            name, blocks=blocks, block_bytes=size, pin=self.dst_device != "cpu"
-        )
+            extra.get("onecopy.pool", "kv"), block_bytes=size, budget=budget, pin=self.dst_device != "cpu",
+            space=f"lmcache/{extra.get('onecopy.title', '')}/{chunk}",
+            extent_bytes=int(extra.get("onecopy.extent_bytes", 0)),
+        )  # fmt: skip
 
     # --- memory: LMCache allocates here what it puts, and frees here what it has got
 
@@ -69,7 +71,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
 
     def allocate(self, shape: torch.Size, dtype: torch.dtype, fmt: Any, **_: Any) -> Any:
         """Returns a MemoryObj of one block; None if the chunk is larger or all blocks are leased."""
-        if shape.numel() * dtype.itemsize > self._kv_pool.tensor.shape[1] - _FORM_BYTES:
+        if shape.numel() * dtype.itemsize > self._kv_pool.block_bytes - _FORM_BYTES:
             return None
         try:
             [block] = self._kv_pool.allocate(1)
@@ -86,7 +88,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             self.free(memory)
 
     def _object(self, block: int, shape: torch.Size, dtype: torch.dtype, fmt: Any) -> Any:
-        data = self._kv_pool.tensor[block, :-_FORM_BYTES]
+        data = self._kv_pool.block(block)[:-_FORM_BYTES]
         meta = _memory.MemoryObjMetadata(
             shape, dtype, address=block, phy_size=len(data), ref_count=1, fmt=fmt, shapes=[shape], dtypes=[dtype]
         )
@@ -105,8 +107,8 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
                 raise TypeError("a chunk is in memory of another backend: copy it into memory of allocate() here")
             form = {"shape": list(obj.meta.shape), "dtype": str(obj.meta.dtype), "fmt": obj.meta.fmt.name}
             text = bytearray(json.dumps(form).encode().ljust(_FORM_BYTES))
-            self._kv_pool.tensor[obj.meta.address, -_FORM_BYTES:] = torch.frombuffer(text, dtype=torch.uint8)
-            if self._kv_pool.put(_digest(key), [obj.meta.address]) and on_complete_callback is not None:
+            self._kv_pool.block(obj.meta.address)[-_FORM_BYTES:] = torch.frombuffer(text, dtype=torch.uint8)
+            if self._kv_pool.put(_digest(key), obj.meta.address) and on_complete_callback is not None:
                 on_complete_callback(key)
 
     def remove(self, key: Any, force: bool = True) -> bool:
@@ -124,7 +126,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: Any, pin: bool = False) -> int:
-        blocks = [block for [block] in self._kv_pool.find([_digest(key) for key in keys])]
+        blocks = self._kv_pool.find([_digest(key) for key in keys])
         if not pin:
             self._kv_pool.release(blocks)
             return len(blocks)
@@ -160,14 +162,14 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
 
     def batched_get_blocking(self, keys: Any) -> list[Any]:
         """Returns an object for each key up to the first that is missing, and None for the others."""
-        found = [self._found(block) for [block] in self._kv_pool.find([_digest(key) for key in keys])]
+        found = [self._found(block) for block in self._kv_pool.find([_digest(key) for key in keys])]
         return found + [None] * (len(keys) - len(found))
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Any, transfer_spec: Any = None) -> list[Any]:
         return [memory for memory in self.batched_get_blocking(keys) if memory is not None]
 
     def _found(self, block: int) -> Any:
-        form = json.loads(self._kv_pool.tensor[block, -_FORM_BYTES:].numpy().tobytes())
+        form = json.loads(self._kv_pool.block(block)[-_FORM_BYTES:].numpy().tobytes())
         dtype = getattr(torch, form["dtype"].removeprefix("torch."))
         return self._object(block, torch.Size(form["shape"]), dtype, _memory.MemoryFormat[form["fmt"]])
 

@@ -191,18 +191,33 @@ class Store:
         InvalidArgument for a version that was published with ``place="as_is"``."""
         return Follower(self._core.follow(args.text(name, "name"), args.texts(key, "key")), self._framework)
 
-    def kv_pool(self, name: str, *, blocks: int, block_bytes: int, device: Any = "cpu", pin: bool = False) -> KvPool:
-        """Opens the KV pool of that name, or makes it in the memory of the device. ``delete()`` removes it.
+    def kv_pool(self, name: str, *, block_bytes: int, budget: int = 0, space: str = "", parts: int = 1,
+                extent_bytes: int = 0, min_bytes: int = 0, max_bytes: int = 0, device: Any = "cpu",
+                pin: bool = False) -> KvPool:  # fmt: skip
+        """Opens a namespace of the KV pool of that name. ``delete()`` removes the KV pool.
 
-        The KV pool stays when all its users have ended. All users of a KV pool are in one PID namespace. ``pin`` pins
-        memory of the host for this process's card, so that copies run at the speed of the link.
+        The first process makes the KV pool, which stays when all its users have ended. Processes of all PID namespaces
+        and containers that reach the store use it.
+
+        Args:
+            budget: the bytes of all blocks. 0 opens a KV pool that exists. Memory of the host is allocated as
+                blocks are needed.
+            space: the namespace: all that must be equal for keys to mean the same bytes. Namespaces share the budget.
+            parts: how many parts of a block are complete()d before ``find()`` sees the block, such as one per rank.
+            extent_bytes: the unit in which namespaces get memory; 0 for the budget / 256, 64 MiB to 1 GiB.
+            min_bytes: what other namespaces leave to this one.
+            max_bytes: the max bytes of this namespace; 0 for all.
+            pin: pins memory of the host for this process's card, and allocates all of it.
 
         Raises:
-            InvalidArgument: the KV pool has other sizes or another device, or the name is that of an object.
-            OutOfMemory: memory or the keeper's limit is used up, or 64 processes use the KV pool.
+            InvalidArgument: the KV pool or the namespace has other sizes or another device, the blocks do not fit the
+                extents, or the name is that of an object.
+            OutOfMemory: memory or the keeper's limit is used up, or there are 256 processes or 64 namespaces.
             Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
         """
-        return KvPool(self._core.kv_pool(args.text(name, "name"), blocks, block_bytes, device, pin), self._framework)
+        core = self._core.kv_pool(args.text(name, "name"), block_bytes, budget, space,
+                                  parts, extent_bytes, min_bytes, max_bytes, device, pin)  # fmt: skip
+        return KvPool(core, block_bytes, self._framework)
 
     def open_or_publish(
         self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None

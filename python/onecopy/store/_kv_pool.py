@@ -8,21 +8,34 @@ from typing import Any
 
 from .. import _core
 from ._versions import Framework
+from .errors import InvalidArgument
 
 
 class KvPool:
-    """A row of blocks of writable memory, which all processes of this user share; see ``Store.kv_pool()``.
+    """Blocks of writable memory, which all processes of this user share; see ``Store.kv_pool()``.
 
-    A process holds leases on blocks. When the process ends, in whatever way, its leases end, and the next process that
-    needs blocks gets the blocks. A block that has a key stays in the KV pool without a lease until its place is needed;
-    the block that was used least recently goes first. Thread safety: all methods may be called concurrently. Every
-    method raises Timeout, with nothing changed, if a process has been stopped in the middle of a call for ten seconds.
+    A process holds leases on blocks. When the process ends, in whatever way, its leases end, what it was writing
+    goes, and the next process that needs blocks gets the blocks. A block that has a key stays in the KV pool without
+    a lease until its place is needed: first the blocks that nobody has found, then those that were used least
+    recently. A key is found once its block is complete, and never before. A key has 32 bytes; a key of another length
+    is hashed.
+
+    A process that was stopped in the middle of a call delays others for 50 ms. After that, as long as it stays
+    stopped, ``find()`` finds nothing, ``put()``, ``write()`` and ``complete()`` store nothing, ``allocate()`` raises
+    OutOfMemory, ``release()`` takes effect later, and other methods raise Timeout. Thread safety: all methods may be
+    called concurrently.
     """
 
-    def __init__(self, core: _core._StoreKvPool, framework: Framework | None) -> None:
+    def __init__(self, core: _core._StoreKvPool, block_bytes: int, framework: Framework | None) -> None:
         self._core = core
-        #: All blocks: uint8 of the shape (blocks, block_bytes). ``tensor[number].view(torch.bfloat16)`` is a block.
+        self.block_bytes = block_bytes
+        #: The bytes of all namespaces: uint8 of one dimension. ``block()`` returns the part that is a block.
         self.tensor: Any = core.memory(framework)
+
+    def block(self, number: int) -> Any:
+        """Returns the bytes of a block: ``block(number).view(torch.bfloat16)``."""
+        at = self._core.offset(number)
+        return self.tensor[at : at + self.block_bytes]
 
     def allocate(self, count: int) -> list[int]:
         """Returns the numbers of `count` blocks, each with a lease. The content of the blocks is undefined.
@@ -32,14 +45,6 @@ class KvPool:
         """
         return self._core.allocate(count)
 
-    def share(self, numbers: Sequence[int]) -> None:
-        """Adds a lease to each block, such as blocks whose numbers another process has sent.
-
-        Raises:
-            InvalidArgument: a block is leased by no process; nothing has changed.
-        """
-        self._core.share(numbers)
-
     def release(self, numbers: Sequence[int]) -> None:
         """Ends a lease on each block.
 
@@ -48,30 +53,118 @@ class KvPool:
         """
         self._core.release(numbers)
 
-    def put(self, key: bytes, numbers: Sequence[int]) -> bool:
-        """Gives blocks, whose content is complete, a key. Returns False if the key has blocks already.
+    def put(self, key: bytes, number: int) -> bool:
+        """Gives a block, whose content is complete, a key. Returns False if the key has a block already.
 
         Args:
-            key: 1 to 32 bytes, such as a hash of all tokens up to the end of the blocks.
-            numbers: blocks that this process has leased and that have no key.
+            key: such as a hash of all tokens up to the end of the block.
+            number: a block that this process has leased and that has no key.
 
         Raises:
-            InvalidArgument: the key or the blocks do not fit; nothing has changed.
+            InvalidArgument: the block does not fit; nothing has changed.
         """
-        return self._core.put(key, numbers)
+        return self._core.put(key, number)
+
+    def write(self, keys: Sequence[bytes], group: int) -> list[int | None]:
+        """Begins to write the blocks of keys, or takes part in the writing of a group.
+
+        Args:
+            group: a random number of 32 bits that an engine makes when it starts and gives all its processes.
+
+        Returns:
+            A leased block for each key. None for a key that has a block, that another group writes, or for which
+            there is no room: do not store that one.
+        """
+        return self._core.write(keys, group)
+
+    def complete(self, numbers: Sequence[int], part: int = 0) -> None:
+        """Marks a part of blocks as copied. The last part makes the key visible. A key that is gone stays gone."""
+        self._core.complete(numbers, part)
+
+    def fail(self, numbers: Sequence[int]) -> None:
+        """Takes the keys of blocks that are being written. The leases stay."""
+        self._core.fail(numbers)
+
+    def tickets(self, numbers: Sequence[int]) -> list[int]:
+        """Returns a ticket for each leased block, with which another process can ``join()``."""
+        return self._core.tickets(numbers)
+
+    def join(self, tickets: Sequence[int]) -> list[int]:
+        """Leases the blocks of tickets of another process, and returns their numbers. Join before a copy begins.
+
+        Raises:
+            StaleHandle: a block was given away since its ticket was made; nothing has changed.
+        """
+        return self._core.join(tickets)
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the block of each key, with a lease, up to the first key that has none."""
+        return self._core.find(keys)
+
+    def find_all(self, keys: Sequence[bytes]) -> list[int | None]:
+        """Returns the block of each key, with a lease, and None for each key that has none."""
+        return self._core.find_all(keys)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool | None]:
+        """Returns whether each key has a block; None for a key that is being written. Takes no lease: a hint."""
+        return self._core.contains(keys)
+
+    def pin(self, keys: Sequence[bytes], seconds: int) -> int:
+        """Keeps keys from eviction for that many seconds; 0 ends it. Returns how many of the keys have blocks.
+
+        Raises:
+            OutOfMemory: more than a quarter of the namespace's blocks would be pinned.
+        """
+        return self._core.pin(keys, seconds)
 
     def remove(self, key: bytes) -> bool:
-        """Removes a key. Its blocks are free when their leases end. Returns False if the key has no blocks."""
+        """Removes a key. Its block is free when the leases end. Returns False if the key has no block."""
         return self._core.remove(key)
 
     def clear(self) -> int:
-        """Removes all keys, as when the weights of a model have changed, and returns how many there were."""
+        """Removes all keys of the namespace, for all its users, and returns how many there were."""
         return self._core.clear()
 
-    def find(self, keys: Sequence[bytes]) -> list[list[int]]:
-        """Returns the blocks of each key, with a lease on each, up to the first key that has none."""
-        return self._core.find(keys)
+    def events(self, since: int = 0) -> tuple[int, bool, list[tuple[bool, bytes]]]:
+        """Returns what happened since an earlier call.
+
+        Returns:
+            The argument of the next call; whether events between the calls were overwritten; and for each event whether
+            the key was stored or removed, and the key.
+        """
+        return self._core.events(since)
+
+    def copy_blocks(self, numbers: Sequence[int], rows: Sequence[int], array: Any, *, offset: int = 0,
+                    to_pool: bool) -> None:  # fmt: skip
+        """Copies rows of a tensor or array of the host into blocks, or out of them, without the GIL.
+
+        Args:
+            rows: the index of a row in the first dimension of `array`, for each block.
+            offset: where in each block the row is.
+
+        Raises:
+            InvalidArgument: sizes do not fit, the array is not of the host, or a block is not leased.
+        """
+        where = getattr(getattr(array, "device", "cpu"), "type", "cpu")
+        if where != "cpu" or len(array.shape) < 1:
+            raise InvalidArgument(f"copy_blocks() copies rows of the host, and the array is on {where}")
+        itemsize = array.itemsize if hasattr(array, "itemsize") else array.element_size()
+        is_torch = hasattr(array, "data_ptr")
+        stride = array.stride(0) * itemsize if is_torch else array.strides[0]
+        row = array[:1]
+        if not (row.is_contiguous() if is_torch else row.flags.c_contiguous):
+            raise InvalidArgument("the elements of each row must lie one behind the other")
+        size = itemsize
+        for extent in array.shape[1:]:
+            size *= int(extent)
+        data = array.data_ptr() if is_torch else array.ctypes.data
+        self._core.copy_blocks(numbers, rows, data, array.shape[0], size, stride, offset, to_pool)
 
     def stats(self) -> dict[str, int]:
-        """Returns the numbers of blocks, of free and idle (evictable) ones, of users, and of evictions so far."""
+        """Returns numbers of this namespace and of the KV pool.
+
+        Of the namespace: its blocks, and which of them are free, idle (evictable), leased or being written; hits,
+        misses, keys stored and evicted so far; the age of the key that was evicted last. Of the KV pool: users, free
+        bytes of the budget, timeouts, and recoveries after deaths.
+        """
         return self._core.stats()

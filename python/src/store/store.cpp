@@ -18,6 +18,7 @@
 #include "onecopy/core/error.h"
 #include "store/format/tied_tensors.h"
 #include "store/incoming.h"
+#include "store/kv_pool.h"
 #include "store/transactions.h"
 
 namespace onecopy::python {
@@ -194,65 +195,15 @@ void add_version(nb::module_& m) {
            nb::sig("def next(self, timeout: float | None) -> int | None"));
 }
 
-nb::dict stats_of(const store::KvPoolStats& stats) {
-  nb::dict all;
-  all["blocks"] = stats.blocks;
-  all["free"] = stats.free;
-  all["idle"] = stats.idle;
-  all["users"] = stats.users;
-  all["evictions"] = stats.evictions;
-  return all;
-}
-
-std::string key_of(const nb::bytes& key) { return {key.c_str(), key.size()}; }
-
-void add_kv_pool(nb::module_& m) {
-  using store::KvPool;
-  using Numbers = std::vector<std::uint32_t>;
-  nb::class_<KvPool>(m, "_StoreKvPool")
-      .def("allocate",
-           [](KvPool& a, std::uint32_t count) { return without_gil([&] { return a.allocate(count); }); })
-      .def("share", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.share(numbers); }); })
-      .def("release", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.release(numbers); }); })
-      .def("put",
-           [](KvPool& a, const nb::bytes& key, const Numbers& numbers) {
-             const std::string text = key_of(key);
-             return without_gil([&] { return a.put(text, numbers); });
-           })
-      .def("remove",
-           [](KvPool& a, const nb::bytes& key) {
-             const std::string text = key_of(key);
-             return without_gil([&] { return a.remove(text); });
-           })
-      .def("clear", [](KvPool& a) { return without_gil([&] { return a.clear(); }); })
-      .def("find",
-           [](KvPool& a, const std::vector<nb::bytes>& keys) {
-             std::vector<std::string> texts;
-             texts.reserve(keys.size());
-             for (const nb::bytes& key : keys) texts.push_back(key_of(key));
-             return without_gil([&] { return a.find(texts); });
-           })
-      .def(
-          "stats", [](KvPool& a) { return stats_of(without_gil([&] { return a.stats(); })); },
-          nb::sig("def stats(self) -> dict[str, int]"))
-      .def(
-          "memory",
-          [](const KvPool& a, nb::handle framework) {
-            const Framework none = torch::is_loaded() ? Framework::torch : Framework::onecopy;
-            return open_as(a.memory(), framework_arg(framework, "framework", none));
-          },
-          nb::arg("framework").none(), nb::sig("def memory(self, framework: str | None) -> typing.Any"));
-}
-
 }  // namespace
 
 /// Adds the classes behind onecopy.store.
 void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);
-  add_kv_pool(m);
   nb::class_<Store> all(m, "_Store");
   add_transactions(m, all);
+  add_kv_pool(m, all);
   all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
           nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none(),
@@ -269,13 +220,6 @@ void init_store(nb::module_& m) {
              return without_gil([&] { return s.follow(name, key); });
            })
       .def("watch", &Store::watch)
-      .def("kv_pool",
-           [](Store& s, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-              nb::handle device, bool pin) {
-             const Device where = device_arg(device, "device");
-             if (pin) watch_captures();
-             return without_gil([&] { return s.kv_pool(name, blocks, block_bytes, where, pin); });
-           })
       .def("list", &list, nb::sig("def list(self) -> list[dict[str, typing.Any]]"))
       .def("rollback", [](Store& s, const std::string& name,
                           std::uint64_t number) { without_gil([&] { s.rollback(name, number); }); })

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "binding/gil.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {

@@ -95,7 +95,7 @@ def test_there_is_no_memory_for_a_chunk_when_all_blocks_are_read(backend, other)
     assert lmcache.store(backend, 10)
 
 
-def test_threads_that_come_first_together_use_one_pool(backend):
+def test_threads_that_come_first_together_use_one_kv_pool(backend):
     in_threads(lmcache.store, [(backend, number) for number in range(8)])
     assert backend._kv_pool.stats()["users"] == 1 and backend._kv_pool.stats()["idle"] == 4
 

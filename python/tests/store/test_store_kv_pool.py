@@ -13,10 +13,13 @@ import onecopy
 from devices import eventually
 from processes import interpret
 
-SIZES = {"blocks": 8, "block_bytes": 4096}
+PAGE = 4096
+SIZES = {"block_bytes": PAGE, "budget": 8 * PAGE}
 PROGRAM = """
 import os, signal, onecopy
-kv_pool = onecopy.store.connect(framework="numpy").kv_pool("kv", blocks=8, block_bytes=4096)
+PAGE = 4096
+store = onecopy.store.connect(framework="numpy")
+kv_pool = store.kv_pool("kv", block_bytes=PAGE, budget=8 * PAGE)
 """
 
 
@@ -29,34 +32,131 @@ def kv_pool(store):
     return store.kv_pool("kv", **SIZES)
 
 
+def unused(kv_pool) -> int:
+    stats = kv_pool.stats()
+    return stats["free"] + stats["free_bytes"] // PAGE
+
+
 def test_blocks_of_a_killed_process_are_free_and_its_entries_stay(store, kv_pool):
     said = run("""
 numbers = kv_pool.allocate(8)
-kv_pool.tensor[numbers[0]] = 7
-kv_pool.put(b"first", numbers[:2])
+kv_pool.block(numbers[0])[:] = 7
+kv_pool.put(b"first", numbers[0])
+kv_pool.put(b"third", numbers[1])
 print(numbers[0], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
     assert len(kv_pool.allocate(6)) == 6
-    [[found, _]] = kv_pool.find([b"first", b"second"])
+    [found] = kv_pool.find([b"first", b"second", b"third"])
     assert found == int(said)
-    assert set(kv_pool.tensor[found].tolist()) == {7}
+    assert set(kv_pool.block(found).tolist()) == {7}
+    [_, second, third] = kv_pool.find_all([b"first", b"second", b"third"])
+    assert second is None and third is not None
     with pytest.raises(onecopy.OutOfMemory, match="1 blocks are wanted"):
         kv_pool.allocate(1)
 
 
+def test_a_killed_process_takes_the_keys_that_it_was_writing_and_no_others(kv_pool):
+    run("""
+whole, half = kv_pool.write([b"whole", b"half"], 7)
+kv_pool.complete([whole])
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert kv_pool.contains([b"whole", b"half"]) == [True, None]  # a hint, until somebody looks
+    assert kv_pool.stats()["leased"] == 0
+    assert kv_pool.contains([b"whole", b"half"]) == [True, False]
+    assert kv_pool.write([b"whole", b"half"], 8)[0] is None
+
+
+def test_a_block_of_two_ranks_is_found_when_both_have_copied_their_part(store):
+    ranks = [store.kv_pool("kv", **SIZES, space="model", parts=2) for _ in range(2)]
+    (number,) = ranks[0].write([b"key"], 1)
+    (joined,) = ranks[1].join(ranks[0].tickets([number]))
+    ranks[0].complete([number], 0)
+    assert ranks[1].find([b"key"]) == []
+    ranks[1].complete([joined], 1)
+    assert ranks[0].find([b"key"]) == [number]
+    with pytest.raises(onecopy.InvalidArgument, match="2 parts, and 2 is none"):
+        ranks[0].complete([number], 2)
+
+
+def test_a_ticket_of_a_block_that_was_given_away_is_refused(kv_pool):
+    (number,) = kv_pool.allocate(1)
+    tickets = kv_pool.tickets([number])
+    kv_pool.release([number])
+    kv_pool.allocate(8)
+    with pytest.raises(onecopy.StaleHandle, match="given away"):
+        kv_pool.join(tickets)
+
+
+def test_namespaces_of_several_block_sizes_share_one_budget(store):
+    sizes = {"budget": 8 * PAGE, "extent_bytes": 2 * PAGE}
+    small = store.kv_pool("kv", block_bytes=PAGE // 2, space="small", **sizes)
+    large = store.kv_pool("kv", block_bytes=2 * PAGE, space="large", **sizes)
+    for number in (blocks := small.allocate(16)):
+        small.put(b"%d" % number, number)
+    small.release(blocks)
+    assert len(large.allocate(2)) == 2, "entries of the other namespace make room"
+    assert sorted(small.contains([b"%d" % number for number in blocks])) == [False] * 8 + [True] * 8
+
+
+def test_rows_are_copied_into_blocks_and_back(kv_pool):
+    numpy = pytest.importorskip("numpy")
+    rows = numpy.arange(4 * PAGE // 8, dtype="int64").reshape(4, -1)
+    numbers = kv_pool.allocate(2)
+    kv_pool.copy_blocks(numbers, [3, 1], rows[:, :64], offset=512, to_pool=True)
+    assert bytes(kv_pool.block(numbers[0])[512:1024]) == rows[3, :64].tobytes()
+    back = numpy.zeros((4, 64), dtype="int64")
+    kv_pool.copy_blocks(numbers, [0, 2], back, offset=512, to_pool=False)
+    assert (back[[0, 2]] == rows[[3, 1], :64]).all() and not back[[1, 3]].any()
+    for bad in ({"rows": [4, 0]}, {"offset": PAGE - 511}, {"numbers": numbers[:1]}, {"numbers": [7, 7]}):
+        arguments = {"numbers": numbers, "rows": [0, 1], "offset": 0, **bad}
+        with pytest.raises(onecopy.InvalidArgument):
+            kv_pool.copy_blocks(array=rows[:, :64], to_pool=True, **arguments)
+
+
+def test_a_pinned_key_outlives_its_process_and_events_tell_what_went(kv_pool):
+    kv_pool.release(kv_pool.allocate(8))
+    run(
+        "kv_pool.put(b'a', kv_pool.allocate(1)[0]); kv_pool.put(b'b', kv_pool.allocate(1)[0]); kv_pool.pin([b'a'], 1000)"
+    )
+    after, missing, events = kv_pool.events()
+    assert not missing and [stored for stored, _ in events] == [True, True]
+    kv_pool.allocate(7)
+    assert kv_pool.contains([b"a", b"b"]) == [True, False]
+    assert kv_pool.events(after)[2] == [(False, events[1][1])]
+    stats = kv_pool.stats()
+    assert (stats["stored"], stats["evictions"], stats["idle"]) == (2, 1, 1)
+
+
 @pytest.mark.parametrize("half", ["worker", "guard"])
 def test_a_kv_pool_outlives_its_users_and_half_of_the_keeper(store, half):
-    run("kv_pool.tensor[kv_pool.allocate(1)[0]] = 3; kv_pool.put(b'a', [kv_pool.allocate(1)[0]])")
-    run("[[n]] = kv_pool.find([b'a']); kv_pool.tensor[n] = 5")
+    run("kv_pool.block(kv_pool.allocate(1)[0])[:] = 3; kv_pool.put(b'a', kv_pool.allocate(1)[0])")
+    run("[n] = kv_pool.find([b'a']); kv_pool.block(n)[:] = 5")
     os.kill(store.keeper()[half], signal.SIGKILL)
-    assert run("[[n]] = kv_pool.find([b'a']); print(kv_pool.tensor[n].sum())").strip() == str(5 * 4096)
+    assert run("[n] = kv_pool.find([b'a']); print(kv_pool.block(n).sum())").strip() == str(5 * PAGE)
+
+
+def test_both_halves_of_the_keeper_and_one_user_are_killed_and_the_next_user_has_hits(store, kv_pool):
+    run("n = kv_pool.allocate(1)[0]; kv_pool.block(n)[:] = 5; kv_pool.put(b'a', n)")
+    before = store.keeper()
+    for half in ("guard", "worker"):
+        os.kill(before[half], signal.SIGKILL)
+    assert run("[n] = kv_pool.find([b'a']); print(kv_pool.block(n).sum())").strip() == str(5 * PAGE)
+    assert store.keeper() != before
 
 
 def test_a_removed_key_is_gone_for_all_users(kv_pool):
-    run("for key in (b'a', b'b', b'c'): kv_pool.put(key, kv_pool.allocate(1))")
+    run("for key in (b'a', b'b', b'c'): kv_pool.put(key, kv_pool.allocate(1)[0])")
     assert kv_pool.remove(b"a") and not kv_pool.remove(b"a")
-    assert run("print(kv_pool.find([b'a']), kv_pool.clear())") == "[] 2\n" and kv_pool.stats()["free"] == 8
+    assert run("print(kv_pool.find([b'a']), kv_pool.clear())") == "[] 2\n" and unused(kv_pool) == 8
+
+
+def test_memory_is_allocated_as_blocks_are_needed(store):
+    pool = store.kv_pool("large", block_bytes=1 << 20, budget=1 << 34)
+    assert pool.stats()["free_bytes"] == 1 << 34
+    pool.allocate(1)
+    assert pool.stats()["free_bytes"] == (1 << 34) - (1 << 26)
 
 
 def test_a_process_that_stops_while_it_makes_a_kv_pool_delays_no_other_name_and_its_own_for_ten_seconds(store):
@@ -65,7 +165,7 @@ import onecopy
 store = onecopy.store.connect(framework="numpy")
 print("ready", flush=True)
 input()
-store.kv_pool("first", blocks=8, block_bytes=4096)
+store.kv_pool("first", block_bytes=4096, budget=8 * 4096)
 """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", program], **pipes) as maker:
@@ -79,14 +179,14 @@ store.kv_pool("first", blocks=8, block_bytes=4096)
             assert eventually(lambda: list(place.glob("kv_pool-*.lock")))
             maker.send_signal(signal.SIGSTOP)
             os.kill(worker, signal.SIGCONT)
-            assert store.kv_pool("other", **SIZES).stats()["free"] == 8
+            assert unused(store.kv_pool("other", **SIZES)) == 8
             with pytest.raises(onecopy.Timeout, match=rf"process {maker.pid} \(.*\) is making .* \"first\""):
                 store.kv_pool("first", **SIZES)
             maker.send_signal(signal.SIGCONT)
             assert maker.wait(30) == 0
         finally:
             maker.kill()
-    assert store.kv_pool("first", **SIZES).stats()["free"] == 8
+    assert unused(store.kv_pool("first", **SIZES)) == 8
     assert not list(place.glob("kv_pool-*.lock"))
 
 
@@ -108,10 +208,16 @@ def test_an_object_cannot_take_the_name_of_a_kv_pool(store, kv_pool):
 
 
 def test_other_sizes_and_objects_are_refused(store, kv_pool):
-    with pytest.raises(onecopy.InvalidArgument, match="8 blocks of 4096 bytes, and 9 of 4096"):
-        store.kv_pool("kv", blocks=9, block_bytes=4096)
-    with pytest.raises(onecopy.InvalidArgument, match="1 to"):
-        store.kv_pool("none", blocks=0, block_bytes=1)
+    with pytest.raises(onecopy.InvalidArgument, match="has 32768 bytes in extents of 32768 bytes, and 73728 in"):
+        store.kv_pool("kv", block_bytes=PAGE, budget=18 * PAGE)
+    with pytest.raises(onecopy.InvalidArgument, match="has blocks of 4096 bytes in 1 parts, and 8192 bytes in 1"):
+        store.kv_pool("kv", block_bytes=2 * PAGE)
+    with pytest.raises(onecopy.InvalidArgument, match="waste more than an eighth.*extent_bytes="):
+        store.kv_pool("kv", block_bytes=5 * PAGE, space="other")
+    with pytest.raises(onecopy.InvalidArgument, match='no KV pool "none": give budget='):
+        store.kv_pool("none", block_bytes=PAGE)
+    with pytest.raises(onecopy.InvalidArgument, match="at least one byte"):
+        store.kv_pool("kv", block_bytes=0)
     store.put_bytes("object", b"x")
     with pytest.raises(onecopy.InvalidArgument, match="not a KV pool"):
         store.kv_pool("object", **SIZES)
@@ -120,4 +226,4 @@ def test_other_sizes_and_objects_are_refused(store, kv_pool):
     with pytest.raises(onecopy.InvalidArgument, match="more often"):
         kv_pool.release([0])
     with pytest.raises(TypeError):
-        kv_pool.put("text", [0])
+        kv_pool.put("text", 0)

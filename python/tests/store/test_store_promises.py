@@ -209,14 +209,14 @@ def test_an_inherited_follower_shows_the_version_of_another_keeper(store):
 
 
 def test_a_kv_pool_stays_one_when_both_halves_are_killed_and_its_users_make_no_call(store):
-    kv_pool = store.kv_pool("kv", blocks=8, block_bytes=4096)
+    kv_pool = store.kv_pool("kv", block_bytes=4096, budget=8 * 4096)
     (block,) = kv_pool.allocate(1)
-    assert kv_pool.put(b"key", [block])
+    assert kv_pool.put(b"key", block)
     kill_both(store)
     program = """
 import onecopy
-kv_pool = onecopy.store.connect().kv_pool("kv", blocks=8, block_bytes=4096)
-print(len(kv_pool.find([b"key"])[0]))
+kv_pool = onecopy.store.connect().kv_pool("kv", block_bytes=4096, budget=8 * 4096)
+print(len(kv_pool.find([b"key"])))
 """
     assert run(program).stdout == "1\n"
 

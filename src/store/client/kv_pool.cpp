@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/store/kv_pool.h"
 
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
 #include <fmt/format.h>
 
 #include "core/moved_from.h"
 #include "onecopy/core/error.h"
-#include "os/mapping.h"
-#include "os/memfd.h"
-#include "os/read_lock.h"
+#include "os/page_tables.h"
 #include "store/client/as_is.h"
 #include "store/client/kv_pool_blocks.h"
 #include "store/client/kv_pool_lock.h"
@@ -16,39 +20,52 @@
 namespace onecopy::store {
 
 struct KvPool::State {
-  Mapping use;  ///< of mark_use()
-  Tensor blocks;
-  Mapping memory;        ///< of the leases and keys, which lie on the host
-  KvPoolBlocks control;  ///< destroyed before the memory
+  Tensor memory;
+  KvPoolBlocks control;
+  std::uint64_t block_bytes;
 };
 
 namespace {
 
-constexpr std::uint32_t kMaxBlocks = 1u << 28;
-constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 48;
+constexpr std::uint64_t kMiB = 1 << 20, kMaxBytes = std::uint64_t{1} << 48;
+constexpr std::uint32_t kMaxRecords = 1024;
+constexpr std::uint64_t kUsualBlock = 4096;  ///< blocks of this size fit small extents without a rest
 
-void check_sizes(std::uint32_t blocks, std::uint64_t block_bytes) {
-  if (blocks == 0 || blocks > kMaxBlocks || block_bytes == 0 || block_bytes > kMaxBytes / blocks)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a KV pool has 1 to {} blocks of at least one byte, and at most {} bytes; {} "
-                            "blocks of {} bytes were asked for",
-                            kMaxBlocks, kMaxBytes, blocks, block_bytes));
+/// Returns how a new KV pool is divided. Throws invalid_argument.
+KvGeometry geometry_for(const std::string& name, const KvPoolOptions& options) {
+  const std::uint64_t budget = options.budget;
+  if (budget == 0)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("there is no KV pool \"{}\": give budget=, the bytes of all its blocks, to make it",
+                    name));
+  std::uint64_t extent = options.extent_bytes;
+  if (extent == 0) {
+    extent = std::min(budget, std::clamp(budget / 256 / kMiB * kMiB, 64 * kMiB, 1024 * kMiB));
+    const std::uint64_t block = std::clamp<std::uint64_t>(options.block_bytes, 1, budget);
+    if (extent % block > extent / 8) extent = std::max<std::uint64_t>(extent / block, 1) * block;
+  }
+  const std::uint64_t extents = budget / extent;
+  if (budget > kMaxBytes || extents == 0 || extents > kKvExtents)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format(
+            "a KV pool has 1 to {} extents and at most {} bytes; a budget of {} bytes in extents of {} "
+            "bytes was asked for",
+            kKvExtents, kMaxBytes, budget, extent));
+  const std::uint64_t smallest =
+      std::min(options.block_bytes == 0 ? kUsualBlock : options.block_bytes, kUsualBlock);
+  const auto records = std::clamp<std::uint64_t>(extent / smallest, 1, kMaxRecords);
+  return {static_cast<std::uint32_t>(extents), static_cast<std::uint32_t>(records), extent};
 }
 
-/// Returns the memory of the leases and keys, which no process can make smaller.
-Fd make_control(std::uint32_t blocks, std::uint64_t block_bytes) {
-  const std::size_t bytes = KvPoolBlocks::bytes_for(blocks);
-  Fd memory = create_memfd("onecopy-kv_pool", bytes);
-  KvPoolBlocks::init(Mapping::of(memory, bytes, Access::read_write).data(), blocks, block_bytes);
-  return memory;
-}
-
-/// Publishes a version whose last descriptor is the memory of the leases and keys.
-void make_kv_pool(Client& client, const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-                  Device device) {
+/// Publishes a version whose last descriptor is the control memory.
+void make_kv_pool(Client& client, const std::string& name, const KvPoolOptions& options) {
+  const KvGeometry geometry = geometry_for(name, options);
+  const Device device = options.device;
   check_outlives_its_maker(device);
   Table table = table_for(device, {});
-  const Layout layout(DType::u8, {std::int64_t{blocks}, static_cast<std::int64_t>(block_bytes)});
+  const Layout layout(DType::u8, {static_cast<std::int64_t>(geometry.extents * geometry.extent_bytes)});
   table.rows = {{"blocks", layout, 0}};
   const std::uint64_t bytes = place(table.rows);
   VersionRecord version = record_of(name, device, MappedMemory::size_for(device, bytes), 1);
@@ -59,7 +76,7 @@ void make_kv_pool(Client& client, const std::string& name, std::uint32_t blocks,
   table.size = memory.size();
   ExportedMemory exported = memory.export_chunks(Access::read_write);
   describe(exported, table);
-  exported.fds.push_back(make_control(blocks, block_bytes));
+  exported.fds.push_back(KvPoolBlocks::make(geometry));
   publish_version(client, table, version, exported.fds);
 }
 
@@ -73,19 +90,36 @@ void check_kv_pool(const std::string& name, const VersionRecord& version, const 
                             device_of(table).str(), device.str()));
 }
 
-/// Shows processes of other namespaces that this process uses the KV pool, as long as the mapping lives here or in a forked
-/// child: the mapping keeps a file open that is locked for reading.
-Mapping mark_use(const Fd& control) {
-  const Fd own = reopen_read_only(control);
-  lock_for_reading(own);
-  return Mapping::of(own, sizeof(KvPoolHeader), Access::read_only);
+/// Throws invalid_argument if the KV pool has another budget or other extents than were asked for.
+void check_geometry(const std::string& name, const KvGeometry& geometry, const KvPoolOptions& options) {
+  const std::uint64_t bytes = geometry.extents * geometry.extent_bytes;
+  const bool is_other = options.budget != 0 && options.budget / geometry.extent_bytes != geometry.extents;
+  if (!is_other && (options.extent_bytes == 0 || options.extent_bytes == geometry.extent_bytes)) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format(
+          "the KV pool \"{}\" has {} bytes in extents of {} bytes, and {} in extents of {} were asked "
+          "for (0: as it is)",
+          name, bytes, geometry.extent_bytes, options.budget, options.extent_bytes));
+}
+
+/// Returns what allocates an extent of memory of the host. Other memory is there from the beginning.
+KvPopulate populate_for(std::byte* data, const KvGeometry& geometry, Device device) {
+  if (device != kCpu) return {};
+  ::madvise(data, geometry.extents * geometry.extent_bytes, MADV_DONTDUMP);
+  return [data, bytes = geometry.extent_bytes](std::uint32_t extent) {
+    constexpr std::uint64_t kPage = 4096;
+    const std::uint64_t begin = extent * bytes / kPage * kPage;
+    std::byte* const at = data + begin;
+    const std::uint64_t size = extent * bytes + bytes - begin;
+    ::madvise(at, size, MADV_HUGEPAGE);
+    return ::madvise(at, size, PageTableFiller::kAbsent) == 0 || errno == EINVAL;  // before Linux 5.14
+  };
 }
 
 }  // namespace
 
-KvPool Store::kv_pool(const std::string& name, std::uint32_t blocks, std::uint64_t block_bytes,
-                      Device device, bool pinned) {
-  check_sizes(blocks, block_bytes);
+KvPool Store::kv_pool(const std::string& name, const KvPoolOptions& options) {
   const std::string home = client().home(Deadline::after(kKeeperPatience));
   const KvPoolLock lock(home, name, Deadline::after(kKeeperPatience));
   const auto open = [&] { return client().open(name, 0, nullptr, Deadline::after(kKeeperPatience)); };
@@ -94,48 +128,105 @@ KvPool Store::kv_pool(const std::string& name, std::uint32_t blocks, std::uint64
     reading = open();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::stale_handle) throw;
-    make_kv_pool(client(), name, blocks, block_bytes, device);
+    make_kv_pool(client(), name, options);
     reading = open();
   }
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
-  const Table& table = opened.table;
   const VersionRecord version = reading->version();
-  check_kv_pool(name, version, table, device);
-  const Layout layout = table.rows.front().layout;
-  const std::uint64_t bytes = file_size(files.back());
-  Mapping memory = Mapping::of(files.back(), bytes, Access::read_write);
-  const bool is_used = may_be_read(files.back());  // the lock of the name is held
-  Mapping use = mark_use(files.back());
-  std::vector<ExportedMemory> parts = memory_of(table, std::move(files));
+  check_kv_pool(name, version, opened.table, options.device);
+  const Layout layout = opened.table.rows.front().layout;
+  const Fd control = files.back().duplicate();
+  const KvGeometry geometry = KvPoolBlocks::geometry_of(control);
+  check_geometry(name, geometry, options);
+  std::vector<ExportedMemory> parts = memory_of(opened.table, std::move(files));
   BlockRef block =
-      MappedMemory::open(device, std::move(parts), {std::move(opened.table), version, std::move(*reading)},
-                         Access::read_write);
+      MappedMemory::open(options.device, std::move(parts),
+                         {std::move(opened.table), version, std::move(*reading)}, Access::read_write);
   const auto& mapped = *static_cast<MappedMemory*>(block.group());
-  if (pinned && device == kCpu) mapped.pin();
+  if (options.pinned && options.device == kCpu) mapped.pin();
   std::byte* const data = mapped.data();
-  Tensor tensor(std::move(block), data, layout, device, Access::read_write);
-  std::byte* const control = memory.data();
-  if (!is_used) KvPoolBlocks::take_over(control, bytes);
-  return KvPool(std::shared_ptr<KvPool::State>(new KvPool::State{
-      std::move(use), std::move(tensor), std::move(memory), {control, bytes, blocks, block_bytes}}));
+  Tensor memory(std::move(block), data, layout, options.device, Access::read_write);
+  return KvPool(std::shared_ptr<KvPool::State>(
+      new KvPool::State{std::move(memory),
+                        {control, options, populate_for(data, geometry, options.device)},
+                        options.block_bytes}));
+}
+
+std::vector<KvPoolStats> Store::kv_pool_stats(const std::string& name) {
+  const std::optional<Client::Reading> reading =
+      client().open(name, 0, nullptr, Deadline::after(kKeeperPatience));
+  const std::vector<Fd> files = reading->files();
+  const OpenTable opened(files.front());
+  check_kv_pool(name, reading->version(), opened.table, device_of(opened.table));
+  return KvPoolBlocks::stats_of(files.back());
 }
 
 KvPool::State& KvPool::state() const { return of_object(state_, "KvPool"); }
 
 std::vector<std::uint32_t> KvPool::allocate(std::uint32_t count) { return state().control.allocate(count); }
-void KvPool::share(std::span<const std::uint32_t> numbers) { state().control.share(numbers); }
 void KvPool::release(std::span<const std::uint32_t> numbers) { state().control.release(numbers); }
-bool KvPool::put(std::string_view key, std::span<const std::uint32_t> numbers) {
-  return state().control.put(key, numbers);
+bool KvPool::put(std::string_view key, std::uint32_t number) { return state().control.put(key, number); }
+std::vector<std::optional<std::uint32_t>> KvPool::write(std::span<const std::string> keys,
+                                                        std::uint32_t group) {
+  return state().control.write(keys, group);
+}
+void KvPool::complete(std::span<const std::uint32_t> numbers, std::uint32_t part) {
+  state().control.complete(numbers, part);
+}
+void KvPool::fail(std::span<const std::uint32_t> numbers) { state().control.fail(numbers); }
+std::vector<std::uint64_t> KvPool::tickets(std::span<const std::uint32_t> numbers) {
+  return state().control.tickets(numbers);
+}
+std::vector<std::uint32_t> KvPool::join(std::span<const std::uint64_t> tickets) {
+  return state().control.join(tickets);
+}
+std::vector<std::uint32_t> KvPool::find(std::span<const std::string> keys) {
+  std::vector<std::uint32_t> numbers;
+  for (const auto& number : state().control.find(keys, false)) numbers.push_back(*number);
+  return numbers;
+}
+std::vector<std::optional<std::uint32_t>> KvPool::find_all(std::span<const std::string> keys) {
+  return state().control.find(keys, true);
+}
+std::vector<KvPresence> KvPool::contains(std::span<const std::string> keys) const {
+  return state().control.contains(keys);
+}
+std::uint32_t KvPool::pin(std::span<const std::string> keys, std::uint32_t seconds) {
+  return state().control.pin(keys, seconds);
 }
 bool KvPool::remove(std::string_view key) { return state().control.remove(key); }
 std::uint32_t KvPool::clear() { return state().control.clear(); }
-std::vector<std::vector<std::uint32_t>> KvPool::find(std::span<const std::string> keys) {
-  return state().control.find(keys);
-}
+KvPoolEvents KvPool::events(std::uint64_t since) const { return state().control.events(since); }
 KvPoolStats KvPool::stats() { return state().control.stats(); }
 
-Tensor KvPool::memory() const { return state().blocks; }
+std::uint64_t KvPool::offset(std::uint32_t number) const {
+  const KvGeometry& g = state().control.geometry();
+  return number / g.records * g.extent_bytes + number % g.records * state().block_bytes;
+}
+std::uint64_t KvPool::block_bytes() const { return state().block_bytes; }
+
+void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const std::uint32_t> rows,
+                         const KvRows& array, std::uint64_t offset, bool to_pool) {
+  State& s = state();
+  if (s.memory.device() != kCpu)
+    throw Error(ErrorCode::unsupported,
+                "copy_blocks() copies memory of the host, and the KV pool is on a card");
+  const auto fits = [&](std::uint32_t row) { return row < array.count; };
+  if (numbers.size() != rows.size() || offset > s.block_bytes || array.bytes > s.block_bytes - offset ||
+      !std::ranges::all_of(rows, fits))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} blocks of {} bytes do not fit {} of {} rows of {} bytes at offset {}",
+                            numbers.size(), s.block_bytes, rows.size(), array.count, array.bytes, offset));
+  s.control.check_leased(numbers);
+  auto* const pool = static_cast<std::byte*>(s.memory.data());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::byte* const there = pool + this->offset(numbers[i]) + offset;
+    std::byte* const here = array.data + rows[i] * array.stride;
+    std::memcpy(to_pool ? there : here, to_pool ? here : there, array.bytes);
+  }
+}
+
+Tensor KvPool::memory() const { return state().memory; }
 
 }  // namespace onecopy::store

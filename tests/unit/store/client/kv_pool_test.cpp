@@ -1,291 +1,343 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leases, keys and eviction of a KV pool; users that die at each named point; random programs beside a model.
+// Leases, keys, groups, namespaces and eviction of a KV pool, and users that are stopped, forked and in other PID namespaces.
 #include "store/client/kv_pool_blocks.h"
 
 #include <gtest/gtest.h>
 
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
-#include <map>
-#include <optional>
-#include <random>
 #include <set>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "core/point.h"
-#include "onecopy/core/error.h"
-#include "os/mapping.h"
-#include "os/memfd.h"
-#include "support/child.h"
-#include "support/die_at.h"
+#include "kv_pool_fixture.h"
 
 namespace onecopy::store {
 namespace {
 
 using onecopy::testing::Child;
+using onecopy::testing::eventually;
 using onecopy::testing::Shared;
-using Numbers = std::vector<std::uint32_t>;
 
-constexpr std::uint32_t kBlocks = 16;
-
-class KvPoolBlocksTest : public ::testing::Test {
- protected:
-  KvPoolBlocksTest()
-      : memory_(Mapping::of(create_memfd("kv_pool", KvPoolBlocks::bytes_for(kBlocks)),
-                            KvPoolBlocks::bytes_for(kBlocks), Access::read_write)) {
-    KvPoolBlocks::init(memory_.data(), kBlocks, 8);
-    kv_pool_.emplace(memory_.data(), memory_.size(), kBlocks, 8);
-  }
-  std::optional<Numbers> find(const std::string& key) {
-    auto found = kv_pool_->find(std::span(&key, 1));
-    return found.empty() ? std::nullopt : std::optional(found.front());
-  }
-  template <class Call>
-  void expect_refused(Call&& call, ErrorCode code = ErrorCode::invalid_argument) {
-    try {
-      call();
-      FAIL() << "nothing was thrown";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-    }
-  }
-
-  Mapping memory_;
-  std::optional<KvPoolBlocks> kv_pool_;
-};
-
-TEST_F(KvPoolBlocksTest, GivesEachBlockOnce) {
-  const Numbers all = kv_pool_->allocate(kBlocks);
+TEST_F(KvPoolTest, GivesEachBlockOnce) {
+  const Numbers all = pool_->allocate(kBlocks);
   EXPECT_EQ(std::set(all.begin(), all.end()).size(), kBlocks);
-  expect_refused([&] { kv_pool_->allocate(1); }, ErrorCode::out_of_memory);
-  kv_pool_->release(all);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks);
+  expect_refused([&] { pool_->allocate(1); }, ErrorCode::out_of_memory);
+  pool_->release(all);
+  EXPECT_EQ(pool_->stats().free, kBlocks);
 }
 
-/// Makes the KV pool one of another PID namespace.
-void move_to_another_namespace(const Mapping& memory) {
-  ++reinterpret_cast<KvPoolHeader*>(memory.data())->pid_namespace;
+TEST_F(KvPoolTest, MakesNoMemoryBeforeABlockIsNeeded) {
+  EXPECT_EQ(populated_, 0u);
+  EXPECT_EQ(pool_->stats().free_bytes, kBudget);
+  pool_->allocate(1);
+  EXPECT_EQ(populated_, 1u);
+  EXPECT_EQ(pool_->stats().free_bytes, kBudget / 2);
 }
 
-TEST_F(KvPoolBlocksTest, IsRefusedInAnotherNamespaceWithNothingChanged) {
-  kv_pool_->allocate(3);
-  move_to_another_namespace(memory_);
-  expect_refused([&] { KvPoolBlocks(memory_.data(), memory_.size(), kBlocks, 8); }, ErrorCode::unsupported);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks - 3);
+TEST_F(KvPoolTest, EvictsWhenTheSystemHasNoMemoryForAnExtent) {
+  const Numbers first = put_some({"a", "b"});
+  has_memory_ = false;
+  const Numbers more = pool_->allocate(kBlocks / 2);
+  EXPECT_EQ(pool_->stats().evictions, 2u);
+  expect_refused([&] { pool_->allocate(1); }, ErrorCode::out_of_memory);
+  has_memory_ = true;
+  EXPECT_EQ(pool_->allocate(1).size(), 1u);
 }
 
-TEST_F(KvPoolBlocksTest, IsTakenOverWithItsEntriesAndWithoutLeases) {
-  kv_pool_->put("a", kv_pool_->allocate(2));
-  kv_pool_->allocate(3);
-  move_to_another_namespace(memory_);
-  KvPoolBlocks::take_over(memory_.data(), memory_.size());
-  KvPoolBlocks later(memory_.data(), memory_.size(), kBlocks, 8);
-  EXPECT_EQ(later.stats().free, kBlocks - 2);
-  EXPECT_EQ(later.stats().idle, 2u);
-  EXPECT_EQ(later.stats().users, 1u);
+TEST_F(KvPoolTest, RefusesWrongNumbersAndChangesNothing) {
+  const Numbers mine = pool_->allocate(2);
+  expect_refused([&] { pool_->release(Numbers{mine[0], mine[0]}); });
+  expect_refused([&] { pool_->release(Numbers{kBlocks}); });
+  expect_refused([&] { pool_->put("a", mine[0] == 0 ? kBlocks - 1 : mine[0] - 1); });
+  expect_refused([&] { pool_->complete(mine, 1); });
+  expect_refused([&] { pool_->tickets(Numbers{kBlocks + 7}); });
+  EXPECT_TRUE(pool_->put("a", mine[0]));
+  expect_refused([&] { pool_->put("b", mine[0]); });
+  pool_->release(mine);
+  EXPECT_EQ(pool_->stats().idle, 1u);
 }
 
-TEST_F(KvPoolBlocksTest, ASharedBlockStaysUntilItsLastLeaseEnds) {
-  const Numbers mine = kv_pool_->allocate(1);
-  kv_pool_->share(mine);
-  kv_pool_->release(mine);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks - 1);
-  kv_pool_->release(mine);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks);
+TEST_F(KvPoolTest, FindsUpToTheFirstMissingKeyOrAll) {
+  const Numbers put = put_some({"a", "b", "c"});
+  const Keys keys{"a", "x", "c"};
+  EXPECT_EQ(pool_->find(keys, false), (Found{put[0]}));
+  EXPECT_EQ(pool_->find(keys, true), (Found{put[0], {}, put[2]}));
+  EXPECT_EQ(pool_->stats().hits, 3u);
+  EXPECT_EQ(pool_->stats().misses, 2u);
 }
 
-TEST_F(KvPoolBlocksTest, RefusesWrongNumbersAndChangesNothing) {
-  const Numbers mine = kv_pool_->allocate(2);
-  expect_refused([&] { kv_pool_->release(Numbers{mine[0], mine[0]}); });
-  expect_refused([&] { kv_pool_->release(Numbers{kBlocks}); });
-  expect_refused([&] { kv_pool_->share(Numbers{mine[0], (mine[0] + 8) % kBlocks}); });
-  expect_refused([&] { kv_pool_->put("a", Numbers{mine[0], mine[0]}); });
-  expect_refused([&] { kv_pool_->put("a", {}); });
-  expect_refused([&] { kv_pool_->put("", mine); });
-  expect_refused([&] { kv_pool_->put(std::string(kMaxKvPoolKey + 1, 'k'), mine); });
-  expect_refused([&] { KvPoolBlocks(memory_.data(), memory_.size(), kBlocks, 9); });
-  EXPECT_TRUE(kv_pool_->put("a", mine));
-  expect_refused([&] { kv_pool_->put("b", mine); });
-  kv_pool_->release(mine);
-  EXPECT_EQ(kv_pool_->stats().idle, 2u);
+TEST_F(KvPoolTest, EvictsWhatNobodyFoundBeforeWhatWasUsedLeastRecently) {
+  put_some({"a", "b", "c", "d"});
+  for (const char* const key : {"c", "a"}) pool_->release(Numbers{*find(key)});
+  pool_->allocate(kBlocks - 1);  // all but three: b and d go, then c
+  EXPECT_EQ(
+      pool_->contains(Keys{"a", "b", "c", "d"}),
+      (std::vector{KvPresence::whole, KvPresence::missing, KvPresence::missing, KvPresence::missing}));
 }
 
-TEST_F(KvPoolBlocksTest, FindsUpToTheFirstMissingKeyAndEvictsTheLeastRecentlyUsed) {
-  std::map<std::string, Numbers> put;
-  for (const char* const key : {"a", "b", "c", "d"}) {
-    put[key] = kv_pool_->allocate(4);
-    EXPECT_TRUE(kv_pool_->put(key, put[key]));
-    EXPECT_FALSE(kv_pool_->put(key, put[key]));
-    kv_pool_->release(put[key]);
-  }
-  const auto found = kv_pool_->find(std::vector<std::string>{"a", "c", "x", "d"});
-  EXPECT_EQ(found, (std::vector{put["a"], put["c"]}));
-  kv_pool_->release(put["c"]);
-  kv_pool_->allocate(5);  // the entries b and d; "a" is leased, and "c" was used last
+TEST_F(KvPoolTest, APinnedKeyIsNotEvicted) {
+  put_some({"a", "b"});
+  EXPECT_EQ(pool_->pin(Keys{"a", "x"}, 1000), 1u);
+  pool_->release(pool_->allocate(kBlocks - 1));
+  EXPECT_TRUE(find("a"));
   EXPECT_FALSE(find("b"));
-  EXPECT_FALSE(find("d"));
-  EXPECT_EQ(find("c"), put["c"]);
-  EXPECT_EQ(kv_pool_->stats().evictions, 2u);
+  pool_->release(Numbers{*find("a"), *find("a"), *find("a")});
+  expect_refused([&] { pool_->allocate(kBlocks); }, ErrorCode::out_of_memory);
+  EXPECT_EQ(pool_->stats().free, kBlocks - 1);
+  pool_->pin(Keys{"a"}, 0);
 }
 
-TEST_F(KvPoolBlocksTest, BlocksOfARemovedKeyAreFreeWhenTheirLeasesEnd) {
-  const Numbers leased = kv_pool_->allocate(2), idle = kv_pool_->allocate(3);
-  kv_pool_->put("leased", leased);
-  kv_pool_->put("idle", idle);
-  kv_pool_->release(idle);
-  EXPECT_TRUE(kv_pool_->remove("leased"));
-  EXPECT_FALSE(kv_pool_->remove("leased"));
-  EXPECT_FALSE(find("leased"));
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks - 5);
-  EXPECT_TRUE(kv_pool_->put("again", leased));
-  EXPECT_EQ(kv_pool_->clear(), 2u);
-  EXPECT_EQ(kv_pool_->clear(), 0u);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks - 2);
-  kv_pool_->release(leased);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks);
+TEST_F(KvPoolTest, AtMostAQuarterIsPinned) {
+  pool_->release(pool_->allocate(kBlocks));
+  const Keys keys{"a", "b", "c", "d", "e"};
+  put_some(keys);
+  expect_refused([&] { pool_->pin(keys, 10); }, ErrorCode::out_of_memory);
+  EXPECT_EQ(pool_->pin(std::span(keys).first(4), 10), 4u);
 }
 
-TEST_F(KvPoolBlocksTest, AForkedChildHasNoLeases) {
-  const Numbers mine = kv_pool_->allocate(kBlocks);
+TEST_F(KvPoolTest, ABlockOfSeveralPartsIsVisibleOnlyWhenAllAreComplete) {
+  KvPoolBlocks ranks(control_, {.block_bytes = 8, .space = "ranks", .parts = 3});
+  KvPoolBlocks other(control_, {.block_bytes = 8, .space = "ranks", .parts = 3});
+  const Keys key{"a"};
+  const Numbers mine{*ranks.write(key, 7)[0]};
+  EXPECT_EQ(other.write(key, 8)[0], std::nullopt);
+  const Numbers theirs{*other.write(key, 7)[0]};
+  EXPECT_EQ(mine, theirs);
+  ranks.complete(mine, 0);
+  ranks.complete(mine, 0);
+  other.complete(theirs, 2);
+  EXPECT_EQ(other.find(key, false).size(), 0u);
+  EXPECT_EQ(ranks.contains(key)[0], KvPresence::writing);
+  ranks.complete(mine, 1);
+  EXPECT_EQ(other.find(key, false), Found{mine[0]});
+  EXPECT_EQ(ranks.contains(key)[0], KvPresence::whole);
+}
+
+TEST_F(KvPoolTest, AFailedPartTakesTheKeyAndNoLease) {
+  const Numbers mine{*pool_->write(Keys{"a"}, 7)[0]};
+  pool_->fail(mine);
+  pool_->complete(mine, 0);
+  EXPECT_FALSE(find("a"));
+  EXPECT_EQ(pool_->stats().leased, 1u);
+  pool_->release(mine);
+  EXPECT_EQ(pool_->stats().leased, 0u);
+}
+
+TEST_F(KvPoolTest, ADeadPartTakesTheKeyWhileOthersKeepTheirLeases) {
+  const Numbers mine{*pool_->write(Keys{"a"}, 7)[0]};
+  Child part([&] {
+    pool_->write(Keys{"a"}, 7);
+    std::raise(SIGKILL);
+  });
+  EXPECT_EQ(part.join(), -SIGKILL);
+  EXPECT_EQ(pool_->stats().users, 1u);
+  pool_->complete(mine, 0);
+  EXPECT_FALSE(find("a"));
+  EXPECT_EQ(pool_->stats().leased, 1u);
+}
+
+TEST_F(KvPoolTest, WhoeverJoinsKeepsABlockWhenTheOneThatAllocatedItDies) {
+  const Shared<std::atomic<std::uint64_t>> ticket;
+  Child scheduler([&] {
+    *ticket = pool_->tickets(Numbers{*pool_->write(Keys{"a"}, 7)[0]})[0];
+    ::pause();
+  });
+  ASSERT_TRUE(eventually([&] { return *ticket != 0; }));
+  const std::uint64_t one = *ticket;
+  const Numbers joined = pool_->join(std::span(&one, 1));
+  scheduler.kill();
+  const Numbers rest = pool_->allocate(kBlocks - 1);
+  EXPECT_EQ(std::count(rest.begin(), rest.end(), joined[0]), 0);
+  pool_->release(joined);
+  pool_->allocate(1);
+  expect_refused([&] { pool_->join(std::span(&one, 1)); }, ErrorCode::stale_handle);
+}
+
+TEST_F(KvPoolTest, BlocksOfARemovedKeyAreFreeWhenTheirLeasesEnd) {
+  const Numbers leased = pool_->allocate(1);
+  pool_->put("leased", leased[0]);
+  put_some({"idle"});
+  EXPECT_TRUE(pool_->remove("leased"));
+  EXPECT_FALSE(pool_->remove("leased"));
+  EXPECT_EQ(pool_->stats().leased, 1u);
+  EXPECT_TRUE(pool_->put("again", leased[0]));
+  EXPECT_EQ(pool_->clear(), 2u);
+  EXPECT_EQ(pool_->clear(), 0u);
+  pool_->release(leased);
+  EXPECT_EQ(pool_->stats().free, kBlocks / 2);
+}
+
+TEST_F(KvPoolTest, EventsTellOfKeysThatCameAndWent) {
+  const std::string key(32, 'k');
+  put_some({key});
+  const KvPoolEvents first = pool_->events(0);
+  pool_->clear();
+  const KvPoolEvents second = pool_->events(first.next);
+  ASSERT_EQ(first.events.size() + second.events.size(), 2u);
+  EXPECT_TRUE(first.events[0].stored);
+  EXPECT_FALSE(second.events[0].stored);
+  EXPECT_EQ(second.events[0].key, key);
+  for (int i = 0; i < 9000; ++i) {
+    put_some({"again"});
+    pool_->clear();
+  }
+  EXPECT_TRUE(pool_->events(first.next).are_missing);
+}
+
+TEST_F(KvPoolTest, NamespacesShareTheBudgetAndNoKey) {
+  KvPoolBlocks other(control_, {.block_bytes = 16, .space = "other"});
+  put_some({"a"});
+  EXPECT_EQ(other.find(Keys{"a"}, false).size(), 0u);
+  other.put("a", other.allocate(1)[0]);
+  EXPECT_EQ(other.stats().blocks, 4u);
+  EXPECT_EQ(pool_->stats().blocks, kBlocks / 2);
+  expect_refused([&] { KvPoolBlocks(control_, {.block_bytes = 32, .space = "other"}); });
+  expect_refused([&] { KvPoolBlocks(control_, {.block_bytes = 40, .space = "wastes"}); });
+  expect_refused([&] { KvPoolBlocks(control_, {.block_bytes = 128, .space = "large"}); });
+}
+
+TEST_F(KvPoolTest, ANamespaceGetsTheExtentOfAnotherOneOnceItsLeasesHaveEnded) {
+  const Numbers leased = pool_->allocate(kBlocks);
+  for (const std::uint32_t block : leased) pool_->put(std::to_string(block), block);
+  pool_->release(std::span(leased).first(kBlocks - 1));
+  const std::uint32_t kept = leased.back();
+  KvPoolBlocks other(control_, {.block_bytes = 16, .space = "other"});
+  KvPoolBlocks third(control_, {.block_bytes = 32, .space = "third"});
+  const Numbers theirs = other.allocate(4);
+  EXPECT_EQ(
+      std::count_if(theirs.begin(), theirs.end(), [&](auto n) { return n / kRecords == kept / kRecords; }),
+      0);
+  expect_refused([&] { third.allocate(1); }, ErrorCode::out_of_memory);
+  EXPECT_TRUE(find(std::to_string(kept))) << "a namespace keeps an extent while it has a lease";
+  pool_->release(Numbers{kept, kept});
+  EXPECT_EQ(third.allocate(2).size(), 2u);
+  EXPECT_EQ(pool_->stats().blocks, 0u);
+}
+
+TEST_F(KvPoolTest, TheRowOfANamespaceWithoutMemoryIsUsedAgainAndItsUsersOpenItAgain) {
+  pool_->stats();
+  for (std::uint32_t i = 0; i < kKvSpaces; ++i)
+    KvPoolBlocks(control_, {.block_bytes = 8, .space = std::to_string(i)});
+  expect_refused([&] { pool_->allocate(1); }, ErrorCode::stale_handle);
+  pool_.emplace(control_, KvPoolOptions{.block_bytes = 8});
+  EXPECT_EQ(pool_->allocate(1).size(), 1u);
+}
+
+TEST_F(KvPoolTest, MinAndMaxOfANamespaceAreKept) {
+  KvPoolBlocks kept(control_, {.block_bytes = 8, .space = "kept", .min_bytes = 1});
+  KvPoolBlocks few(control_, {.block_bytes = 8, .space = "few", .max_bytes = kBudget / 2});
+  expect_refused([&] { pool_->allocate(kBlocks / 2 + 1); }, ErrorCode::out_of_memory);
+  EXPECT_EQ(kept.allocate(kBlocks / 2).size(), kBlocks / 2);
+  expect_refused([&] { few.allocate(kBlocks / 2 + 1); }, ErrorCode::out_of_memory);
+}
+
+TEST_F(KvPoolTest, OneUserLeasesHalfOfTheBudgetBesideOthers) {
+  KvPoolBlocks other(control_, {.block_bytes = 8});
+  other.stats();
+  pool_->allocate(kBlocks / 2);
+  expect_refused([&] { pool_->allocate(1); }, ErrorCode::out_of_memory);
+  EXPECT_EQ(other.allocate(kBlocks / 2).size(), kBlocks / 2);
+}
+
+TEST_F(KvPoolTest, AForkedChildHasNoLeasesAndIsAUserOfItsOwn) {
+  const Numbers mine = pool_->allocate(kBlocks / 2);
   Child child([&] {
-    expect_refused([&] { kv_pool_->release(mine); });
-    kv_pool_->share(mine);
-    kv_pool_.reset();
+    expect_refused([&] { pool_->release(mine); });
+    EXPECT_EQ(pool_->allocate(2).size(), 2u);
+    EXPECT_EQ(pool_->stats().users, 2u);
+    pool_.reset();
   });
   EXPECT_EQ(child.join(), 0);
-  kv_pool_->release(mine);
-  EXPECT_EQ(kv_pool_->stats().free, kBlocks);
+  EXPECT_EQ(pool_->stats().users, 1u);
+  pool_->release(mine);
+  EXPECT_EQ(pool_->stats().free, kBlocks);
 }
 
-std::atomic<bool>* has_the_mutex = nullptr;
+TEST_F(KvPoolTest, ChildrenThatOutliveTheirParentDoNotKeepItsLeases) {
+  const Shared<std::atomic<int>> grandchild;
+  Child user([&] {
+    pool_->allocate(kBlocks / 2);
+    if (const int pid = ::fork(); pid != 0) *grandchild = pid;
+    else ::pause();
+    std::raise(SIGKILL);
+  });
+  EXPECT_EQ(user.join(), -SIGKILL);
+  EXPECT_EQ(pool_->stats().leased, 0u);
+  ::kill(*grandchild, SIGKILL);
+}
 
-TEST_F(KvPoolBlocksTest, AUserThatIsStoppedWithTheMutexHoldsOthersUpForTheirPatienceAlone) {
-  KvPoolBlocks impatient(memory_.data(), memory_.size(), kBlocks, 8, std::chrono::milliseconds(1));
+TEST_F(KvPoolTest, AUserOfAnotherPidNamespaceKeepsItsLeasesUntilItEnds) {
+  const Shared<std::atomic<int>> state;
+  Child user([&] {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID) != 0) {
+      *state = 2;
+      return;
+    }
+    if (::fork() != 0) ::pause();
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getpid() != 1 || ::mount("proc", "/proc", "proc", 0, nullptr) != 0) {
+      *state = 2;
+      return;
+    }
+    pool_->allocate(3);
+    *state = 1;
+    ::pause();
+  });
+  ASSERT_TRUE(eventually([&] { return *state != 0; }));
+  if (*state == 2) GTEST_SKIP() << "needs user namespaces with a /proc of their own";
+  EXPECT_EQ(pool_->stats().leased, 3u);
+  user.kill();
+  EXPECT_TRUE(eventually([&] { return pool_->stats().leased == 0; }));
+}
+
+std::atomic<bool>* has_the_lock = nullptr;
+
+TEST_F(KvPoolTest, AStoppedHolderOfTheLockMakesOthersMissAndHasItsLeasesStill) {
+  KvPoolBlocks impatient(control_, {.block_bytes = 8}, {}, std::chrono::milliseconds(1));
+  put_some({"a"});
+  const Numbers mine = impatient.allocate(1);
   const Shared<std::atomic<bool>> flag;
-  has_the_mutex = &*flag;
+  has_the_lock = &*flag;
   Child child([&] {
     point_hook.store([](const char* name) noexcept {
-      if (std::string_view(name) == "kv_pool.allocate.taken" && !has_the_mutex->exchange(true)) ::pause();
+      if (std::string_view(name) == "kv_pool.leased" && !has_the_lock->exchange(true)) ::pause();
     });
-    kv_pool_->allocate(1);
+    pool_->allocate(1);
   });
-  ASSERT_TRUE(onecopy::testing::eventually([&] { return flag->load(); }));
-  expect_refused([&] { impatient.allocate(1); }, ErrorCode::timeout);
+  ASSERT_TRUE(eventually([&] { return flag->load(); }));
+  EXPECT_EQ(impatient.find(Keys{"a"}, false).size(), 0u);
+  EXPECT_EQ(impatient.write(Keys{"b"}, 1)[0], std::nullopt);
+  EXPECT_FALSE(impatient.put("b", mine[0]));
+  expect_refused([&] { impatient.allocate(1); }, ErrorCode::out_of_memory);
+  expect_refused([&] { impatient.remove("a"); }, ErrorCode::timeout);
+  impatient.release(mine);
+  expect_refused([&] { impatient.release(mine); });
   child.kill();
-  EXPECT_EQ(impatient.allocate(kBlocks).size(), kBlocks);
+  EXPECT_TRUE(eventually([&] { return !impatient.find(Keys{"a"}, false).empty(); }));
+  EXPECT_EQ(impatient.stats().leased, 1u) << "the dead user's lease and the released one have ended";
+  EXPECT_GE(impatient.stats().timeouts, 1u);
 }
 
-/// A user works until it passes the point for the `nth` time, and dies there. Others go on, and what it had put is whole.
-class AUserDies : public KvPoolBlocksTest, public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(AUserDies, AndAllItsBlocksAreFreeOrWhole) {
-  for (int nth = 1; nth <= 6; ++nth) {
-    Child child([&] {
-      onecopy::testing::die_at(GetParam(), nth);
-      for (int times = 0; times < 100; ++times) {
-        const Numbers mine = kv_pool_->allocate(kBlocks / 4), two = kv_pool_->allocate(2);
-        kv_pool_->share(mine);
-        kv_pool_->put(fmt::format("{}", mine[0]), mine);
-        kv_pool_->put(fmt::format("x{}", mine[0]), two);
-        for (const Numbers& found : kv_pool_->find(std::vector{fmt::format("{}", mine[0])}))
-          kv_pool_->release(found);
-        kv_pool_->remove(fmt::format("x{}", mine[0]));
-        kv_pool_->release(two);
-        kv_pool_->release(mine);
-        kv_pool_->release(mine);
-        Child([&] { kv_pool_->allocate(1); }).join();
-        kv_pool_->stats();
-        kv_pool_->release(kv_pool_->allocate(kBlocks));
-      }
-    });
-    const int end = child.join();
-    ASSERT_TRUE(end == -SIGKILL || (nth > 1 && end == 0)) << nth << " " << end;
-    const KvPoolStats stats = kv_pool_->stats();
-    ASSERT_EQ(stats.users, 1u) << nth;
-    ASSERT_EQ(stats.free + stats.idle, kBlocks) << nth;
-    const Numbers all = kv_pool_->allocate(kBlocks);
-    ASSERT_EQ(std::set(all.begin(), all.end()).size(), kBlocks);
-    kv_pool_->release(all);
-  }
+TEST_F(KvPoolTest, ManyUsersComeAndGo) {
+  for (int i = 0; i < 300; ++i) KvPoolBlocks(control_, {.block_bytes = 8}).stats();
+  EXPECT_EQ(pool_->stats().users, 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, AUserDies,
-                         ::testing::Values("kv_pool.begun", "kv_pool.ends", "kv_pool.attaches",
-                                           "kv_pool.allocate.taken", "kv_pool.release.counted",
-                                           "kv_pool.put.written", "kv_pool.put.done", "kv_pool.find.leased",
-                                           "kv_pool.remove.gone", "kv_pool.dead.counted"));
-
-/// A random program of one process beside a model of sets; another process does the same at the same time.
-void run_program(KvPoolBlocks& kv_pool, unsigned seed) {
-  std::mt19937 random(seed);
-  std::multiset<std::uint32_t> held;
-  for (int step = 0; step < 1000; ++step) {
-    Numbers some;
-    for (const std::uint32_t block : held)
-      if (random() % 3 == 0 && (some.empty() || some.back() != block)) some.push_back(block);
-    const std::string key(1, static_cast<char>('a' + random() % 8));
-    switch (random() % 6) {
-      case 0: try { some = kv_pool.allocate(random() % 4);
-        } catch (const Error& error) {
-          ASSERT_EQ(error.code(), ErrorCode::out_of_memory);
-          break;
-        }
-        for (const std::uint32_t block : some) {
-          ASSERT_FALSE(held.contains(block));
-          held.insert(block);
-        }
-        break;
-      case 1:
-        if (held.size() < 64) {
-          kv_pool.share(some);
-          held.insert(some.begin(), some.end());
-        }
-        break;
-      case 2:
-        if (!some.empty()) try {
-            kv_pool.put(key, some);
-          } catch (const Error& error) {
-            ASSERT_EQ(error.code(), ErrorCode::invalid_argument);
-          }
-        break;
-      case 3:
-        for (const Numbers& found : kv_pool.find(std::span(&key, 1)))
-          held.insert(found.begin(), found.end());
-        break;
-      case 4: random() % 8 == 0 ? kv_pool.clear() : kv_pool.remove(key); break;
-      default:
-        kv_pool.release(some);
-        for (const std::uint32_t block : some) held.erase(held.find(block));
-    }
+TEST_F(KvPoolTest, MoreThan256UsersAreRefused) {
+  std::vector<std::unique_ptr<KvPoolBlocks>> users;
+  for (std::uint32_t i = 0; i < kKvUsers; ++i) {
+    users.push_back(std::make_unique<KvPoolBlocks>(control_, KvPoolOptions{.block_bytes = 8}));
+    users.back()->stats();
   }
-  kv_pool.release(Numbers(held.begin(), held.end()));
-}
-
-TEST_F(KvPoolBlocksTest, TwoProcessesRaceAndEachSeesItsModel) {
-  for (unsigned seed = 1; seed < 6; ++seed) {
-    Child other([&] { run_program(*kv_pool_, seed + 100); });
-    run_program(*kv_pool_, seed);
-    EXPECT_EQ(other.join(), 0) << seed;
-    const KvPoolStats stats = kv_pool_->stats();
-    EXPECT_EQ(stats.free + stats.idle, kBlocks) << seed;
-  }
-}
-
-TEST_F(KvPoolBlocksTest, AProcessKilledAtAnyTimeLeavesAWholeKvPool) {
-  std::mt19937 random(::testing::UnitTest::GetInstance()->random_seed());
-  for (int round = 0; round < 50; ++round) {
-    Child child([&] {
-      for (unsigned seed = 0;; ++seed) run_program(*kv_pool_, seed);
-    });
-    run_program(*kv_pool_, static_cast<unsigned>(random()));
-    child.kill();
-    const KvPoolStats stats = kv_pool_->stats();
-    ASSERT_EQ(stats.free + stats.idle, kBlocks);
-  }
+  expect_refused([&] { pool_->stats(); }, ErrorCode::out_of_memory);
+  users.pop_back();
+  EXPECT_EQ(pool_->stats().users, kKvUsers);
 }
 
 }  // namespace

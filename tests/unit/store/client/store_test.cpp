@@ -183,29 +183,43 @@ TEST_F(StoreTest, ObjectsThatWereMovedFromThrow) {
   Follower live = store.follow("x");
   Draft draft = store.draft("x");
   Watch watch = store.watch("x");
-  KvPool kv_pool = store.kv_pool("blocks", 4, 64);
+  KvPool kv_pool = store.kv_pool("blocks", {.block_bytes = 64, .budget = 256});
   Store other = std::move(store);
   const Version opened = std::move(version);
   const Follower followed = std::move(live);
   const Draft drafted = std::move(draft);
   Watch watching = std::move(watch);
   KvPool kept = std::move(kv_pool);
-  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
-           [&] { store.list(); },         [&] { store.open("x"); },
-           [&] { store.draft("x"); },     [&] { store.keeper(); },
-           [&] { store.watch("x"); },     [&] { store.publish("x", made(kCpu, 1, 1)); },
-           [&] { store.remove("x"); },    [&] { store.rollback("x", 1); },
-           [&] { store.stop(); },         [&] { store.kv_pool("blocks", 4, 64); },
-           [&] { version.size(); },       [&] { version.name(0); },
-           [&] { version.layout(0); },    [&] { version.find("a"); },
-           [&] { version.tensor(0); },    [&] { version.memory(); },
-           [&] { version.offset(0); },    [&] { version.device(); },
-           [&] { version.number(); },     [&] { version.key(); },
-           [&] { version.attributes(); }, [&] { version.verify(); },
-           [&] { live.update(); },        [&] { draft.tensor(0); },
-           [&] { draft.publish(); },      [&] { watch.next(std::chrono::seconds(0)); },
-           [&] { kv_pool.allocate(1); },  [&] { kv_pool.stats(); },
-           [&] { kv_pool.memory(); },     [&] { kv_pool.clear(); }})
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{[&] { store.list(); },
+                                                                                       [&] { store.open("x"); },
+                                                                                       [&] { store.draft("x"); },
+                                                                                       [&] { store.keeper(); },
+                                                                                       [&] { store.watch("x"); },
+                                                                                       [&] { store.publish("x", made(kCpu, 1, 1)); },
+                                                                                       [&] { store.remove("x"); },
+                                                                                       [&] { store.rollback("x", 1); },
+                                                                                       [&] { store.stop(); },
+                                                                                       [&] { store.kv_pool("blocks", {.block_bytes = 64, .budget = 256}); },
+                                                                                       [&] { version.size(); },
+                                                                                       [&] { version.name(0); },
+                                                                                       [&] { version.layout(0); },
+                                                                                       [&] { version.find("a"); },
+                                                                                       [&] { version.tensor(0); },
+                                                                                       [&] { version.memory(); },
+                                                                                       [&] { version.offset(0); },
+                                                                                       [&] { version.device(); },
+                                                                                       [&] { version.number(); },
+                                                                                       [&] { version.key(); },
+                                                                                       [&] { version.attributes(); },
+                                                                                       [&] { version.verify(); },
+                                                                                       [&] { live.update(); },
+                                                                                       [&] { draft.tensor(0); },
+                                                                                       [&] { draft.publish(); },
+                                                                                       [&] { watch.next(std::chrono::seconds(0)); },
+                                                                                       [&] { kv_pool.allocate(1); },
+                                                                                       [&] { kv_pool.stats(); },
+                                                                                       [&] { kv_pool.memory(); },
+                                                                                       [&] { kv_pool.clear(); }})
     onecopy::testing::expect_refusal(ErrorCode::closed, {"moved from", "use the object"}, use);
   EXPECT_EQ(watching.next(std::chrono::seconds(10)), 1u);
   EXPECT_EQ(opened.number(), followed.number());
@@ -391,28 +405,34 @@ TEST_P(StoreTest, MemoryThatEndsWithItsMakerIsCopiedOrRefused) {
   EXPECT_EQ(value_of(store.open("x")), 3);
 }
 
+/// Returns what a KV pool of eight blocks of 4 KiB is asked for with.
+KvPoolOptions eight_on(Device device) {
+  return {.block_bytes = 4096, .budget = 8 * 4096, .device = device};
+}
+
 TEST_P(StoreTest, AKvPoolOutlivesAllItsUsersAndTheWorker) {
   Store store = start();
   const Device device = Device::parse(GetParam());
   Child user([&] {
-    KvPool kv_pool = Store::connect({.autostart = false}).kv_pool("kv", 8, 4096, device);
+    KvPool kv_pool = Store::connect({.autostart = false}).kv_pool("kv", eight_on(device));
     const auto numbers = kv_pool.allocate(8);
-    set_element<std::uint8_t>(kv_pool.memory(), 4096 * numbers[0], 7);
-    kv_pool.put("a", std::span(numbers).first(1));
+    set_element<std::uint8_t>(kv_pool.memory(), static_cast<std::int64_t>(kv_pool.offset(numbers[0])), 7);
+    kv_pool.put("a", numbers[0]);
     std::raise(SIGKILL);
   });
   EXPECT_EQ(user.join(), -SIGKILL);
   ::kill(store.keeper().worker, SIGKILL);
-  KvPool kv_pool = store.kv_pool("kv", 8, 4096, device);
+  KvPool kv_pool = store.kv_pool("kv", eight_on(device));
   EXPECT_EQ(kv_pool.memory().device(), device);
   EXPECT_EQ(kv_pool.stats().free, 7u);
   const std::string key = "a";
   const auto found = kv_pool.find(std::span(&key, 1));
   ASSERT_EQ(found.size(), 1u);
-  EXPECT_EQ(element<std::uint8_t>(kv_pool.memory(), 4096 * found[0][0]), 7);
-  EXPECT_THROW(store.kv_pool("kv", 9, 4096, device), Error);
-  EXPECT_THROW(store.kv_pool("kv", 8, 4096, device == kCpu ? Device::parse("cuda:0") : kCpu), Error);
-  EXPECT_THROW(store.kv_pool("none", 0, 4096, device), Error);
+  EXPECT_EQ(element<std::uint8_t>(kv_pool.memory(), static_cast<std::int64_t>(kv_pool.offset(found[0]))),
+            7);
+  EXPECT_THROW(store.kv_pool("kv", {.block_bytes = 4096, .budget = 18 * 4096, .device = device}), Error);
+  EXPECT_THROW(store.kv_pool("kv", eight_on(device == kCpu ? Device::parse("cuda:0") : kCpu)), Error);
+  EXPECT_THROW(store.kv_pool("none", {.block_bytes = 4096, .device = device}), Error);
   EXPECT_THROW(store.open("kv"), Error);
   EXPECT_THROW(store.draft("kv"), Error);
 }
@@ -422,7 +442,7 @@ TEST_F(StoreTest, AKvPoolIsPinnedWhileThisProcessHasIt) {
   const std::uint64_t before = stats().pinned_bytes;
   Tensor blocks;
   {
-    KvPool kv_pool = store.kv_pool("kv", 8, 4096, kCpu, true);
+    KvPool kv_pool = store.kv_pool("kv", {.block_bytes = 4096, .budget = 8 * 4096, .pinned = true});
     blocks = kv_pool.memory();
   }
   EXPECT_GE(stats().pinned_bytes, before + blocks.nbytes());

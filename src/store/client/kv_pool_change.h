@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "store/client/kv_pool_blocks.h"
+
+namespace onecopy::store {
+
+/// Holds the lock of a KV pool as one of its users, with is_changing set. Is false if a user that is stopped holds the lock.
+/// Throws out_of_memory if too many processes use the KV pool, and stale_handle if others took this process for dead.
+class KvPoolBlocks::Change {
+ public:
+  explicit Change(KvPoolBlocks& pool);
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() {
+    if (entered_) end();
+  }
+  explicit operator bool() const noexcept { return entered_; }
+
+ private:
+  void begin();
+  void end() noexcept;
+
+  KvPoolBlocks& pool_;
+  const LockGuard lock_;
+  bool entered_ = false;
+};
+
+}  // namespace onecopy::store

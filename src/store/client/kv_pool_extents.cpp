@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extents of a KV pool: which namespace gets one, and which one gives one.
+#include <algorithm>
+#include <atomic>
+
+#include "core/point.h"
+#include "store/client/kv_pool_index.h"
+
+namespace onecopy::store {
+namespace {
+
+constexpr std::uint32_t kOlderMs =
+    1000;  ///< how much longer the entries of the giving namespace were unused
+
+}  // namespace
+
+std::uint32_t KvIndex::claim(std::uint32_t space, std::uint32_t user, std::uint32_t count) noexcept {
+  if (this->space(space).extents >= this->space(space).max) return kNoBlock;
+  std::uint32_t number = unowned(space);
+  if (number == kNoBlock) {
+    drain_for(space, count);
+    number = unowned(space);
+  }
+  if (number == kNoBlock) return kNoBlock;
+  KvExtent& extent = m_.header->extents[number];
+  extent.drains = extent.leased = 0;
+  extent.ready.store(0, std::memory_order_relaxed);
+  extent.grower = user;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  point("kv_pool.claim.grows");
+  extent.owner = space + 1;
+  ++this->space(space).extents;
+  return number;
+}
+
+void KvIndex::open_ready() noexcept {
+  for (std::uint32_t e = 0; e < m_.geometry.extents; ++e) {
+    const KvExtent& extent = m_.header->extents[e];
+    if (extent.owner == 0 || extent.grower == 0) continue;
+    const std::uint32_t ready = extent.ready.load(std::memory_order_acquire);
+    if (ready == 1) open(e);
+    if (ready == 2) vacate(e);
+  }
+}
+
+void KvIndex::open(std::uint32_t extent) noexcept {
+  m_.header->extents[extent].grower = 0;
+  point("kv_pool.extent.opens");
+  const std::uint32_t first = extent * m_.geometry.records;
+  const std::uint32_t count = space_of(first).per_extent;
+  for (std::uint32_t block = first; block < first + count; ++block) append(block);
+}
+
+/// Takes an extent without users and keys from its namespace.
+void KvIndex::vacate(std::uint32_t number) noexcept {
+  KvExtent& extent = m_.header->extents[number];
+  --space(extent.owner - 1).extents;
+  if (m_.header->draining == number + 1) m_.header->draining = 0;
+  extent.owner = 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  point("kv_pool.extent.vacated");
+  extent.drains = extent.grower = extent.leased = 0;
+}
+
+/// Returns an extent without an owner, unless all of them are left for other namespaces.
+std::uint32_t KvIndex::unowned(std::uint32_t space) const noexcept {
+  std::uint32_t kept = 0, found = kNoBlock, count = 0;
+  for (std::uint32_t other = 0; other < kKvSpaces; ++other)
+    if (const KvSpace& s = this->space(other); other != space && s.min > s.extents)
+      kept += s.min - s.extents;
+  for (std::uint32_t e = 0; e < m_.geometry.extents; ++e)
+    if (m_.header->extents[e].owner == 0 && count++ == 0) found = e;
+  return count > kept ? found : kNoBlock;
+}
+
+/// Returns how long the idle block that is evicted next has been unused: the max if a free block or none is there.
+std::uint32_t KvIndex::oldest_age(std::uint32_t space) const noexcept {
+  const KvSpace& s = this->space(space);
+  if (s.free.count != 0 || (s.whole.count == 0 && s.found.count == 0)) return ~std::uint32_t{0};
+  const KvList& list = s.whole.count != 0 ? s.whole : s.found;
+  return kv_now() - m_.records[list.first].stamp;
+}
+
+/// Returns whether a namespace gives an extent to another one, which has fewer blocks than it needs or entries that were used
+/// later.
+bool KvIndex::can_give(std::uint32_t from, std::uint32_t to, std::uint32_t count) const noexcept {
+  const KvSpace& s = space(from);
+  if (from == to || s.extents <= std::max(s.min, s.leased != 0 ? 1u : 0u)) return false;
+  return available(to) < count || oldest_age(from) / 2 > oldest_age(to) / 2 + kOlderMs / 2;
+}
+
+/// Begins to drain an extent of the namespace whose entries were unused longest: the one with the fewest leased blocks. One
+/// extent drains at a time.
+void KvIndex::drain_for(std::uint32_t space, std::uint32_t count) noexcept {
+  if (m_.header->draining != 0) return;
+  std::uint32_t giver = kNoBlock, best = kNoBlock;
+  for (std::uint32_t other = 0; other < kKvSpaces; ++other)
+    if (can_give(other, space, count) && (giver == kNoBlock || oldest_age(other) > oldest_age(giver)))
+      giver = other;
+  if (giver == kNoBlock) return;
+  const KvExtent* const all = m_.header->extents;
+  for (std::uint32_t e = 0; e < m_.geometry.extents; ++e)
+    if (all[e].owner == giver + 1 && all[e].grower == 0 &&
+        (best == kNoBlock || all[e].leased < all[best].leased))
+      best = e;
+  if (best != kNoBlock) drain(best);
+}
+
+/// Removes the keys of an extent, and gives away none of its blocks. It leaves its namespace with its last lease.
+void KvIndex::drain(std::uint32_t extent) noexcept {
+  const std::uint32_t first = extent * m_.geometry.records;
+  const std::uint32_t count = space_of(first).per_extent;
+  for (std::uint32_t block = first; block < first + count; ++block) {
+    if (m_.records[block].state != KvState::none) remove(block);
+    if (m_.records[block].users == 0) unlink(block);
+    point("kv_pool.drain.block");
+  }
+  m_.header->extents[extent].drains = 1;
+  m_.header->draining = extent + 1;
+  if (m_.header->extents[extent].leased == 0) vacate(extent);
+}
+
+}  // namespace onecopy::store

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Users of a KV pool that die at each named point and at random moments, beside a model of what must hold.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "kv_pool_fixture.h"
+#include "os/memfd.h"
+#include "support/die_at.h"
+
+namespace onecopy::store {
+namespace {
+
+using onecopy::testing::Child;
+using onecopy::testing::Shared;
+
+/// Checks that the namespaces have no lease of others, and that all blocks can be had.
+void expect_whole(KvPoolBlocks& pool, int nth) {
+  const KvPoolStats stats = pool.stats();
+  ASSERT_EQ(stats.users, 1u) << nth;
+  ASSERT_EQ(stats.leased, 0u) << nth;
+  ASSERT_EQ(stats.free + stats.idle, stats.blocks) << nth;
+  pool.pin(Keys{"pinned"}, 0);
+  const Numbers all = pool.allocate(kBlocks);
+  ASSERT_EQ(std::set(all.begin(), all.end()).size(), kBlocks);
+  pool.release(all);
+}
+
+class AUserDies : public KvPoolTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(AUserDies, AndAllItsBlocksAreFreeOrWhole) {
+  for (int nth = 1; nth <= 6; ++nth) {
+    Child child([&] {
+      onecopy::testing::die_at(GetParam(), nth);
+      for (int times = 0; times < 30; ++times) {
+        KvPoolBlocks other(control_, {.block_bytes = 16, .space = "other"});
+        KvPoolBlocks third(control_, {.block_bytes = 32, .space = "third"});
+        other.release(
+            other.allocate(4));  // these two take the extents of the first namespace, which takes one back
+        third.release(third.allocate(2));
+        const Numbers mine = pool_->allocate(3);
+        pool_->put(fmt::format("{}", times), mine[0]);
+        const Numbers writes{*pool_->write(Keys{"x"}, 1)[0]};
+        pool_->join(pool_->tickets(writes));
+        pool_->complete(writes, 0);
+        pool_->find(Keys{"x"}, false);
+        pool_->put("pinned", mine[1]);
+        pool_->pin(Keys{"pinned"}, 1000);
+        pool_->remove("x");
+        pool_->release(mine);
+        pool_->release(Numbers{writes[0], writes[0], writes[0]});
+        Child([&] { pool_->allocate(1); }).join();
+        pool_->stats();
+        pool_->clear();
+      }
+    });
+    const int end = child.join();
+    ASSERT_TRUE(end == -SIGKILL || (nth > 1 && end == 0)) << nth << " " << end;
+    expect_whole(*pool_, nth);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, AUserDies,
+                         ::testing::Values("kv_pool.begun", "kv_pool.ends", "kv_pool.attaches",
+                                           "kv_pool.leased", "kv_pool.release.counted", "kv_pool.returned",
+                                           "kv_pool.insert.written", "kv_pool.insert.done",
+                                           "kv_pool.complete.marked", "kv_pool.finish.written",
+                                           "kv_pool.find.leased", "kv_pool.remove.unlinked",
+                                           "kv_pool.remove.gone", "kv_pool.dead.counted",
+                                           "kv_pool.claim.grows", "kv_pool.grown", "kv_pool.extent.opens",
+                                           "kv_pool.extent.vacated", "kv_pool.drain.block"));
+
+/// Counters that killed processes leave behind.
+struct Counts {
+  std::atomic<std::uint64_t> completed, seen, wrong, overwritten;
+};
+
+/// A process of an engine: writes keys whose bytes follow from the key, reads what it finds, and stamps blocks of its own.
+/// REQUIRES: the memory holds all extents.
+class Engine {
+ public:
+  Engine(KvPoolBlocks& pool, std::byte* memory, Counts& counts, unsigned seed)
+      : pool_(pool), memory_(memory), counts_(counts), random_(seed), group_(seed | 1) {}
+
+  void run(int steps) {
+    for (int step = 0; step < steps; ++step) switch (random_() % 5) {
+        case 0: write(); break;
+        case 1: read(); break;
+        case 2: stamp(); break;
+        case 3:
+          if (random_() % 8 == 0) remove();
+          break;
+        default: unstamp();
+      }
+    while (!stamps_.empty()) unstamp();
+  }
+
+ private:
+  static constexpr std::uint64_t kMixed = 0x9e3779b97f4a7c15;
+
+  std::string key() { return fmt::format("key {}", random_() % 40); }
+  std::uint64_t* at(std::uint32_t number) {
+    return reinterpret_cast<std::uint64_t*>(memory_ + std::size_t{number} * 8);
+  }
+  static std::uint64_t bytes_of(const std::string& key) { return std::hash<std::string>()(key) * kMixed; }
+
+  void write() {
+    const Keys keys{key(), key()};
+    const Found blocks = pool_.write(keys, group_);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (!blocks[i]) continue;
+      const Numbers one{*blocks[i]};
+      auto* const half = reinterpret_cast<std::uint32_t*>(at(one[0]));
+      const std::uint64_t bytes = bytes_of(keys[i]);
+      std::memcpy(half, &bytes, 4);  // a kill between the halves leaves a block that is half written
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      std::memcpy(half + 1, reinterpret_cast<const std::byte*>(&bytes) + 4, 4);
+      ++counts_.completed;
+      if (random_() % 8 != 0) pool_.complete(one, 0);
+      pool_.release(one);
+    }
+  }
+  void read() {
+    const Keys keys{key(), key(), key()};
+    const Found found = pool_.find(keys, true);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (!found[i]) continue;
+      ++counts_.seen;
+      if (*at(*found[i]) != bytes_of(keys[i])) ++counts_.wrong;
+      pool_.release(Numbers{*found[i]});
+    }
+  }
+  void remove() try { pool_.remove(key()); } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+  }
+  void stamp() try {
+    const std::uint32_t block = pool_.allocate(1)[0];
+    stamps_.emplace_back(block, random_());
+    *at(block) = stamps_.back().second;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::out_of_memory) throw;
+  }
+  void unstamp() {
+    if (stamps_.empty()) return;
+    const auto [block, stamp] = stamps_.back();
+    if (*at(block) != stamp) ++counts_.overwritten;
+    stamps_.pop_back();
+    pool_.release(Numbers{block});
+  }
+
+  KvPoolBlocks& pool_;
+  std::byte* const memory_;
+  Counts& counts_;
+  std::mt19937 random_;
+  const std::uint32_t group_;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> stamps_;
+};
+
+/// ONECOPY_KV_POOL_KILLS kills instead of a few.
+int kills() {
+  const char* const text = std::getenv("ONECOPY_KV_POOL_KILLS");
+  return text ? std::atoi(text) : 40;
+}
+
+class KvPoolKillTest : public KvPoolTest {
+ protected:
+  /// Returns false as long as this process believes that a stopped one holds the lock.
+  bool can_look(KvPoolStats& stats) try {
+    stats = pool_->stats();
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return false;
+  }
+};
+
+TEST_F(KvPoolKillTest, AProcessKilledAtAnyTimeLeavesNoPartOfABlockAndNoLease) {
+  const Mapping memory = Mapping::of(create_memfd("blocks", 4096), 4096, Access::read_write);
+  const Shared<Counts> counts;
+  std::mt19937 random(::testing::UnitTest::GetInstance()->random_seed());
+  Engine reader(*pool_, memory.data(), *counts, 1);
+  for (int round = 0; round < kills(); ++round) {
+    const auto engine = [&] {
+      KvPoolBlocks pool(control_, {.block_bytes = 8});
+      for (unsigned seed = 1;; ++seed)
+        Engine(pool, memory.data(), *counts, static_cast<unsigned>(::getpid()) * 1000 + seed).run(1000);
+    };
+    Child one(engine), two(engine);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    reader.run(100);
+    if (random() % 4 == 0) two.signal(SIGSTOP);
+    one.kill();
+    if (random() % 4 == 0) reader.run(20);
+    two.kill();
+    reader.run(100);
+    KvPoolStats stats;
+    ASSERT_TRUE(onecopy::testing::eventually([&] { return can_look(stats); }));
+    ASSERT_EQ(stats.users, 1u);
+    ASSERT_EQ(stats.leased, 0u);
+    ASSERT_EQ(stats.free + stats.idle, stats.blocks);
+    ASSERT_EQ(counts->wrong, 0u);
+    ASSERT_EQ(counts->overwritten, 0u);
+  }
+  EXPECT_GT(counts->seen, 0u);
+  EXPECT_LE(pool_->stats().stored, counts->completed);
+}
+
+/// One process, and a model of sets: each call answers what the model says.
+TEST_F(KvPoolTest, ARandomProgramOfOneProcessSeesItsModel) {
+  for (unsigned seed = 1; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    std::set<std::string> whole;
+    std::map<std::string, std::uint32_t> writing;
+    pool_->clear();
+    for (int step = 0; step < 2000; ++step) {
+      const std::string key(1, static_cast<char>('a' + random() % 6));
+      const bool is_known = whole.contains(key) || writing.contains(key);
+      switch (random() % 5) {
+        case 0:
+          if (const auto block = pool_->write(Keys{key}, writing.contains(key) ? 8 : 7)[0]) {
+            ASSERT_FALSE(is_known);
+            writing[key] = *block;
+          } else {
+            ASSERT_TRUE(is_known);
+          }
+          break;
+        case 1:
+          if (writing.contains(key)) {
+            const bool completes = random() % 2 == 0;
+            const Numbers one{writing[key]};
+            completes ? pool_->complete(one, 0) : pool_->fail(one);
+            pool_->release(one);
+            writing.erase(key);
+            if (completes) whole.insert(key);
+          }
+          break;
+        case 2:
+          if (const auto block = find(key)) {
+            ASSERT_TRUE(whole.contains(key));
+            pool_->release(Numbers{*block});
+          } else {
+            ASSERT_FALSE(whole.contains(key));
+          }
+          break;
+        case 3: ASSERT_EQ(pool_->contains(Keys{key})[0] == KvPresence::whole, whole.contains(key)); break;
+        default:
+          if (writing.contains(key)) break;
+          ASSERT_EQ(pool_->remove(key), whole.erase(key) == 1);
+      }
+      const KvPoolStats stats = pool_->stats();
+      ASSERT_EQ(stats.idle, whole.size());
+      ASSERT_EQ(stats.writing, writing.size());
+      ASSERT_EQ(stats.free + stats.idle + stats.leased, stats.blocks);
+    }
+    for (const auto& [key, block] : writing) pool_->release(Numbers{block});
+  }
+}
+
+}  // namespace
+}  // namespace onecopy::store
