@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.integrations.sglang_storage: engines share pages in one KV pool. Stubs of SGLang's interface stand for it."""
+
+import abc
+import hashlib
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onecopy
+
+PAGE, TOKEN_BYTES = 16, 256  # tokens of a page, and bytes of a token's keys, and as many of its values
+KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(8)]
+#: The abstract methods of SGLang 0.5.23.
+ABSTRACT = ("get", "batch_get", "set", "batch_set", "exists")
+
+
+class HostPool:
+    """HiCache's memory of one rank, whose pages are two runs: keys and values."""
+
+    page_size, layout, dtype, storage_format_tag = PAGE, "page_first", torch.bfloat16, "v1"
+
+    def __init__(self, pages=8):
+        self.memory = torch.zeros((2, pages, PAGE * TOKEN_BYTES), dtype=torch.uint8)
+
+    def get_page_buffer_meta(self, indices):
+        pages = [int(indices[at]) // PAGE for at in range(0, len(indices), PAGE)]
+        pointers = [self.memory[run, page].data_ptr() for page in pages for run in range(2)]
+        return pointers, [PAGE * TOKEN_BYTES] * len(pointers)
+
+
+def indices(pages):
+    return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
+
+
+@pytest.fixture
+def plug():
+    base = types.ModuleType("sglang.srt.mem_cache.hicache_storage")
+    body = {name: abc.abstractmethod(lambda self, *_: None) for name in ABSTRACT}
+    body["register_mem_pool_host"] = lambda self, pool: setattr(self, "mem_pool_host", pool)
+    body["register_mem_host_pool_v2"] = lambda self, pool, name: None
+    base.HiCacheStorage = abc.ABCMeta("HiCacheStorage", (abc.ABC,), body)
+    before = set(sys.modules)
+    for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
+        sys.modules.setdefault(name, types.ModuleType(name)).__path__ = []
+    sys.modules["sglang"].__version__ = "0.5.23"
+    sys.modules[base.__name__] = base
+    from onecopy.integrations import sglang_storage
+
+    yield sglang_storage.OnecopyHiCache
+    for name in set(sys.modules) - before:
+        if name.startswith(("sglang", "onecopy.integrations._sglang_storage")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def engine(store, plug):
+    def make(tp_rank=0, is_mla_model=False, **extra):
+        gib = 16 * 2 * PAGE * TOKEN_BYTES / (1 << 30)
+        options = {"interface_v1": 1, "onecopy.weights": "tiny@1", "onecopy.max_gib": gib, **extra}
+        config = types.SimpleNamespace(extra_config=options, tp_rank=tp_rank, tp_size=2, pp_rank=0, pp_size=1,
+                                       is_mla_model=is_mla_model)  # fmt: skip
+        made = plug(config, {})
+        made.register_mem_pool_host(HostPool())
+        made.on_host_pools_registered()
+        return made
+
+    return make
+
+
+def stored(engine, pages):
+    for page in pages:
+        engine.mem_pool_host.memory[:, page] = torch.tensor([[10 * page + 1], [10 * page + 2]])
+    return engine.batch_set_v1([KEYS[page] for page in pages], indices(pages))
+
+
+def test_pages_that_one_engine_stored_are_read_by_another(engine):
+    first, second = engine(), engine()
+    assert second.batch_exists(KEYS[:3]) == 0
+    assert stored(first, [0, 1]) == [True, True]
+    assert second.batch_exists(KEYS[:3]) == 2
+    assert second.batch_get_v1(KEYS[:3], indices([5, 6, 7])) == [True, True, False]
+    memory = second.mem_pool_host.memory
+    assert [int(memory[run, page][0]) for page in (5, 6) for run in range(2)] == [1, 2, 11, 12]
+    assert bool((memory[:, 5:7] == memory[:, 5:7, :1]).all()) and not memory[:, 7].any()
+    assert second._pool.stats()["leased"] == 0
+
+
+def test_a_page_that_was_looked_up_stays_until_it_was_read(engine):
+    first, second = engine(), engine()
+    stored(first, [0])
+    assert second.exists(KEYS[0])
+    first._pool.remove(bytes.fromhex(KEYS[0]))
+    numbers = first._pool.allocate(8)
+    for number in numbers:
+        first._pool.block(number).fill_(99)
+    assert second.batch_get_v1(KEYS[:1], indices([3])) == [True]
+    assert int(second.mem_pool_host.memory[1, 3, 0]) == 2
+
+
+def test_ranks_share_pages_of_latent_attention_and_no_others(engine):
+    stored(engine(tp_rank=0), [0])
+    assert engine(tp_rank=1).batch_exists(KEYS[:1]) == 0
+    stored(engine(tp_rank=0, is_mla_model=True), [1])
+    assert engine(tp_rank=1, is_mla_model=True).batch_exists(KEYS[1:2]) == 1
+
+
+def test_engines_with_other_weights_share_no_page_and_clear_nothing_for_others(engine):
+    first = engine()
+    stored(first, [0])
+    other = engine(**{"onecopy.weights": "tiny@2"})
+    assert other.batch_exists(KEYS[:1]) == 0
+    other.clear()
+    first.clear()
+    assert first.exists(KEYS[0])
+
+
+def test_an_engine_without_weights_or_interface_v1_and_models_with_other_pools_are_refused(engine, plug):
+    with pytest.raises(onecopy.InvalidArgument, match="onecopy.weights"):
+        engine(**{"onecopy.weights": None})
+    with pytest.raises(onecopy.InvalidArgument, match="interface_v1"):
+        engine(interface_v1=0)
+    made = engine()
+    made.register_mem_host_pool_v2(HostPool(), "kv")
+    made.on_host_pools_registered()
+    made.register_mem_host_pool_v2(HostPool(), "mamba")
+    with pytest.raises(onecopy.InvalidArgument, match="mamba"):
+        made.on_host_pools_registered()
