@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _core
 from ._versions import Framework
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 
 class KvPool:
