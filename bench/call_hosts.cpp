@@ -12,9 +12,9 @@
 
 #include "onecopy/core/error.h"
 #include "rows.h"
-#include "rpc/transport/ucx/ucp.h"
 #include "support/samples.h"
 #include "support/two_networks.h"
+#include "transport/ucx/ucp.h"
 
 namespace onecopy::bench {
 namespace {

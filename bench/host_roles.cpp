@@ -25,13 +25,13 @@
 #include "os/fd.h"
 #include "rows.h"
 #include "rpc/address.h"
-#include "rpc/transport/tls/tls_stream.h"
-#include "rpc/transport/ucx/ucp.h"
 #include "support/bare_tls.h"
 #include "support/cpu.h"
 #include "support/hex.h"
 #include "support/samples.h"
 #include "support/two_networks.h"
+#include "transport/tls/tls_stream.h"
+#include "transport/ucx/ucp.h"
 
 namespace onecopy::bench {
 namespace {
@@ -199,14 +199,15 @@ class Caller {
 void be_strange(const HostPort& there, const std::atomic<bool>& is_over, std::atomic<int>& silent_ones) {
   constexpr int kSilent = 500;
   const auto wrong =
-      std::make_shared<const rpc::TlsContext>(std::as_bytes(std::span("another group's secret")));
+      std::make_shared<const transport::TlsContext>(std::as_bytes(std::span("another group's secret")));
   std::vector<StreamSocket> silent;
   for (int i = 0; !is_over; ++i) {
     try {
       StreamSocket socket = StreamSocket::connect(there, 1s);
       if (silent_ones < kSilent) silent.push_back(std::move(socket)), ++silent_ones;
       else if (i % 2 == 0)
-        rpc::TlsStream(wrong, std::move(socket), rpc::Side::client).handshake(Deadline::after(1s));
+        transport::TlsStream(wrong, std::move(socket), transport::Side::client)
+            .handshake(Deadline::after(1s));
     } catch (const Error&) {  // refused
     }
     if (silent_ones == kSilent) std::this_thread::sleep_for(50ms);
@@ -263,7 +264,7 @@ void call_a_host(Parent& parent) {
   rpc::Agent agent({.name = "caller", .number = 0});
   agent.join(from_hex(parent.talk.hear()));
   HostPort there = HostPort::parse(fmt::format("{}:{}", TwoNetworks::kAddresses[1], BareTlsServer::kPort));
-  BareTls bare(StreamSocket::connect(there, 10s), rpc::Side::client);
+  BareTls bare(StreamSocket::connect(there, 10s), transport::Side::client);
   Caller caller(agent, bare);
   parent.talk.say("joined");
   for (std::string message; parent.talk.try_hear(message);) {

@@ -6,12 +6,12 @@
 #include "fuzz_input.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "rpc/transport/tls/tls_link.h"
+#include "transport/tls/tls_link.h"
 
 namespace onecopy::fuzz {
 namespace {
 
-using namespace rpc;
+using namespace transport;
 
 constexpr std::uint64_t kMaxBytes = 1 << 20;
 

@@ -24,9 +24,9 @@ void set_descriptor(openssl::SSL* ssl, int fd) {
 
 }  // namespace
 
-BareTls::BareTls(StreamSocket socket, rpc::Side side)
+BareTls::BareTls(StreamSocket socket, transport::Side side)
     : socket_(std::move(socket)),
-      context_(std::make_unique<const rpc::TlsContext>(ByteSpan{})),
+      context_(std::make_unique<const transport::TlsContext>(ByteSpan{})),
       ssl_(context_->make(side)) {
   wait_in_calls(socket_.fd());
   set_descriptor(ssl_, socket_.fd());
@@ -74,6 +74,6 @@ void BareTls::serve() {
 
 BareTlsServer::BareTlsServer()
     : listener_(StreamSocket::listen(HostPort::of_ipv4(INADDR_ANY, kPort))),
-      thread_([this] { BareTls(listener_.accept(60s), rpc::Side::listener).serve(); }) {}
+      thread_([this] { BareTls(listener_.accept(60s), transport::Side::listener).serve(); }) {}
 
 }  // namespace onecopy::bench

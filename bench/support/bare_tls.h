@@ -7,7 +7,7 @@
 
 #include "os/host_port.h"
 #include "os/stream_socket.h"
-#include "rpc/transport/tls/tls_context.h"
+#include "transport/tls/tls_context.h"
 
 namespace onecopy::bench {
 
@@ -16,7 +16,7 @@ namespace onecopy::bench {
 class BareTls {
  public:
   /// Makes the handshake, which proves the key. Throws system.
-  BareTls(StreamSocket socket, rpc::Side side);
+  BareTls(StreamSocket socket, transport::Side side);
   ~BareTls();
   BareTls(const BareTls&) = delete;
   BareTls& operator=(const BareTls&) = delete;
@@ -31,7 +31,7 @@ class BareTls {
   void write(const void* from, std::size_t bytes);
 
   StreamSocket socket_;
-  const std::unique_ptr<const rpc::TlsContext> context_;
+  const std::unique_ptr<const transport::TlsContext> context_;
   openssl::SSL* ssl_;
   Bytes buffer_;
 };

@@ -13,8 +13,8 @@
 #include "os/shared_library.h"
 #include "probe.h"
 #include "probe_devices.h"
-#include "rpc/transport/ucx/ucx_context.h"
 #include "text.h"
+#include "transport/ucx/ucx_context.h"
 
 namespace onecopy::cli {
 namespace {

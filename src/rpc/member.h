@@ -14,7 +14,7 @@
 #include "rpc/address.h"
 #include "rpc/call.h"
 #include "rpc/functions.h"
-#include "rpc/transport/ring/lane.h"
+#include "rpc/ring/lane.h"
 
 namespace onecopy::rpc {
 

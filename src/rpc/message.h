@@ -8,6 +8,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
+#include "transport/wire.h"
 
 /// The messages of rpc as items of a lane, described byte by byte in docs/design/formats/rpc-message-v1.md. A tail behind
 /// the body says which call it is about, so that neither side moves the body.
@@ -19,7 +20,7 @@ enum class Form : std::uint8_t { call = 4, answer = 5, note = 6 };
 inline constexpr std::uint32_t kFormBits = 0x7f;
 inline constexpr int kBodyShift = 8;  ///< eight bits: how the body is written; 0 in C++
 inline constexpr std::uint32_t kBodyBits = 0xff00;
-inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< the next message with this bit waits for this one
+using transport::kInOrder;  ///< the next message with this bit waits for this one
 inline constexpr std::uint32_t kHasContext = 0x2'0000;  ///< a CallContext lies behind the body
 inline constexpr std::uint32_t kKnownTagBits = kFormBits | kBodyBits | kInOrder | kHasContext;
 

@@ -14,8 +14,8 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "rpc/transport/ring/ring_transport.h"
-#include "rpc/transport/tls/tls_transport.h"
+#include "rpc/hosts/tls_transport.h"
+#include "rpc/ring/ring_transport.h"
 #include "share/session.h"
 
 namespace onecopy::rpc {

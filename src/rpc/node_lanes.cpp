@@ -10,7 +10,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "rpc/node.h"
-#include "rpc/transport/ring/ring_transport.h"
+#include "rpc/ring/ring_transport.h"
 #include "share/session.h"
 
 /// The part of a node that reads the lanes and handles their messages.

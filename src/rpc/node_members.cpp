@@ -10,7 +10,7 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
-#include "rpc/transport/ring/ring_transport.h"
+#include "rpc/ring/ring_transport.h"
 #include "share/session.h"
 
 /// The part of a node that keeps the table of members and their connections.

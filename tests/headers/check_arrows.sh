@@ -4,7 +4,7 @@
 # registry.cpp, when a fork is handled without a rank, or when a public header includes what its users should not need.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
-layers=(core os device memory share channel store cli)  # and rpc beside store
+layers=(core os device memory share channel transport store cli)  # and rpc beside store
 failed=0
 
 report() {  # report <sentence> <grep output>
@@ -28,9 +28,9 @@ for index in "${!layers[@]}"; do
     "$(includes "(onecopy/)?($above)/" "include/onecopy/$layer" "src/$layer")"
 done
 
-report "rpc is beside store, above channel:" \
+report "rpc is beside store, above transport:" \
   "$(includes '(onecopy/)?(store|cli)/' include/onecopy/rpc src/rpc; includes '(onecopy/)?rpc/' include/onecopy/store src/store;
-     includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,device,memory,share,channel})"
+     includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,device,memory,share,channel,transport})"
 floors=(format keeper client)  # of store
 for index in "${!floors[@]}"; do
   room=${floors[index]}
@@ -38,11 +38,13 @@ for index in "${!floors[@]}"; do
   [ -z "$above" ] && continue
   report "store/$room must not include a room of store above it:" "$(includes "store/($above)/" "src/store/$room")"
 done
+report "only src/transport/fabric.cpp and a fabric's own folder, and the command that looks for it, may name a fabric:" \
+  "$(includes 'transport/ucx/' src/rpc src/store src/transport python/src | grep -vE '^src/transport/(fabric\.cpp|ucx/)')"
 report "graph is beside share, above memory:" \
-  "$(includes '(onecopy/)?(share|channel|rpc|store|cli)/' include/onecopy/graph src/graph;
-     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc,store} src/{core,os,device,memory,share,channel,rpc,store})"
+  "$(includes '(onecopy/)?(share|channel|transport|rpc|store|cli)/' include/onecopy/graph src/graph;
+     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc,store} src/{core,os,device,memory,share,channel,transport,rpc,store})"
 report "value is beside share, above core:" \
-  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|rpc|store|cli)/' src/value)"
+  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|transport|rpc|store|cli)/' src/value)"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}
@@ -66,7 +68,7 @@ report "share/{format,owner,borrower,broker} must not include the door that is m
 report "only the implementation of the API includes share/runtime/runtime.h:" \
   "$(includes 'share/runtime/runtime\.h' src bench python/src | grep -vE '^src/share/(runtime|api)/')"
 report "layers above share see share/session.h of it, and the text in which an owner describes itself:" \
-  "$(includes 'share/' src/channel src/rpc src/store bench python/src | grep -vE '"share/(session|format/info_text)\.h"')"
+  "$(includes 'share/' src/channel src/transport src/rpc src/store bench python/src | grep -vE '"share/(session|format/info_text)\.h"')"
 report "Python and bench see what include/onecopy/channel has of channel:" \
   "$(includes 'channel/' bench python/src)"
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "rpc/transport/ucx/ucp.h"
 #include "support/watchdog.h"
+#include "transport/ucx/ucp.h"
 #include "unit/rpc/meeting.h"
 
 namespace onecopy::rpc {

@@ -16,7 +16,7 @@
 #include "onecopy/share/stats.h"
 #include "os/stream_socket.h"
 #include "rpc/address.h"
-#include "rpc/transport/tls/endpoint.h"
+#include "rpc/hosts/endpoint.h"
 #include "support/limits.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/bytes.h"
+#include "onecopy/device/stream.h"
+#include "os/deadline.h"
+
+namespace onecopy {
+class EventLoop;
+}
+
+namespace onecopy::transport {
+
+/// A channel for messages between this process and another one over a fabric, in both directions. The two processes exchange
+/// the addresses of their ends over a TlsLink, which also reports the end of the other process.
+/// Thread safety: all members may be called concurrently.
+/// Invariant: the functions are called by the event loop's thread, without locks, and not after close().
+class FabricChannel {
+ public:
+  struct Handlers {
+    std::function<void(Message&&)> deliver;
+    /// Reports the first answer to ask().
+    std::function<void()> opened;
+    /// Reports, perhaps on a thread that sends, that the other process cannot be reached over the fabric.
+    std::function<void()> failed;
+  };
+
+  FabricChannel() = default;
+  FabricChannel(const FabricChannel&) = delete;
+  FabricChannel& operator=(const FabricChannel&) = delete;
+  virtual ~FabricChannel() = default;
+
+  /// Returns the address that the other side passes to connect(). Messages may arrive after this call.
+  virtual Bytes address() const = 0;
+  /// Connects to the other side. Throws protocol, system.
+  virtual void connect(ByteSpan address, Handlers handlers) = 0;
+  /// Sends a message. Waits for room, so the loop's thread must not call it. Throws timeout, with nothing sent, if
+  /// there is no room by the deadline, and invalid_argument for a message that cannot be sent. Does nothing on a closed
+  /// channel.
+  virtual void put(Message message, Stream stream, Deadline deadline) = 0;
+  /// Returns whether tensors of cards are sent from the card's memory.
+  virtual bool takes_cards() const noexcept = 0;
+  /// Asks the other side to tell when it has received all messages that were sent before.
+  virtual void ask() = 0;
+  /// Returns whether the other side has answered ask(), or the channel is over.
+  virtual bool has_arrived() const noexcept = 0;
+  /// Delivers what has arrived so far. The loop's thread calls it.
+  virtual void take_rest() noexcept = 0;
+  /// Ends the channel for both sides, and wakes all threads that wait for room.
+  virtual void close() noexcept = 0;
+};
+
+/// The state of a fabric in this process, through which all its channels send and receive.
+/// Thread safety: all members may be called concurrently.
+class Fabric {
+ public:
+  Fabric() = default;
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+  virtual ~Fabric() = default;
+
+  virtual std::shared_ptr<FabricChannel> make_channel() = 0;
+  /// Makes the loop look at the fabric soon.
+  virtual void wake() noexcept = 0;
+  /// Ends the fabric. REQUIRES: the loop has stopped, and the channels are closed.
+  virtual void stop() noexcept = 0;
+};
+
+/// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing.
+void require_fabric(std::string_view name);
+/// Makes the fabric of that name, which the channels keep. Throws what require_fabric() throws, and system.
+std::shared_ptr<Fabric> make_fabric(std::string_view name, EventLoop& loop,
+                                    std::chrono::milliseconds peer_timeout);
+
+}  // namespace onecopy::transport

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "onecopy/core/bytes.h"
+#include "transport/tls/openssl.h"
+
+namespace onecopy::transport {
+
+enum class Side : std::uint8_t { client, listener };
+
+/// A context for TLS 1.3 with a group's secret as an external pre-shared key and with forward secrecy (psk_dhe_ke,
+/// TLS_AES_256_GCM_SHA384). There are no certificates, tickets, resumption or early data.
+///
+/// Thread safety: all members may be called concurrently.
+class TlsContext {
+ public:
+  static constexpr std::size_t kMinSecretBytes = 32;
+
+  /// Makes a context. An empty secret stands for a group without one, whose members reach each other on loopback alone.
+  /// Throws unsupported if OpenSSL is missing.
+  explicit TlsContext(ByteSpan secret);
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+  /// Returns a new connection, which the caller frees. The context must outlive it.
+  openssl::SSL* make(Side side) const;
+  const openssl::Library& library() const noexcept { return library_; }
+
+ private:
+  void derive_key(ByteSpan secret);
+  openssl::SSL_CTX* make_context(Side side) const;
+  openssl::SSL_SESSION* make_session(openssl::SSL* ssl) const;
+  static int use_session(openssl::SSL* ssl, const openssl::EVP_MD* digest, const unsigned char** identity,
+                         std::size_t* identity_bytes, openssl::SSL_SESSION** session);
+  static int find_session(openssl::SSL* ssl, const unsigned char* identity, std::size_t identity_bytes,
+                          openssl::SSL_SESSION** session);
+
+  const openssl::Library& library_;
+  std::array<unsigned char, 32> key_{};
+  openssl::SSL_CTX* client_ = nullptr;
+  openssl::SSL_CTX* listener_ = nullptr;
+};
+
+}  // namespace onecopy::transport
