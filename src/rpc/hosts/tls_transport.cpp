@@ -50,8 +50,8 @@ void TlsTransport::listen() {
     add(peer);
     look_at(peer);
   };
-  listener_.emplace(*loop_, TlsListener::Options{HostPort::parse(options_.listen), context(),
-                                                 [this] { beats_->request(); }, proved});
+  listener_.emplace(*loop_, TlsListener::listen(HostPort::parse(options_.listen)),
+                    TlsListener::Options{context(), [this] { beats_->request(); }, proved});
   endpoint_ = Endpoint{listener_->endpoint(), std::string(name()), check_of_key(options_.key)}.str();
 }
 

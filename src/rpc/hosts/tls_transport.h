@@ -121,7 +121,7 @@ class TlsTransport final : public Transport {
   mutable Mutex mutex_;
   std::shared_ptr<const TlsContext> context_ GUARDED_BY(mutex_);
   std::shared_ptr<Fabric> fabric_ GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Fabric>> old_fabrics_ GUARDED_BY(mutex_);  ///< those of older channels
+  std::vector<std::shared_ptr<Fabric>> old_fabrics_ GUARDED_BY(mutex_);  ///< the fabrics of older channels
   std::vector<PeerRef> peers_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<FabricChannel>> channels_ GUARDED_BY(mutex_);  ///< the open ones
   std::unique_ptr<EventLoop> loop_ =

@@ -13,8 +13,6 @@ namespace {
 
 using namespace openssl;
 
-/// The identity of the key, which is sent unencrypted. Another protocol of onecopy would use another identity.
-constexpr std::string_view kIdentity = "onecopy rpc 1";
 constexpr unsigned char kAes256GcmSha384[] = {0x13, 0x02};
 /// The index of the TlsContext in the data of an SSL.
 constexpr int kContextIndex = 0;
@@ -29,7 +27,8 @@ OSSL_PARAM parameter(const char* name, unsigned type, const void* data, std::siz
 
 }  // namespace
 
-TlsContext::TlsContext(ByteSpan secret) : library_(Library::get()) {
+TlsContext::TlsContext(ByteSpan secret, const TlsProtocol& protocol)
+    : library_(Library::get()), protocol_(protocol) {
   derive_key(secret);
   client_ = make_context(Side::client);
   listener_ = make_context(Side::listener);
@@ -48,7 +47,8 @@ void TlsContext::derive_key(ByteSpan secret) {
   const OSSL_PARAM parameters[] = {
       parameter("digest", OSSL_PARAM_UTF8_STRING, kDigest.data(), kDigest.size()),
       parameter("key", OSSL_PARAM_OCTET_STRING, input.data(), input.size()),
-      parameter("info", OSSL_PARAM_OCTET_STRING, kIdentity.data(), kIdentity.size()), OSSL_PARAM{}};
+      parameter("info", OSSL_PARAM_OCTET_STRING, protocol_.identity.data(), protocol_.identity.size()),
+      OSSL_PARAM{}};
   EVP_KDF* const kdf = library_.EVP_KDF_fetch(library_.context(), "HKDF", nullptr);
   EVP_KDF_CTX* const derivation = kdf ? library_.EVP_KDF_CTX_new(kdf) : nullptr;
   const bool is_derived =
@@ -103,8 +103,8 @@ SSL_SESSION* TlsContext::make_session(SSL* ssl) const {
 int TlsContext::use_session(SSL* ssl, const EVP_MD*, const unsigned char** identity,
                             std::size_t* identity_bytes, SSL_SESSION** session) {
   const auto& context = *static_cast<const TlsContext*>(Library::get().SSL_get_ex_data(ssl, kContextIndex));
-  *identity = reinterpret_cast<const unsigned char*>(kIdentity.data());
-  *identity_bytes = kIdentity.size();
+  *identity = reinterpret_cast<const unsigned char*>(context.protocol_.identity.data());
+  *identity_bytes = context.protocol_.identity.size();
   *session = context.make_session(ssl);
   return *session ? 1 : 0;
 }
@@ -115,8 +115,9 @@ int TlsContext::find_session(SSL* ssl, const unsigned char* identity, std::size_
                              SSL_SESSION** session) {
   const auto& context = *static_cast<const TlsContext*>(Library::get().SSL_get_ex_data(ssl, kContextIndex));
   const std::string_view given(reinterpret_cast<const char*>(identity), identity_bytes);
-  *session = given == kIdentity ? context.make_session(ssl) : nullptr;
-  return *session || given != kIdentity ? 1 : 0;
+  const bool is_ours = given == context.protocol_.identity;
+  *session = is_ours ? context.make_session(ssl) : nullptr;
+  return *session || !is_ours ? 1 : 0;
 }
 
 }  // namespace onecopy::transport

@@ -33,17 +33,17 @@ std::string host_of(int fd) {
   return {reinterpret_cast<const char*>(&at.host), at.is_ipv4() ? sizeof at.host : kNetworkBytes};
 }
 
-StreamSocket listen_at(const HostPort& at) {
+}  // namespace
+
+StreamSocket TlsListener::listen(const HostPort& at) {
   StreamSocket socket = StreamSocket::listen(at, kBacklog);
   const int seconds = kPatience.count();
   ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);
   return socket;
 }
 
-}  // namespace
-
-TlsListener::TlsListener(EventLoop& loop, Options options)
-    : loop_(loop), options_(std::move(options)), socket_(listen_at(options_.at)), unshared_(socket_.fd()) {
+TlsListener::TlsListener(EventLoop& loop, StreamSocket socket, Options options)
+    : loop_(loop), options_(std::move(options)), socket_(std::move(socket)), unshared_(socket_.fd()) {
   loop_.add(
       socket_.fd(), [this] { accept(); }, true);
 }
@@ -60,9 +60,10 @@ std::string TlsListener::endpoint() const {
   if (!told)
     throw Error(
         ErrorCode::invalid_argument,
-        fmt::format("ONECOPY_RPC_LISTEN is {}, and this host has no address that others reach: name an "
-                    "address of this host",
-                    at.str()));
+        fmt::format(
+            "the address to listen at is {}, and this host has no address that others reach: name an "
+            "address of this host",
+            at.str()));
   return HostPort{told->host, at.port}.str();
 }
 

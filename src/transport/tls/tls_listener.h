@@ -25,15 +25,16 @@ class TlsListener {
   static constexpr std::size_t kMaxStrangers = 256, kMaxOfAnAddress = 64;
 
   struct Options {
-    HostPort at;
     std::shared_ptr<const TlsContext> context;
     /// Reports that has_more_to_do(): look_again() must be called within seconds.
     std::function<void()> watch;
     /// Gets each connection whose two ends have proved the key.
     std::function<void(std::unique_ptr<TlsStream>)> proved;
   };
-  /// Throws system when the address is taken.
-  TlsListener(EventLoop& loop, Options options);
+  /// Makes the socket of a listener. Throws system when the address is taken.
+  static StreamSocket listen(const HostPort& at);
+  /// Listens at a socket of listen(). A process that shares the socket may listen after this one has ended.
+  TlsListener(EventLoop& loop, StreamSocket socket, Options options);
   ~TlsListener();
 
   /// Returns the address to which other hosts connect, as "10.0.0.1:4711": of a listener at all addresses the first one

@@ -115,11 +115,7 @@ void TlsStream::throw_failed(int result) {
   constexpr unsigned long kReasonBits = 0x7f'ffff;
   const bool is_alert = (code & kReasonBits) >= static_cast<unsigned long>(SSL_AD_REASON_OFFSET);
   if (!is_open_ && is_alert)
-    throw Error(
-        ErrorCode::bad_secret,
-        fmt::format(
-            "the member of the group there has another key: give all members one ONECOPY_RPC_KEY ({})",
-            text));
+    throw Error(ErrorCode::bad_secret, fmt::format("{} ({})", context_->protocol().wrong_key, text));
   throw Error(
       ErrorCode::protocol,
       is_open_
