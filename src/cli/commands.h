@@ -15,6 +15,7 @@ using Command = std::function<int()>;
 
 // Each function adds its subcommand to `app`. There is one file per command.
 void add_store(CLI::App& app, Command& command);
+void add_store_pull(CLI::App& store, Command& command);
 void add_share(CLI::App& app, Command& command);
 void add_load(CLI::App& app, Command& command);
 void add_open(CLI::App& app, Command& command);

@@ -140,6 +140,7 @@ void add_store(CLI::App& app, Command& command) {
   const auto options = std::make_shared<StoreOptions>();
   add_keeper_commands(*store, command);
   add_changes(*store, command, options);
+  add_store_pull(*store, command);
   auto* const ls =
       store->add_subcommand("ls", "List objects, versions and readers; * marks the current version");
   const auto format = add_format_option(*ls);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "ferry_process.h"
 #include "keeper_processes.h"
 #include "onecopy/core/error.h"
 #include "output_format.h"
@@ -27,6 +29,7 @@ struct KeeperOptions {
   std::vector<std::string> max_device_bytes;
   std::uint64_t max_age = 0;  ///< seconds
   bool force = false;
+  std::string listen;
 };
 using SharedKeeperOptions =
     std::shared_ptr<KeeperOptions>;  // owners: the parser, which fills it in, and the command
@@ -47,11 +50,35 @@ store::ServeOptions serve_options(const KeeperOptions& options) {
   return serve;
 }
 
+/// Uses the keeper that runs, or starts one as programs do, which stays. Returns false if there shall be one of this command.
+bool has_any_keeper(const store::ServeOptions& serve) {
+  const store::Limits& limits = serve.limits;
+  if (serve.replace || limits.bytes != UINT64_MAX || limits.client_bytes != UINT64_MAX ||
+      !limits.devices.empty() || limits.age)
+    return false;
+  try {
+    store::Store::connect({true, "/proc/self/exe"});
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;
+    return false;  // ONECOPY_STORE_AUTOSTART=0
+  }
+}
+
 int run_keeper(const KeeperOptions& options) {
   const store::ServeOptions serve = serve_options(options);
-  const auto run = [&serve] { store::serve(store::Places::of_this_user(), serve); };
-  if (!serve.in_background) return supervise(run);
-  run();
+  std::optional<FerryProcess> ferry;
+  const auto run = [&] {
+    if (ferry) ferry->leave();
+    store::serve(store::Places::of_this_user(), serve);
+  };
+  if (serve.in_background) {
+    run();
+    return 0;
+  }
+  if (!options.listen.empty()) ferry.emplace(options.listen);
+  if (!ferry || !has_any_keeper(serve)) return supervise(run, ferry ? &*ferry : nullptr);
+  ferry->wait();
   return 0;
 }
 
@@ -121,8 +148,13 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
       ->type_name("SECONDS");
   sub->add_flag("--replace", options->serve.replace,
                 "Replace the running keeper, if there is one; its versions and readers stay");
-  sub->add_flag("--background", options->serve.in_background,
-                "Return as soon as the keeper answers, and leave it running");
+  auto* const background = sub->add_flag("--background", options->serve.in_background,
+                                         "Return as soon as the keeper answers, and leave it running");
+  sub->add_option(
+         "--listen", options->listen,
+         "Also give versions to other hosts, at this address of this host; a keeper that runs is used")
+      ->type_name("HOST:PORT")
+      ->excludes(background);
   sub->footer(
       "The command stays as long as the keeper: if one of the keeper's two processes is killed, the other\n"
       "one replaces it. SIGTERM, SIGHUP and Ctrl-C end the keeper; versions that no process has open are\n"
@@ -130,6 +162,8 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
       "\n"
       "Example, for a supervisor (systemd, Docker, supervisord):\n"
       "  onecopy store serve --replace --max-bytes 64GiB\n"
+      "Example, for hosts that know the key and pull from this one:\n"
+      "  ONECOPY_STORE_KEY_FILE=~/store.key onecopy store serve --listen 0.0.0.0:7000\n"
       "\n"
       "Exit status: 0 the keeper was told to end, or replaced; 1 it did not start, for example because "
       "there\n"

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "ferry_process.h"
 #include "onecopy/core/error.h"
 #include "store_table.h"
 #include "text.h"
@@ -56,15 +57,17 @@ class KeeperGroup {
   void end() const noexcept { ::kill(-group_, SIGTERM); }
   /// Waits for all children that have ended; the first process of a container has children of other programs, too. Returns
   /// whether a process of the keeper is left.
-  bool reap() {
+  bool reap(FerryProcess* ferry) {
     for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
          info = {}) {
       const bool is_ours = ::getpgid(info.si_pid) == group_;
       int status = 0;
       ::waitpid(info.si_pid, &status, 0);
-      if (!is_ours) continue;
-      last_ = status;
-      has_ended_in_order_ = has_ended_in_order_ || status == 0;
+      if (is_ours) {
+        last_ = status;
+        has_ended_in_order_ = has_ended_in_order_ || status == 0;
+      }
+      if (ferry && info.si_pid == ferry->pid()) ferry->start();
     }
     return ::kill(-group_, 0) == 0;
   }
@@ -85,9 +88,9 @@ bool may_end(int signal, bool is_asked_again) {
   return !asks;
 }
 
-int wait_for_end(KeeperGroup keeper) {
+int wait_for_end(KeeperGroup keeper, FerryProcess* ferry) {
   const sigset_t set = handled_signals();
-  for (bool is_asked_again = false; keeper.reap();) {
+  for (bool is_asked_again = false; keeper.reap(ferry);) {
     const int signal = ::sigwaitinfo(&set, nullptr);
     if (signal < 0 || signal == SIGCHLD) continue;
     if (may_end(signal, is_asked_again)) keeper.end();
@@ -103,7 +106,7 @@ int wait_for_end(KeeperGroup keeper) {
 
 }  // namespace
 
-int supervise(const std::function<void()>& keeper) {
+int supervise(const std::function<void()>& keeper, FerryProcess* ferry) {
   const sigset_t set = handled_signals();
   sigset_t before;
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -111,7 +114,7 @@ int supervise(const std::function<void()>& keeper) {
   const pid_t child = ::fork();
   if (child < 0) throw_errno("cannot start the store's keeper", errno);
   ::setpgid(child, child);  // both processes do so, since either may be first
-  if (child != 0) return wait_for_end(KeeperGroup(child));
+  if (child != 0) return wait_for_end(KeeperGroup(child), ferry);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   keeper();
   return 0;

@@ -31,7 +31,7 @@ done
 report "rpc is beside store, above transport:" \
   "$(includes '(onecopy/)?(store|cli)/' include/onecopy/rpc src/rpc; includes '(onecopy/)?rpc/' include/onecopy/store src/store;
      includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,device,memory,share,channel,transport})"
-floors=(format keeper client)  # of store
+floors=(format keeper client ferry)  # of store
 for index in "${!floors[@]}"; do
   room=${floors[index]}
   above=$(IFS='|'; echo "${floors[*]:index+1}")

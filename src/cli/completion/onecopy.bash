@@ -41,12 +41,13 @@ _onecopy() {
       doctor | gc | 'store ls' | 'store status') options='--format --json' ;;
       'store put' | 'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
-      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background' ;;
+      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen' ;;
+      'store pull') options='--version --also --follow --timeout' ;;
     esac
     case $command:$place:$typed in
       *:-*) _onecopy_offer $options --help -h --version --log-level ;;
       :* | help:0:*) _onecopy_offer share load open store ls doctor gc key help version ;;
-      store:*) _onecopy_offer serve status stop put ls watch rollback rm ;;
+      store:*) _onecopy_offer serve status stop put pull ls watch rollback rm ;;
       'store put:0:'* | 'store watch:0:'* | 'store rollback:0:'* | 'store rm:0:'*)
         mapfile -t objects < <(_onecopy_objects)
         _onecopy_offer "${objects[@]}" ;;

@@ -26,12 +26,14 @@ Token random_token() {
 
 }  // namespace
 
-Membership::Membership(std::shared_ptr<Client> client, const Token& transaction, const Token& member)
+Membership::Membership(std::shared_ptr<Client> client, const Token& transaction, const Token& member,
+                       std::chrono::seconds away)
     : client_(std::move(client)), transaction_(transaction), member_(member) {
   const Fd file = create_memfd("onecopy-store-member", kFileBytes);
   mark_ = std::make_unique<ProgramMark>(file);
   VersionRecord record;
   record.token = member;
+  record.keep = static_cast<std::uint32_t>(away.count());
   const int fd = file.get();
   client_->ask<Done>(Join{record, transaction}, std::span(&fd, 1));
 }
@@ -43,6 +45,12 @@ std::shared_ptr<Membership> Membership::join(std::shared_ptr<Client> client, con
 std::shared_ptr<Membership> Membership::begin(std::shared_ptr<Client> client) {
   const Token token = random_token();
   return std::shared_ptr<Membership>(new Membership(std::move(client), token, token));
+}
+
+std::shared_ptr<Membership> Membership::carry(std::shared_ptr<Client> client, const Token& transaction,
+                                              bool begins, std::chrono::seconds away) {
+  return std::shared_ptr<Membership>(
+      new Membership(std::move(client), transaction, begins ? transaction : random_token(), away));
 }
 
 Membership::~Membership() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,6 +23,9 @@ class Membership {
   /// Takes part in a transaction, or begins one. Throws stale_handle for a transaction that has ended.
   static std::shared_ptr<Membership> join(std::shared_ptr<Client> client, const Token& transaction);
   static std::shared_ptr<Membership> begin(std::shared_ptr<Client> client);
+  /// Begins the transaction of that token, or takes part in it. If this process ends, another one may go on within `away`.
+  static std::shared_ptr<Membership> carry(std::shared_ptr<Client> client, const Token& transaction,
+                                           bool begins, std::chrono::seconds away);
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
   ~Membership();
@@ -31,7 +35,8 @@ class Membership {
   std::uint64_t conclude(Conclude::How how);
 
  private:
-  Membership(std::shared_ptr<Client> client, const Token& transaction, const Token& member);
+  Membership(std::shared_ptr<Client> client, const Token& transaction, const Token& member,
+             std::chrono::seconds away = {});
 
   std::shared_ptr<Client> client_;  // shared with stores and readings
   const Token transaction_, member_;

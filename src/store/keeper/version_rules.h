@@ -46,7 +46,9 @@ class VersionHolder {
 ///
 /// A transaction has *members*, the processes that take part, and *parts*, the versions that are not shown yet. One
 /// record makes all parts exist. Each member has a file that it keeps locked, so that the kernel says whether it lives;
-/// a member that ends before it has left aborts the transaction, and so does the end of both halves of the keeper.
+/// a member that ends before it has left aborts the transaction, and so does the end of both halves of the keeper. If the
+/// members say how long they may be away (in their field `keep`, in seconds), the transaction stays for that time after
+/// the last one has ended, so that another process goes on.
 ///
 /// Thread safety: none.
 class VersionRules {
@@ -133,7 +135,9 @@ class VersionRules {
   const VersionRecord& add(VersionRecord version, const Hold& hold);
   void hold_and_write(Record record, const Hold& hold);
   const Transactions::Open& require_open(const Token& transaction) const;
-  bool is_broken(const Transactions::Open& transaction) const;
+  bool is_broken(const Token& token, const Transactions::Open& transaction) const;
+  bool is_carried_on(const Token& token, const Transactions::Open& transaction) const;
+  void note_carried();
   void forget_all(const Transactions::Records& records);
   std::vector<std::uint64_t> room_for_all(const Transactions::Records& parts) const;
   void write(const Record& record);
@@ -154,6 +158,7 @@ class VersionRules {
   const bool knows_all_;
   bool has_given_up_ = false;                       ///< no version is awaited any longer
   std::map<std::string, std::uint64_t> published_;  ///< the number of publishes since the start, by name
+  std::map<Token, Clock::time_point> carried_;      ///< when a process last took part, by the transaction
   std::set<std::string> unreclaimed_;               ///< the objects with versions beyond `keep`
 };
 

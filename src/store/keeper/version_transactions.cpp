@@ -13,7 +13,7 @@ namespace onecopy::store {
 
 const Transactions::Open& VersionRules::require_open(const Token& transaction) const {
   const Transactions::Open* const open = catalog_.transactions().find(transaction);
-  if (open && !is_broken(*open)) return *open;
+  if (open && !is_broken(transaction, *open)) return *open;
   if (catalog_.transactions().end_of(transaction).value_or(0) != 0)
     throw Error(ErrorCode::stale_handle, "the transaction is committed already");
   throw Error(
@@ -22,13 +22,30 @@ const Transactions::Open& VersionRules::require_open(const Token& transaction) c
       "it up, or both halves of the keeper were killed; begin another one");
 }
 
-bool VersionRules::is_broken(const Transactions::Open& transaction) const {
+bool VersionRules::is_broken(const Token& token, const Transactions::Open& transaction) const {
+  const auto is_here = [this](const auto& part) { return holder_.is_here(part.first); };
+  return transaction.members.empty() || !is_carried_on(token, transaction) ||
+         !std::ranges::all_of(transaction.parts, is_here);
+}
+
+bool VersionRules::is_carried_on(const Token& token, const Transactions::Open& transaction) const {
   const auto is_alive = [this](const auto& m) {
     return holder_.is_here(m.first) && holder_.may_be_read(m.first);
   };
-  const auto is_here = [this](const auto& part) { return holder_.is_here(part.first); };
-  return transaction.members.empty() || !std::ranges::all_of(transaction.members, is_alive) ||
-         !std::ranges::all_of(transaction.parts, is_here);
+  const std::uint32_t away = transaction.members.begin()->second.keep;
+  if (away == 0) return std::ranges::all_of(transaction.members, is_alive);
+  const auto last = carried_.find(token);
+  return std::ranges::any_of(transaction.members, is_alive) ||
+         holder_.now() <= (last == carried_.end() ? begin_ : last->second) + std::chrono::seconds(away);
+}
+
+/// Notes which transactions have a process now.
+void VersionRules::note_carried() {
+  std::erase_if(carried_, [this](const auto& one) { return !catalog_.transactions().find(one.first); });
+  for (const auto& [token, open] : catalog_.transactions().open())
+    for (const auto& [id, member] : open.members)
+      if (member.keep != 0 && holder_.is_here(id) && holder_.may_be_read(id))
+        carried_[token] = holder_.now();
 }
 
 void VersionRules::forget_all(const Transactions::Records& records) {
@@ -40,6 +57,7 @@ void VersionRules::join(const Token& transaction, VersionRecord member, const Ho
   const bool begins = member.token == transaction && !catalog_.transactions().find(transaction) &&
                       !catalog_.transactions().end_of(transaction);
   if (!begins && find(require_open(transaction).members, member.token)) return;
+  if (member.keep != 0) carried_[transaction] = holder_.now();
   const std::uint64_t id = member.id = catalog_.next_id();
   hold_and_write(
       {.kind = Record::Kind::join, .id = id, .version = std::move(member), .transaction = transaction},
@@ -98,7 +116,7 @@ std::uint64_t VersionRules::commit(const Token& transaction) {
           fmt::format("the draft of \"{}\" is not published yet, so the transaction is not complete",
                       part.name));
     check_kind(part);
-    record.version.number = std::max(record.version.number, catalog_.next_number(part.name));
+    record.version.number = std::max({record.version.number, part.number, catalog_.next_number(part.name)});
   }
   if (record.version.number > kMaxNumber)
     throw Error(ErrorCode::unsupported, "an object of the transaction has no numbers left");
@@ -130,9 +148,10 @@ void VersionRules::abort(const Token& transaction) {
 }
 
 void VersionRules::abort_broken() {
+  note_carried();
   std::vector<Token> broken;
   for (const auto& [token, open] : catalog_.transactions().open())
-    if (is_broken(open)) broken.push_back(token);
+    if (is_broken(token, open)) broken.push_back(token);
   for (const Token& token : broken) abort(token);
 }
 

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions that go from the store of one host to the store of another one, over real sockets, while processes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import onecopy
+
+torch = pytest.importorskip("torch")
+
+KEY = "a secret of these tests, of 40 characters"
+CHUNK = 16 << 20
+COMMAND = [os.environ["ONECOPY_COMMAND"]] if "ONECOPY_COMMAND" in os.environ else [sys.executable, "-m", "onecopy"]
+
+
+class Host:
+    """A store of its own, in whose place commands run. `enter`: what they begin with, for a host with a network of its own."""
+
+    def __init__(self, directory, key, enter=()):
+        key.write_text(KEY + "\n")
+        self.environment = {"ONECOPY_STORE_DIR": str(directory), "ONECOPY_STORE_KEY_FILE": str(key)}
+        self.enter = list(enter)
+        self.children = []
+
+    def start(self, *arguments, **environment):
+        child = subprocess.Popen(
+            [*self.enter, *COMMAND, "store", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self.environment, **environment},
+        )
+        self.children.append(child)
+        return child
+
+    def run(self, *arguments, status=0, **environment):
+        """Returns what the command says; what it complains about if it is to fail."""
+        child = self.start(*arguments, **environment)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == status, (out, err)
+        return out if status == 0 else err
+
+    def serve(self, at="127.0.0.1:0"):
+        """Returns the address at which other hosts pull, and the process that they talk to."""
+        self.server = self.start("serve", "--listen", at)
+        line = self.server.stdout.readline()
+        return re.fullmatch(r"Other hosts pull from (\S+)\.\n", line).group(1)
+
+    def connect(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ONECOPY_STORE_DIR", self.environment["ONECOPY_STORE_DIR"])
+            return onecopy.store.connect()
+
+    def ferry(self):
+        """Returns the process that serves other hosts: the child of the command that is not in the keeper's group."""
+        children = subprocess.run(["pgrep", "-P", str(self.server.pid)], capture_output=True, text=True).stdout.split()
+        keeper = self.connect().keeper()
+        return next(int(pid) for pid in children if int(pid) not in keeper.values())
+
+    def end(self):
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+        with contextlib.suppress(onecopy.Error):
+            self.connect().stop()
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+            child.communicate(timeout=60)
+
+
+class Cable:
+    """A way to a host, which counts the bytes that come from there, and which can be cut or made slow."""
+
+    def __init__(self, address):
+        host, port = address.rsplit(":", 1)
+        self.there = (host.strip("[]"), int(port))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.came, self.at, self.pause = 0, [], 0.0
+        self.sockets = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def when(self, came, act):
+        """Calls `act` once so many further bytes have come."""
+        self.at.append((self.came + came, act))
+
+    def cut(self):
+        for one in self.sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                here = self.listener.accept()[0]
+                try:
+                    there = socket.create_connection(self.there)
+                except OSError:
+                    here.close()
+                    continue
+                self.sockets += [here, there]
+                threading.Thread(target=self._carry, args=(here, there, False), daemon=True).start()
+                threading.Thread(target=self._carry, args=(there, here, True), daemon=True).start()
+
+    def _carry(self, source, sink, counts):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 18):
+                if counts:
+                    self.came += len(data)
+                    for one in [one for one in self.at if self.came >= one[0]]:
+                        self.at.remove(one)
+                        one[1]()
+                    time.sleep(self.pause)
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.listener.close()
+        self.cut()
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """A function that makes hosts, which end with the test."""
+    made = []
+
+    def make(enter=()):
+        made.append(Host(tmp_path / f"store{len(made)}", tmp_path / f"key{len(made)}", enter))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.end()
+
+
+@pytest.fixture
+def cable():
+    made = []
+
+    def make(address):
+        made.append(Cable(address))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def pair(hosts, cable):
+    """A host that serves, the cable to it, and a host that pulls."""
+    there, here = hosts(), hosts()
+    return there, cable(there.serve()), here
+
+
+def weights(number, chunks=4):
+    """Tensors of so many chunks, of which each element is the number."""
+    return {f"w{i}": torch.full((CHUNK // 4,), float(number)) for i in range(chunks)}
+
+
+def number_in(version):
+    """Returns the number that all elements have."""
+    values = {float(bound) for name in version for bound in (version[name].min(), version[name].max())}
+    assert len(values) == 1, values
+    return values.pop()
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_pulled_version_is_the_one_that_was_published(pair):
+    there, cable, here = pair
+    store = there.connect()
+    tied = torch.arange(1000, dtype=torch.int64)
+    content = {
+        "a": torch.randn(3, 5),
+        "b": tied,
+        "c": tied,
+        "empty": torch.empty(0),
+        "half": torch.ones(7, dtype=torch.bfloat16),
+    }
+    for _ in range(3):
+        store.publish("llama", content, key={"rank": "0"}, attributes={"step": "7"}, checksums=True)
+    assert "llama version 3" in here.run("pull", cable.address, "llama")
+    version = here.connect().open("llama", key={"rank": "0"})
+    assert version.version == 3 and version.attributes == {"step": "7"}
+    assert list(version) == list(content)
+    assert all(torch.equal(version[name], content[name]) for name in content)
+    assert version["b"].data_ptr() == version["c"].data_ptr()
+    version.verify()
+    assert "is here already" in here.run("pull", cable.address, "llama")
+
+
+def test_a_named_version_is_pulled_and_a_missing_one_is_an_error(pair):
+    there, cable, here = pair
+    for number in (1, 2):
+        there.connect().publish("llama", weights(number, 1))
+    assert "version 1" in here.run("pull", cable.address, "llama", "--version", 1)
+    assert number_in(here.connect().open("llama")) == 1
+    assert "9" in here.run("pull", cable.address, "llama", "--version", 9, status=1)
+    assert "nobody" in here.run("pull", cable.address, "nobody", status=1)
+
+
+@pytest.mark.parametrize("victim", ["puller", "ferry", "worker", "guard", "cable"])
+def test_a_pull_that_is_interrupted_takes_only_what_is_missing(pair, victim):
+    there, cable, here = pair
+    chunks, before = 12, 5
+    there.connect().publish("llama", weights(1, chunks))
+    here.run("serve", "--background")
+
+    def strike():
+        if victim == "cable":
+            cable.cut()
+        else:
+            pid = {"puller": puller.pid, "ferry": there.ferry()}.get(victim) or here.connect().keeper()[victim]
+            os.kill(pid, signal.SIGKILL)
+
+    cable.when((before + 1) * CHUNK, strike)
+    puller = here.start("pull", cable.address, "llama")
+    puller.communicate(timeout=120)
+    if victim == "puller":
+        assert puller.returncode == -signal.SIGKILL
+        assert here.connect().list() == []
+        here.run("pull", cable.address, "llama")
+    else:
+        assert puller.returncode == 0
+    assert number_in(here.connect().open("llama")) == 1
+    again = 5 if victim in ("puller", "ferry", "cable") else 0  # those that were under way
+    assert cable.came < (chunks + again) * CHUNK * 1.01
+
+
+def test_no_part_is_visible_before_all_has_arrived(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 8))
+    seen = []
+
+    def look():
+        seen.append(here.connect().list())
+        with pytest.raises(onecopy.StaleHandle):
+            here.connect().open("llama")
+
+    for chunk in range(1, 8):
+        cable.when(chunk * CHUNK, look)
+    here.run("pull", cable.address, "llama")
+    assert seen == [[]] * 7
+    assert number_in(here.connect().open("llama")) == 1
+
+
+def test_the_memory_of_a_pulled_version_is_sealed_against_writes(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    here.run("pull", cable.address, "llama")
+    worker = here.connect().keeper()["worker"]
+    chunks = []
+    for entry in os.scandir(f"/proc/{worker}/fd"):
+        if "memfd:" in os.readlink(entry.path) and os.stat(entry.path).st_size == CHUNK:
+            with open(entry.path, "rb") as file:
+                chunks.append(fcntl.fcntl(file, fcntl.F_GET_SEALS))
+    assert chunks and all(seals & fcntl.F_SEAL_WRITE for seals in chunks)
+
+
+def test_hosts_with_other_keys_say_so(pair, tmp_path):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    other = tmp_path / "other"
+    other.write_text("another secret, which has 40 characters, too")
+    assert "another key" in here.run("pull", cable.address, "llama", status=1, ONECOPY_STORE_KEY_FILE=str(other))
+    assert "ONECOPY_STORE_KEY_FILE" in here.run("pull", cable.address, "llama", status=1, ONECOPY_STORE_KEY_FILE="")
+    other.write_text("short")
+    assert "needs at least 32" in here.run("pull", cable.address, "llama", status=1, ONECOPY_STORE_KEY_FILE=str(other))
+    assert here.connect().list() == []
+
+
+def test_a_version_beyond_the_limit_is_refused_before_its_bytes_come(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 4))
+    here.run("serve", "--background", "--max-bytes", 2 * CHUNK)
+    assert str(4 * CHUNK) in here.run("pull", cable.address, "llama", status=1).replace(",", "")
+    assert cable.came < CHUNK // 4
+    assert here.connect().list() == []
+
+
+def test_a_version_that_is_removed_while_it_is_pulled_arrives_whole(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 6))
+    cable.when(2 * CHUNK, lambda: there.connect().delete("llama"))
+    here.run("pull", cable.address, "llama")
+    assert number_in(here.connect().open("llama")) == 1
+
+
+def test_versions_of_this_host_are_not_replaced_by_those_of_another_one(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    here.connect().publish("llama", weights(2, 1))
+    assert "published on this host" in here.run("pull", cable.address, "llama", status=1)
+    here.connect().delete("llama")
+    here.run("pull", cable.address, "llama")
+    assert number_in(here.connect().open("llama")) == 1
+
+
+def test_a_version_that_was_removed_here_is_pulled_again(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    here.run("pull", cable.address, "llama")
+    here.connect().delete("llama")
+    here.run("pull", cable.address, "llama")
+    assert number_in(here.connect().open("llama")) == 1
+
+
+def test_one_process_at_a_time_pulls_an_object(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    follower = here.start("pull", cable.address, "llama", "--follow")
+    assert "version 1" in follower.stdout.readline()
+    assert "another process of this host pulls" in here.run("pull", cable.address, "llama", status=1)
+
+
+def test_a_follower_shows_what_the_other_host_shows_also_after_a_rollback(pair):
+    there, cable, here = pair
+    store, mirror = there.connect(), here.connect()
+    follower = here.start("pull", cable.address, "llama", "--follow")
+
+    def shows(number):
+        with contextlib.suppress(onecopy.StaleHandle):
+            return number_in(mirror.open("llama")) == number
+
+    for number in (1, 2, 3):
+        store.publish("llama", weights(number, 2), keep=2)
+        wait_until(lambda number=number: shows(number))
+    came = cable.came
+    store.rollback("llama", to=2)
+    wait_until(lambda: shows(2))
+    assert cable.came - came < CHUNK  # the version was here
+    store.publish("llama", weights(4, 2), keep=2)
+    wait_until(lambda: shows(4))
+    assert follower.poll() is None
+
+
+def test_the_keeper_has_no_socket_of_the_network(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 1))
+    here.run("pull", cable.address, "llama")
+    names = [f"/proc/{os.getpid()}/net/{name}" for name in ("tcp", "tcp6")]
+    inodes = {line.split()[9] for name in names for line in open(name).read().splitlines()[1:]}
+    for host in (there, here):
+        for pid in host.connect().keeper().values():
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            assert not {link[8:-1] for link in links if link.startswith("socket:")} & inodes
+
+
+def test_a_host_pulls_from_a_host_that_pulls(hosts, cable):
+    """The bytes leave the first host once, and the third host has chunks before the second one has them all."""
+    first, second, third = hosts(), hosts(), hosts()
+    chunks = 12
+    first.connect().publish("llama", weights(1, chunks))
+    to_first = cable(first.serve())
+    to_first.pause = 0.02
+    to_second = cable(second.serve())
+    went = []
+    to_first.when((chunks - 2) * CHUNK, lambda: went.append(to_second.came))
+    follower = third.start("pull", to_second.address, "llama", "--follow")
+    second.run("pull", to_first.address, "llama")
+    assert "version 1" in follower.stdout.readline()
+    assert number_in(third.connect().open("llama")) == 1
+    assert to_first.came < chunks * CHUNK * 1.05
+    assert went[0] > CHUNK
+
+
+def test_a_host_that_lags_behind_shows_nobody_an_older_version(hosts, cable):
+    first, second, third = hosts(), hosts(), hosts()
+    first.connect().publish("llama", weights(1, 1))
+    to_first = cable(first.serve())
+    to_second = cable(second.serve())
+    second.run("pull", to_first.address, "llama")
+    first.connect().publish("llama", weights(2, 1))
+    third.run("pull", to_first.address, "llama")
+    assert "version 2" in third.run("pull", to_second.address, "llama", status=1)
+    assert number_in(third.connect().open("llama")) == 2

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "onecopy/core/bytes.h"
+#include "os/stream_socket.h"
+
+namespace onecopy::cli {
+
+/// The process that gives versions to other hosts, so that the keeper has no network. It ends with the process that made it, and
+/// is started again if it is killed: the socket stays, so that hosts wait for it meanwhile. Thread safety: none.
+class FerryProcess {
+ public:
+  /// Listens, and starts the process. Throws invalid_argument without a key, and system if the address is taken.
+  explicit FerryProcess(const std::string& listen);
+  ~FerryProcess();
+  FerryProcess(const FerryProcess&) = delete;
+  FerryProcess& operator=(const FerryProcess&) = delete;
+
+  pid_t pid() const noexcept { return pid_; }
+  /// Starts the process again, which has ended.
+  void start();
+  /// Forgets process, socket and key, in a forked child that has nothing to do with other hosts.
+  void leave() noexcept;
+  /// Waits until a signal tells this process to end.
+  void wait();
+
+ private:
+  Bytes key_;
+  StreamSocket socket_;
+  pid_t pid_ = 0;
+};
+
+}  // namespace onecopy::cli

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "host_key.h"
+#include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "store/ferry/pull.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+using std::chrono::steady_clock;
+
+struct PullRequest {
+  std::string from, name;
+  std::vector<std::string> also;
+  std::uint64_t version = 0;
+  double timeout = 30;
+  bool follow = false;
+};
+
+store::ferry::PullOptions options_of(const PullRequest& request) {
+  store::ferry::PullOptions options;
+  options.sources.push_back(host_port(request.from));
+  for (const std::string& also : request.also) options.sources.push_back(host_port(also));
+  options.name = request.name;
+  options.number = request.version;
+  options.key = store_key();
+  options.keeper = {true, "/proc/self/exe"};
+  return options;
+}
+
+void say(const PullRequest& request, const store::ferry::Pulled& pulled, steady_clock::duration time) {
+  const double seconds = std::chrono::duration<double>(time).count();
+  if (!pulled.is_new)
+    fmt::print("{} version {} is the current one again\n", escaped(request.name), pulled.number);
+  else
+    fmt::print("{} version {}: {}, {} of them received in {:.2f} s ({:.0f} MB/s)\n", escaped(request.name),
+               pulled.number, format_bytes(pulled.bytes), format_bytes(pulled.taken), seconds,
+               static_cast<double>(pulled.taken) / 1e6 / std::max(seconds, 1e-9));
+  flush_output();
+}
+
+/// Returns whether the other host may answer later.
+bool may_pass(const Error& error, bool follow) noexcept {
+  switch (error.code()) {
+    case ErrorCode::peer_died:
+    case ErrorCode::timeout:
+    case ErrorCode::system:
+    case ErrorCode::protocol:
+    case ErrorCode::bad_file: return true;
+    case ErrorCode::stale_handle:
+    case ErrorCode::out_of_memory:
+    case ErrorCode::out_of_descriptors: return follow;
+    default: return false;
+  }
+}
+
+int pull(const PullRequest& request) {
+  constexpr std::chrono::milliseconds kPause{300}, kWait{5'000};
+  store::ferry::Pull from(options_of(request));
+  Deadline give_up = Deadline::after_seconds(request.timeout);
+  for (std::string last;;) {
+    const auto begin = steady_clock::now();
+    try {
+      const auto pulled = from.next(request.follow ? kWait : std::chrono::milliseconds{0});
+      last.clear();
+      if (pulled) say(request, *pulled, steady_clock::now() - begin);
+      else if (!request.follow) fmt::print("{} is here already\n", escaped(request.name));
+      if (!request.follow) return 0;
+    } catch (const Error& error) {
+      if (!may_pass(error, request.follow) || (!request.follow && give_up.has_passed())) throw;
+      if (last != error.what()) fmt::print(stderr, "onecopy: {}; trying again\n", error.what());
+      last = error.what();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
+}  // namespace
+
+void add_store_pull(CLI::App& store, Command& command) {
+  const auto request =
+      std::make_shared<PullRequest>();  // owners: the parser, which fills it in, and the command
+  auto* const sub =
+      store.add_subcommand("pull", "Bring a version from another host into the store of this one");
+  sub->add_option("HOST:PORT", request->from,
+                  "The address at which `onecopy store serve --listen` listens there")
+      ->required();
+  sub->add_option("NAME", request->name, "The name of the object")->required();
+  auto* const version =
+      sub->add_option("--version", request->version, "The number of the version; default: the newest");
+  sub->add_option("--also", request->also,
+                  "Another host that has the object, in case that one is slow or away; can be repeated")
+      ->type_name("HOST:PORT");
+  sub->add_flag("--follow", request->follow, "Stay, and bring each version that becomes current there")
+      ->excludes(version);
+  sub->add_option("--timeout", request->timeout, "Without --follow: how long the other host may be away")
+      ->capture_default_str()
+      ->type_name("SECONDS");
+  sub->footer(
+      "Both hosts need the same secret in the file that ONECOPY_STORE_KEY_FILE names (`onecopy key` prints "
+      "one).\n"
+      "The version becomes current here once all of it has arrived. If the command is interrupted, the "
+      "keeper\n"
+      "holds what has arrived for ten minutes, and the next pull of the object takes only what is "
+      "missing.\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy store pull 10.0.0.1:7000 llama\n"
+      "  onecopy store pull trainer:7000 llama --follow --also 10.0.0.2:7000");
+  sub->callback([&command, request] { command = [request] { return pull(*request); }; });
+}
+
+}  // namespace onecopy::cli

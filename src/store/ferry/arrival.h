@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "os/mapping.h"
+#include "store/client/client.h"
+#include "store/client/membership.h"
+#include "store/ferry/messages.h"
+#include "store/format/table.h"
+
+namespace onecopy::store::ferry {
+
+/// Where the version that arrives lies: memory that both halves of the keeper hold, and a byte for each chunk that is whole.
+struct ArrivingFiles {
+  VersionRecord version;
+  Table table;
+  Fd memory;   ///< empty for a version without tensors
+  Fd arrived;  ///< a byte for each chunk
+
+  /// Returns the files of a version that is arriving; nothing if the keeper has none of that token.
+  static std::optional<ArrivingFiles> find(Client& client, const Token& local);
+};
+
+/// A version that arrives from another host.
+///
+/// Guarantees. No process sees a part of the version: it becomes current in one step, once all chunks are whole and the kernel
+/// has sealed the memory, which it does only if no process has it mapped for writing. Chunks that are whole stay when this
+/// process is killed, for kAway; they are lost when both halves of the keeper are killed at once.
+///
+/// Mechanism. The memory is the draft of a transaction of its own, which has the token of the draft, so that another process
+/// finds both. The keeper's halves hold the draft and the bytes that say which chunks are whole; a byte is set once the
+/// checksum of the chunk in memory was right.
+///
+/// Thread safety: none.
+class Arrival {
+ public:
+  static constexpr std::chrono::minutes kAway{10};
+
+  struct Wanted {
+    std::string name;
+    std::uint64_t number = 0;  ///< the version gets this number, or a larger one if it is taken
+    std::uint32_t keep = 1;
+    Table table;
+  };
+
+  /// Goes on with a version. Returns nothing if the keeper has none of that token, or has all of it, which is current then.
+  static std::optional<Arrival> resume(const std::shared_ptr<Client>& client, const Token& local);
+  /// Begins a version. Throws out_of_memory with the numbers if it is beyond the keeper's limits, and as create_memfd().
+  static Arrival begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted);
+
+  std::uint64_t chunks() const noexcept { return chunks_of(files_.table.size); }
+  std::uint64_t bytes() const noexcept { return files_.table.size; }
+  bool has(std::uint64_t chunk) const noexcept { return arrived_.data()[chunk] != std::byte{0}; }
+  /// Returns the memory of a chunk.
+  std::span<std::byte> room(std::uint64_t chunk) const noexcept;
+  /// Takes the chunk in room() as whole if it has this checksum. Returns false if it has not.
+  bool take(std::uint64_t chunk, std::uint32_t crc) noexcept;
+  /// Makes the version current, and returns its number. REQUIRES: all chunks are whole.
+  std::uint64_t commit();
+  /// Drops what has arrived.
+  void abort() { membership_->conclude(Conclude::How::abort); }
+
+ private:
+  Arrival(std::shared_ptr<Client> client, std::shared_ptr<Membership> membership, ArrivingFiles files);
+  void seal();
+
+  std::shared_ptr<Client> client_;  // shared with the puller
+  std::shared_ptr<Membership> membership_;
+  ArrivingFiles files_;
+  Mapping memory_, arrived_;
+};
+
+}  // namespace onecopy::store::ferry

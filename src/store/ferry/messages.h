@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "onecopy/core/bytes.h"
+#include "store/format/codec.h"
+#include "store/format/record.h"
+#include "transport/tls/tls_context.h"
+
+/// The messages between two hosts about a version, described in docs/design/formats/store-pull-v1.md. The host that pulls asks,
+/// and the other one answers in the order of the questions.
+namespace onecopy::store::ferry {
+
+inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20;
+inline constexpr std::size_t kMaxQuestion = 64 << 10;
+inline constexpr std::uint64_t kMaxAnswer = std::uint64_t{1} << 31;  ///< as the table of a version
+
+inline constexpr transport::TlsProtocol kStoreProtocol{
+    "onecopy store 1", "the host there has another key: give both one file in ONECOPY_STORE_KEY_FILE"};
+
+inline std::uint64_t chunks_of(std::uint64_t bytes) noexcept {
+  return bytes / kChunkBytes + (bytes % kChunkBytes != 0 ? 1 : 0);
+}
+inline std::uint64_t bytes_of_chunk(std::uint64_t chunk, std::uint64_t bytes) noexcept {
+  return std::min(kChunkBytes, bytes - chunk * kChunkBytes);
+}
+
+enum class Question : std::uint32_t { look = 1, take = 2 };
+
+/// Asks which version the other host has. The answer comes once that version is not `known`, or after `wait_ms`.
+struct Look {
+  std::uint32_t protocol = kProtocol;
+  Question kind = Question::look;
+  std::string name;
+  std::uint64_t number = 0;  ///< 0 for the newest one
+  Token known{};
+  std::uint32_t wait_ms = 0;
+  void fields(auto& f) { f(protocol, kind, name, number, known, wait_ms); }
+};
+/// Asks for a chunk of the version that the last answer to Look told of.
+struct Take {
+  std::uint32_t protocol = kProtocol;
+  Question kind = Question::take;
+  std::uint64_t chunk = 0;
+  void fields(auto& f) { f(protocol, kind, chunk); }
+};
+
+/// The answer to Look.
+struct Told {
+  std::uint8_t refusal = 0;  ///< the code of an error, whose text is in `text`; 0: none
+  std::string text;
+  bool is_known = false;  ///< the version is still `known`, and nothing follows
+  Token version{};        ///< the same on all hosts that have the version
+  std::uint64_t number = 0;
+  std::uint64_t newest = 0;  ///< the largest number that a version of the object has on that host
+  std::uint32_t keep = 0;
+  Bytes table;
+  void fields(auto& f) { f(refusal, text, is_known, version, number, newest, keep, table); }
+};
+/// The answer to Take, which the bytes of the chunk follow.
+struct Chunk {
+  std::uint64_t chunk = 0;
+  std::uint32_t bytes = 0;  ///< 0: that host has not got the chunk, or no longer
+  std::uint32_t crc = 0;    ///< CRC-32C
+  void fields(auto& f) { f(chunk, bytes, crc); }
+};
+
+}  // namespace onecopy::store::ferry

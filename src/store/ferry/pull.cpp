@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/ferry/pull.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/hmac.h"
+#include "os/log.h"
+#include "os/random.h"
+#include "store/client/state.h"
+#include "store/ferry/local_versions.h"
+
+namespace onecopy::store::ferry {
+namespace {
+
+constexpr std::chrono::milliseconds kConnectPatience{5'000}, kAway{5'000};
+/// The time in which a host must send something if another host may be asked.
+constexpr std::chrono::milliseconds kSwitch{1'000};
+constexpr std::size_t kUnderWay = 4;  ///< chunks that are asked for before the first one has come
+
+Token random_token() {
+  Token token{};
+  random_bytes(std::as_writable_bytes(std::span(token)));
+  return token;
+}
+
+std::uint64_t number_for(const HostPort& host) {
+  const std::string text = host.str();
+  const Digest digest = sha256(std::as_bytes(std::span(text)));
+  return load<std::uint64_t>(std::as_bytes(std::span(digest)).data());
+}
+
+}  // namespace
+
+Pull::Pull(PullOptions options)
+    : options_(std::move(options)),
+      context_(std::make_shared<const transport::TlsContext>(options_.key, kStoreProtocol)),
+      client_(std::make_shared<Client>(Places::of_this_user(), options_.keeper)),
+      origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name) {
+  check_name(options_.name);
+  for (const HostPort& at : options_.sources) sources_.push_back({at, {}, kNow});
+  if (!origins_.try_lock())
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("another process of this host pulls \"{}\"", options_.name));
+}
+
+std::optional<Pulled> Pull::next(std::chrono::milliseconds wait) {
+  std::exception_ptr last;
+  for (Source& source : sources_) {
+    if (sources_.size() > 1 && source.away_until.at() > std::chrono::steady_clock::now()) continue;
+    try {
+      return next_of(source, wait);
+    } catch (const Error& error) {
+      log_debug(fmt::format("{} is of no help now: {}", source.at.str(), error.what()));
+      if (!last || error.code() != ErrorCode::stale_handle) last = std::current_exception();
+      leave(source);
+    }
+  }
+  if (last) std::rethrow_exception(last);
+  throw Error(ErrorCode::peer_died, "no host answers now");
+}
+
+void Pull::leave(Source& source) noexcept {
+  source.stream.reset();
+  source.away_until = Deadline::after(kAway);
+}
+
+std::optional<Pulled> Pull::next_of(Source& source, std::chrono::milliseconds wait) {
+  const auto shown = shown_origin();
+  const Told told = look(source, options_.number, shown.value_or(Token{}), wait);
+  if (told.is_known || told.version == shown) return {};
+  check_order(source, told);
+  return bring(source, told);
+}
+
+/// Asks a host for its version. Throws the error that the host answers.
+Told Pull::look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait) {
+  if (!source.stream)
+    source.stream = Stream::connect(source.at, context_, Deadline::after(kConnectPatience));
+  const auto wait_ms = static_cast<std::uint32_t>(wait.count());
+  source.stream->tell(Look{kProtocol, Question::look, options_.name, number, known, wait_ms},
+                      options_.patience);
+  Told told = source.stream->hear<Told>(wait + options_.patience);
+  if (told.refusal != 0)
+    throw Error(static_cast<ErrorCode>(told.refusal), fmt::format("{}: {}", source.at.str(), told.text));
+  return told;
+}
+
+/// Returns the version that is current here; nothing if there is none. Throws invalid_argument for one that was published here.
+std::optional<Token> Pull::shown_origin() {
+  const auto local = token_of(*client_, options_.name, 0);
+  if (!local) return {};
+  const auto pairs = origins_.pairs();
+  const auto at = std::ranges::find(pairs, *local, &Origins::Pair::local);
+  if (at != pairs.end()) return at->origin;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format(
+          "\"{}\" has versions that were published on this host, and would get older ones from another "
+          "host: remove it here with `onecopy store rm`, or pull on hosts that do not publish it",
+          options_.name));
+}
+
+/// Throws stale_handle for a version that may be older than one that was shown here. Only the host that a newer one came from
+/// knows that it was rolled back.
+void Pull::check_order(const Source& source, const Told& told) const {
+  const auto pairs = origins_.pairs();
+  if (pairs.empty()) return;
+  const std::uint64_t newest = std::ranges::max_element(pairs, {}, &Origins::Pair::number)->number;
+  const Origins::Pair& last = pairs.back();
+  if (told.number > newest || last.source == number_for(source.at) || last.origin == told.version) return;
+  throw Error(
+      ErrorCode::stale_handle,
+      fmt::format(
+          "{} has version {} of \"{}\", and this host has had version {} from another host: only that "
+          "one can say that an older version is to be shown again",
+          source.at.str(), told.number, options_.name, newest));
+}
+
+Pulled Pull::bring(Source& source, const Told& told) {
+  Pulled pulled;
+  auto arrival = resume(told);
+  if (const auto number = arrival ? std::nullopt : show_again(source, told)) return {*number, 0, 0, false};
+  if (!arrival) arrival = begin(source, told);
+  pulled.bytes = arrival->bytes();
+  pulled.is_new = true;
+  take_all(source, told, *arrival, pulled);
+  pulled.number = arrival->commit();
+  return pulled;
+}
+
+std::optional<Arrival> Pull::resume(const Told& told) {
+  const auto last = origins_.last();
+  if (!last) return {};
+  auto arrival = Arrival::resume(client_, last->local);
+  if (!arrival || last->origin == told.version) return arrival;
+  arrival->abort();  // the host has gone on to another version
+  return {};
+}
+
+/// Makes a version current that is here already. Returns its number; nothing if it is not here.
+std::optional<std::uint64_t> Pull::show_again(const Source& source, const Told& told) {
+  const auto pairs = origins_.pairs();
+  for (const std::uint64_t number : LocalVersions::of(*client_, options_.name).numbers) {
+    const auto local = token_of(*client_, options_.name, number);
+    const auto pair = std::ranges::find_if(pairs, [&](const Origins::Pair& p) {
+      return local && p.local == *local && p.origin == told.version;
+    });
+    if (pair == pairs.end()) continue;
+    client_->ask<Done>(Rollback{options_.name, number});
+    origins_.add({told.version, *local, told.number, number_for(source.at)});
+    return number;
+  }
+  return {};
+}
+
+/// Notes the version before its memory is made, so that another process finds what has arrived, and afterwards, so that
+/// hosts that pull from this one look at it.
+Arrival Pull::begin(const Source& source, const Told& told) {
+  const Origins::Pair pair{told.version, random_token(), told.number, number_for(source.at)};
+  Table table = decode_table(told.table);
+  origins_.add(pair);
+  Arrival arrival =
+      Arrival::begin(client_, pair.local, {options_.name, told.number, told.keep, std::move(table)});
+  origins_.add(pair);
+  return arrival;
+}
+
+/// Takes the chunks that are missing, from the source and then from others that have the version.
+void Pull::take_all(Source& source, const Told& told, Arrival& arrival, Pulled& pulled) {
+  std::exception_ptr last;
+  const auto take_from = [&](Source& from) {
+    try {
+      if (&from != &source && !offers(from, told)) return false;
+      take_chunks(from, arrival, pulled);
+      return true;
+    } catch (const Error& error) {
+      log_warning(fmt::format("{} gives no more of version {} of \"{}\": {}", from.at.str(), told.number,
+                              options_.name, error.what()));
+      last = std::current_exception();
+      leave(from);
+      return false;
+    }
+  };
+  if (take_from(source)) return;
+  for (Source& other : sources_)
+    if (&other != &source && take_from(other)) return;
+  std::rethrow_exception(last);
+}
+
+bool Pull::offers(Source& source, const Told& wanted) {
+  if (look(source, 0, {}, {}).version == wanted.version) return true;
+  return look(source, wanted.number, {}, {}).version == wanted.version;
+}
+
+void Pull::take_chunks(Source& source, Arrival& arrival, Pulled& pulled) {
+  const std::chrono::milliseconds patience = sources_.size() > 1 ? kSwitch : options_.patience;
+  std::deque<std::uint64_t> missing, asked;
+  for (std::uint64_t chunk = 0; chunk < arrival.chunks(); ++chunk)
+    if (!arrival.has(chunk)) missing.push_back(chunk);
+  Deadline progress = Deadline::after(patience);
+  std::size_t wrong = 0;
+  while (!missing.empty() || !asked.empty()) {
+    while (!missing.empty() && asked.size() < kUnderWay) {
+      source.stream->tell(Take{kProtocol, Question::take, missing.front()}, patience);
+      asked.push_back(missing.front());
+      missing.pop_front();
+    }
+    const auto told = source.stream->hear<Chunk>(patience);
+    const std::uint64_t chunk = asked.front();
+    asked.pop_front();
+    if (told.chunk != chunk || (told.bytes != 0 && told.bytes != arrival.room(chunk).size()))
+      throw Error(ErrorCode::protocol, "it sent another chunk than it was asked for");
+    const std::uint64_t taken = take_chunk(source, arrival, told, patience);
+    pulled.taken += told.bytes;
+    if (taken != 0) progress = Deadline::after(patience);
+    else missing.push_front(chunk);
+    if (taken == 0 && told.bytes != 0 && ++wrong > 1)
+      throw Error(ErrorCode::bad_file, fmt::format("chunk {} arrived twice with a wrong checksum", chunk));
+    if (progress.has_passed())
+      throw Error(ErrorCode::timeout, fmt::format("no chunk has come for {} ms", patience.count()));
+  }
+}
+
+/// Returns the bytes of the chunk; 0 if the host has not got the chunk, or the checksum is wrong.
+std::uint64_t Pull::take_chunk(Source& source, Arrival& arrival, const Chunk& told,
+                               std::chrono::milliseconds patience) {
+  if (told.bytes == 0) return 0;
+  source.stream->receive(arrival.room(told.chunk), patience);
+  if (arrival.take(told.chunk, told.crc)) return told.bytes;
+  log_warning(fmt::format("chunk {} of \"{}\" came from {} with a wrong checksum, and is asked for again",
+                          told.chunk, options_.name, source.at.str()));
+  return 0;
+}
+
+}  // namespace onecopy::store::ferry

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "os/host_port.h"
+#include "store/client/client.h"
+#include "store/ferry/arrival.h"
+#include "store/ferry/origins.h"
+#include "store/ferry/stream.h"
+
+namespace onecopy::store::ferry {
+
+struct PullOptions {
+  std::vector<HostPort> sources;  ///< asked in this order
+  std::string name;
+  std::uint64_t number = 0;  ///< 0 for the newest version
+  Bytes key;
+  ConnectOptions keeper{};
+  /// The time in which a host must send something. After that, another host is asked.
+  std::chrono::milliseconds patience{10'000};
+};
+
+/// A change that pulling has made here.
+struct Pulled {
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;  ///< of the version
+  std::uint64_t taken = 0;  ///< bytes that were received for it by this process
+  bool is_new = false;      ///< false: the version was here already
+};
+
+/// Brings versions of an object from another host into the store of this host.
+///
+/// Guarantees. A version is current here only once it is whole. A version of a smaller number follows one of a larger number only
+/// if both come from one host, which has rolled back. What has arrived of a version stays for
+/// another pull if this process ends, see Arrival.
+///
+/// Thread safety: none.
+class Pull {
+ public:
+  /// Throws invalid_argument if another process of this host pulls the object.
+  explicit Pull(PullOptions options);
+
+  /// Brings the version of the first source that answers. Returns nothing if that source has no other version within `wait`.
+  /// Throws an error if no source helps; may be called again, and then takes only chunks that are missing.
+  std::optional<Pulled> next(std::chrono::milliseconds wait);
+
+ private:
+  struct Source {
+    HostPort at;
+    std::optional<Stream> stream;
+    Deadline away_until = kNow;  ///< before that another source is asked
+  };
+
+  std::optional<Pulled> next_of(Source& source, std::chrono::milliseconds wait);
+  static void leave(Source& source) noexcept;
+  Told look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait);
+  std::optional<Token> shown_origin();
+  void check_order(const Source& source, const Told& told) const;
+  Pulled bring(Source& source, const Told& told);
+  std::optional<Arrival> resume(const Told& told);
+  std::optional<std::uint64_t> show_again(const Source& source, const Told& told);
+  Arrival begin(const Source& source, const Told& told);
+  void take_all(Source& source, const Told& told, Arrival& arrival, Pulled& pulled);
+  bool offers(Source& source, const Told& wanted);
+  void take_chunks(Source& source, Arrival& arrival, Pulled& pulled);
+  std::uint64_t take_chunk(Source& source, Arrival& arrival, const Chunk& told,
+                           std::chrono::milliseconds patience);
+
+  const PullOptions options_;
+  const std::shared_ptr<const transport::TlsContext> context_;
+  const std::shared_ptr<Client> client_;
+  Origins origins_;
+  std::vector<Source> sources_;
+};
+
+}  // namespace onecopy::store::ferry

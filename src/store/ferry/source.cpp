@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/ferry/source.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <list>
+#include <thread>
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/event_loop.h"
+#include "os/log.h"
+#include "os/mutex.h"
+#include "store/ferry/offered_version.h"
+#include "store/ferry/origins.h"
+#include "store/ferry/stream.h"
+#include "transport/tls/tls_listener.h"
+
+namespace onecopy::store::ferry {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kMaxHosts = 64;
+constexpr std::chrono::milliseconds kPatience{30'000}, kLookAgain{50}, kChunkPatience{500};
+
+/// A connection of another host, which a thread serves until the connection ends.
+class HostServed {
+ public:
+  explicit HostServed(Stream stream) : stream_(std::move(stream)) {}
+
+  void run(const std::atomic<bool>& is_over) {
+    while (!is_over) {
+      const Bytes question = stream_.receive_frame(kPatience, kMaxQuestion);
+      Decoder decoder(question, ErrorCode::protocol, "a question of another host");
+      std::uint32_t protocol = 0;
+      Question kind{};
+      decoder(protocol, kind);
+      if (protocol != kProtocol) return refuse(protocol);
+      if (kind == Question::look) look(decode<Look>(question), is_over);
+      else if (kind == Question::take) take(decode<Take>(question));
+      else decoder.refuse("is of no known kind");
+    }
+  }
+
+ private:
+  template <class Message>
+  static Message decode(ByteSpan bytes) {
+    return decode_fields<Message>(bytes, ErrorCode::protocol, "a question of another host");
+  }
+
+  void refuse(std::uint32_t protocol) {
+    Told told;
+    told.refusal = static_cast<std::uint8_t>(ErrorCode::version_mismatch);
+    told.text = fmt::format(
+        "this host pulls by protocol {}, and that one by {}: install one version of onecopy on both",
+        protocol, kProtocol);
+    stream_.tell(told, kPatience);
+  }
+
+  /// Answers once the version is not the one that the other host knows, or the time is over.
+  void look(const Look& wanted, const std::atomic<bool>& is_over) {
+    const Deadline until = Deadline::after(std::chrono::milliseconds(wanted.wait_ms));
+    Told told = tell_of(wanted);
+    while (!is_news(told) && !until.has_passed() && !is_over) {
+      wait_for_change(wanted.name, until);
+      told = tell_of(wanted);
+    }
+    stream_.tell(told, kPatience);
+  }
+
+  static bool is_news(const Told& told) noexcept {
+    const auto refusal = static_cast<ErrorCode>(told.refusal);
+    return !told.is_known && refusal != ErrorCode::stale_handle && refusal != ErrorCode::peer_died;
+  }
+
+  /// Waits until another version is current or begins to arrive, for a second at most.
+  void wait_for_change(const std::string& name, Deadline until) {
+    if (!store_) return std::this_thread::sleep_for(until.left(kLookAgain));
+    const Origins origins(client_->home(Deadline::after(kKeeperPatience)), name);
+    if (!watch_ || watched_ != name) {
+      watch_ = store_->watch(name);
+      watched_ = name;
+      watch_->next({});
+    }
+    const std::int64_t before = origins.size();
+    const Deadline again = std::min(until, Deadline::after(1s));
+    while (!watch_->next(again.left(kLookAgain)) && origins.size() == before && !again.has_passed())
+      continue;
+  }
+
+  Told tell_of(const Look& wanted) {
+    try {
+      if (!store_) store_ = Store::connect({.autostart = false});
+      OfferedVersion found = OfferedVersion::find(*store_, *client_, wanted.name, wanted.number);
+      if (found.origin() == wanted.known) {
+        Told told = found.told();
+        told.is_known = true;
+        told.table.clear();
+        return told;
+      }
+      offered_ = std::move(found);
+      return offered_->told();
+    } catch (const Error& error) {
+      Told told;
+      told.refusal = static_cast<std::uint8_t>(error.code());
+      told.text = error.what();
+      return told;
+    }
+  }
+
+  void take(const Take& wanted) {
+    if (!offered_ || wanted.chunk >= offered_->chunks())
+      throw Error(ErrorCode::protocol, "another host asked for a chunk that is not offered");
+    const Deadline until = Deadline::after(kChunkPatience);
+    while (!offered_->has(wanted.chunk) && !until.has_passed()) std::this_thread::sleep_for(1ms);
+    if (!offered_->has(wanted.chunk)) return stream_.tell(Chunk{wanted.chunk, 0, 0}, kPatience);
+    const ByteSpan bytes = offered_->chunk(wanted.chunk);
+    point("store.serve.chunk");
+    stream_.tell(Chunk{wanted.chunk, static_cast<std::uint32_t>(bytes.size()), crc32c(bytes)}, kPatience);
+    stream_.send(bytes, kPatience);
+  }
+
+  Stream stream_;
+  const std::shared_ptr<Client> client_ = std::make_shared<Client>(
+      Places::of_this_user(), ConnectOptions{.autostart = false});  // shared with its readings
+  std::optional<Store> store_;
+  std::optional<OfferedVersion> offered_;
+  std::optional<Watch> watch_;
+  std::string watched_;  ///< the object
+};
+
+/// The threads of the hosts that are connected.
+/// Thread safety: all members may be called concurrently.
+class HostsServed {
+ public:
+  /// Ends the connections, and waits for their threads.
+  ~HostsServed() {
+    is_over_ = true;
+    const LockGuard lock(mutex_);
+    for (const Served& served : threads_)
+      if (!served.has_ended->load()) ::shutdown(served.fd, SHUT_RDWR);
+    threads_.clear();
+  }
+
+  void add(std::unique_ptr<transport::TlsStream> stream) {
+    const LockGuard lock(mutex_);
+    threads_.remove_if([](const Served& served) { return served.has_ended->load(); });
+    if (threads_.size() >= kMaxHosts)
+      throw Error(ErrorCode::out_of_descriptors,
+                  fmt::format("{} hosts pull from this one already", kMaxHosts));
+    const int fd = stream->fd();
+    auto ended = std::make_shared<std::atomic<bool>>(false);  // shared with the thread
+    threads_.push_back({ended, fd, std::jthread([this, ended, s = std::move(stream)]() mutable {
+                          serve(std::move(s), *ended);
+                        })});
+  }
+
+ private:
+  struct Served {
+    std::shared_ptr<std::atomic<bool>> has_ended;
+    int fd;
+    std::jthread thread;
+  };
+
+  void serve(std::unique_ptr<transport::TlsStream> stream, std::atomic<bool>& has_ended) noexcept {
+    try {
+      HostServed(Stream(std::move(stream))).run(is_over_);
+    } catch (const std::exception& error) {
+      log_info("a host pulls no longer: {}", error.what());
+    }
+    has_ended = true;
+  }
+
+  std::atomic<bool> is_over_{false};
+  Mutex mutex_;
+  std::list<Served> threads_ GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+void serve_hosts(StreamSocket socket, ByteSpan key, const std::function<bool()>& is_over) {
+  HostsServed hosts;
+  EventLoop loop("onecopy-ferry");
+  std::optional<transport::TlsListener> listener;
+  Timer looks(loop, [&] {
+    listener->look_again();
+    return listener->has_more_to_do() ? Timer::Pause(1000ms) : Timer::Pause();
+  });
+  listener.emplace(
+      loop, std::move(socket),
+      transport::TlsListener::Options{
+          std::make_shared<const transport::TlsContext>(key, kStoreProtocol), [&] { looks.request(); },
+          [&](std::unique_ptr<transport::TlsStream> stream) { hosts.add(std::move(stream)); }});
+  while (!is_over()) continue;
+  loop.stop();
+  listener.reset();
+}
+
+}  // namespace onecopy::store::ferry

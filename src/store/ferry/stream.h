@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "os/deadline.h"
+#include "store/ferry/messages.h"
+#include "transport/tls/tls_stream.h"
+
+namespace onecopy::store::ferry {
+
+/// A connection to another host on which both sides have proved the key. Its functions wait, and throw timeout once nothing was
+/// sent or received for `patience`, peer_died and protocol.
+///
+/// Thread safety: none. After an error the connection is of no use.
+class Stream {
+ public:
+  explicit Stream(std::unique_ptr<transport::TlsStream> stream) : stream_(std::move(stream)) {}
+  /// Connects to a host, and proves the key. Throws bad_secret, timeout, peer_died, system.
+  static Stream connect(const HostPort& to, std::shared_ptr<const transport::TlsContext> context,
+                        Deadline deadline);
+
+  void send(ByteSpan bytes, std::chrono::milliseconds patience);
+  void receive(std::span<std::byte> into, std::chrono::milliseconds patience);
+  template <class Message>
+  void tell(const Message& message, std::chrono::milliseconds patience) {
+    send_frame(encode_fields(message), patience);
+  }
+  template <class Message>
+  Message hear(std::chrono::milliseconds patience) {
+    return decode_fields<Message>(receive_frame(patience, kMaxAnswer), ErrorCode::protocol,
+                                  "an answer of another host");
+  }
+  /// Receives a frame: its length in four bytes, and its content.
+  Bytes receive_frame(std::chrono::milliseconds patience, std::uint64_t max_bytes);
+
+ private:
+  void send_frame(ByteSpan content, std::chrono::milliseconds patience);
+  void flush(std::chrono::milliseconds patience);
+
+  std::unique_ptr<transport::TlsStream> stream_;
+};
+
+}  // namespace onecopy::store::ferry
