@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 set(ONECOPY_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/onecopy)
-install(TARGETS onecopy onecopy_core onecopy_os onecopy_device onecopy_memory onecopy_share onecopy_channel onecopy_transport onecopy_rpc onecopy_store onecopy_graph
+install(TARGETS onecopy onecopy_core onecopy_os onecopy_peer onecopy_device onecopy_memory onecopy_share onecopy_channel onecopy_transport onecopy_rpc onecopy_store onecopy_graph
         EXPORT onecopy_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET onecopy_shared)
   install(TARGETS onecopy_shared EXPORT onecopy_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -14,7 +14,7 @@ using namespace store;
 /// Checks that a message that was read and written has the same bytes after another round.
 template <class Message>
 void check_message(Type type, ByteSpan packet) {
-  if (type != Message::kType) return;
+  if (type != Type{static_cast<std::uint32_t>(Message::kType)}) return;
   const auto message = accepted({ErrorCode::protocol}, [&] { return unpack<Message>(packet); });
   if (!message) return;
   const Bytes written = pack(*message);
@@ -62,10 +62,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace onecopy;
   using namespace onecopy::store;
   const ByteSpan input = fuzz::span_of(data, size);
-  fuzz::check_one_of<Hello, Challenge, Prove, Welcome, Refused, Done, Publish, Published, Open, Opened,
-                     Look, Reserve, Unreserve, Offer, List, Listing, Rollback, Remove, WaitForChange,
-                     Describe, Stop, Files, Replace, Handover, Moved, Ready, Join, Conclude, OpenDraft>(
-      input);
+  fuzz::check_one_of<peer::Hello, peer::Challenge, peer::Prove, Welcome, peer::Refused, Done, Publish,
+                     Published, Open, Opened, Look, Reserve, Unreserve, Offer, List, Listing, Rollback,
+                     Remove, WaitForChange, Describe, Stop, Files, Replace, Handover, Moved, Ready, Join,
+                     Conclude, OpenDraft>(input);
   fuzz::check_record(input);
   fuzz::check_table(input);
   return 0;

@@ -4,7 +4,7 @@
 # registry.cpp, when a fork is handled without a rank, or when a public header includes what its users should not need.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
-layers=(core os device memory share channel transport store cli)  # and rpc beside store
+layers=(core os peer device memory share channel transport store cli)  # and rpc beside store
 failed=0
 
 report() {  # report <sentence> <grep output>
@@ -30,7 +30,7 @@ done
 
 report "rpc is beside store, above transport:" \
   "$(includes '(onecopy/)?(store|cli)/' include/onecopy/rpc src/rpc; includes '(onecopy/)?rpc/' include/onecopy/store src/store;
-     includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,device,memory,share,channel,transport})"
+     includes '(onecopy/)?rpc/' {include/onecopy,src}/{core,os,peer,device,memory,share,channel,transport})"
 floors=(format keeper client ferry)  # of store
 for index in "${!floors[@]}"; do
   room=${floors[index]}
@@ -42,9 +42,9 @@ report "only src/transport/fabric.cpp and a fabric's own folder, and the command
   "$(includes 'transport/ucx/' src/rpc src/store src/transport python/src | grep -vE '^src/transport/(fabric\.cpp|ucx/)')"
 report "graph is beside share, above memory:" \
   "$(includes '(onecopy/)?(share|channel|transport|rpc|store|cli)/' include/onecopy/graph src/graph;
-     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc,store} src/{core,os,device,memory,share,channel,transport,rpc,store})"
+     includes '(onecopy/)?graph/' include/onecopy/{core,os,peer,device,memory,share,channel,rpc,store} src/{core,os,peer,device,memory,share,channel,transport,rpc,store})"
 report "value is beside share, above core:" \
-  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|transport|rpc|store|cli)/' src/value)"
+  "$(includes '(onecopy/)?(os|peer|device|memory|share|graph|channel|transport|rpc|store|cli)/' src/value)"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}

@@ -12,14 +12,12 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/layout.h"
+#include "onecopy/core/process_id.h"
 #include "onecopy/device/segment_kind.h"
 
 ONECOPY_API_BEGIN
 namespace onecopy {
 
-/// The identity of a process, which is random and secret: the name of the process's broker socket is derived from it
-/// with a one-way function.
-using ProcessId = std::array<std::uint8_t, 16>;
 /// The first 8 bytes of the boot id, which invalidate handles when the machine restarts.
 using BootId = std::array<std::uint8_t, 8>;
 

@@ -25,7 +25,7 @@ import onecopy
 from devices import eventually
 from processes import beside, in_threads, interpret as run
 
-VERSION = 4  # of the store's protocol
+VERSION = 5  # of the store's protocol
 
 
 def held_bytes(store):
@@ -165,7 +165,7 @@ except onecopy.Unsupported as error:
 
 
 def packet(version, kind, body=b""):
-    return struct.pack("=II", version, kind) + body
+    return struct.pack("=III", version, kind, 0) + body
 
 
 def connection(store_place):

@@ -11,11 +11,11 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
-#include "os/mutual_proof.h"
 #include "os/stream_socket.h"
+#include "peer/mutual_proof.h"
 
 /// The messages between a listener and its client until they have a pipe. Both prove that they know the key
-/// (os/mutual_proof.h).
+/// (peer/mutual_proof.h).
 namespace onecopy::handshake {
 
 using std::chrono::milliseconds;

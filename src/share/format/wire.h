@@ -14,8 +14,8 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/error.h"
-#include "os/mutual_proof.h"
 #include "os/unix_socket.h"
+#include "peer/mutual_proof.h"
 
 /// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail.
 /// Messages are written and read on one host only, so bodies are sent as they are in memory.

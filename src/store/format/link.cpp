@@ -63,13 +63,9 @@ Link Link::connect_in(const Place& place, Deadline deadline) {
 void Link::greet(ByteSpan secret, Deadline deadline) {
   if (const auto peer = socket_.peer(); !peer.is_our_user)
     throw Error(ErrorCode::other_user, "the keeper of the store" + describe_other_user(peer.uid));
-  const auto ours = make_nonce<Nonce>();
-  const auto challenge = unpack<Challenge>(ask(pack(Hello{ours}), {}, deadline).bytes);
-  if (!is_proof(challenge.proof, prove(secret, "keeper", ours, challenge.nonce)))
-    throw Error(ErrorCode::bad_secret,
-                "the process that listens as the store's keeper does not know its secret");
-  welcome_ =
-      unpack<Welcome>(ask(pack(Prove{prove(secret, "client", ours, challenge.nonce)}), {}, deadline).bytes);
+  const peer::Greeting greeting(kProtocol);
+  const Packet challenge = ask(greeting.hello(), {}, deadline);
+  welcome_ = unpack<Welcome>(ask(greeting.prove(challenge.bytes, secret), {}, deadline).bytes);
 }
 
 Packet Link::ask(const Bytes& question, std::span<const int> fds, Deadline deadline) {

@@ -8,23 +8,6 @@
 
 namespace onecopy::store {
 
-Type type_of(ByteSpan packet) {
-  Decoder decoder(packet, ErrorCode::protocol, "a message of the store");
-  std::uint32_t version = 0;
-  Type type{};
-  decoder(version, type);
-  if (version != kProtocolVersion)
-    throw Error(ErrorCode::version_mismatch,
-                fmt::format("the other side speaks version {} of the store's protocol and this one version "
-                            "{}; use the same version of onecopy everywhere. `onecopy store stop` of the "
-                            "version that started the keeper ends it, `onecopy store stop --force` that of "
-                            "any version",
-                            version, kProtocolVersion));
-  if (type < Type::hello || type > kLastType)
-    decoder.refuse(fmt::format("has the unknown type {}", static_cast<std::uint32_t>(type)));
-  return type;
-}
-
 void send_in_packets(ByteSpan message, std::span<const int> fds,
                      const std::function<void(ByteSpan, std::span<const int>)>& send) {
   for (; fds.size() > UnixSocket::kMaxPacketFds; fds = fds.subspan(UnixSocket::kMaxPacketFds))
@@ -44,10 +27,6 @@ std::optional<Packet> PacketJoiner::add(Packet packet) {
   packet.fds = std::exchange(fds_, {});
   packet.is_cut = std::exchange(is_cut_, false);
   return packet;
-}
-
-Bytes refuse(const Error& error) {
-  return pack(Refused{static_cast<std::uint8_t>(error.code()), error.what()});
 }
 
 }  // namespace onecopy::store

@@ -10,22 +10,30 @@
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
-#include "os/mutual_proof.h"
 #include "os/unix_socket.h"
-#include "store/format/codec.h"
+#include "peer/handshake.h"
+#include "peer/message.h"
 #include "store/format/record.h"
 
-/// The messages between a client and the keeper, one packet each: version, type, fields. A client asks one question at
-/// a time on a connection, and the keeper answers each, with `refused` if it cannot do what the client asks.
+/// The messages between a client and the keeper, see peer/message.h. A client asks one question at a time on a
+/// connection, and the keeper answers each, with `refused` if it cannot do what the client asks.
 namespace onecopy::store {
 
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr peer::Protocol kProtocol{
+    5,
+    "the store's protocol",
+    "a message of the store",
+    "use the same version of onecopy everywhere. `onecopy store stop` of the version that started the "
+    "keeper ends it, "
+    "`onecopy store stop --force` that of any version",
+    "keeper",
+    "client",
+    "the process that listens as the store's keeper does not know its secret",
+    "the client does not know the secret of the store"};
 inline constexpr std::size_t kMaxFiles = 16'384;  ///< the max number of descriptors of one version
 
-using Nonce = NonceOf<16>;
-
 enum class Type : std::uint32_t {
-  hello = 1,
+  hello = 1,  // the first types are those of peer::First
   challenge,
   prove,
   welcome,
@@ -55,14 +63,9 @@ enum class Type : std::uint32_t {
   conclude,
   open_draft,
 };
-inline constexpr Type kLastType = Type::open_draft;
 
-/// A message without fields.
 template <Type type>
-struct EmptyMessage {
-  static constexpr Type kType = type;
-  void fields(auto& f) { f(); }
-};
+using EmptyMessage = peer::EmptyMessage<type>;
 /// A message about a version.
 template <Type type>
 struct AboutVersion {
@@ -71,25 +74,6 @@ struct AboutVersion {
   void fields(auto& f) { f(version); }
 };
 
-/// The first message of a connection, from the client.
-struct Hello {
-  static constexpr Type kType = Type::hello;
-  Nonce nonce{};
-  void fields(auto& f) { f(nonce); }
-};
-/// The keeper proves that it knows the secret, and asks for the client's proof.
-struct Challenge {
-  static constexpr Type kType = Type::challenge;
-  Nonce nonce{};
-  Digest proof{};
-  void fields(auto& f) { f(nonce, proof); }
-};
-/// The client proves that it knows the secret.
-struct Prove {
-  static constexpr Type kType = Type::prove;
-  Digest proof{};
-  void fields(auto& f) { f(proof); }
-};
 /// The keeper lets the client ask questions. The keeper also answers `describe` with a `welcome`. While `keeper` is the
 /// same, no version was lost.
 struct Welcome {
@@ -97,12 +81,6 @@ struct Welcome {
   Token keeper{};
   std::int32_t worker = 0, guard = 0;  ///< pids
   void fields(auto& f) { f(keeper, worker, guard); }
-};
-struct Refused {
-  static constexpr Type kType = Type::refused;
-  std::uint8_t code = 0;
-  std::string text;
-  void fields(auto& f) { f(code, text); }
 };
 using Done = EmptyMessage<Type::done>;
 /// The first descriptors of the next message, if that message's packet has no room for all. There is no answer.
@@ -251,34 +229,14 @@ using Ready = EmptyMessage<Type::ready>;
 
 template <class Message>
 Bytes pack(const Message& message) {
-  Encoder encoder;
-  encoder(kProtocolVersion, Message::kType, message);
-  return encoder.take();
+  return peer::pack(kProtocol, message);
 }
-
-/// Returns the type of a packet. Throws version_mismatch, and protocol for a type that does not exist.
-Type type_of(ByteSpan packet);
-
-/// Decodes a packet. Throws the Error that a `refused` contains, and protocol for another type or invalid fields.
 template <class Message>
 Message unpack(ByteSpan packet) {
-  const Type type = type_of(packet);
-  Decoder decoder(packet.subspan(2 * sizeof(std::uint32_t)), ErrorCode::protocol, "a message of the store");
-  if (type == Type::refused && Message::kType != Type::refused) {
-    Refused refused;
-    decoder(refused);
-    throw Error(static_cast<ErrorCode>(refused.code), refused.text);
-  }
-  if (type != Message::kType)
-    decoder.refuse("has type " + std::to_string(static_cast<unsigned>(type)) + " where " +
-                   std::to_string(static_cast<unsigned>(Message::kType)) + " was expected");
-  Message message;
-  decoder(message);
-  decoder.end();
-  return message;
+  return peer::unpack<Message>(kProtocol, packet);
 }
-
-Bytes refuse(const Error& error);
+inline Type type_of(ByteSpan packet) { return Type{peer::type_of(kProtocol, packet)}; }
+inline Bytes refuse(const Error& error) { return peer::refuse(kProtocol, error); }
 
 /// Sends a message with its descriptors, in several packets if there are many descriptors. `send` sends one packet.
 void send_in_packets(ByteSpan message, std::span<const int> fds,

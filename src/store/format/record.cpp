@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "core/fields.h"
 #include "core/utf8.h"
-#include "store/format/codec.h"
 
 namespace onecopy::store {
 namespace {
@@ -33,10 +33,10 @@ void check_name(const std::string& name) {
   if (std::any_of(name.begin(), name.end(), is_control)) refuse_name("contains a control character");
 }
 
-Bytes encode(const Record& record) { return encode_fields(record); }
+Bytes encode(const Record& record) { return write_fields(record); }
 
 Record decode_record(ByteSpan bytes) {
-  auto record = decode_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
+  auto record = read_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
   if (record.kind < Record::Kind::publish || record.kind > Record::Kind::abort)
     throw Error(ErrorCode::protocol, fmt::format("a record of the store's index has the unknown kind {}",
                                                  static_cast<int>(record.kind)));

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/fields.h"
 #include "onecopy/core/error.h"
-#include "store/format/codec.h"
 
 namespace onecopy::store {
 namespace {
@@ -37,21 +37,21 @@ std::uint64_t rounded(std::uint64_t bytes) noexcept {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-void append(Encoder& encoder, const Row& row) {
-  encoder(row.offset, row.layout.dtype(), static_cast<std::uint8_t>(row.layout.ndim()));
-  for (const std::int64_t size : row.layout.shape()) encoder(size);
-  encoder(row.name);
+void append(FieldWriter& writer, const Row& row) {
+  writer(row.offset, row.layout.dtype(), static_cast<std::uint8_t>(row.layout.ndim()));
+  for (const std::int64_t size : row.layout.shape()) writer(size);
+  writer(row.name);
 }
 
-Row row_in(Decoder& decoder, std::vector<std::int64_t>& shape) {
+Row row_in(FieldReader& reader, std::vector<std::int64_t>& shape) {
   Row row;
   DType dtype{};
   std::uint8_t ndim = 0;
-  decoder(row.offset, dtype, ndim);
+  reader(row.offset, dtype, ndim);
   if (!is_valid(dtype) || ndim > kMaxDims) refuse("has an impossible row");
   shape.resize(ndim);
-  for (std::int64_t& size : shape) decoder(size);
-  decoder(row.name);
+  for (std::int64_t& size : shape) reader(size);
+  reader(row.name);
   try {
     row.layout = Layout(dtype, shape);
   } catch (const Error&) {
@@ -62,12 +62,12 @@ Row row_in(Decoder& decoder, std::vector<std::int64_t>& shape) {
 
 std::vector<Row> rows_in(ByteSpan layout, std::uint32_t count) {
   if (count > layout.size()) refuse("is cut off");
-  Decoder decoder(layout, ErrorCode::bad_handle, "the table of a stored version");
+  FieldReader reader(layout, ErrorCode::bad_handle, "the table of a stored version");
   std::vector<Row> rows;
   rows.reserve(count);
   std::vector<std::int64_t> shape;
-  while (rows.size() != count) rows.push_back(row_in(decoder, shape));
-  decoder.end();
+  while (rows.size() != count) rows.push_back(row_in(reader, shape));
+  reader.end();
   return rows;
 }
 
@@ -145,15 +145,15 @@ std::vector<std::size_t> first_of_each(const std::vector<Row>& rows) {
 }
 
 Bytes encode(const Table& table) {
-  Encoder layout;
+  FieldWriter layout;
   for (const Row& row : table.rows) append(layout, row);
   const Bytes rows = layout.take();
-  Encoder rest;
+  FieldWriter rest;
   rest(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
        table.parts, table.bytes);
   const Bytes behind = rest.take();
   Bytes bytes =
-      encode_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
+      write_fields(TableHead{kMagic, 0, static_cast<std::uint32_t>(table.rows.size()), rows.size()});
   bytes.insert(bytes.end(), rows.begin(), rows.end());
   bytes.insert(bytes.end(), behind.begin(), behind.end());
   write_value(bytes.data() + sizeof kMagic, crc32c(ByteSpan(bytes).subspan(kCheckedFrom)));
@@ -161,20 +161,20 @@ Bytes encode(const Table& table) {
 }
 
 Table decode_table(ByteSpan bytes, ByteSpan known) {
-  Decoder decoder(bytes, ErrorCode::bad_handle, "the table of a stored version");
+  FieldReader reader(bytes, ErrorCode::bad_handle, "the table of a stored version");
   TableHead head;
-  decoder(head);
+  reader(head);
   if (head.magic != kMagic) refuse("is not one, or of another version of onecopy");
   if (head.crc != crc32c(bytes.subspan(kCheckedFrom))) refuse("is damaged: its checksum is wrong");
-  const ByteSpan layout = decoder.take(head.layout_bytes);
+  const ByteSpan layout = reader.take(head.layout_bytes);
   Table table;
   // std::equal() would compare one std::byte after the other.
   table.has_known_layout = known.size() == layout.size() &&
                            (known.empty() || std::memcmp(known.data(), layout.data(), known.size()) == 0);
   if (!table.has_known_layout || known.empty()) table.rows = rows_in(layout, head.rows);
-  decoder(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
-          table.parts, table.bytes);
-  decoder.end();
+  reader(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,
+         table.parts, table.bytes);
+  reader.end();
   if (!table.checksums.empty() && table.checksums.size() != head.rows) refuse("has too few checksums");
   check_parts(table);
   check_rows(table);

@@ -13,16 +13,14 @@ namespace onecopy::store {
 
 /// A client of the worker. Thread safety: none.
 struct Connection {
-  enum class Stage : std::uint8_t { stranger, challenged, client };
-
   explicit Connection(UnixSocket connected) : socket(std::move(connected)), pid(socket.peer().pid) {}
 
   UnixSocket socket;
   PacketJoiner joiner;
   const int pid;
   const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  Stage stage = Stage::stranger;
-  Nonce theirs{}, ours{};
+  peer::Gate gate{kProtocol};
+  bool is_client = false;              ///< the secret is proved
   std::optional<WaitForChange> watch;  ///< a question whose answer is pending
   std::optional<Open> open;            ///< another one
 };

@@ -62,7 +62,7 @@ bool is_answered_in(const Place& place) {
   constexpr std::chrono::milliseconds kPatience{500};
   try {
     UnixSocket socket = UnixSocket::connect(place.socket(), kPatience);
-    socket.send(pack(Hello{make_nonce<Nonce>()}), {}, kPatience);
+    socket.send(peer::Greeting(kProtocol).hello(), {}, kPatience);
     socket.receive(kPatience);
     return true;
   } catch (const Error&) {

@@ -79,7 +79,7 @@ std::chrono::milliseconds Worker::patience() const {
   auto next = std::min(is_unused() ? last_use_ + kUnused : rules_.next_reclaim(), place_watch_.next());
   for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
-    if (c.stage != Connection::Stage::client) next = std::min(next, c.since + kProof);
+    if (!c.is_client) next = std::min(next, c.since + kProof);
   }
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()), kRetry);
 }
@@ -147,7 +147,7 @@ void Worker::accept_some() {
 void Worker::close_strangers() {
   std::vector<std::uint64_t> strangers;
   for (const auto& [token, c] : connections_)
-    if (c.stage != Connection::Stage::client) strangers.push_back(token);
+    if (!c.is_client) strangers.push_back(token);
   for (std::size_t i = 0; i < strangers.size(); ++i) {
     const Connection& c = connections_.at(strangers[i]);
     if (strangers.size() - i <= kMaxStrangers && Clock::now() < c.since + kProof) continue;

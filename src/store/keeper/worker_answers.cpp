@@ -43,8 +43,7 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
     send(c, refuse(error));
     throw;
   }
-  if (c.stage == Connection::Stage::stranger) return greet(c, bytes);
-  if (c.stage == Connection::Stage::challenged) return admit(c, bytes);
+  if (!c.is_client) return c.gate.is_challenged() ? admit(c, bytes) : greet(c, bytes);
   try {
     if (packet.is_cut) throw Error(ErrorCode::out_of_descriptors, "descriptors did not arrive");
     switch (type) {
@@ -73,22 +72,19 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
 }
 
 void Worker::greet(Connection& c, ByteSpan packet) {
-  c.theirs = unpack<Hello>(packet).nonce;
+  const Bytes challenge = c.gate.challenge(packet, std::as_bytes(std::span(holdings_.secret)));
   point("store.worker.greets");
-  c.ours = make_nonce<Nonce>();
-  c.stage = Connection::Stage::challenged;
-  send(c, pack(Challenge{c.ours,
-                         prove(std::as_bytes(std::span(holdings_.secret)), "keeper", c.theirs, c.ours)}));
+  send(c, challenge);
 }
 
 void Worker::admit(Connection& c, ByteSpan packet) {
-  const ByteSpan secret = std::as_bytes(std::span(holdings_.secret));
-  if (!is_proof(unpack<Prove>(packet).proof, prove(secret, "client", c.theirs, c.ours))) {
-    const Error error(ErrorCode::bad_secret, "the client does not know the secret of the store");
+  try {
+    c.gate.check(packet, std::as_bytes(std::span(holdings_.secret)));
+  } catch (const Error& error) {
     send(c, refuse(error));
-    throw error;
+    throw;
   }
-  c.stage = Connection::Stage::client;
+  c.is_client = true;
   send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
 }
 
@@ -193,7 +189,7 @@ void Worker::list(Connection& c, ByteSpan packet) {
         ListedObject{name, current.number, current.kind == VersionKind::kv_pool, {}});
     for (bytes += name.size(); version != state.versions.end() && bytes < kListingBytes; ++version) {
       listed.versions.push_back(describe(version->second.record));
-      bytes += encode_fields(listed.versions.back()).size();
+      bytes += write_fields(listed.versions.back()).size();
     }
   }
   send(c, pack(listing));

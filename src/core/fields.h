@@ -12,16 +12,15 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 
-/// The encoding of the store's messages, records and tables: one field after another, with the length before a text or
-/// list. A struct names its fields once, in fields(), for both directions. The bytes are read on the host that wrote
-/// them.
-namespace onecopy::store {
+/// The encoding of messages, records and tables: one field after another, with the length before a text or list. A
+/// struct names its fields once, in fields(), for both directions. The bytes are read on the host that wrote them.
+namespace onecopy {
 
 template <class T>
-concept Plain = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+concept PlainField = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
 /// Appends fields to bytes. Thread safety: none.
-class Encoder {
+class FieldWriter {
  public:
   template <class... Fields>
   void operator()(const Fields&... fields) {
@@ -34,11 +33,11 @@ class Encoder {
     const auto* const from = static_cast<const std::byte*>(at);
     bytes_.insert(bytes_.end(), from, from + size);
   }
-  template <Plain T>
+  template <PlainField T>
   void put(const T& value) {
     append(&value, sizeof value);
   }
-  template <Plain T, std::size_t size>
+  template <PlainField T, std::size_t size>
   void put(const std::array<T, size>& values) {
     append(values.data(), sizeof values);
   }
@@ -60,7 +59,7 @@ class Encoder {
     for (const auto& [name, value] : pairs) (*this)(name, value);
   }
   template <class T>
-  requires requires(T& t, Encoder& e) { t.fields(e); }
+  requires requires(T& t, FieldWriter& e) { t.fields(e); }
   void put(const T& item) {
     const_cast<T&>(item).fields(*this);  // fields() only reads them
   }
@@ -68,11 +67,11 @@ class Encoder {
   Bytes bytes_;
 };
 
-/// Reads what an Encoder wrote, from bytes that need not be valid. Throws an Error with the given code. Thread safety:
+/// Reads what a FieldWriter wrote, from bytes that need not be valid. Throws an Error with the given code. Thread safety:
 /// none.
-class Decoder {
+class FieldReader {
  public:
-  Decoder(ByteSpan bytes, ErrorCode code, const char* what) noexcept
+  FieldReader(ByteSpan bytes, ErrorCode code, const char* what) noexcept
       : rest_(bytes), code_(code), what_(what) {}
 
   template <class... Fields>
@@ -95,7 +94,7 @@ class Decoder {
   }
 
  private:
-  template <Plain T>
+  template <PlainField T>
   void get(T& value) {
     if constexpr (std::is_same_v<T, bool>) {
       const auto byte = load<std::uint8_t>(take(1).data());
@@ -105,7 +104,7 @@ class Decoder {
       value = load<T>(take(sizeof value).data());
     }
   }
-  template <Plain T, std::size_t size>
+  template <PlainField T, std::size_t size>
   void get(std::array<T, size>& values) {
     std::memcpy(values.data(), take(sizeof values).data(), sizeof values);
   }
@@ -130,7 +129,7 @@ class Decoder {
     }
   }
   template <class T>
-  requires requires(T& t, Decoder& d) { t.fields(d); }
+  requires requires(T& t, FieldReader& d) { t.fields(d); }
   void get(T& item) { item.fields(*this); }
   /// Reads the number of items. Refuses one for which too few bytes are left, so that a false number allocates no
   /// memory. REQUIRES: every item takes at least `bytes`.
@@ -147,19 +146,19 @@ class Decoder {
 };
 
 template <class T>
-Bytes encode_fields(const T& item) {
-  Encoder encoder;
-  encoder(item);
-  return encoder.take();
+Bytes write_fields(const T& item) {
+  FieldWriter writer;
+  writer(item);
+  return writer.take();
 }
 
 template <class T>
-T decode_fields(ByteSpan bytes, ErrorCode code, const char* what) {
-  Decoder decoder(bytes, code, what);
+T read_fields(ByteSpan bytes, ErrorCode code, const char* what) {
+  FieldReader reader(bytes, code, what);
   T item;
-  decoder(item);
-  decoder.end();
+  reader(item);
+  reader.end();
   return item;
 }
 
-}  // namespace onecopy::store
+}  // namespace onecopy

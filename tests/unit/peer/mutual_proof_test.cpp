@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "os/mutual_proof.h"
+#include "peer/mutual_proof.h"
 
 #include <gtest/gtest.h>
 
