@@ -23,7 +23,7 @@ void add_version(CLI::App& app, Command& command) {
   sub->callback([&app, &command] {
     command = [&app] {
       fmt::print("{}\nprotocol {}, store {}: processes that share must have the same numbers\n",
-                 app.version(), wire::kVersion, store::kProtocol.version);
+                 app.version(), wire::kProtocol.version, store::kProtocol.version);
       return 0;
     };
   });

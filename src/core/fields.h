@@ -22,6 +22,8 @@ concept PlainField = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 /// Appends fields to bytes. Thread safety: none.
 class FieldWriter {
  public:
+  FieldWriter() { bytes_.reserve(kUsually); }
+
   template <class... Fields>
   void operator()(const Fields&... fields) {
     (put(fields), ...);
@@ -29,6 +31,8 @@ class FieldWriter {
   Bytes take() noexcept { return std::move(bytes_); }
 
  private:
+  static constexpr std::size_t kUsually = 64;
+
   void append(const void* at, std::size_t size) {
     const auto* const from = static_cast<const std::byte*>(at);
     bytes_.insert(bytes_.end(), from, from + size);

@@ -8,9 +8,9 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 
-/// What all protocols between two processes of one host have in common: the head of a message, the first types, and
-/// the refusal. A message is one packet of a UnixSocket: head, fields. The share layer's brokers and the keeper of the
-/// store are services on it.
+/// The parts that all protocols between two processes of one host have in common: the head of a message, the first
+/// types, and the refusal. A message is one packet of a UnixSocket: head, fields. The brokers of the share layer and the
+/// keeper of the store speak such protocols.
 namespace onecopy::peer {
 
 /// A protocol: the number of its version, and what errors say of it.

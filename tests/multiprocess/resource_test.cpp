@@ -78,7 +78,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
   });
   const Handle good = handle(1);
   UnixSocket first = UnixSocket::connect(socket_name(public_name(good.fields().owner)), kPatience);
-  first.send(wire::pack(wire::Hello{}), {}, kPatience);
+  first.send(wire::pack(peer::Hello{}), {}, kPatience);
   expect_refusal(ErrorCode::timeout, {}, [&] { first.receive(100ms); });
   note_->step = 2;
   wire::expect(first.receive(kPatience).bytes, wire::Type::challenge);

@@ -265,7 +265,7 @@ TEST(LateBroker, DoesNotHangUpOnWhoHasSpoken) {
   });
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
   UnixSocket socket = dial(public_name(id), kPatience);
-  socket.send(wire::pack(wire::Hello{make_nonce<wire::Nonce>()}), {}, kPatience);
+  socket.send(peer::Greeting(wire::kProtocol).hello(), {}, kPatience);
   wire::expect(socket.receive(kPatience).bytes, wire::Type::challenge);
   note->step = 2;
   EXPECT_EQ(owner.join(), 0);
@@ -289,12 +289,11 @@ TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
     note->step = 2;
   });
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
-  const wire::Nonce nonce = make_nonce<wire::Nonce>();
   std::optional<UnixSocket> socket = dial(public_name(id), kPatience);
-  socket->send(wire::pack(wire::Hello{nonce}), {}, kPatience);
-  const auto challenge = wire::body_of<wire::Challenge>(socket->receive(kPatience).bytes);
-  const Digest proof = onecopy::prove(std::as_bytes(std::span(id)), "borrower", nonce, challenge.nonce);
-  socket->send(wire::pack(wire::Prove{proof, {}}), {}, kPatience);
+  const peer::Greeting greeting(wire::kProtocol);
+  socket->send(greeting.hello(), {}, kPatience);
+  const Packet challenge = socket->receive(kPatience);
+  socket->send(greeting.prove(challenge.bytes, std::as_bytes(std::span(id))), {}, kPatience);
   const Packet welcome = socket->receive(kPatience);
   ASSERT_EQ(welcome.fds.size(), 2u);
   const Mapping page = map_claims(welcome.fds[1]);

@@ -86,7 +86,7 @@ TEST_F(UserNamespaces, AnOwnerClosesConnectionsOfTheOverflowUid) {
     const ProcessId called = Handle::from_text(note_->read()).fields().owner;
     UnixSocket socket = UnixSocket::connect(socket_name(public_name(called)), 20s);
     expect_refusal(ErrorCode::peer_died, {}, [&] {
-      socket.send(wire::pack(wire::Hello{}), {}, 20s);
+      socket.send(wire::pack(peer::Hello{}), {}, 20s);
       socket.receive(20s);
     });
   });

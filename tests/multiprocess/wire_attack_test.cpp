@@ -58,6 +58,13 @@ UnixSocket dial_owner(const ProcessId& owner) {
 
 ByteSpan secret(const ProcessId& id) { return std::as_bytes(std::span(id)); }
 
+/// Returns the fields of a request to retain, in a message of any type.
+Bytes retain_as(Type type) {
+  Bytes message = wire::pack(wire::Retain{});
+  write_value(message.data() + sizeof(std::uint32_t), type);
+  return message;
+}
+
 /// A client that speaks the protocol's words one by one.
 struct Client {
   explicit Client(const ProcessId& owner) : id(owner), socket(dial_owner(owner)) {}
@@ -66,19 +73,17 @@ struct Client {
     socket.send(message, fds, kPatience);
     return socket.receive(kPatience);
   }
-  wire::Challenge greet() {
-    const Packet packet = ask(wire::pack(wire::Hello{nonce}));
-    wire::expect(packet.bytes, Type::challenge);
-    return wire::body_of<wire::Challenge>(packet.bytes);
+  peer::Challenge greet() {
+    return wire::unpack<peer::Challenge>(ask(wire::pack(peer::Hello{nonce})).bytes);
   }
-  Packet prove(const wire::Nonce& theirs) {
-    return ask(wire::pack(wire::Prove{onecopy::prove(secret(id), "borrower", nonce, theirs), {}}));
+  Packet prove(const peer::Nonce& theirs) {
+    return ask(wire::pack(peer::Prove{onecopy::prove(secret(id), "borrower", nonce, theirs)}));
   }
   void attach() { wire::expect(prove(greet().nonce).bytes, Type::welcome); }
 
   ProcessId id;
   UnixSocket socket;
-  wire::Nonce nonce = make_nonce<wire::Nonce>();
+  peer::Nonce nonce = make_nonce<peer::Nonce>();
 };
 
 /// An owner that must serve other processes during all attacks, and be unchanged afterwards.
@@ -122,7 +127,7 @@ class Attack : public ::testing::Test {
 TEST_F(Attack, AWrongProofGetsNothing) {
   Client client(owner());
   client.greet();
-  const Packet packet = client.prove(wire::Nonce{});  // an answer to another challenge
+  const Packet packet = client.prove(peer::Nonce{});  // an answer to another challenge
   EXPECT_TRUE(packet.fds.empty());
   expect_refusal(ErrorCode::bad_secret, {"does not know the secret"},
                  [&] { wire::expect(packet.bytes, Type::welcome); });
@@ -130,8 +135,8 @@ TEST_F(Attack, AWrongProofGetsNothing) {
 
 TEST_F(Attack, TheBrokersOwnProofCannotBeSentBack) {
   Client client(owner());
-  const wire::Challenge challenge = client.greet();
-  const Packet packet = client.ask(wire::pack(wire::Prove{challenge.proof, {}}));
+  const peer::Challenge challenge = client.greet();
+  const Packet packet = client.ask(wire::pack(peer::Prove{challenge.proof}));
   expect_refusal(ErrorCode::bad_secret, {"secret"}, [&] { wire::expect(packet.bytes, Type::welcome); });
 }
 
@@ -148,7 +153,7 @@ TEST_F(Attack, AnotherHelloOfABorrowerChangesNothing) {
 TEST_F(Attack, AProofWithoutAChallengeGetsNothing) {
   Client client(owner());
   expect_refusal(ErrorCode::bad_secret, {"secret"},
-                 [&] { wire::expect(client.prove(wire::Nonce{}).bytes, Type::welcome); });
+                 [&] { wire::expect(client.prove(peer::Nonce{}).bytes, Type::welcome); });
 }
 
 TEST_F(Attack, NothingIsServedBeforeTheProof) {
@@ -156,7 +161,7 @@ TEST_F(Attack, NothingIsServedBeforeTheProof) {
   for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     const auto t = static_cast<Type>(type);
     if (t == Type::hello || t == Type::want_info || t == Type::prove || !wire::is_answered(t)) continue;
-    const Packet packet = client.ask(wire::pack_as(t, wire::Retain{}));
+    const Packet packet = client.ask(retain_as(t));
     EXPECT_TRUE(packet.fds.empty());
     expect_refusal(ErrorCode::bad_secret, {"prove"}, [&] { wire::expect(packet.bytes, Type::welcome); });
   }
@@ -164,8 +169,8 @@ TEST_F(Attack, NothingIsServedBeforeTheProof) {
 
 TEST_F(Attack, AnotherProtocolVersionIsToldSo) {
   Client client(owner());
-  Bytes hello = wire::pack(wire::Hello{});
-  write_value(hello.data() + 4, std::uint32_t{7});
+  Bytes hello = wire::pack(peer::Hello{});
+  write_value(hello.data(), std::uint32_t{7});
   const Packet packet = client.ask(hello);
   expect_refusal(ErrorCode::version_mismatch, {"version 7", "same release"},
                  [&] { wire::expect(packet.bytes, Type::challenge); });
@@ -181,8 +186,8 @@ TEST_F(Attack, GarbageHalfMessagesAndGiantsDoNotHurt) {
         Bytes bytes(1 + random() % 200);
         for (std::byte& b : bytes) b = static_cast<std::byte>(random());
         if (i % 2 == 1 && bytes.size() >= 8) {  // a known type and version, cut off anywhere
-          write_value(bytes.data(), static_cast<std::uint32_t>(random() % 24));
-          write_value(bytes.data() + 4, wire::kVersion);
+          write_value(bytes.data(), wire::kProtocol.version);
+          write_value(bytes.data() + 4, static_cast<std::uint32_t>(random() % (kBeyond + 1)));
         }
         stranger.socket.try_send(bytes);
         while (stranger.socket.try_receive()) {
@@ -243,7 +248,7 @@ TEST_F(Attack, TruncatedMessagesOfABorrowerAreRefusedOrIgnored) {
   for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     Client client(owner());
     client.attach();
-    const Bytes whole = wire::pack_as(static_cast<Type>(type), wire::Retain{});
+    const Bytes whole = retain_as(static_cast<Type>(type));
     for (std::size_t size = 1; size <= whole.size(); size += 3) {
       client.socket.send(ByteSpan(whole).first(size), {}, kPatience);
       while (client.socket.try_receive()) {
@@ -260,7 +265,7 @@ TEST_F(Attack, DescriptorsThatNobodyAskedForAreClosed) {
     Client client(owner());
     if (attached) client.attach();
     for (std::uint32_t type = 1; type <= kBeyond; ++type) {
-      client.socket.send(wire::pack_as(static_cast<Type>(type), wire::Retain{}), many, kPatience);
+      client.socket.send(retain_as(static_cast<Type>(type)), many, kPatience);
       while (client.socket.try_receive()) {
       }
     }
@@ -287,15 +292,15 @@ TEST_F(Attack, SegmentsAndBlocksThatDoNotExistAreRefusedOneByOne) {
   Client client(owner());
   client.attach();
   expect_refusal(ErrorCode::stale_handle, {"segment 4711", "gone"}, [&] {
-    wire::expect(client.ask(wire::pack(wire::WantSegment{4711, 0})).bytes, Type::segment);
+    wire::expect(client.ask(wire::pack(wire::WantSegment{4711})).bytes, Type::segment);
   });
   expect_refusal(ErrorCode::owner_died, {"does not hold"}, [&] {
-    wire::expect(client.ask(wire::pack(wire::WantForeign{{}, 1, 0})).bytes, Type::segment);
+    wire::expect(client.ask(wire::pack(wire::WantForeign{{}, {1}})).bytes, Type::segment);
   });
   for (const std::uint32_t block : {4u << 20, ~0u}) {
     const Packet packet = client.ask(wire::pack(wire::AskLimbo{0, block}));
     wire::expect(packet.bytes, Type::limbo);
-    EXPECT_EQ(wire::body_of<wire::Limbo>(packet.bytes).yes, 0);
+    EXPECT_FALSE(wire::unpack<wire::Limbo>(packet.bytes).yes);
   }
 }
 
@@ -352,7 +357,7 @@ TEST(SlowBorrower, LearnsOfASegmentThatWentWhileThereWasNoRoomToTellIt) {
   Client client(owner);
   client.attach();
   for (std::size_t i = 0; i < most; ++i) client.socket.send(question, {}, kPatience);
-  const auto all = static_cast<int>(most * wire::pack(wire::Limbo{0}).size());
+  const auto all = static_cast<int>(most * wire::pack(wire::Limbo{}).size());
   EXPECT_TRUE(eventually([&] {
     int waiting = 0;
     return ::ioctl(client.socket.fd(), FIONREAD, &waiting) == 0 && waiting >= all;
@@ -370,7 +375,7 @@ TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
   JoinedChild flooder([&] {
     Client client(owner());
     client.attach();  // no test waits for a stranger for so long
-    const Bytes question = wire::pack(wire::Hello{});
+    const Bytes question = wire::pack(peer::Hello{});
     for (int asked = 0, answered = 0; stop->step == 0;) {
       if (asked - answered < 100) asked += client.socket.try_send(question) ? 1 : 0;
       while (client.socket.try_receive()) ++answered;
@@ -466,14 +471,14 @@ class Impostor : public ::testing::Test {
   }
 };
 
-wire::Challenge answer_to(const ProcessId& id, ByteSpan hello) {
-  const wire::Nonce ours = make_nonce<wire::Nonce>();
-  return {ours, onecopy::prove(secret(id), "broker", ours, wire::body_of<wire::Hello>(hello).nonce)};
+/// The challenge of an owner with this id.
+Bytes answer_to(const ProcessId& id, ByteSpan hello) {
+  return peer::Gate(wire::kProtocol).challenge(hello, secret(id));
 }
 
 /// An impostor that knows the secret: another user of a leaked handle. Its welcome is `fds`.
 void welcome_with(const ProcessId& id, UnixSocket& socket, ByteSpan hello, const std::vector<int>& fds) {
-  socket.send(wire::pack(answer_to(id, hello)), {}, kPatience);
+  socket.send(answer_to(id, hello), {}, kPatience);
   socket.receive(kPatience);
   socket.send(wire::pack(wire::Welcome{}), fds, kPatience);
 }
@@ -481,20 +486,20 @@ void welcome_with(const ProcessId& id, UnixSocket& socket, ByteSpan hello, const
 TEST_F(Impostor, ThatDoesNotKnowTheSecretIsFoundOut) {
   expect_open(ErrorCode::bad_secret, {"does not know its secret", "not used"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
-                socket.send(wire::pack(answer_to(ProcessId{}, hello)), {}, kPatience);
+                socket.send(answer_to(ProcessId{}, hello), {}, kPatience);
               });
 }
 
 TEST_F(Impostor, ThatSendsTheBorrowersOwnNonceBackIsFoundOut) {
   expect_open(ErrorCode::bad_secret, {"does not know its secret"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
-                const auto nonce = wire::body_of<wire::Hello>(hello).nonce;
-                socket.send(wire::pack(wire::Challenge{nonce, {}}), {}, kPatience);
+                const auto nonce = wire::unpack<peer::Hello>(hello).nonce;
+                socket.send(wire::pack(peer::Challenge{nonce, {}}), {}, kPatience);
               });
 }
 
 TEST_F(Impostor, ThatSkipsTheProofIsFoundOut) {
-  expect_open(ErrorCode::protocol, {"message of type 4"},
+  expect_open(ErrorCode::protocol, {"a message has type 4"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan) {
                 const Fd file = create_memfd("x", 4096);
                 const int fds[] = {file.get(), file.get()};
@@ -503,14 +508,14 @@ TEST_F(Impostor, ThatSkipsTheProofIsFoundOut) {
 }
 
 TEST_F(Impostor, ThatTalksGarbageIsFoundOut) {
-  expect_open(ErrorCode::protocol, {"bytes"},
+  expect_open(ErrorCode::protocol, {"cut off"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan) { socket.send(Bytes(3), {}, kPatience); });
   expect_open(ErrorCode::version_mismatch, {"version"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
     socket.send(Bytes(100, std::byte{0x5a}), {}, kPatience);
   });
   expect_open(ErrorCode::protocol, {"error code that does not exist"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan) {
-                socket.send(wire::pack(wire::Refused{ErrorCode{77}}), {}, kPatience);
+                socket.send(wire::pack(peer::Refused{ErrorCode{77}, {}}), {}, kPatience);
               });
 }
 

@@ -163,9 +163,7 @@ std::vector<PendingReply> ask_all(std::span<const std::string> names, OwnerList&
 
 OwnerInfo answer_of(PendingReply& owner, Deadline deadline) {
   const Packet packet = owner.socket.receive(deadline.whole_ms_left(kAskersWait));
-  wire::expect(packet.bytes, wire::Type::info);
-  const ByteSpan text = ByteSpan(packet.bytes).subspan(sizeof(wire::Head));
-  return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
+  return owner_from_json(wire::unpack<wire::Info>(packet.bytes).json);
 }
 
 void hear_all(std::vector<PendingReply> asked, Deadline deadline, OwnerList& list) {

@@ -119,7 +119,7 @@ void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
           number_while_open(questions[asked]);
           send_question(questions[asked], {});
         }
-        hear(heard, receive_answer(wire::serial_of(questions[heard])));
+        hear(heard, receive_answer(peer::serial_of(questions[heard])));
       }
     });
   } catch (const Error&) {
@@ -137,7 +137,7 @@ bool BrokerClient::try_send(const Bytes& message) {
 
 void BrokerClient::number(Bytes& question) {
   if (++last_serial_ == 0) ++last_serial_;
-  wire::set_serial(question, last_serial_);
+  peer::set_serial(question, last_serial_);
 }
 
 void BrokerClient::number_while_open(Bytes& question) {
@@ -203,7 +203,7 @@ std::optional<Packet> BrokerClient::try_receive() {
 Packet BrokerClient::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();
-    if (wire::serial_of(packet.bytes) == serial) return packet;
+    if (peer::serial_of(packet.bytes) == serial) return packet;
   }
 }
 
@@ -225,7 +225,7 @@ void BrokerClient::take_news() {
     while (auto packet = socket_.try_receive()) {
       is_silent_ = false;
       if (is_news(*packet)) on_news(std::move(*packet));
-      else if (wire::serial_of(packet->bytes) == 0)
+      else if (peer::serial_of(packet->bytes) == 0)
         throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
     }
   } catch (const Error& e) {

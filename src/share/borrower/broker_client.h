@@ -40,7 +40,7 @@ struct Dial {
   std::string name;  ///< public_name() of the called process
   UnixSocket socket;
   PeerCredentials credentials;
-  wire::Nonce nonce;
+  peer::Greeting greeting{wire::kProtocol};
 };
 
 /// A call that is made ahead: while the object lives, this thread's first connection to that process continues the

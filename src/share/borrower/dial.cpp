@@ -67,12 +67,8 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
 }
 
 Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
-    : to(called),
-      name(public_name(called)),
-      socket(dial(name, patience)),
-      credentials(socket.peer()),
-      nonce(make_nonce<wire::Nonce>()) {
-  socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
+    : to(called), name(public_name(called)), socket(dial(name, patience)), credentials(socket.peer()) {
+  socket.send(greeting.hello(), {}, patience);
 }
 
 EarlyDial::EarlyDial(const ProcessId& to) noexcept {

@@ -23,13 +23,12 @@ std::shared_ptr<Peer> Peer::make(Peer* made) {
   return peer;
 }
 
-std::shared_ptr<Peer> Peer::begin_handshake(Dial call, const std::string& my_name,
-                                            std::optional<SegmentRequest> wanted) {
+std::shared_ptr<Peer> Peer::begin_handshake(Dial call, std::optional<SegmentRequest> wanted) {
   Fd pidfd = call.socket.peer_pidfd();
   std::shared_ptr<Peer> peer = make(new Peer(call.to, std::move(call.name), std::move(call.socket),
                                              call.credentials.pid, std::move(pidfd)));
   peer->wanted_ = wanted;
-  peer->prove(call.nonce, my_name);
+  peer->prove(call.greeting);
   return peer;
 }
 
@@ -71,7 +70,7 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
     if (!broker_.is_over()) {
       const Packet packet =
           broker_.request(wire::pack(wire::AskLimbo{generation, block}), wire::Type::limbo);
-      return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
+      return wire::unpack<wire::Limbo>(packet.bytes).yes;
     }
   } catch (const Error& e) {
     if (e.code() == ErrorCode::timeout) {

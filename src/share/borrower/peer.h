@@ -42,8 +42,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
  public:
   /// Does the first half of a connection: proves our identity to the called process, and asks for `wanted`. Throws
   /// peer_died, other_user, bad_secret, timeout and others.
-  static std::shared_ptr<Peer> begin_handshake(Dial call, const std::string& my_name,
-                                               std::optional<SegmentRequest> wanted = {});
+  static std::shared_ptr<Peer> begin_handshake(Dial call, std::optional<SegmentRequest> wanted = {});
   /// Does the second half: attaches to the process and maps the wanted segment. The caller may do other work between
   /// the two halves. Throws what begin_handshake() throws, after which the Peer may only be destroyed.
   void finish_handshake();
@@ -106,7 +105,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
  private:
   Peer(const ProcessId& owner, std::string name, UnixSocket socket = {}, int pid = 0, Fd pidfd = {});
   static std::shared_ptr<Peer> make(Peer* made);
-  void prove(const wire::Nonce& mine, const std::string& my_name);
+  void prove(const peer::Greeting& greeting);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
   void fetch_described(std::span<const SegmentRequest> wanted);
   void map_answer(const SegmentRequest& wanted, Packet packet) noexcept;
@@ -150,9 +149,8 @@ class Peers {
   using PeerRef = std::shared_ptr<Peer>;
   using List = std::list<PeerRef>;
 
-  /// Constructs an empty set. `name` is public_name() of this process. `contact` is called when the watch thread has
-  /// been started for the first connection.
-  Peers(std::string name, EventLoop& loop, SegmentRetention& retention, Wakeup contact);
+  /// Constructs an empty set. `contact` is called when the watch thread has been started for the first connection.
+  Peers(EventLoop& loop, SegmentRetention& retention, Wakeup contact);
 
   /// Returns the peer of a live process. Connects if there is none, and asks for `wanted` while connecting. Throws
   /// peer_died, timeout.
@@ -207,7 +205,6 @@ class Peers {
   void destroy_forgotten() noexcept REQUIRES(mutex_);
   bool try_release_closed(const std::string& owner) noexcept REQUIRES(mutex_);
 
-  const std::string name_;
   EventLoop& loop_;
   SegmentRetention& retention_;
   const Wakeup contact_;

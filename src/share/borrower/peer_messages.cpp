@@ -20,21 +20,14 @@ wire::WantSegment want_of(const SegmentRequest& wanted) {
 
 Bytes want_segment(const SegmentRequest& wanted) { return wire::pack(want_of(wanted)); }
 
+ExportedMemory memory_in(Packet packet) {
+  return wire::unpack<wire::Segment>(packet.bytes).memory.with(std::move(packet.fds));
+}
+
 }  // namespace
 
-void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
-  const ByteSpan secret = std::as_bytes(std::span(process_.id()));
-  const Packet packet = broker_.receive();
-  wire::expect(packet.bytes, wire::Type::challenge);
-  const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
-  const Digest expected = onecopy::prove(secret, "broker", challenge.nonce, mine);
-  if (!is_proof(challenge.proof, expected))
-    throw Error(ErrorCode::bad_secret,
-                "another process listens in the place of this handle's owner and does not know its "
-                "secret; the handle was not used");
-  const wire::Prove proof{onecopy::prove(secret, "borrower", mine, challenge.nonce),
-                          wire::to_name(my_name)};
-  broker_.send(wire::pack(proof));
+void Peer::prove(const peer::Greeting& greeting) {
+  broker_.send(greeting.prove(broker_.receive().bytes, std::as_bytes(std::span(process_.id()))));
   if (wanted_) broker_.request_ahead(want_segment(*wanted_));  // sent before the welcome arrives
 }
 
@@ -48,13 +41,12 @@ void Peer::finish_handshake() {
   packet = broker_.receive_answer();
   // If the owner refused, a thread that claims the block asks again and gets the reason.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
-    blocks_.segments().map(
-        *wanted_, with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted_->segment));
+    blocks_.segments().map(*wanted_, with_rest(memory_in(std::move(packet)), wanted_->segment));
 }
 
 ExportedMemory Peer::fetch_memory(const SegmentRequest& wanted) {
   Packet packet = broker_.request(want_segment(wanted), wire::Type::segment);
-  return with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted.segment);
+  return with_rest(memory_in(std::move(packet)), wanted.segment);
 }
 
 ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
@@ -83,9 +75,9 @@ void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
   std::vector<Bytes> questions;
   for (; !wanted.empty(); wanted = wanted.subspan(parts.back().size())) {
     parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMaxAskedAtOnce)));
-    std::vector<wire::WantSegment> bodies;
-    for (const SegmentRequest& segment : parts.back()) bodies.push_back(want_of(segment));
-    questions.push_back(wire::want_segments(bodies));
+    wire::WantSegments question;
+    for (const SegmentRequest& segment : parts.back()) question.wanted.push_back(want_of(segment));
+    questions.push_back(wire::pack(question));
   }
   broker_.request_all(std::move(questions), kAhead,
                       [&](std::size_t at, const Packet& packet) { map_answers(parts[at], packet); });
@@ -96,7 +88,7 @@ void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
 void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segment) return;
-    ExportedMemory memory = wire::memory_in<wire::Segment>(std::move(packet), 0);
+    ExportedMemory memory = memory_in(std::move(packet));
     if (memory.missing == 0) blocks_.segments().map(wanted, std::move(memory));
   } catch (const std::exception&) {
   }
@@ -106,9 +98,10 @@ void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
 void Peer::map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segments) return;
-    auto described = wire::segments_in(packet.bytes, wanted.size());
+    auto described = wire::unpack<wire::Segments>(packet.bytes).segments;
+    if (described.size() != wanted.size()) return;
     for (std::size_t i = 0; i < wanted.size(); ++i)
-      if (described[i]) try_map(wanted[i], *std::move(described[i]));
+      if (described[i].size != 0) try_map(wanted[i], std::move(described[i]).with({}));
   } catch (const std::exception&) {
   }
 }
@@ -136,19 +129,18 @@ ForeignTimeline& Peer::timeline() {
 
 void Peer::take_news(Packet packet) {
   if (wire::type_of(packet.bytes) == wire::Type::retain_mine) return retain_for_owner(std::move(packet));
-  const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
+  const std::uint32_t segment = wire::unpack<wire::Retire>(packet.bytes).segment;
   blocks_.segments().retire(segment);
   if (retention_) retention_->retire({process_.name(), segment});
   PinnedRanges::segment_ended();
 }
 
 void Peer::retain_for_owner(Packet packet) {
-  const auto body = wire::body_of<wire::Retain>(packet.bytes);
   if (packet.fds.empty() || !retention_) return;
-  Fd table = std::move(packet.fds[0]);
-  retention_->segments.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                           std::move(table), wire::memory_in<wire::Retain>(std::move(packet), 1),
-                           body.queue);
+  auto asked = wire::unpack<wire::RetainMine>(packet.bytes);
+  Fd table = wire::take_table(packet.fds);
+  retention_->segments.add({asked.owner, asked.segment}, asked.origin, std::move(table),
+                           std::move(asked.memory).with(std::move(packet.fds)), asked.queue);
 }
 
 }  // namespace onecopy

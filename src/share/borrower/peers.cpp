@@ -74,8 +74,8 @@ class Peers::SingleFlight {
   const ProcessId& process_;
 };
 
-Peers::Peers(std::string name, EventLoop& loop, SegmentRetention& retention, Wakeup contact)
-    : name_(std::move(name)), loop_(loop), retention_(retention), contact_(std::move(contact)) {}
+Peers::Peers(EventLoop& loop, SegmentRetention& retention, Wakeup contact)
+    : loop_(loop), retention_(retention), contact_(std::move(contact)) {}
 
 Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentRequest> wanted) {
   constexpr int kCalls = 3;  // the max number of calls to a broker that hangs up
@@ -107,7 +107,7 @@ Peers::PeerRef Peers::try_attach(Dial call, const std::optional<SegmentRequest>&
   try {
     log_debug(
         [&] { return fmt::format("connected to process {}, owner {}", call.credentials.pid, call.name); });
-    PeerRef peer = Peer::begin_handshake(std::move(call), name_, wanted);
+    PeerRef peer = Peer::begin_handshake(std::move(call), wanted);
     loop_.start();  // started while the other process checks our proof
     contact_();
     peer->finish_handshake();

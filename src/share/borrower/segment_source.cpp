@@ -53,14 +53,13 @@ auto unless_absent(F&& f) -> std::optional<decltype(f())> {
 }
 
 HeldSegment fetch_foreign(Peer& holder, const SegmentKey& segment, const SegmentRequest& request) {
-  const wire::WantForeign body{wire::to_name(segment.first), segment.second,
-                               request.access == Access::read_only, request.number};
-  Packet packet = holder.broker().request(wire::pack(body), wire::Type::segment);
-  const auto answer = wire::body_of<wire::Segment>(packet.bytes);
-  if (!answer.has_table || packet.fds.empty())
-    throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
-  Fd table = std::move(packet.fds[0]);
-  return {std::move(table), wire::memory_in<wire::Segment>(std::move(packet), 1), answer.owner_gone != 0};
+  const wire::WantForeign question{segment.first,
+                                   {segment.second, request.access == Access::read_only, request.number}};
+  Packet packet = holder.broker().request(wire::pack(question), wire::Type::segment);
+  auto answer = wire::unpack<wire::Segment>(packet.bytes);
+  if (!answer.has_table) packet.fds.clear();
+  Fd table = wire::take_table(packet.fds);
+  return {std::move(table), std::move(answer.memory).with(std::move(packet.fds)), answer.owner_gone};
 }
 
 }  // namespace

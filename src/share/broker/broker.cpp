@@ -130,7 +130,7 @@ Timer::Pause Broker::look() {
 }
 
 void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
-  wire::set_serial(message, c.serial);
+  peer::set_serial(message, c.serial);
   send(c, message, fds);
 }
 
@@ -249,11 +249,9 @@ void Broker::ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t q
     require_all(memory);
     const Fd table = ledger_.export_table();
     const ProcessOrigin origin = ledger_.origin();
-    const wire::RetainMine body{{wire::to_name(public_name(self_)), origin.pid, origin.start_time,
-                                 memory.size, queue, 0, segment, static_cast<std::uint8_t>(memory.kind),
-                                 memory.device}};
+    const wire::RetainMine request{public_name(self_), segment, origin, queue, 0, wire::Described(memory)};
     flag_device_memory(c, memory);
-    send(c, wire::pack(body, memory.blob), wire::descriptors(memory, table));
+    send(c, wire::pack(request), wire::descriptors(memory, table));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) log_warning(e.what());
   }
@@ -262,7 +260,7 @@ void Broker::ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t q
 /// Notes that a borrower has opened the queue, and gives it the segments of ours that the queue's items are in, because
 /// this process may die before the items are taken.
 void Broker::join(Connection& c, ByteSpan packet) {
-  const std::uint64_t queue = wire::body_of<wire::JoinQueue>(packet).queue;
+  const std::uint64_t queue = wire::unpack<wire::JoinQueue>(packet).queue;
   {
     const LockGuard lock(mutex_);
     if (!c.has_joined(queue)) c.joined.push_back(queue);

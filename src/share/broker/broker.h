@@ -83,8 +83,7 @@ class Broker {
     UnixSocket socket;
     PeerCredentials credentials;
     Fd pidfd;
-    wire::Nonce theirs{};
-    wire::Nonce ours{};
+    peer::Gate gate{wire::kProtocol};
     Stage stage;
     Mapping page;
     std::uint64_t page_inode = 0;
@@ -101,6 +100,7 @@ class Broker {
     const Clock::time_point since = Clock::now();
     std::uint32_t serial = 0;  ///< the number of the question that is being answered
 
+    bool is_stranger() const noexcept { return std::holds_alternative<Stranger>(stage); }
     bool is_open() const noexcept { return std::holds_alternative<Borrower>(stage); }
     bool has_joined(std::uint64_t queue) const noexcept {
       return std::find(joined.begin(), joined.end(), queue) != joined.end();
@@ -136,7 +136,7 @@ class Broker {
   void send_timeline(Connection& c);
   void send_segment(Connection& c, ByteSpan packet);
   void send_segments(Connection& c, ByteSpan packet);
-  std::optional<ExportedMemory> try_describe(const Connection& c, const wire::WantSegment& wanted) noexcept;
+  wire::Described try_describe(const Connection& c, const wire::WantSegment& wanted) noexcept;
   void send_rest(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
   void flag_device_memory(const Connection& c, const ExportedMemory& memory) noexcept;

@@ -20,7 +20,7 @@ void admit(const ExportedMemory& memory, std::int32_t number) {
   if (number != 0) backend(device_type(memory.kind)).admit(memory, number);
 }
 
-Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only : Access::read_write; }
+Access access_of(bool read_only) { return read_only ? Access::read_only : Access::read_write; }
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void Broker::answer(At at, Packet packet) {
   c.serial = 0;
   try {
     const wire::Type type = wire::type_of(packet.bytes);
-    c.serial = wire::serial_of(packet.bytes);
+    c.serial = peer::serial_of(packet.bytes);
     answered = wire::is_answered(type);
     if (answer_anybody(at, type, packet.bytes)) return;
     if (!c.attached) throw Error(ErrorCode::bad_secret, "prove that you hold a handle first");
@@ -48,7 +48,7 @@ bool Broker::answer_anybody(At at, wire::Type type, ByteSpan packet) {
     case wire::Type::hello: return challenge(*at, packet), true;
     case wire::Type::prove: return welcome(*at, packet), true;
     case wire::Type::child_hello: return greet_child(at, packet), true;
-    case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(packet).hold), true;
+    case wire::Type::acknowledge: return holds_.end(wire::unpack<wire::Acknowledge>(packet).hold), true;
     case wire::Type::want_info: return send_info(*at), true;
     default: return false;
   }
@@ -65,7 +65,7 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
     case wire::Type::want_timeline: return send_timeline(c);
     case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
     case wire::Type::join_queue: return join(c, bytes);
-    case wire::Type::leave_queue: return leave(c, wire::body_of<wire::LeaveQueue>(bytes).queue);
+    case wire::Type::leave_queue: return leave(c, wire::unpack<wire::LeaveQueue>(bytes).queue);
     case wire::Type::retain: return retain(c, std::move(packet));
     case wire::Type::forget: return forget(bytes);
     case wire::Type::release: return release(c, bytes);
@@ -73,13 +73,10 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
   }
 }
 
-void Broker::send_info(Connection& c) {
-  const std::string text = describe_();
-  reply(c, wire::pack(wire::Info{}, std::as_bytes(std::span(text))));
-}
+void Broker::send_info(Connection& c) { reply(c, wire::pack(wire::Info{describe_()})); }
 
 void Broker::send_limbo(Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::AskLimbo>(packet);
+  const auto body = wire::unpack<wire::AskLimbo>(packet);
   const wire::Limbo answer{ledger_.is_kept(body.block, body.generation)};
   reply(c, wire::pack(answer));
 }
@@ -90,32 +87,20 @@ void Broker::send_timeline(Connection& c) {
 }
 
 void Broker::challenge(Connection& c, ByteSpan packet) {
-  c.theirs = wire::body_of<wire::Hello>(packet).nonce;
-  c.ours = make_nonce<wire::Nonce>();
-  const ByteSpan secret = std::as_bytes(std::span(self_));
-  reply(c, wire::pack(wire::Challenge{c.ours, onecopy::prove(secret, "broker", c.ours, c.theirs)}));
-  auto* const stranger = std::get_if<Stranger>(&c.stage);
-  if (!stranger) return;
-  stranger->is_challenged = true;
-  loop_.stay_awake(kSoon);
+  reply(c, c.gate.challenge(packet, std::as_bytes(std::span(self_))));
+  if (c.is_stranger()) loop_.stay_awake(kSoon);
 }
 
 /// Returns the number of strangers whose proof is awaited.
 std::size_t Broker::challenged() const {
   return static_cast<std::size_t>(
-      std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) {
-        const auto* stranger = std::get_if<Stranger>(&c.stage);
-        return stranger && stranger->is_challenged;
-      }));
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const Connection& c) { return c.is_stranger() && c.gate.is_challenged(); }));
 }
 
 void Broker::welcome(Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::Prove>(packet);
-  const Digest expected = onecopy::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
-  const auto* const stranger = std::get_if<Stranger>(&c.stage);
-  if (!stranger || !stranger->is_challenged || !is_proof(body.proof, expected))
-    throw Error(ErrorCode::bad_secret,
-                "the owner refuses: this process does not know the secret that its handles carry");
+  if (!c.is_stranger()) throw Error(ErrorCode::bad_secret, wire::kProtocol.stranger);
+  c.gate.check(packet, std::as_bytes(std::span(self_)));
   c.pidfd = c.socket.peer_pidfd();
   const Fd table = ledger_.export_table();
   ClaimFile page = spare_page_.file ? std::move(spare_page_) : create_claim_file();
@@ -135,42 +120,40 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::WantSegment>(packet);
+  const auto body = wire::unpack<wire::WantSegment>(packet);
   const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
   log_debug(
       [&] { return fmt::format("hands segment {} out to process {}", body.segment, c.credentials.pid); });
   admit(memory, body.number);
   flag_device_memory(c, memory);
-  const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,
-                             memory.device, static_cast<std::uint32_t>(memory.missing)};
-  reply(c, wire::pack(answer, memory.blob), wire::descriptors(memory));
+  reply(c, wire::pack(wire::Segment{wire::Described(memory)}), wire::descriptors(memory));
 }
 
 void Broker::send_segments(Connection& c, ByteSpan packet) {
-  const std::vector<wire::WantSegment> wanted = wire::segments_wanted(packet);
-  Bytes tail;
-  for (const wire::WantSegment& one : wanted) wire::add_segment(tail, try_describe(c, one));
-  const wire::Segments body{static_cast<std::uint32_t>(wanted.size())};
-  reply(c, wire::pack(body, tail));
+  const auto wanted = wire::unpack<wire::WantSegments>(packet).wanted;
+  if (wanted.size() > wire::kMaxAskedAtOnce)
+    throw Error(ErrorCode::protocol, "a message asks for too many segments");
+  wire::Segments answer;
+  for (const wire::WantSegment& one : wanted) answer.segments.push_back(try_describe(c, one));
+  reply(c, wire::pack(answer));
 }
 
-/// Returns the memory of a segment; nothing if it takes descriptors or cannot be exported, in which case the borrower
+/// Describes the memory of a segment; as 0 bytes if it takes descriptors or cannot be exported, in which case the borrower
 /// asks for it alone.
-std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
-                                                   const wire::WantSegment& wanted) noexcept {
+wire::Described Broker::try_describe(const Connection& c, const wire::WantSegment& wanted) noexcept {
   try {
-    ExportedMemory memory = ledger_.export_segment(wanted.segment, access_of(wanted.read_only));
+    const ExportedMemory memory = ledger_.export_segment(wanted.segment, access_of(wanted.read_only));
     if (!memory.fds.empty() || memory.missing != 0) return {};
     admit(memory, wanted.number);
     flag_device_memory(c, memory);
-    return memory;
+    return wire::Described(memory);
   } catch (const std::exception&) {
     return {};
   }
 }
 
 void Broker::send_rest(Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::WantRest>(packet);
+  const auto body = wire::unpack<wire::WantRest>(packet);
   const std::vector<Fd> fds = ledger_.export_rest(body.segment, body.first);
   std::vector<int> numbers;
   numbers.reserve(fds.size());
@@ -187,18 +170,16 @@ void Broker::flag_device_memory(const Connection& c, const ExportedMemory& memor
 }
 
 void Broker::send_foreign(Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::WantForeign>(packet);
-  const auto found =
-      source_.find_here({wire::to_string(body.owner), body.segment}, access_of(body.read_only));
+  const auto [owner, wanted] = wire::unpack<wire::WantForeign>(packet);
+  const auto found = source_.find_here({owner, wanted.segment}, access_of(wanted.read_only));
   if (!found)
     throw Error(
         ErrorCode::owner_died,
         "the maker of this handle does not hold the memory any more; keep the tensor or the Handle there "
         "until others have opened it");
-  admit(found->memory, body.number);
-  const wire::Segment answer{found->memory.size, static_cast<std::uint8_t>(found->memory.kind), 1,
-                             found->owner_gone, found->memory.device};
-  reply(c, wire::pack(answer, found->memory.blob), wire::descriptors(found->memory, found->table));
+  admit(found->memory, wanted.number);
+  reply(c, wire::pack(wire::Segment{wire::Described(found->memory), true, found->owner_gone}),
+        wire::descriptors(found->memory, found->table));
 }
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
@@ -225,25 +206,23 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
 }
 
 void Broker::greet_child(At at, ByteSpan packet) {
-  const auto body = wire::body_of<wire::ChildHello>(packet);
+  const ProcessOrigin child = wire::unpack<wire::ChildHello>(packet).child;
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from another process");
   Fd pidfd =
       // The pidfd is empty for a process in another pid namespace, whose numbers differ.
-      open_pidfd(ProcessOrigin{body.pid, body.start_time});
+      open_pidfd(child);
   const LockGuard lock(mutex_);
-  if (pidfd) at->credentials.pid = body.pid;
+  if (pidfd) at->credentials.pid = child.pid;
   at->pidfd = std::move(pidfd);
 }
 
 void Broker::retain(Connection& c, Packet packet) {
-  const auto body = wire::body_of<wire::Retain>(packet.bytes);
-  if (packet.fds.empty())
-    throw Error(ErrorCode::protocol, "a segment to be retained came without descriptors");
-  Fd table = std::move(packet.fds[0]);
+  auto wanted = wire::unpack<wire::Retain>(packet.bytes);
+  Fd table = wire::take_table(packet.fds);
   const auto added = retention_.segments.add(
-      {wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start}, std::move(table),
-      wire::memory_in<wire::Retain>(std::move(packet), 1), body.queue, RetainRequest{&c, body.number});
+      {wanted.owner, wanted.segment}, wanted.origin, std::move(table),
+      std::move(wanted.memory).with(std::move(packet.fds)), wanted.queue, RetainRequest{&c, wanted.number});
   if (added == RetainedSegments::Added::queue_is_closed)
     throw Error(ErrorCode::closed, "the queue's creator has closed it");
   if (added == RetainedSegments::Added::no_room)
@@ -253,13 +232,13 @@ void Broker::retain(Connection& c, Packet packet) {
 }
 
 void Broker::forget(ByteSpan packet) {
-  const auto body = wire::body_of<wire::Forget>(packet);
-  retention_.retire({wire::to_string(body.owner), body.segment});
+  const auto [owner, segment] = wire::unpack<wire::Forget>(packet);
+  retention_.retire({owner, segment});
 }
 
 void Broker::release(const Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::Release>(packet);
-  retention_.segments.release({wire::to_string(body.owner), body.segment}, {&c, body.number});
+  const auto [owner, segment, number] = wire::unpack<wire::Release>(packet);
+  retention_.segments.release({owner, segment}, {&c, number});
 }
 
 }  // namespace onecopy

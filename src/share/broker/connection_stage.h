@@ -71,7 +71,6 @@ enum class Step : std::uint8_t {
 
 /// A process that has not yet proved that it holds a handle.
 struct Stranger {
-  bool is_challenged = false;  ///< its proof is awaited
   /// The time of the first look at the connection. Packets may have waited before that, if the watch thread was late.
   std::optional<std::chrono::steady_clock::time_point> heard_since{};
 

@@ -1,34 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "device/backend.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/error.h"
+#include "os/process_origin.h"
 #include "os/unix_socket.h"
-#include "peer/mutual_proof.h"
+#include "peer/handshake.h"
+#include "peer/message.h"
 
-/// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail.
-/// Messages are written and read on one host only, so bodies are sent as they are in memory.
+/// The messages between brokers and peers, see peer/message.h. The processes of other owners are named by public_name().
 namespace onecopy::wire {
 
-inline constexpr std::uint32_t kVersion = 4;
+/// The number is above all types, because versions up to 4 had a message's type where its version is now.
+inline constexpr peer::Protocol kProtocol{
+    64,
+    "onecopy's protocol",
+    "a message",
+    "use the same release in both",
+    "broker",
+    "borrower",
+    "another process listens in the place of this handle's owner and does not know its secret; the handle "
+    "was not used",
+    "the owner refuses: this process does not know the secret that its handles carry"};
 
 enum class Type : std::uint32_t {
-  hello = 1,     ///< borrower: greets the broker
-  challenge,     ///< broker: asks for a proof, and sends its own
-  prove,         ///< borrower: sends its proof
-  welcome,       ///< broker: sends block table and claim page
-  refused,       ///< broker: sends an error code and its text in place of an answer
+  hello = 1,  // the types begin with the types of peer::First
+  challenge,
+  prove,
+  welcome,  ///< broker: sends block table and claim page
+  refused,
   want_segment,  ///< borrower: asks for the descriptors of a segment of the broker's process
   want_foreign,  ///< borrower: asks for the descriptors of another owner's segment
   segment,       ///< broker: answers both
@@ -56,241 +62,171 @@ enum class Type : std::uint32_t {
   rest,           ///< owner: sends the remaining descriptors, and nothing else
   release,        ///< putter: tells that it holds and will put no block of a segment (no answer)
   want_segments,  ///< borrower: asks for several segments of a kind that takes no descriptors
-  segments,       ///< owner: sends the blobs that open the segments, in the same order
+  segments,       ///< owner: describes the segments, in the same order
 };
 /// The last type above, for tests that try every type.
 inline constexpr Type kLastType = Type::segments;
 
-using Nonce = NonceOf<16>;
-using Name = std::array<char, 32>;
+template <Type type>
+using EmptyMessage = peer::EmptyMessage<type>;
 
-struct Head {
-  Type type;
-  std::uint32_t version = kVersion;
-  /// An answer has the number of its question; 0 in a message that is not an answer.
-  std::uint32_t serial = 0;
+/// A description of memory, whose descriptors come with the message.
+struct Described {
+  std::uint64_t size = 0;
+  SegmentKind kind = SegmentKind::memfd;
+  Uuid device;
+  std::uint32_t missing =
+      0;       ///< the number of descriptors for which the message has no room, see want_rest
+  Bytes blob;  ///< vendor bytes
+
+  Described() = default;
+  explicit Described(const ExportedMemory& memory);
+  /// Returns the memory with these descriptors.
+  ExportedMemory with(std::vector<Fd> fds) &&;
+  void fields(auto& f) { f(size, kind, device.bytes, missing, blob); }
 };
-struct Hello {
-  static constexpr Type kType = Type::hello;
-  Nonce nonce;
-};
-struct Challenge {
-  static constexpr Type kType = Type::challenge;
-  Nonce nonce;
-  Digest proof;
-};
-struct Prove {
-  static constexpr Type kType = Type::prove;
-  Digest proof;
-  Name name;  ///< the public name of the borrower
-};
-struct Welcome {
-  static constexpr Type kType = Type::welcome;
-};
-struct Refused {
-  static constexpr Type kType = Type::refused;
-  ErrorCode code;
-};
+
+using Welcome = EmptyMessage<Type::welcome>;
 struct WantSegment {
   static constexpr Type kType = Type::want_segment;
-  std::uint32_t segment;
-  std::uint8_t read_only;
+  std::uint32_t segment = 0;
+  bool read_only = false;
   std::int32_t number = 0;  ///< Backend::borrower_number()
+  void fields(auto& f) { f(segment, read_only, number); }
 };
 struct WantRest {
   static constexpr Type kType = Type::want_rest;
-  std::uint32_t segment;
-  std::uint32_t first;  ///< the number of the first wanted descriptor
+  std::uint32_t segment = 0;
+  std::uint32_t first = 0;  ///< the number of the first wanted descriptor
+  void fields(auto& f) { f(segment, first); }
 };
 struct WantForeign {
   static constexpr Type kType = Type::want_foreign;
-  Name owner;
-  std::uint32_t segment;
-  std::uint8_t read_only;
-  std::int32_t number = 0;
+  std::string owner;
+  WantSegment wanted;
+  void fields(auto& f) { f(owner, wanted); }
 };
-/// An answer with descriptors: the block table first if `has_table`, then the descriptors of the segment. The tail
-/// contains vendor bytes.
+/// An answer with descriptors: the block table first if `has_table`, then the descriptors of the segment.
 struct Segment {
   static constexpr Type kType = Type::segment;
-  std::uint64_t size;
-  std::uint8_t kind;
-  std::uint8_t has_table;
-  std::uint8_t owner_gone;
-  Uuid device;
-  /// The number of descriptors for which this message has no room, see want_rest.
-  std::uint32_t missing = 0;
+  Described memory;
+  bool has_table = false;
+  bool owner_gone = false;
+  void fields(auto& f) { f(memory, has_table, owner_gone); }
 };
-/// A question whose tail is `count` bodies of want_segment.
+/// Asks for kMaxAskedAtOnce segments or fewer.
 struct WantSegments {
   static constexpr Type kType = Type::want_segments;
-  std::uint32_t count;
+  std::vector<WantSegment> wanted;
+  void fields(auto& f) { f(wanted); }
 };
-/// An answer whose tail is, for each segment, a number of bytes, then so many bytes: the body and the tail of
-/// `segment`. After 0 bytes the borrower asks for that segment alone, and gets its descriptors, or the reason for the
-/// refusal.
+/// An answer with as many segments as were asked for. The borrower asks for a segment of 0 bytes alone, and gets its
+/// descriptors, or the reason for the refusal.
 struct Segments {
   static constexpr Type kType = Type::segments;
-  std::uint32_t count;
+  std::vector<Described> segments;
+  void fields(auto& f) { f(segments); }
 };
 /// The max number of segments in one question: an answer is some 10 KB.
 inline constexpr std::uint32_t kMaxAskedAtOnce = 64;
 struct AskLimbo {
   static constexpr Type kType = Type::ask_limbo;
-  std::uint64_t generation;
-  std::uint32_t block;
+  std::uint64_t generation = 0;
+  std::uint32_t block = 0;
+  void fields(auto& f) { f(generation, block); }
 };
 struct Limbo {
   static constexpr Type kType = Type::limbo;
-  std::uint8_t yes;
+  bool yes = false;
+  void fields(auto& f) { f(yes); }
 };
 struct Acknowledge {
   static constexpr Type kType = Type::acknowledge;
-  std::uint64_t hold;
+  std::uint64_t hold = 0;
+  void fields(auto& f) { f(hold); }
 };
-struct AdoptChild {
-  static constexpr Type kType = Type::adopt_child;
-};
+using AdoptChild = EmptyMessage<Type::adopt_child>;
 struct ChildHello {
   static constexpr Type kType = Type::child_hello;
-  std::int32_t pid;
-  std::uint64_t start_time;
+  ProcessOrigin child;
+  void fields(auto& f) { f(child.pid, child.start_time); }
 };
-/// A request with descriptors: the block table, then the descriptors of the segment. The tail contains vendor bytes.
-struct Retain {
-  static constexpr Type kType = Type::retain;
-  Name owner;
-  std::int32_t owner_pid;
-  std::uint64_t owner_start;
-  std::uint64_t size;
-  std::uint64_t queue;   ///< the random number of the queue, the same in all processes
-  std::uint64_t number;  ///< the number of the putter's request, higher than all before; 0 in `retain_mine`
-  std::uint32_t segment;
-  std::uint8_t kind;
-  Uuid device;
+/// A request with descriptors: the block table, then the descriptors of the segment.
+template <Type type>
+struct RequestToRetain {
+  static constexpr Type kType = type;
+  std::string owner;
+  std::uint32_t segment = 0;
+  ProcessOrigin origin;     ///< the owner's
+  std::uint64_t queue = 0;  ///< the random number of the queue, the same in all processes
+  std::uint64_t number =
+      0;  ///< the number of the putter's request, higher than all before; 0 in `retain_mine`
+  Described memory;
+  void fields(auto& f) { f(owner, segment, origin.pid, origin.start_time, queue, number, memory); }
 };
-struct Rest {
-  static constexpr Type kType = Type::rest;
-};
-struct RetainMine : Retain {
-  static constexpr Type kType = Type::retain_mine;
-};
-struct Retained {
-  static constexpr Type kType = Type::retained;
-};
+using Retain = RequestToRetain<Type::retain>;
+using RetainMine = RequestToRetain<Type::retain_mine>;
+using Retained = EmptyMessage<Type::retained>;
+using Rest = EmptyMessage<Type::rest>;
 struct Forget {
   static constexpr Type kType = Type::forget;
-  Name owner;
-  std::uint32_t segment;
+  std::string owner;
+  std::uint32_t segment = 0;
+  void fields(auto& f) { f(owner, segment); }
 };
 struct Release {
   static constexpr Type kType = Type::release;
-  Name owner;
-  std::uint32_t segment;
-  std::uint64_t number;  ///< the number of the last request that ends
+  std::string owner;
+  std::uint32_t segment = 0;
+  std::uint64_t number = 0;  ///< the number of the last request that ends
+  void fields(auto& f) { f(owner, segment, number); }
 };
-struct JoinQueue {
-  static constexpr Type kType = Type::join_queue;
-  std::uint64_t queue;
-  std::uint64_t unused = 0;
+template <Type type>
+struct AboutQueue {
+  static constexpr Type kType = type;
+  std::uint64_t queue = 0;
+  void fields(auto& f) { f(queue); }
 };
-struct LeaveQueue {
-  static constexpr Type kType = Type::leave_queue;
-  std::uint64_t queue;
-  std::uint64_t unused = 0;
-};
-struct Joined {
-  static constexpr Type kType = Type::joined;
-};
+using JoinQueue = AboutQueue<Type::join_queue>;
+using LeaveQueue = AboutQueue<Type::leave_queue>;
+using Joined = EmptyMessage<Type::joined>;
 struct Retire {
   static constexpr Type kType = Type::retire;
-  std::uint32_t segment;
+  std::uint32_t segment = 0;
+  void fields(auto& f) { f(segment); }
 };
-struct WantInfo {
-  static constexpr Type kType = Type::want_info;
-};
+using WantInfo = EmptyMessage<Type::want_info>;
 struct Info {
   static constexpr Type kType = Type::info;
-};  ///< Tail: JSON.
-struct WantTimeline {
-  static constexpr Type kType = Type::want_timeline;
+  std::string json;
+  void fields(auto& f) { f(json); }
 };
+using WantTimeline = EmptyMessage<Type::want_timeline>;
 /// An answer with a descriptor of the page with the words.
-struct Timeline {
-  static constexpr Type kType = Type::timeline;
-};
+using Timeline = EmptyMessage<Type::timeline>;
 
-/// Returns a message of any type and body, for tests of messages that no process sends; other code uses pack().
-template <class Body>
-Bytes pack_as(Type type, const Body& body, ByteSpan tail = {}) {
-  static_assert(std::is_trivially_copyable_v<Body>);
-  const std::size_t fixed = std::is_empty_v<Body> ? 0 : sizeof(Body);
-  Bytes bytes(sizeof(Head) + fixed + tail.size());
-  write_value(bytes.data(), Head{type});
-  if constexpr (!std::is_empty_v<Body>) write_value(bytes.data() + sizeof(Head), body);
-  std::copy(tail.begin(), tail.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof(Head) + fixed));
-  return bytes;
+template <class Message>
+Bytes pack(const Message& message) {
+  return peer::pack(kProtocol, message);
 }
-
-/// Returns a message with this body and its type.
-template <class Body>
-Bytes pack(const Body& body, ByteSpan tail = {}) {
-  return pack_as(Body::kType, body, tail);
+template <class Message>
+Message unpack(ByteSpan packet) {
+  return peer::unpack<Message>(kProtocol, packet);
 }
-
-/// Returns the type of a packet. Throws protocol, version_mismatch.
-Type type_of(ByteSpan packet);
+inline Type type_of(ByteSpan packet) { return Type{peer::type_of(kProtocol, packet)}; }
+inline Bytes refuse(const Error& error) { return peer::refuse(kProtocol, error); }
+/// Throws the Error of a `refused`, and protocol for another type than `expected`.
+inline void expect(ByteSpan packet, Type expected) {
+  peer::fields_of(kProtocol, packet, static_cast<std::uint32_t>(expected));
+}
 /// Returns whether the sender of a message of this type expects an answer. To others no refusal may be sent, because it
 /// would be taken for the answer to another question.
 bool is_answered(Type type) noexcept;
-/// Returns the serial number of a packet. REQUIRES: type_of() did not throw.
-std::uint32_t serial_of(ByteSpan packet) noexcept;
-void set_serial(Bytes& packet, std::uint32_t serial) noexcept;
-/// Throws protocol if the packet is shorter than `size`.
-void require_size(ByteSpan packet, std::size_t size);
-/// Throws the Error of a `refused`, and protocol for another type than `expected`.
-void expect(ByteSpan packet, Type expected);
-Bytes refuse(const Error& error);
-
-template <class Body>
-Body body_of(ByteSpan packet) {
-  require_size(packet, sizeof(Head) + sizeof(Body));
-  return load<Body>(packet.data() + sizeof(Head));
-}
-template <class Body>
-ByteSpan tail_of(ByteSpan packet) {
-  require_size(packet, sizeof(Head) + sizeof(Body));
-  return packet.subspan(sizeof(Head) + sizeof(Body));
-}
-
-/// Returns the memory that came with `segment`, `retain` or `retain_mine`, without `others` descriptors at the
-/// beginning. REQUIRES: the packet has at least as many descriptors.
-template <class Body>
-ExportedMemory memory_in(Packet packet, std::size_t others) {
-  const auto body = body_of<Body>(packet.bytes);
-  const ByteSpan blob = tail_of<Body>(packet.bytes);
-  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(others));
-  ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
-                        Bytes(blob.begin(), blob.end()), body.device};
-  if constexpr (requires { body.missing; }) memory.missing = body.missing;
-  return memory;
-}
-
-Bytes want_segments(std::span<const WantSegment> wanted);
-/// Returns the questions of a `want_segments`. Throws protocol if the packet has fewer than it announces, or announces
-/// too many.
-std::vector<WantSegment> segments_wanted(ByteSpan packet);
-/// Adds a segment to the tail of `segments`; if `memory` is empty, the borrower asks for that segment alone.
-void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory);
-/// Returns the segments of an answer, as many as were asked for. Throws protocol for another number, and for bytes that
-/// do not fit into the packet.
-std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted);
 
 /// Returns the descriptors to send with `segment`, `retain` and `retain_mine`: the block table first, if it is sent,
 /// then the memory.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
-
-Name to_name(const std::string& public_name);
-std::string to_string(const Name& name);
+/// Removes the block table from descriptors that have one and returns it. Throws protocol if there are none.
+Fd take_table(std::vector<Fd>& fds);
 
 }  // namespace onecopy::wire

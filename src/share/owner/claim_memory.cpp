@@ -176,7 +176,7 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
 bool greet_owner(UnixSocket& owner) noexcept {
   try {
     const ProcessOrigin self = this_process_origin();
-    return owner.try_send(wire::pack(wire::ChildHello{self.pid, self.start_time}));
+    return owner.try_send(wire::pack(wire::ChildHello{self}));
   } catch (const std::exception&) {
     return false;
   }

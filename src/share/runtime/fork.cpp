@@ -139,7 +139,7 @@ void Runtime::watch_inherited(InheritedOwner& from) {
     try {
       while (auto packet = from.socket.try_receive())
         if (wire::type_of(packet->bytes) == wire::Type::retire) {
-          const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
+          const std::uint32_t segment = wire::unpack<wire::Retire>(packet->bytes).segment;
           from.owner->segments_.remove(segment);
           retention_.retire({from.owner->name_, segment});
           PinnedRanges::segment_ended();

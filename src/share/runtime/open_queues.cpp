@@ -127,17 +127,9 @@ void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, 
     const ProcessOrigin origin = group.origin();
     const Fd table = group.export_table();
     const ExportedMemory memory = source_.pass_on(group, segment);
-    const wire::Retain body{wire::to_name(key.first),
-                            origin.pid,
-                            origin.start_time,
-                            memory.size,
-                            queue,
-                            number,
-                            segment,
-                            static_cast<std::uint8_t>(memory.kind),
-                            memory.device};
-    peer->broker().request(wire::pack(body, memory.blob), wire::Type::retained,
-                           wire::descriptors(memory, table), BrokerClient::WhenSilent::leave);
+    const wire::Retain request{key.first, segment, origin, queue, number, wire::Described(memory)};
+    peer->broker().request(wire::pack(request), wire::Type::retained, wire::descriptors(memory, table),
+                           BrokerClient::WhenSilent::leave);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // A segment of the host that is open here can be served without being retained.
     if (retention_.segments.add(key, group.origin(), group.export_table(), source_.pass_on(group, segment),
@@ -193,8 +185,7 @@ bool OpenQueues::flush_retirements() {
   for (const auto& [segment, keepers] : retention_.elsewhere.take_retired())
     for (const ProcessId& keeper : keepers) {
       const auto peer = peers_.find_open(keeper);
-      if (!peer || peer->broker().notify(wire::Forget{wire::to_name(segment.first), segment.second}) ||
-          peer->is_gone())
+      if (!peer || peer->broker().notify(wire::Forget{segment.first, segment.second}) || peer->is_gone())
         continue;
       retention_.elsewhere.add(segment, keeper);
       again = (retention_.elsewhere.note_retired(segment) && !peer->broker().is_over()) || again;
@@ -220,8 +211,7 @@ bool OpenQueues::flush_releases() {
   for (Release& last : retention_.elsewhere.take_releases()) {
     const auto peer = peers_.find_open(last.keeper);
     if (!peer ||
-        peer->broker().notify(
-            wire::Release{wire::to_name(last.segment.first), last.segment.second, last.number}) ||
+        peer->broker().notify(wire::Release{last.segment.first, last.segment.second, last.number}) ||
         peer->broker().is_over())
       continue;
     retention_.elsewhere.release_later(std::move(last));

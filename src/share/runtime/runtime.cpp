@@ -95,7 +95,7 @@ Runtime::Runtime(const ProcessId& id)
       allocations_(segments_, ledger_, wakes(adopted_idle_)),
       streams_(id, peers_, loop_),
       pinning_(loop_, streams_, pools_),
-      peers_(name_, loop_, retention_, wakes(cleaning_)),
+      peers_(loop_, retention_, wakes(cleaning_)),
       source_(id, peers_, retention_),
       importer_(id, ledger_, peers_, source_, holds_),
       broker_(id, ledger_, source_, retention_, holds_, streams_.timeline(), loop_,

@@ -33,7 +33,7 @@ inline constexpr peer::Protocol kProtocol{
 inline constexpr std::size_t kMaxFiles = 16'384;  ///< the max number of descriptors of one version
 
 enum class Type : std::uint32_t {
-  hello = 1,  // the first types are those of peer::First
+  hello = 1,  // the types begin with the types of peer::First
   challenge,
   prove,
   welcome,

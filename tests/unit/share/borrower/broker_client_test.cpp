@@ -23,7 +23,7 @@ Bytes question() { return wire::pack(wire::AskLimbo{1, 0}); }
 
 Bytes answer(const Packet& asked, bool yes) {
   Bytes bytes = wire::pack(wire::Limbo{yes});
-  wire::set_serial(bytes, wire::serial_of(asked.bytes));
+  peer::set_serial(bytes, peer::serial_of(asked.bytes));
   return bytes;
 }
 
@@ -33,12 +33,12 @@ class BrokerClientTest : public ::testing::Test {
  protected:
   BrokerClientTest() {
     conversation.on_news = [this](const Packet& packet) {
-      last_retired = wire::body_of<wire::Retire>(packet.bytes).segment;
+      last_retired = wire::unpack<wire::Retire>(packet.bytes).segment;
     };
   }
   ~BrokerClientTest() override { reply_timeout_ms = 10'000; }
   bool ask() {
-    return wire::body_of<wire::Limbo>(conversation.request(question(), wire::Type::limbo).bytes).yes != 0;
+    return wire::unpack<wire::Limbo>(conversation.request(question(), wire::Type::limbo).bytes).yes;
   }
   Packet hear_question() { return broker.receive(testing::kPatience); }
 
@@ -64,7 +64,7 @@ TEST_F(BrokerClientTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
   std::vector<bool> heard;
   conversation.request_all(questions(20), 8, [&](std::size_t at, const Packet& packet) {
     EXPECT_EQ(at, heard.size());
-    heard.push_back(wire::body_of<wire::Limbo>(packet.bytes).yes != 0);
+    heard.push_back(wire::unpack<wire::Limbo>(packet.bytes).yes);
   });
   broker_thread.join();
   ASSERT_EQ(heard.size(), 20U);

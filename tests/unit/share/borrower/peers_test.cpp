@@ -76,7 +76,7 @@ class PeersTest : public ::testing::Test {
   HandleFields handle_;
   EventLoop loop_;
   SegmentRetention retention_;
-  Peers peers_{"borrower", loop_, retention_, [] {}};
+  Peers peers_{loop_, retention_, [] {}};
 
  private:
   const Fd table_file_ = create_memfd("table", kTableBytes);
