@@ -117,6 +117,12 @@ ssize_t receive_message(int fd, msghdr& message) {
 
 }  // namespace
 
+std::vector<int> numbers_of(std::span<const Fd> fds) {
+  std::vector<int> numbers;
+  for (const Fd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
 UnixSocket::UnixSocket(Fd fd) : UnixSocket(std::move(fd), BoundPath()) {}
 
 UnixSocket::UnixSocket(Fd fd, BoundPath path) : fd_(std::move(fd)), path_(std::move(path)) {

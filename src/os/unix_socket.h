@@ -103,6 +103,9 @@ class UnixSocket {
   BoundPath path_;
 };
 
+/// Returns the numbers of descriptors, to send them.
+std::vector<int> numbers_of(std::span<const Fd> fds);
+
 /// Returns the names of listening abstract sockets that start with `prefix`, sorted and unique, as connect() takes
 /// them. Reads /proc/net/unix; empty if that is missing.
 std::vector<std::string> list_abstract_names(const std::string& prefix);

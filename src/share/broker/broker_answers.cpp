@@ -155,10 +155,7 @@ wire::Described Broker::try_describe(const Connection& c, const wire::WantSegmen
 void Broker::send_rest(Connection& c, ByteSpan packet) {
   const auto body = wire::unpack<wire::WantRest>(packet);
   const std::vector<Fd> fds = ledger_.export_rest(body.segment, body.first);
-  std::vector<int> numbers;
-  numbers.reserve(fds.size());
-  for (const Fd& fd : fds) numbers.push_back(fd.get());
-  reply(c, wire::pack(wire::Rest{}), numbers);
+  reply(c, wire::pack(wire::Rest{}), numbers_of(fds));
 }
 
 /// Notes that memory of a device was sent to the borrower, on all connections of its process: after a hang-up a process

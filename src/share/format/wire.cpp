@@ -29,9 +29,8 @@ bool is_answered(Type type) noexcept {
 }
 
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table) {
-  std::vector<int> numbers;
-  if (table) numbers.push_back(table.get());
-  for (const Fd& fd : memory.fds) numbers.push_back(fd.get());
+  std::vector<int> numbers = numbers_of(memory.fds);
+  if (table) numbers.insert(numbers.begin(), table.get());
   return numbers;
 }
 

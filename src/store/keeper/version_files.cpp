@@ -64,10 +64,4 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
                 fmt::format("chunks of {} bytes came for a version of {}", bytes, version.bytes));
 }
 
-std::vector<int> numbers_of(std::span<const Fd> fds) {
-  std::vector<int> numbers;
-  for (const Fd& fd : fds) numbers.push_back(fd.get());
-  return numbers;
-}
-
 }  // namespace onecopy::store

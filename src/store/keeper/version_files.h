@@ -20,6 +20,4 @@ bool may_be_read(const VersionRecord& version, std::span<const Fd> files) noexce
 /// Returns the number of such locks. A process that has sent tensors counts a second time, as long as they are used.
 unsigned count_readers(const VersionRecord& version, std::span<const Fd> files) noexcept;
 
-std::vector<int> numbers_of(std::span<const Fd> fds);
-
 }  // namespace onecopy::store
