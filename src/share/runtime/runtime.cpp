@@ -89,7 +89,6 @@ Runtime::Runtime() : Runtime(new_id()) {}
 Runtime::Runtime(const ProcessId& id)
     : id_(id),
       name_(public_name(id)),
-      adopted_(segments_),
       pools_(name_, segments_, wakes(trimming_)),
       ledger_(id, segments_, wakes(limbo_)),
       allocations_(segments_, ledger_, wakes(adopted_idle_)),
@@ -235,19 +234,16 @@ std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device de
 
 Tensor Runtime::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
                       std::uint64_t offset) {
-  const std::uint32_t number = segments_.next_number();
-  const Extent extent{number, offset, size, memory->data() + offset};
-  segments_.add(number, kCpu, std::move(memory));
-  segments_.add_committed(number, static_cast<std::int64_t>(committed));
+  std::byte* const data = memory->data() + offset;
+  const Extent extent{lent_.add(std::move(memory)), offset, size, data};
+  segments_.add_committed(extent.segment, static_cast<std::int64_t>(committed));
   try {
     const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
-    return {ledger_.add(extent, adopted_), extent.data, bytes, kCpu, Access::read_write};
+    return {ledger_.add(extent, lent_), extent.data, bytes, kCpu, Access::read_write};
   } catch (...) {
-    adopted_.free(extent);
+    lent_.free(extent);
     throw;
   }
 }
-
-void Runtime::AdoptedExtents::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
 
 }  // namespace onecopy

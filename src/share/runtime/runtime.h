@@ -120,16 +120,6 @@ class Runtime final {
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 
-  /// Removes an adopted segment from the table when its block is free.
-  class AdoptedExtents final : public ExtentOwner {
-   public:
-    explicit AdoptedExtents(SegmentTable& segments) : segments_(segments) {}
-    void free(const Extent& extent) noexcept override;
-
-   private:
-    SegmentTable& segments_;
-  };
-
   static void at_exit() noexcept;
 
   // fork.cpp
@@ -157,7 +147,6 @@ class Runtime final {
   Runtime* parent_ = nullptr;
   const std::string name_;
   SegmentTable segments_;
-  AdoptedExtents adopted_;
   LentSegments lent_{segments_};
   Pools pools_;
   PinnedObjects objects_;  // declared before ledger_, whose blocks keep the objects
