@@ -184,7 +184,9 @@ ReservedRoom Client::reserve(const VersionRecord& version, Deadline deadline) {
   auto reserved = std::make_shared<const VersionRecord>(version);
   unpack<Done>(exchange_locked([&] { return pack(Reserve{version}); }, {}, deadline).bytes);
   remember(reserved_, reserved);
-  return {shared_from_this(), std::move(reserved)};
+  return {reserved.get(), [client = shared_from_this(), reserved](const void*) {
+            client->note(pack(Unreserve{reserved->token}));
+          }};
 }
 
 Welcome Client::welcome(Deadline deadline) {

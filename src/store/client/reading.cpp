@@ -67,8 +67,4 @@ void Reading::end() noexcept {
   client_->note(pack(Look{}));
 }
 
-ReservedRoom::~ReservedRoom() {
-  if (version_) client_->note(pack(Unreserve{version_->token}));
-}
-
 }  // namespace onecopy::store

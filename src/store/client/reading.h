@@ -71,24 +71,7 @@ class Reading {
   std::shared_ptr<HeldVersion> held_;  // shared with a Client that offers the version
 };
 
-/// A draft that counts in the keeper's limits until the destructor, or until its version is published. Thread safety: as
-/// a value. Move-only.
-class ReservedRoom {
- public:
-  ReservedRoom() = default;
-  ReservedRoom(std::shared_ptr<Client> client, std::shared_ptr<const VersionRecord> version) noexcept
-      : client_(std::move(client)), version_(std::move(version)) {}
-  ReservedRoom(ReservedRoom&& other) noexcept = default;
-  ReservedRoom& operator=(ReservedRoom&& other) noexcept {
-    std::swap(client_, other.client_);
-    std::swap(version_, other.version_);
-    return *this;
-  }
-  ~ReservedRoom();
-
- private:
-  std::shared_ptr<Client> client_;  // shared with stores and readings
-  std::shared_ptr<const VersionRecord> version_;
-};
+/// A draft that counts in the keeper's limits until the last copy of this is dropped, or until its version is published.
+using ReservedRoom = std::shared_ptr<const void>;
 
 }  // namespace onecopy::store
