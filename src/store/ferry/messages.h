@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/fields.h"
 #include "onecopy/core/bytes.h"
-#include "store/format/codec.h"
 #include "store/format/record.h"
 #include "transport/tls/tls_context.h"
 

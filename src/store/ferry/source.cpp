@@ -35,21 +35,21 @@ class HostServed {
   void run(const std::atomic<bool>& is_over) {
     while (!is_over) {
       const Bytes question = stream_.receive_frame(kPatience, kMaxQuestion);
-      Decoder decoder(question, ErrorCode::protocol, "a question of another host");
+      FieldReader reader(question, ErrorCode::protocol, "a question of another host");
       std::uint32_t protocol = 0;
       Question kind{};
-      decoder(protocol, kind);
+      reader(protocol, kind);
       if (protocol != kProtocol) return refuse(protocol);
       if (kind == Question::look) look(decode<Look>(question), is_over);
       else if (kind == Question::take) take(decode<Take>(question));
-      else decoder.refuse("is of no known kind");
+      else reader.refuse("is of no known kind");
     }
   }
 
  private:
   template <class Message>
   static Message decode(ByteSpan bytes) {
-    return decode_fields<Message>(bytes, ErrorCode::protocol, "a question of another host");
+    return read_fields<Message>(bytes, ErrorCode::protocol, "a question of another host");
   }
 
   void refuse(std::uint32_t protocol) {

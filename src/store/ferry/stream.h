@@ -29,12 +29,12 @@ class Stream {
   void receive(std::span<std::byte> into, std::chrono::milliseconds patience);
   template <class Message>
   void tell(const Message& message, std::chrono::milliseconds patience) {
-    send_frame(encode_fields(message), patience);
+    send_frame(write_fields(message), patience);
   }
   template <class Message>
   Message hear(std::chrono::milliseconds patience) {
-    return decode_fields<Message>(receive_frame(patience, kMaxAnswer), ErrorCode::protocol,
-                                  "an answer of another host");
+    return read_fields<Message>(receive_frame(patience, kMaxAnswer), ErrorCode::protocol,
+                                "an answer of another host");
   }
   /// Receives a frame: its length in four bytes, and its content.
   Bytes receive_frame(std::chrono::milliseconds patience, std::uint64_t max_bytes);
