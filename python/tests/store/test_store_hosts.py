@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -355,12 +357,55 @@ def test_a_follower_shows_what_the_other_host_shows_also_after_a_rollback(pair):
     assert follower.poll() is None
 
 
+def test_versions_come_whole_and_in_order_whoever_is_killed(pair, kills):
+    there, cable, here = pair
+    store, mirror = there.connect(), here.connect()
+    store.publish("llama", weights(1, 3), keep=2)
+    here.run("pull", cable.address, "llama")
+    chance = random.Random(7)
+    follower = [here.start("pull", cable.address, "llama", "--follow")]
+    ended = threading.Event()
+    seen = []
+
+    def read():
+        live = mirror.follow("llama")
+        while not ended.is_set():
+            with contextlib.suppress(onecopy.Timeout, onecopy.PeerDied):
+                live.update()
+                seen.append(number_in(live))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    last = 1
+    for _ in range(max(kills // 4, 10)):
+        last += 1
+        store.publish("llama", weights(last, 3), keep=2)
+        time.sleep(chance.random() * 0.3)
+        what = chance.choice(["puller", "ferry", "here", "there", "cable"])
+        if what == "cable":
+            cable.cut()
+        elif what == "puller":
+            follower[0].kill()
+            follower[0].wait()
+            follower[0] = here.start("pull", cable.address, "llama", "--follow")
+        elif what == "ferry":
+            os.kill(there.ferry(), signal.SIGKILL)
+        else:
+            halves = (mirror if what == "here" else store).keeper()
+            os.kill(halves[chance.choice(["worker", "guard"])], signal.SIGKILL)
+    wait_until(lambda: seen and seen[-1] == last)
+    ended.set()
+    reader.join()
+    assert seen == sorted(seen)
+    assert mirror.open("llama").version == last
+
+
 def test_the_keeper_has_no_socket_of_the_network(pair):
     there, cable, here = pair
     there.connect().publish("llama", weights(1, 1))
     here.run("pull", cable.address, "llama")
     names = [f"/proc/{os.getpid()}/net/{name}" for name in ("tcp", "tcp6")]
-    inodes = {line.split()[9] for name in names for line in open(name).read().splitlines()[1:]}
+    inodes = {line.split()[9] for name in names for line in Path(name).read_text().splitlines()[1:]}
     for host in (there, here):
         for pid in host.connect().keeper().values():
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -383,6 +428,32 @@ def test_a_host_pulls_from_a_host_that_pulls(hosts, cable):
     assert number_in(third.connect().open("llama")) == 1
     assert to_first.came < chunks * CHUNK * 1.05
     assert went[0] > CHUNK
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_host_whose_source_is_away_goes_on_with_another_one(hosts, cable, how):
+    first, second, third = hosts(), hosts(), hosts()
+    chunks = 8
+    first.connect().publish("llama", weights(1, chunks))
+    to_first = cable(first.serve())
+    to_second = cable(second.serve())
+    second.run("pull", to_first.address, "llama")
+    before = to_first.came
+    ferry = second.ferry()
+
+    def strike():
+        os.kill(ferry, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
+        if how == "killed":
+            second.server.kill()
+
+    to_second.when(3 * CHUNK, strike)
+    try:
+        third.run("pull", to_second.address, "llama", "--also", to_first.address)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ferry, signal.SIGCONT)
+    assert number_in(third.connect().open("llama")) == 1
+    assert to_first.came - before < (chunks - 1) * CHUNK  # chunks of the second host were not taken again
 
 
 def test_a_host_that_lags_behind_shows_nobody_an_older_version(hosts, cable):

@@ -424,12 +424,19 @@ TEST_P(StoreTest, AKvPoolOutlivesAllItsUsersAndTheWorker) {
   ::kill(store.keeper().worker, SIGKILL);
   KvPool kv_pool = store.kv_pool("kv", eight_on(device));
   EXPECT_EQ(kv_pool.memory().device(), device);
-  EXPECT_EQ(kv_pool.stats().free, 7u);
   const std::string key = "a";
   const auto found = kv_pool.find(std::span(&key, 1));
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(element<std::uint8_t>(kv_pool.memory(), static_cast<std::int64_t>(kv_pool.offset(found[0]))),
             7);
+  // On a card, the blocks of the dead rest for a second, in which their copies end.
+  EXPECT_TRUE(eventually([&] {
+    try {
+      return kv_pool.allocate(7).size() == 7;
+    } catch (const Error&) {
+      return false;
+    }
+  }));
   EXPECT_THROW(store.kv_pool("kv", {.block_bytes = 4096, .budget = 18 * 4096, .device = device}), Error);
   EXPECT_THROW(store.kv_pool("kv", eight_on(device == kCpu ? Device::parse("cuda:0") : kCpu)), Error);
   EXPECT_THROW(store.kv_pool("none", {.block_bytes = 4096, .device = device}), Error);
