@@ -30,7 +30,20 @@ CLEAN = (
     *("README.md", "ARCHITECTURE.md", "bench/", "cmake/", "docs/", "examples/", "include/", "python/tests/", "tests/"),
     *(
         f"src/{module}/"
-        for module in ("channel", "cli", "core", "device", "graph", "memory", "os", "peer", "rpc", "share", "store", "value")
+        for module in (
+            "channel",
+            "cli",
+            "core",
+            "device",
+            "graph",
+            "memory",
+            "os",
+            "peer",
+            "rpc",
+            "share",
+            "store",
+            "value",
+        )
     ),
     *(
         f"python/src/{module}/"

@@ -271,11 +271,8 @@ class Store {
   /// do not exist. Throws invalid_argument for other sizes than they have, another device, and for an object;
   /// out_of_memory; unsupported for a device whose memory ends with its process; and what pin() throws.
   KvPool kv_pool(const std::string& name, const KvPoolOptions& options);
-
-  /// Returns the numbers of each namespace of a KV pool, without becoming a user and without its lock. Throws stale_handle if
-  /// there is no such KV pool, and invalid_argument for an object.
+  /// Returns the numbers of each namespace of a KV pool. Throws stale_handle, and invalid_argument for an object.
   std::vector<KvPoolStats> kv_pool_stats(const std::string& name);
-
   std::vector<ObjectInfo> list();
   /// Makes an earlier version the current one again. Throws stale_handle.
   void rollback(const std::string& name, std::uint64_t number);

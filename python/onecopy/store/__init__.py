@@ -7,18 +7,13 @@
 >>> weights = store.open("llama")  # in any process of this user: the same memory
 >>> weights.load_into(model)
 
-A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
-version at fixed addresses, and ``draft()`` returns the memory of the next version. Published
-versions stay if the publisher, a reader or one half of the keeper is killed.
-
-Another process opens an object by its name. If a tensor of the store is shared in another way, by
-a queue or ``onecopy.share()``, the other process gets a copy.
+A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest version at fixed
+addresses, and ``draft()`` returns the memory of the next one. Published versions stay if the publisher, a reader or one
+half of the keeper is killed.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -26,6 +21,7 @@ from .. import _core
 from ..errors import InvalidArgument, StaleHandle
 from . import _args as args
 from ._kv_pool import KvPool
+from ._program import command as _command
 from ._transactions import Transaction
 from ._versions import Draft, Follower, Framework, Version
 
@@ -278,8 +274,7 @@ class Store:
         self._core.rollback(args.text(name, "name"), args.number(to, "to", 1))
 
     def delete(self, name: str, *, keep: int = 0) -> None:
-        """Drops all versions except the ``keep`` that were current last. Versions stay open for readers that have
-        opened them."""
+        """Drops all versions except the ``keep`` that were current last. Versions stay open for their readers."""
         self._core.remove(args.text(name, "name"), args.number(keep, "keep"))
 
     def keeper(self) -> dict[str, int]:
@@ -289,16 +284,6 @@ class Store:
     def stop(self) -> None:
         """Ends the keeper, and returns when its processes have ended. Versions that no process has open are lost."""
         self._core.stop()
-
-
-def _command() -> str:
-    """Returns the path of the command that came with this package, or its name."""
-    beside = os.path.join(os.path.dirname(sys.executable), "onecopy")
-    if os.access(beside, os.X_OK):
-        return beside
-    from ..__main__ import command
-
-    return str(command() or "onecopy")
 
 
 def connect(*, framework: Framework | None = None, autostart: bool = True) -> Store:

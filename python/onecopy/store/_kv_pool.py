@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _core
-from ._versions import Framework
 from ..errors import InvalidArgument
+from ._versions import Framework
 
 
 class KvPool:

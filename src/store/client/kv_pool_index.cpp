@@ -147,7 +147,13 @@ void KvIndex::end_use(std::uint32_t block, bool rests) noexcept {
 
 std::uint32_t KvIndex::available(std::uint32_t space) const noexcept {
   const KvSpace& s = this->space(space);
-  return s.free.count + s.whole.count + s.found.count;
+  std::uint32_t count = s.free.count + s.whole.count + s.found.count;
+  for (std::uint32_t b = s.resting.first; b != kNoBlock && has_rested(b); b = m_.records[b].after) ++count;
+  return count;
+}
+
+bool KvIndex::has_rested(std::uint32_t block) const noexcept {
+  return kv_now() - m_.records[block].stamp >= kRestMs;
 }
 
 std::uint32_t KvIndex::pinned(std::uint32_t space) const noexcept {
@@ -160,7 +166,7 @@ std::uint32_t KvIndex::pinned(std::uint32_t space) const noexcept {
 
 std::uint32_t KvIndex::take(std::uint32_t space) noexcept {
   KvSpace& s = this->space(space);
-  while (s.resting.count != 0 && kv_now() - m_.records[s.resting.first].stamp >= kRestMs) {
+  while (s.resting.count != 0 && has_rested(s.resting.first)) {
     const std::uint32_t rested = s.resting.first;
     unlink(rested);
     m_.records[rested].rests = false;

@@ -65,6 +65,7 @@ class KvIndex {
   void append(std::uint32_t block) noexcept;
   void unlink(std::uint32_t block) noexcept;
   void make_free(std::uint32_t block) noexcept;
+  bool has_rested(std::uint32_t block) const noexcept;
   void log(const KvRecord& record, std::uint32_t space, bool stored) noexcept;
   bool evict(std::uint32_t space) noexcept;
   void open(std::uint32_t extent) noexcept;

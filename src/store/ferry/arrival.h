@@ -16,7 +16,7 @@
 
 namespace onecopy::store::ferry {
 
-/// Where the version that arrives lies: memory that both halves of the keeper hold, and a byte for each chunk that is whole.
+/// The place of the version that arrives: memory that both halves of the keeper hold, and a byte for each chunk that is whole.
 struct ArrivingFiles {
   VersionRecord version;
   Table table;

@@ -11,7 +11,7 @@
 
 namespace onecopy::store::ferry {
 
-/// Which versions of an object came from other hosts: a file of pairs in the keeper's directory. A version has one token on the
+/// Knows which versions of an object came from other hosts: a file of pairs in the keeper's directory. A version has one token on the
 /// host that published it, which names it on all hosts, and another one in the keeper of each host that pulled it, since a host
 /// may drop a version and pull it again. The last pair is the version that is arriving, or was shown last.
 ///

@@ -17,7 +17,7 @@ namespace onecopy::store::ferry {
 /// A connection to another host on which both sides have proved the key. Its functions wait, and throw timeout once nothing was
 /// sent or received for `patience`, peer_died and protocol.
 ///
-/// Thread safety: none. After an error the connection is of no use.
+/// Thread safety: none. After an error, nothing more can be sent.
 class Stream {
  public:
   explicit Stream(std::unique_ptr<transport::TlsStream> stream) : stream_(std::move(stream)) {}
