@@ -250,6 +250,35 @@ def test_a_pull_that_is_interrupted_takes_only_what_is_missing(pair, victim):
     assert cable.came < (chunks + again) * CHUNK * 1.01
 
 
+def test_what_has_arrived_is_pulled_again_after_both_halves_of_the_keeper_were_killed(pair):
+    there, cable, here = pair
+    there.connect().publish("llama", weights(1, 6))
+    killed = []
+
+    def kill():
+        killed.extend(here.connect().keeper().values())
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    cable.when(3 * CHUNK, kill)
+    puller = here.start("pull", cable.address, "llama")
+    puller.communicate(timeout=120)
+    if puller.returncode != 0:
+        here.run("pull", cable.address, "llama")
+    assert len(killed) == 2
+    assert number_in(here.connect().open("llama")) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this kernel has no IPv6")
+def test_hosts_that_have_only_ipv6_reach_each_other(hosts):
+    there, here = hosts(), hosts()
+    address = there.serve("[::1]:0")
+    assert address.startswith("[::1]:")
+    there.connect().publish("llama", weights(1, 1))
+    here.run("pull", address, "llama")
+    assert number_in(here.connect().open("llama")) == 1
+
+
 def test_no_part_is_visible_before_all_has_arrived(pair):
     there, cable, here = pair
     there.connect().publish("llama", weights(1, 8))
