@@ -193,6 +193,15 @@ soak_steps() {
   step "soak: user namespaces" soak 2 --user-namespaces || true
 }
 
+kernels_steps() {
+  local kernel
+  for kernel in qemu-system-x86_64 busybox cpio apt-get; do
+    command -v $kernel >/dev/null || { skip "kernels" "$kernel is not installed"; return 0; }
+  done
+  step "release: build" build release || return 0
+  for kernel in 6.1 6.12; do step "kernels: $kernel" tests/kernels/run.sh build/release $kernel || true; done
+}
+
 # What a whole run says of its cases. Which packages there are is asked of the Python that ran the tests.
 report_cases() {
   local python=$VENV/bin/python
@@ -207,7 +216,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
 }
 
 CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs seams)
-NIGHTLY_STEPS=(old-torch rpc-torch rpc-hosts ray plugs soak tidy)
+NIGHTLY_STEPS=(old-torch two-torches rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
@@ -216,8 +225,8 @@ run_step() {  # run_step <word of ./dev test>
     tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
     *) wait ;;&  # others use the same .venv
-    programs | seams | soak) "$1_steps" ;;
-    old-torch | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
+    programs | seams | soak | kernels) "$1_steps" ;;
+    old-torch | two-torches | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
   esac

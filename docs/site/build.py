@@ -20,7 +20,8 @@ NAVIGATION = {
     "Start": ["index.md"],
     "Guides": [f"guides/{name}.md" for name in (
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
-        "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "cpp", "huggingface", "ray",
+        "kv-pool-engines", "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "store-hosts",
+        "checkpoints", "cpp", "huggingface", "ray",
         "vllm", "sglang", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "python", "what-goes-in", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",
