@@ -13,29 +13,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import onecopy
 from onecopy import _core
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(min_value=-(2**63), max_value=2**64)
-    | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False)
-    | st.text(st.characters(exclude_categories=["Cs"]))
-    | st.binary(max_size=400)
-)
-HASHABLE = SCALARS | st.tuples(SCALARS, SCALARS)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(HASHABLE, inner, max_size=12),
-    max_leaves=40,
-)
-
-
-def encode(value):
-    encoded = _core._encode_values(value)
-    assert encoded is not None, "this value should need no pickle"
-    return encoded
+from plain_values import VALID, VALUES, damaged, encode
 
 
 def there_and_back(value):
@@ -279,9 +257,6 @@ def test_numbers_of_what_was_seen_count_every_container():
     assert [x for [x] in copy[:1000]] == list(range(1000))
 
 
-VALID = st.builds(lambda value: encode(value)[0], VALUES)
-
-
 @settings(max_examples=1000)
 @given(st.binary(max_size=200))
 @example(b"")
@@ -301,14 +276,6 @@ def test_nonsense_is_refused_or_a_value(data):
         return
     # Accepted bytes are a plain value: it can be written again.
     repr(value)
-
-
-def damaged(data, draw):
-    """Returns `data` with up to four bytes replaced, and a part of the result."""
-    changed = bytearray(data)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        changed[draw.draw(st.integers(0, len(changed) - 1))] = draw.draw(st.integers(0, 255))
-    return bytes(changed), bytes(changed[: draw.draw(st.integers(0, len(changed)))])
 
 
 @settings(max_examples=500)

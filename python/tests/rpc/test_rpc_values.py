@@ -20,12 +20,12 @@ import pytest
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import example, given, settings, strategies as st
-from test_values import VALID, damaged
 
 import onecopy
 from onecopy import _core
 from onecopy.distributed import rpc
 from onecopy.rpc import device_maps, functions, values as rpc_values
+from plain_values import VALID, damaged
 
 
 @dataclasses.dataclass(frozen=True)
