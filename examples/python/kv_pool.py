@@ -30,9 +30,8 @@ class Pool:
         self.hits += len(numbers)
         for key, end in list(zip(keys, ends))[len(numbers) :]:
             numbers += self.kv_pool.allocate(1)
-            self.block(numbers[-1])[:] = torch.tensor(prompt[end - TOKENS : end]).view(
-                TOKENS, 1
-            )  # stands for the model
+            tokens = torch.tensor(prompt[end - TOKENS : end]).view(TOKENS, 1)
+            self.block(numbers[-1])[:] = tokens  # stands for the model
             self.kv_pool.put(key, numbers[-1])
             self.misses += 1
         return numbers

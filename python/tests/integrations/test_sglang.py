@@ -209,7 +209,7 @@ def test_tensors_of_a_trainer_with_our_import_pass_the_list_of_names(run_python)
 def answer_to(program):
     """The server's answer, which a trainer of its own process prints."""
     result = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parents[1])], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -11,14 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
 import kv_offload_interface as vllm
-from kv_offload_interface import GPULoadStoreSpec, LookupResult, request
-
-sys.path.remove(str(HERE))
-
 import onecopy
+from kv_offload_interface import GPULoadStoreSpec, LookupResult, request
 from onecopy.integrations._kv_space import FIELDS, space_of
 
 KEYS = [bytes([number]) * 32 + b"\0\0\0\0" for number in range(8)]
@@ -26,7 +21,7 @@ KEYS = [bytes([number]) * 32 + b"\0\0\0\0" for number in range(8)]
 # An engine that stores the blocks of its arguments, whose bytes are their numbers, and is killed before it acknowledges.
 ENGINE = f"""
 import os, signal, sys
-sys.path.insert(0, {str(HERE)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 import test_vllm_offloading as tests
 
 engine = tests.Engine()
