@@ -7,9 +7,9 @@
 >>> weights = store.open("llama")  # in any process of this user: the same memory
 >>> weights.load_into(model)
 
-A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest version at fixed
-addresses, and ``draft()`` returns the memory of the next one. Published versions stay if the publisher, a reader or one
-half of the keeper is killed.
+A version is immutable, and is published as a whole or not at all. ``follow()`` maps the newest
+version at fixed addresses, and ``draft()`` returns the memory of the next version. Published
+versions stay if the publisher, a reader or one half of the keeper is killed.
 """
 
 from __future__ import annotations

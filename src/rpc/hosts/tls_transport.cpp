@@ -96,7 +96,7 @@ void TlsTransport::open(Member& to, Deadline deadline) {
   }
   try {
     auto peer = std::make_shared<Peer>();
-    peer->link = to.is_reconnected() ? connect_again(to, deadline) : connect(to, deadline);
+    peer->link = reach(to, deadline);
     take_link(to, peer);
     add(peer);
   } catch (...) {
@@ -121,19 +121,21 @@ TlsLinkRef TlsTransport::connect(const Member& to, Deadline deadline) {
   return link;
 }
 
-/// Connects to a member that was cut off. Reports a member that cannot be reached as peer_died, so that the call fails
-/// and its caller decides whether to call again.
-TlsLinkRef TlsTransport::connect_again(const Member& to, Deadline deadline) {
+/// Connects to a member, which errors name. Reports a member that was cut off and cannot be reached as peer_died, so that
+/// the call fails and its caller decides whether to call again.
+TlsLinkRef TlsTransport::reach(const Member& to, Deadline deadline) {
   try {
     return connect(to, deadline);
   } catch (const Error& error) {
-    const bool is_away = error.code() == ErrorCode::system || error.code() == ErrorCode::peer_died ||
-                         (error.code() == ErrorCode::timeout && !deadline.has_passed());
+    const bool is_again = to.is_reconnected();
+    const bool is_away = error.code() == ErrorCode::peer_died ||
+                         (is_again && (error.code() == ErrorCode::system ||
+                                       (error.code() == ErrorCode::timeout && !deadline.has_passed())));
     if (!is_away) throw;
-    throw Error(
-        ErrorCode::peer_died,
-        fmt::format("the connection to {} has ended, and there is no new one: {}", to.name(), error.what()),
-        error.vendor_code(), error.domain());
+    const std::string what =
+        is_again ? fmt::format("the connection to {} has ended, and there is no new one: ", to.name())
+                 : fmt::format("{} cannot be reached: ", to.name());
+    throw Error(ErrorCode::peer_died, what + error.what(), error.vendor_code(), error.domain());
   }
 }
 

@@ -87,7 +87,7 @@ class TlsTransport final : public Transport {
   void listen();
   std::shared_ptr<const TlsContext> context();
   TlsLinkRef connect(const Member& to, Deadline deadline);
-  TlsLinkRef connect_again(const Member& to, Deadline deadline);
+  TlsLinkRef reach(const Member& to, Deadline deadline);
   std::unique_ptr<TlsStream> prove_to(const HostPort& at, Deadline deadline);
   TlsLinkRef make_link(std::unique_ptr<TlsStream> stream, Side side) const;
   std::chrono::milliseconds patience() const noexcept;
