@@ -80,8 +80,10 @@ WAIT = "sys.stdin.readline()\n"
 
 def test_a_tensor_of_a_version_is_sent_without_a_copy(store, receiver):
     store.publish("a", values(1))
+    before = versions_mapped()
     version = store.open("a")
-    memory, allocated = versions_mapped(), onecopy.stats()["bytes_shared"]
+    memory, allocated = versions_mapped() - before, onecopy.stats()["bytes_shared"]
+    assert len(memory) == 1
     queue = onecopy.Queue()
     child = receiver(GET + WAIT, str(queue.handle()))
     queue.put(version["w"])
