@@ -34,6 +34,7 @@ Parcel::Parcel(Message&& message) : message_(std::move(message)), first_(encode_
   if (bytes_ > kMaxSmallBytes) return;
   for (const ByteSpan part : parts_) append_bytes(first_, part);
   parts_.clear();
+  borrowed_ = 0;
   message_ = {};
 }
 

@@ -53,5 +53,16 @@ TEST(AParcel, CopiesNoMoreAtOnceThanItIsTold) {
   EXPECT_GE(calls, kPieces);
 }
 
+/// Such a message waits behind large ones, so its sender asks for a copy of what the frame has a copy of already.
+TEST(AParcel, OfOneFrameHasNothingToCopy) {
+  Message message;
+  message.tensors.push_back(empty(Layout(DType::u8, {10})));
+  Parcel parcel(std::move(message));
+  ASSERT_TRUE(parcel.is_whole());
+  EXPECT_TRUE(parcel.keep(1));
+  EXPECT_EQ(parcel.next(100)->kind, FrameKind::whole);
+  EXPECT_FALSE(parcel.next(100));
+}
+
 }  // namespace
 }  // namespace onecopy::transport
