@@ -164,7 +164,7 @@ def test_the_examples_use_the_api_as_it_is_typed(tmp_path):
 
 # Modules whose names are part of the public API, and whose types may still be inferred. The number only falls.
 # graphs.backend() returns a function of torch's GraphModule, whose type torch does not complete; nor does torch complete the
-# bases of the classes for checkpoints, and vLLM, SGLang and LMCache those of their plugs.
+# bases of the classes for checkpoints, and vLLM, SGLang and LMCache the bases of their plugs.
 INFERRED = ("onecopy.rpc", "onecopy.checkpoint", "onecopy.distributed", "onecopy.integrations.ray",
             "onecopy.integrations.lmcache", "onecopy.integrations.sglang_storage",
             "onecopy.integrations.vllm_offloading", "onecopy.graphs.backend")  # fmt: skip
