@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 _EXPECTED = pathlib.Path(__file__).with_name("expected_skips.txt")
 _GOOGLE_TEST = re.compile(r": Skipped\n(.*?)\n*\[  SKIPPED \]", re.DOTALL)
+_LINES_OF_A_FAILURE = 12
 
 
 class Case(NamedTuple):
@@ -109,12 +110,28 @@ def count(path: pathlib.Path) -> tuple[int, int, int]:
     return len(cases), len(failed), len(skipped)
 
 
+def failures(path: pathlib.Path) -> Iterator[str]:
+    """Yields, for each case of a file that failed, its name and the end of what it printed."""
+    for case in ElementTree.parse(path).iter("testcase"):
+        for failure in (*case.iter("failure"), *case.iter("error")):
+            said = failure.text or failure.get("message") or ""
+            if case.findtext("system-out") and len(said.splitlines()) < 3:
+                said = case.findtext("system-out") or ""  # ctest's message is only "Failed"
+            lines = [line for line in said.splitlines() if line.strip()]
+            end = "".join(f"\n        {line[:200]}" for line in lines[-_LINES_OF_A_FAILURE:])
+            yield f"{path.stem}: {case.get('classname', '')}::{case.get('name', '')}{end}"
+
+
 def main() -> int:
     if sys.argv[1] == "--count":
         print(*count(pathlib.Path(sys.argv[2])))
         return 0
     cases = [case for name in sys.argv[1:] for case in cases_of(pathlib.Path(name))]
-    return 1 if report(cases, expectations(_EXPECTED.read_text())) else 0
+    unexpected = report(cases, expectations(_EXPECTED.read_text()))
+    for name in sys.argv[1:]:
+        for failure in failures(pathlib.Path(name)):
+            print(f"failed: {failure}")
+    return 1 if unexpected else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ log_of() { echo "$LOGS/${1//[^a-z0-9]/_}"; }
 
 count() { echo "$*" >>"$LOGS/counts"; }  # count <passed> <failed> <skipped>
 
-summary() { awk '{ p += $1; f += $2; s += $3 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"; exit f > 0 }' "$LOGS/counts"; }
+summary() {  # the names of failed steps again, since the end of a long log is what is kept
+  sed 's/^/failed step: /' "$LOGS/failed" 2>/dev/null
+  awk '{ p += $1; f += $2; s += $3 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"; exit f > 0 }' "$LOGS/counts"
+}
 
 skip() {  # skip <name> <reason>
   count 0 0 1
@@ -23,6 +26,7 @@ timed() {  # timed <log> <command>...: its output in <log>.log, and its seconds 
 # Time on the clock says little while steps run beside each other.
 tell() {  # tell <word> <name> <log> <remark>: the line of a step; of one that failed, its output
   printf '%-5s %-34s %s   %s\n' "$1" "$2" "$(awk '{ printf "%6.1f s  (processor %6.1f s)", $1, $2 + $3 }' "$3.times")" "$4"
+  [ "$1" = ok ] || echo "$2" >>"$LOGS/failed"
   [ "$1" = ok ] || grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Creating)|^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' \
     "$3.log" | tail -n 400 | sed 's/^/      /' || true
 }

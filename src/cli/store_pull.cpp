@@ -94,8 +94,7 @@ void add_store_pull(CLI::App& store, Command& command) {
       std::make_shared<PullRequest>();  // owners: the parser, which fills it in, and the command
   auto* const sub =
       store.add_subcommand("pull", "Bring a version from another host into the store of this one");
-  sub->add_option("HOST:PORT", request->from,
-                  "The address at which `onecopy store serve --listen` listens there")
+  sub->add_option("ADDRESS", request->from, "HOST:PORT of `onecopy store serve --listen` on the other host")
       ->required();
   sub->add_option("NAME", request->name, "The name of the object")->required();
   auto* const version =

@@ -47,10 +47,26 @@ TEST(Commands, EveryHelpShowsAnExample) {
     EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
     EXPECT_TRUE(contains(help.out, "Example")) << command;
   }
-  for (const char* word : {"serve", "status", "stop", "put", "ls", "watch", "rollback", "rm"}) {
+  for (const char* word : {"serve", "status", "stop", "put", "ls", "watch", "rollback", "rm", "pull"}) {
     const Outcome help = run_command({"store", word, "--help"});
     EXPECT_TRUE(contains(help.out, std::string("\n  onecopy store ") + word)) << help.out;
     EXPECT_FALSE(contains(help.out, "onecopy open")) << word << ": the example of another command";
+  }
+}
+
+// CLI11 took any text as the name of an argument before 2.4; newer ones end every command at a name like HOST:PORT.
+TEST(Commands, AnArgumentIsNamedByAPlainWord) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"share"}, {"open"}, {"store", "put"}, {"store", "rollback"}, {"store", "pull"}};
+  const std::regex argument(R"(\n  (\S+) (?:TEXT|UINT))");
+  for (std::vector<std::string> command : commands) {
+    command.emplace_back("--help");
+    const std::string help = run_command(command).out;
+    const std::string arguments = help.substr(0, help.find("Options:"));
+    std::sregex_iterator at(arguments.begin(), arguments.end(), argument);
+    EXPECT_NE(at, std::sregex_iterator{}) << help;
+    for (; at != std::sregex_iterator{}; ++at)
+      EXPECT_TRUE(std::regex_match((*at)[1].str(), std::regex("[A-Z]+"))) << help;
   }
 }
 
