@@ -10,11 +10,12 @@ The first process of a user loads the files. Later processes open its weights wi
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-from .. import errors, share as _share, store as _store
+from .. import errors, load as _load_files, share as _share, store as _store
 from ..store._notices import Notices
 from ._packages import need
 
@@ -25,6 +26,10 @@ _WHAT = "onecopy.hf.from_pretrained()"
 _REFUSED = ("device_map", "quantization_config", "tp_plan", "tp_size", "distributed_config", "gguf_file", "state_dict",
             "use_kernels", "kernel_config", "output_loading_info", "adapter_kwargs")  # fmt: skip
 _OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+_NOT_OF_THE_CONFIG = (*_OF_THE_HUB, "attn_implementation", "dtype", "torch_dtype", "config", "use_safetensors",
+                      "variant", "weights_only", "low_cpu_mem_usage")  # fmt: skip
+# with these arguments alone, the weights come from the safetensors files of the checkpoint
+_PLAIN = set(_NOT_OF_THE_CONFIG) - {"variant"}
 
 
 def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = None, access: str = "readwrite",
@@ -62,7 +67,7 @@ def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = Non
     with notices.locked():
         bundle = notices.open(access=access)
         if bundle is None:
-            return _load(cls, path, device, kwargs, notices)
+            return _load(cls, path, directory, device, kwargs, notices)
         model = _model_around(bundle, "model", bundle.tree()["class"], cls, directory, kwargs)
         _post(model, notices)  # a second handle, which can be opened after the first process has ended
     return model
@@ -86,18 +91,72 @@ def _resolve(path: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path:
 # --- the first process ------------------------------------------------------------------------------
 
 
-def _load(cls: Any, path: Any, device: Any, kwargs: dict[str, Any], notices: Notices) -> Any:
-    model = _read(cls, path, device, kwargs)
+def _load(cls: Any, path: Any, directory: Path, device: Any, kwargs: dict[str, Any], notices: Notices) -> Any:
+    model = _read(cls, path, directory, device, kwargs)
     _post(model, notices)
     return model
 
 
-def _read(cls: Any, path: Any, device: Any, kwargs: dict[str, Any]) -> Any:
-    """Returns the model that transformers makes of the files."""
-    model = cls.from_pretrained(path, **kwargs)
+def _read(cls: Any, path: Any, directory: Path, device: Any, kwargs: dict[str, Any]) -> Any:
+    """Returns the model that transformers makes of the files, with the weights in memory of onecopy where possible."""
+    files = _weight_files(directory, kwargs)
+    mapped = _mapped(files) if files else {}
+    model = _made_of(mapped, cls, path, directory, kwargs) if mapped else cls.from_pretrained(path, **kwargs)
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise errors.Unsupported(f"{_WHAT} cannot open quantized models in other processes: use onecopy.share(model)")
+    _load_in_place(model, mapped, directory, device)
     return model if device is None else model.to(device)
+
+
+def _weight_files(directory: Path, kwargs: dict[str, Any]) -> list[Path]:
+    """Returns the safetensors files of a checkpoint that has no other weights, and none if an argument names others."""
+    is_plain = set(kwargs) <= _PLAIN and kwargs.get("use_safetensors") is not False
+    if not is_plain or (directory / "adapter_config.json").exists():
+        return []
+    names = {"model.safetensors"}
+    if (index := directory / "model.safetensors.index.json").exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    files = sorted(directory.glob("*.safetensors"))
+    return files if names == {file.name for file in files} else []
+
+
+def _mapped(files: list[Path]) -> dict[str, Any]:
+    """Returns the tensors of the files without reading them: the pages of a tensor are read when it is used."""
+    load_file = need("safetensors.torch", "safetensors", _WHAT).load_file
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _made_of(mapped: dict[str, Any], cls: Any, path: Any, directory: Path, kwargs: dict[str, Any]) -> Any:
+    """Returns the model that transformers makes of the tensors: renamed, converted, tied and completed as it does."""
+    import torch
+
+    config = _config(directory, dict(kwargs))
+    made = cls if hasattr(cls, "config_class") else type(_on_meta(cls, directory, dict(kwargs), torch))
+    rest = {name: value for name, value in kwargs.items() if name not in _OF_THE_HUB}
+    model = made.from_pretrained(None, state_dict=dict(mapped), **{**rest, "config": config})
+    model.config.name_or_path = model.name_or_path = os.fspath(path)
+    _add_generation_config(model, directory)
+    return model
+
+
+def _load_in_place(model: Any, mapped: dict[str, Any], directory: Path, device: Any) -> None:
+    """Gives each parameter that transformers took unchanged from a file the tensor that ``onecopy.load()`` makes of it.
+
+    ``load()`` reads with several threads, and to a card without other memory of the host. A parameter that transformers
+    has converted stays as it is.
+    """
+    names = {(t.data_ptr(), t.dtype, t.shape, t.stride()): name for name, t in mapped.items() if t.numel()}
+    found = {
+        names[key]: parameter
+        for parameter in model.parameters()
+        if (key := (parameter.data_ptr(), parameter.dtype, parameter.shape, parameter.stride())) in names
+    }
+    if 2 * sum(parameter.nbytes for parameter in found.values()) < sum(tensor.nbytes for tensor in mapped.values()):
+        return  # reading all of the files again would take longer than it saves
+    mapped.clear()
+    loaded = _load_files(directory, device="cpu" if device is None else device, framework="torch")
+    for name, parameter in found.items():
+        parameter.data = loaded[name]
 
 
 def _post(model: Any, notices: Notices) -> None:
@@ -115,10 +174,10 @@ def _of_store(name: bool | str, identity: str, cls: Any, path: Any, directory: P
         name = f"huggingface/{directory.name}/{digest[:8]}"
 
     def read() -> dict[str, Any]:
-        model = _read(cls, path, device, kwargs)
+        model = _read(cls, path, directory, device, kwargs)
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
-    weights = _store.connect(framework="torch").open_or_publish(name, read, key={"identity": digest})
+    weights = _store.connect(framework="torch").open_or_publish(name, read, key={"identity": digest}, place="as_is")
     return _model_around(weights, "", None, cls, directory, kwargs)
 
 
@@ -153,17 +212,11 @@ def _model_around(
 
 def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> Any:
     """Returns a model of the class, made from its config on the device meta."""
-    transformers = need("transformers", "transformers", _WHAT)
+    config = _config(directory, kwargs)
     about: dict[str, Any] = {
-        name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs
+        name: kwargs[name] for name in ("attn_implementation", "trust_remote_code") if name in kwargs
     }
-    dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
-    for name in (*_OF_THE_HUB, "use_safetensors", "variant", "weights_only", "low_cpu_mem_usage"):
-        kwargs.pop(name, None)
-    config = kwargs.pop("config", None)
-    if config is None:
-        trusted = {name: about[name] for name in ("trust_remote_code",) if name in about}
-        config = transformers.AutoConfig.from_pretrained(directory, **trusted, **kwargs)
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
     if isinstance(dtype, torch.dtype):
         about["dtype"] = dtype
     with torch.device("meta"):
@@ -171,6 +224,13 @@ def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> A
         model = make(config, **about)
     model.tie_weights()
     return model
+
+
+def _config(directory: Path, kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("config") is not None:
+        return kwargs["config"]
+    changes = {name: value for name, value in kwargs.items() if name not in _NOT_OF_THE_CONFIG}
+    return need("transformers", "transformers", _WHAT).AutoConfig.from_pretrained(directory, **changes)
 
 
 def _names_on_meta(model: Any, torch: Any) -> list[str]:

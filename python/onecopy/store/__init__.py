@@ -216,7 +216,12 @@ class Store:
         return KvPool(core, block_bytes, self._framework)
 
     def open_or_publish(
-        self, name: str, make: Callable[[], Mapping[str, Any]], *, key: Mapping[str, str] | None = None
+        self,
+        name: str,
+        make: Callable[[], Mapping[str, Any]],
+        *,
+        key: Mapping[str, str] | None = None,
+        place: Literal["slot", "as_is"] = "slot",
     ) -> Version:
         """Opens the current version. If there is none with this key, publishes and opens the tensors that ``make()``
         returns.
@@ -226,6 +231,7 @@ class Store:
         Args:
             make: returns the tensors by name, as for ``publish()``.
             key: fields that the version's key must have, and that a new version gets.
+            place: where a new version lies, as for ``publish()``.
 
         Raises:
             OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
@@ -236,7 +242,7 @@ class Store:
             try:
                 return self.open(name, key=key)
             except (StaleHandle, InvalidArgument):
-                self.publish(name, make(), keep=1, key=key)
+                self.publish(name, make(), keep=1, key=key, place=place)
             return self.open(name, key=key)
 
     def watch(self, name: str, timeout: float | None = None) -> Iterator[int]:

@@ -90,6 +90,68 @@ def test_it_is_what_transformers_loads(checkpoint):
     assert other.generate(TOKENS, do_sample=False).tolist() == plain.generate(TOKENS, do_sample=False).tolist()
 
 
+def everything(model):
+    """The names, bytes, dtypes and uses of all parameters and buffers, tied ones under each of their names."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: (t.dtype, t.requires_grad, tuple(t.shape), t.detach().float().tolist()) for name, t in named}
+
+
+def saved(cls, path, dtype, **sizes):
+    """Writes a checkpoint of a small random model."""
+    torch.manual_seed(0)
+    config = cls.config_class(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, **sizes,
+    )  # fmt: skip
+    cls(config).to(dtype).save_pretrained(path, max_shard_size="100KB")
+    return path
+
+
+@pytest.mark.parametrize("how", ["in several files", "cast", "under a prefix", "with experts that are merged"])
+def test_the_first_process_has_what_transformers_makes_of_a_checkpoint(tmp_path, runtime_directory, monkeypatch, how):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    written = read = transformers.LlamaForCausalLM
+    kwargs, sizes = {}, {}
+    if how == "cast":
+        kwargs = {"dtype": torch.float32}
+    elif how == "under a prefix":
+        written = transformers.LlamaModel
+    elif how == "with experts that are merged":
+        written = read = transformers.MixtralForCausalLM
+        sizes = {"num_local_experts": 4}
+    path = saved(written, tmp_path / "small", torch.bfloat16, **sizes)
+    torch.manual_seed(1)
+    plain = read.from_pretrained(path, **kwargs)
+    torch.manual_seed(1)
+    model = load(path, read, **kwargs)
+    mine, original = everything(model), everything(plain)
+    if how == "under a prefix":  # the head is in no file: transformers makes a random one
+        assert mine.pop("lm_head.weight")[:3] == original.pop("lm_head.weight")[:3]
+    assert mine == original
+    assert model.config.to_dict() == plain.config.to_dict() and model.name_or_path == plain.name_or_path
+    assert model.training is plain.training is False
+
+
+def test_a_plain_checkpoint_is_read_straight_into_shared_memory(tmp_path, runtime_directory):
+    path = saved(transformers.LlamaForCausalLM, tmp_path / "small", torch.bfloat16)
+    bytes_of_files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    before = onecopy.stats()
+    model = load(path)
+    after = onecopy.stats()
+    assert after["torch_moved"] - before["torch_moved"] <= len(list(model.buffers()))
+    assert after["live_bytes"] - before["live_bytes"] < 1.2 * bytes_of_files
+
+
+def test_weights_of_the_store_are_published_without_a_copy(tmp_path, runtime_directory, store):
+    path = saved(transformers.LlamaForCausalLM, tmp_path / "small", torch.bfloat16)
+    before = onecopy.stats()["torch_moved"]
+    model = load(path, store="small")
+    assert onecopy.stats()["torch_moved"] - before <= len(list(model.buffers()))
+    assert everything(model) == everything(transformers.LlamaForCausalLM.from_pretrained(path))
+    [found] = [each for each in store.list() if each["name"] == "small"]
+    assert found["versions"][0]["readers"]
+
+
 def test_the_next_process_opens_what_a_second_one_has_when_the_first_is_killed(checkpoint):
     first = subprocess.Popen(
         [sys.executable, "-c", SECOND, str(checkpoint), "LlamaForCausalLM", "wait"], stdin=-1, stdout=-1, text=True
