@@ -67,6 +67,7 @@ ROWS = {
     "store-as-is": store_versions.publish_as_is,
     "store-open": store_versions.opened,
     "store-checkpoint": store_checkpoint.checkpoint,
+    "store-start": store_keeper.start,
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
     "store-kv-pool": store_keeper.kv_pool,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from typing import Any
@@ -52,6 +53,24 @@ def memory(effort: Effort) -> Row:
     row.add("resident, shared pages in both", sum(half["Rss"] for half in both) / 2**20, "MiB")
     ms = (sum(after) - sum(before)) * 1e3
     row.judge("processor time while idle", ms, "ms", at_most(ms, 0))
+    return row
+
+
+def start(effort: Effort) -> Row:
+    """Measures the first connect(), which starts the keeper, beside the start of the command alone."""
+    import onecopy
+
+    row = Row("The first connect(), which starts the keeper", "≤ 5 x the start of the command")
+    alone, first = Samples(), Samples()
+    version = [onecopy.store._command(), "--version"]
+    for _ in range(effort.rounds(_ROUNDS)):
+        alone.append(time_ns(lambda: subprocess.run(version, check=True, stdout=subprocess.DEVNULL)))
+        before = time.perf_counter_ns()
+        with own_store():
+            first.append(float(time.perf_counter_ns() - before))
+    row.add("onecopy --version", alone.median(), "ns")
+    ratio = first.ratio_to(alone)
+    row.judge_ratio("connect()", first.median(), "ns", "onecopy --version", at_most(ratio, 5))
     return row
 
 

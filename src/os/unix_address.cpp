@@ -17,6 +17,7 @@
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/file.h"
+#include "os/log.h"
 
 namespace onecopy {
 namespace {
@@ -70,9 +71,13 @@ class DirectoryLock {
   explicit DirectoryLock(const std::string& path)
       : directory_(open_file(directory_of(path), O_RDONLY | O_DIRECTORY)) {
     const Deadline deadline(kTimeout);
-    while (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR) &&
-           !deadline.has_passed())
+    while (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+      if (deadline.has_passed()) {
+        log_warning("another process holds the lock of the directory of {}", path);
+        return;
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   /// Unlocks explicitly, because a child forked in between shares the descriptor and would keep the lock.
   ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
@@ -131,11 +136,11 @@ Fd make_unix_socket(int type) {
   return fd;
 }
 
-BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog) {
+BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog, bool is_locked) {
   const UnixAddress address(name);
   if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind creates
   std::optional<DirectoryLock> lock;
-  if (!name.abstract) lock.emplace(name.text);
+  if (!name.abstract && !is_locked) lock.emplace(name.text);
   int error = bind_once(fd.get(), address);
   if (error == EADDRINUSE && !name.abstract) error = replace_abandoned(fd, address, name.text, type);
   if (error != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), error);

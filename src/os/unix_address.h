@@ -27,8 +27,8 @@ class UnixAddress {
 /// Creates a non-blocking, close-on-exec AF_UNIX socket of `type` (SOCK_SEQPACKET, SOCK_STREAM).
 Fd make_unix_socket(int type);
 /// Binds and listens. Only this user can connect to a path. Replaces an existing path on which no socket listens.
-/// REQUIRES: the path's directory exists.
-BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog);
+/// `is_locked`: the caller holds the lock of the path's directory. REQUIRES: the path's directory exists.
+BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog, bool is_locked = false);
 /// Connects the socket to the name. Throws peer_died, timeout, other_user.
 void connect_unix(const Fd& fd, const SocketName& name, std::chrono::milliseconds timeout);
 

@@ -129,14 +129,14 @@ UnixSocket::UnixSocket(Fd fd, BoundPath path) : fd_(std::move(fd)), path_(std::m
   enlarge_buffers(fd_.get());
 }
 
-UnixSocket UnixSocket::listen(const SocketName& name, int backlog) {
+UnixSocket UnixSocket::listen(const SocketName& name, int backlog, bool is_locked) {
   const auto slash = name.text.rfind('/');
   if (!name.abstract && (slash == std::string::npos || slash == 0))
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("the socket's path {} must lie in a directory of its own", name.text));
   if (!name.abstract) ensure_private_directory(name.text.substr(0, slash));
   Fd fd = make_unix_socket(SOCK_SEQPACKET);
-  BoundPath path = listen_unix(fd, name, SOCK_SEQPACKET, backlog);
+  BoundPath path = listen_unix(fd, name, SOCK_SEQPACKET, backlog, is_locked);
   return UnixSocket(std::move(fd), std::move(path));
 }
 

@@ -47,8 +47,9 @@ class UnixSocket {
 
   /// Listens at a name. A path's directory is created with mode 0700, or must belong to this user with that mode. A
   /// socket file on which no process listens is replaced. Throws invalid_argument (name too long), other_user
-  /// (directory open to others), system (name taken).
-  static UnixSocket listen(const SocketName& name, int backlog = kBacklog);
+  /// (directory open to others), system (name taken). `is_locked`: the caller holds the lock (flock) of the path's
+  /// directory, for which this function otherwise waits up to a second.
+  static UnixSocket listen(const SocketName& name, int backlog = kBacklog, bool is_locked = false);
   /// Connects to a name. Throws peer_died if no process listens there, timeout, invalid_argument (name too long). The
   /// caller must check peer().is_our_user before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);

@@ -188,6 +188,14 @@ def test_a_keeper_in_the_foreground_stays_when_half_of_it_is_killed(serve, half)
     assert served.process.wait(30) == 0
 
 
+def test_a_keeper_does_not_wait_for_the_lock_that_it_holds_itself(serve):
+    """It holds the lock of its directory, which a listener waits a second for."""
+    served = serve()
+    served.store.stop()
+    assert served.process.wait(30) == 0
+    assert "the lock of the directory" not in served.process.stderr.read()
+
+
 def test_the_foreground_ends_with_the_status_of_a_killed_keeper(serve):
     served = serve()
     for pid in served.store.keeper().values():

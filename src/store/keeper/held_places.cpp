@@ -119,7 +119,7 @@ UnixSocket HeldPlaces::bind() {
   const bool exists = ::lstat(home().socket().text.c_str(), &status) == 0;
   if (exists && S_ISLNK(status.st_mode))
     home().remove_socket();  // of an earlier keeper, or to an earlier home
-  UnixSocket listener = UnixSocket::listen(home().socket(), kBacklog);
+  UnixSocket listener = UnixSocket::listen(home().socket(), kBacklog, true);
   socket_ = file_at(home().socket().text);
   return UnixSocket(listener.release());
 }
