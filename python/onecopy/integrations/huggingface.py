@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,32 @@ def _load(cls: Any, path: Any, directory: Path, device: Any, kwargs: dict[str, A
 def _read(cls: Any, path: Any, directory: Path, device: Any, kwargs: dict[str, Any]) -> Any:
     """Returns the model that transformers makes of the files, with the weights in memory of onecopy where possible."""
     files = _weight_files(directory, kwargs)
-    mapped = _mapped(files) if files else {}
-    model = _made_of(mapped, cls, path, directory, kwargs) if mapped else cls.from_pretrained(path, **kwargs)
+    model = (
+        _read_in_place(files, cls, path, directory, device, kwargs) if files else cls.from_pretrained(path, **kwargs)
+    )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise errors.Unsupported(f"{_WHAT} cannot open quantized models in other processes: use onecopy.share(model)")
-    _load_in_place(model, mapped, directory, device)
     return model if device is None else model.to(device)
+
+
+def _read_in_place(files: list[Path], cls: Any, path: Any, directory: Path, device: Any, kwargs: dict[str, Any]) -> Any:
+    """Returns the model of transformers; each parameter that a file holds unchanged is a tensor of ``onecopy.load()``.
+
+    ``load()`` reads with several threads, and to a card without other memory of the host, while transformers makes the
+    model of tensors that are not read.
+    """
+    mapped = _mapped(files)
+    config = _config(directory, dict(kwargs))
+    with ThreadPoolExecutor(1) as pool:
+        if _is_cast(mapped, config, kwargs):
+            return _made_of(mapped, cls, path, directory, {**kwargs, "config": config})
+        loading = pool.submit(_load_files, directory, device="cpu" if device is None else device, framework="torch")
+        model = _made_of(mapped, cls, path, directory, {**kwargs, "config": config})
+        found = _unchanged(model, mapped)
+        loaded = loading.result()
+    for name, parameter in found.items():
+        parameter.data = loaded[name]
+    return model
 
 
 def _weight_files(directory: Path, kwargs: dict[str, Any]) -> list[Path]:
@@ -126,37 +147,35 @@ def _mapped(files: list[Path]) -> dict[str, Any]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
+def _is_cast(mapped: dict[str, Any], config: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether most of the weights get another dtype than the files have."""
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    if dtype in (None, "auto"):
+        dtype = getattr(config, "dtype", None)
+    same = sum(tensor.nbytes for tensor in mapped.values() if dtype in (None, tensor.dtype))
+    return 2 * same < sum(tensor.nbytes for tensor in mapped.values())
+
+
 def _made_of(mapped: dict[str, Any], cls: Any, path: Any, directory: Path, kwargs: dict[str, Any]) -> Any:
     """Returns the model that transformers makes of the tensors: renamed, converted, tied and completed as it does."""
     import torch
 
-    config = _config(directory, dict(kwargs))
     made = cls if hasattr(cls, "config_class") else type(_on_meta(cls, directory, dict(kwargs), torch))
     rest = {name: value for name, value in kwargs.items() if name not in _OF_THE_HUB}
-    model = made.from_pretrained(None, state_dict=dict(mapped), **{**rest, "config": config})
+    model = made.from_pretrained(None, state_dict=dict(mapped), **rest)
     model.config.name_or_path = model.name_or_path = os.fspath(path)
     _add_generation_config(model, directory)
     return model
 
 
-def _load_in_place(model: Any, mapped: dict[str, Any], directory: Path, device: Any) -> None:
-    """Gives each parameter that transformers took unchanged from a file the tensor that ``onecopy.load()`` makes of it.
+def _unchanged(model: Any, mapped: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters that transformers took from a file as they are, by their names in the file."""
 
-    ``load()`` reads with several threads, and to a card without other memory of the host. A parameter that transformers
-    has converted stays as it is.
-    """
-    names = {(t.data_ptr(), t.dtype, t.shape, t.stride()): name for name, t in mapped.items() if t.numel()}
-    found = {
-        names[key]: parameter
-        for parameter in model.parameters()
-        if (key := (parameter.data_ptr(), parameter.dtype, parameter.shape, parameter.stride())) in names
-    }
-    if 2 * sum(parameter.nbytes for parameter in found.values()) < sum(tensor.nbytes for tensor in mapped.values()):
-        return  # reading all of the files again would take longer than it saves
-    mapped.clear()
-    loaded = _load_files(directory, device="cpu" if device is None else device, framework="torch")
-    for name, parameter in found.items():
-        parameter.data = loaded[name]
+    def place(tensor: Any) -> tuple[Any, ...]:
+        return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+    names = {place(tensor): name for name, tensor in mapped.items() if tensor.numel()}
+    return {names[at]: parameter for parameter in model.parameters() if (at := place(parameter)) in names}
 
 
 def _post(model: Any, notices: Notices) -> None:
