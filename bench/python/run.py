@@ -11,6 +11,7 @@ import sys
 import alive
 import crowd
 import cuda
+import cuda_blocks
 import graph_calls
 import graph_card
 import hand_over
@@ -79,6 +80,7 @@ CUDA_ROWS = {
     "cuda-first-model": cuda.first_model,
     "cuda-reduce": cuda.reduced,
     "cuda-int": cuda.numbers,
+    "cuda-kv-blocks": cuda_blocks.copies,
     "cuda-graphs-memory": graph_card.memory,
     "cuda-graphs-held": graph_card.held,
     "cuda-graphs-alive": graph_card.alive,

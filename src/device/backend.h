@@ -201,6 +201,9 @@ class Backend {
   /// device that is written to or, if that is the CPU, read from. REQUIRES: host memory stays unchanged until the copy
   /// is done.
   virtual void copy(const Transfer& transfer, Stream stream) = 0;
+  /// Does what copy() does for each transfer, in any order, with one call of the driver if there is such a call. The
+  /// transfers have the same two devices. REQUIRES: as for copy(); no transfer writes to what another one uses.
+  virtual void copy_batch(std::span<const Transfer> transfers, Stream stream);
   /// Does what copy() does between two places of one device, if possible without its processors: if another process
   /// uses them, the copy would wait until the device switches to this process. May write up to kAsideRoom bytes.
   /// REQUIRES: they exist.
@@ -294,6 +297,8 @@ Uuid uuid_of(Device device);
 const DeviceIdentity& identity_of(Device device);
 /// Copies by the backend that knows both sides.
 void copy_bytes(const Transfer& transfer, Stream stream = {});
+/// Copies as Backend::copy_batch() does. Copies one by one where memory of the host is not pinned as a whole.
+void copy_batch(std::span<const Transfer> transfers, Stream stream = {});
 /// Copies, and waits until the copy is done.
 void copy_bytes_and_wait(const Transfer& transfer);
 

@@ -52,6 +52,10 @@ ExportedMemory Backend::export_chunks(std::span<const std::unique_ptr<PhysicalCh
   throw_one_piece(type());
 }
 
+void Backend::copy_batch(std::span<const Transfer> transfers, Stream stream) {
+  for (const Transfer& transfer : transfers) copy(transfer, stream);
+}
+
 void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) {
   throw Error(ErrorCode::unsupported,
               fmt::format("{} devices do not write words of the host", name(type())));
@@ -266,6 +270,23 @@ void copy_bytes(const Transfer& transfer, Stream stream) {
   if (transfer.to_device == kCpu || transfer.from_device == kCpu)
     copy_in_pieces(backend(type), transfer, stream);
   else backend(type).copy(transfer, stream);
+}
+
+void copy_batch(std::span<const Transfer> transfers, Stream stream) {
+  const PinnedRanges& pinned = PinnedRanges::get();
+  const auto goes_at_once = [&](const Transfer& t) {
+    if (t.bytes == 0 || t.to_device == t.from_device) return t.bytes != 0 && t.to_device != kCpu;
+    if (t.to_device != kCpu && t.from_device != kCpu) return false;
+    const void* host = t.to_device == kCpu ? t.to : t.from;
+    return pinned.is_pinned(host, t.bytes) && pinned.one_copy(host, t.bytes) == t.bytes;
+  };
+  std::vector<Transfer> at_once;
+  at_once.reserve(transfers.size());
+  for (const Transfer& transfer : transfers)
+    if (goes_at_once(transfer)) at_once.push_back(transfer);
+    else copy_bytes(transfer, stream);
+  if (at_once.empty()) return;
+  backend(std::max(at_once[0].to_device.type, at_once[0].from_device.type)).copy_batch(at_once, stream);
 }
 
 void copy_bytes_and_wait(const Transfer& transfer) {

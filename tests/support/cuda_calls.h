@@ -29,6 +29,7 @@ class CudaCalls {
     bind(sim_shut_down, "sim_shut_down");
     bind(sim_reserved, "sim_reserved");
     bind(sim_staged, "sim_staged");
+    bind(sim_batches, "sim_batches");
     bind(sim_unordered, "sim_unordered");
     bind(sim_first_unordered, "sim_first_unordered");
   }
@@ -46,6 +47,7 @@ class CudaCalls {
   void (*sim_shut_down)() = nullptr;
   std::size_t (*sim_reserved)() = nullptr;
   std::size_t (*sim_staged)() = nullptr;
+  std::size_t (*sim_batches)() = nullptr;
   std::size_t (*sim_unordered)() = nullptr;
   const char* (*sim_first_unordered)() = nullptr;
 

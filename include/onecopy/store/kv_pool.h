@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "onecopy/core/api.h"
+#include "onecopy/core/device.h"
+#include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 
 ONECOPY_API_BEGIN
@@ -66,12 +68,14 @@ struct KvPoolEvents {
 
 enum class KvPresence : std::uint8_t { missing, writing, whole };
 
-/// Rows in memory of the host, such as the blocks of one layer of an engine's cache.
+/// Rows in memory of the host or of a device, such as the blocks of one layer of an engine's cache.
 struct KvRows {
   std::byte* data = nullptr;
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;   ///< of a row
   std::uint64_t stride = 0;  ///< bytes from one row to the next
+  Device device = kCpu;
+  Stream stream{};  ///< of the device, for its copies
 };
 
 /// Blocks of writable memory for KV caches, which all processes of the user share by a name in the store, within one budget
@@ -131,7 +135,8 @@ class KvPool {
   KvPoolStats stats();
 
   /// Copies rows of an array into blocks or out of them, at that offset of each block. Throws invalid_argument for blocks
-  /// without a lease and places that do not fit, and unsupported for a KV pool on a card. REQUIRES: the array is memory of the host.
+  /// without a lease and places that do not fit. Copies between a card and pinned memory go in one batch of the driver, after
+  /// the work in the stream, and this function does not wait for them. REQUIRES: the leases last until the copies are done.
   void copy_blocks(std::span<const std::uint32_t> numbers, std::span<const std::uint32_t> rows,
                    const KvRows& array, std::uint64_t offset, bool to_pool);
   /// Returns where a block begins in memory().

@@ -136,18 +136,24 @@ class KvPool:
 
     def copy_blocks(self, numbers: Sequence[int], rows: Sequence[int], array: Any, *, offset: int = 0,
                     to_pool: bool) -> None:  # fmt: skip
-        """Copies rows of a tensor or array of the host into blocks, or out of them, without the GIL.
+        """Copies rows of a tensor or array into blocks, or out of them, without the GIL.
+
+        For a tensor on a card, the copies are done in torch's current stream of the card, after the work in that
+        stream. The call returns before they are done: wait for the stream before ``complete()`` and ``release()``. If
+        the KV pool's memory is pinned, ``onecopy.pin(pool.tensor)``, and the stream is not the default stream, all
+        copies are one call of a driver of CUDA 13.
 
         Args:
             rows: the index of a row in the first dimension of `array`, for each block.
             offset: where in each block the row is.
 
         Raises:
-            InvalidArgument: sizes do not fit, the array is not of the host, or a block is not leased.
+            InvalidArgument: sizes do not fit, the array has no rows, or a block is not leased.
+            Unsupported: the array and the KV pool are on devices of different vendors.
         """
-        where = getattr(getattr(array, "device", "cpu"), "type", "cpu")
-        if where != "cpu" or len(array.shape) < 1:
-            raise InvalidArgument(f"copy_blocks() copies rows of the host, and the array is on {where}")
+        if len(array.shape) < 1:
+            raise InvalidArgument("copy_blocks() copies rows, and the array has no dimensions")
+        device = getattr(array, "device", "cpu")
         itemsize = array.itemsize if hasattr(array, "itemsize") else array.element_size()
         is_torch = hasattr(array, "data_ptr")
         stride = array.stride(0) * itemsize if is_torch else array.strides[0]
@@ -158,7 +164,7 @@ class KvPool:
         for extent in array.shape[1:]:
             size *= int(extent)
         data = array.data_ptr() if is_torch else array.ctypes.data
-        self._core.copy_blocks(numbers, rows, data, array.shape[0], size, stride, offset, to_pool)
+        self._core.copy_blocks(numbers, rows, data, array.shape[0], size, stride, offset, to_pool, device)
 
     def stats(self) -> dict[str, int]:
         """Returns numbers of this namespace and of the KV pool.

@@ -112,8 +112,11 @@ void add_blocks(nb::class_<KvPool>& pool) {
       .def("copy_blocks",
            [](KvPool& a, const Numbers& numbers, const Numbers& rows, std::uintptr_t data,
               std::uint64_t count, std::uint64_t bytes, std::uint64_t stride, std::uint64_t offset,
-              bool to_pool) {
-             const store::KvRows array{reinterpret_cast<std::byte*>(data), count, bytes, stride};
+              bool to_pool, nb::handle device) {
+             const Device where = device_arg(device, "array");
+             const Stream now = where == kCpu ? Stream{} : torch::current_stream(where);
+             const store::KvRows array{
+                 reinterpret_cast<std::byte*>(data), count, bytes, stride, where, now};
              without_gil([&] { a.copy_blocks(numbers, rows, array, offset, to_pool); });
            })
       .def("offset", &KvPool::offset);

@@ -24,6 +24,7 @@ class CudaBackend final : public Backend {
                                Access access) const override;
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream stream) override;
+  void copy_batch(std::span<const Transfer> transfers, Stream stream) override;
   void copy_aside(const Transfer& transfer, Stream stream) override;
   void synchronize(int ordinal, Stream stream) override;
   void pin_host(int ordinal, void* at, std::size_t bytes, Access access) override;

@@ -30,6 +30,12 @@ struct CUmemLocation {
   int type;
   int id;
 };
+struct CUmemcpyAttributes {
+  int srcAccessOrder;
+  CUmemLocation srcLocHint;
+  CUmemLocation dstLocHint;
+  unsigned flags;
+};
 struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
@@ -117,6 +123,8 @@ inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr unsigned kHostRegisterMapped = 2;
 inline constexpr unsigned kHostRegisterReadOnly = 8;
 
+inline constexpr int CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1;
+
 // Flags of streams, events and captures.
 inline constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
@@ -199,7 +207,10 @@ inline constexpr int CU_STREAM_CAPTURE_MODE_RELAXED = 2;
   X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020, (void*, CUdeviceptr, std::size_t, CUstream))           \
   X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, 3020, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))     \
   X(cuMemcpyPeerAsync, cuMemcpyPeerAsync, 4000,                                                           \
-    (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))
+    (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream))                              \
+  X(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2, 13000,                                                     \
+    (CUdeviceptr*, CUdeviceptr*, std::size_t*, std::size_t, CUmemcpyAttributes*, std::size_t*,            \
+     std::size_t, CUstream))
 // clang-format on
 
 using GetProcAddress = CUresult(const char*, void**, int, std::uint64_t, int*);

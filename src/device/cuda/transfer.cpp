@@ -126,6 +126,41 @@ bool CudaBackend::is_captured(int ordinal, Stream stream) {
 
 namespace {
 
+/// Returns whether the stream is the legacy stream, which takes no batches.
+bool is_legacy(CUstream stream) {
+  return reinterpret_cast<std::uintptr_t>(stream) <= 1;
+}  // CU_STREAM_LEGACY
+
+CUresult start_batch(const Driver& driver, std::span<const Transfer> transfers, CUstream stream) {
+  std::vector<CUdeviceptr> to(transfers.size()), from(transfers.size());
+  std::vector<std::size_t> bytes(transfers.size());
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    to[i] = address(transfers[i].to);
+    from[i] = address(transfers[i].from);
+    bytes[i] = transfers[i].bytes;
+  }
+  // In the order of the stream: with ANY the driver may read a source before earlier work of the stream wrote it.
+  CUmemcpyAttributes order{CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, {}, {}, 0};
+  std::size_t first = 0;
+  return driver.cuMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &order, &first, 1,
+                                   stream);
+}
+
+}  // namespace
+
+/// Copies one by one in the legacy stream, in a capture, and with a driver before CUDA 13.
+void CudaBackend::copy_batch(std::span<const Transfer> transfers, Stream stream) {
+  const Driver& driver = Driver::get();
+  const auto native = static_cast<CUstream>(stream.native);
+  const Transfer& any = transfers.front();
+  const UseDevice use((any.to_device.type == DeviceType::cpu ? any.from_device : any.to_device).index);
+  if (!driver.cuMemcpyBatchAsync || is_legacy(native) || is_capturing(driver, stream))
+    return Backend::copy_batch(transfers, stream);
+  check(start_batch(driver, transfers, native), "copying a batch");
+}
+
+namespace {
+
 bool is_busy(const Driver& driver, Stream stream) {
   return driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
 }

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "core/moved_from.h"
+#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "os/page_tables.h"
 #include "store/client/as_is.h"
@@ -209,9 +210,6 @@ std::uint64_t KvPool::block_bytes() const { return state().block_bytes; }
 void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const std::uint32_t> rows,
                          const KvRows& array, std::uint64_t offset, bool to_pool) {
   State& s = state();
-  if (s.memory.device() != kCpu)
-    throw Error(ErrorCode::unsupported,
-                "copy_blocks() copies memory of the host, and the KV pool is on a card");
   const auto fits = [&](std::uint32_t row) { return row < array.count; };
   if (numbers.size() != rows.size() || offset > s.block_bytes || array.bytes > s.block_bytes - offset ||
       !std::ranges::all_of(rows, fits))
@@ -220,11 +218,17 @@ void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const
                             numbers.size(), s.block_bytes, rows.size(), array.count, array.bytes, offset));
   s.control.check_leased(numbers);
   auto* const pool = static_cast<std::byte*>(s.memory.data());
+  const Device pools = s.memory.device();
+  std::vector<Transfer> transfers;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::byte* const there = pool + this->offset(numbers[i]) + offset;
     std::byte* const here = array.data + rows[i] * array.stride;
-    std::memcpy(to_pool ? there : here, to_pool ? here : there, array.bytes);
+    if (to_pool) transfers.push_back({there, pools, here, array.device, array.bytes});
+    else transfers.push_back({here, array.device, there, pools, array.bytes});
   }
+  if (pools == kCpu && array.device == kCpu)
+    for (const Transfer& one : transfers) std::memcpy(one.to, one.from, one.bytes);
+  else copy_batch(transfers, array.stream);
 }
 
 Tensor KvPool::memory() const { return state().memory; }

@@ -87,6 +87,7 @@ CUresult copy_piece(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_
 }
 
 std::atomic<std::size_t> staged_copies{0};
+std::atomic<std::size_t> batches{0};
 
 bool reaches(const Context& card, const Range& range, Use use) {
   switch (range.kind) {
@@ -159,6 +160,9 @@ CUresult fill(CUdeviceptr at, unsigned char value, std::size_t bytes, CUstream h
 /// reach the other's memory. Found by dlsym.
 extern "C" __attribute__((visibility("default"))) std::size_t sim_staged() { return staged_copies; }
 
+/// For tests in the same process: how many batches of copies there were. Found by dlsym.
+extern "C" __attribute__((visibility("default"))) std::size_t sim_batches() { return batches; }
+
 SIM_CALL cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   SIM_ENTER(cuMemcpyAsync);
   return copy(to, from, bytes, stream);
@@ -190,6 +194,23 @@ SIM_CALL cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
   SIM_ENTER(cuMemcpyPeerAsync);
   if (!to_context || !from_context) return CUDA_ERROR_INVALID_CONTEXT;
   return copy(to, from, bytes, stream, Devices{of(to_context)->device, of(from_context)->device});
+}
+
+/// As the driver's, refuses the legacy stream, captures, and copies without an order.
+SIM_CALL cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
+                               CUmemcpyAttributes* attributes, std::size_t* firsts,
+                               std::size_t attribute_count, CUstream handle) {
+  SIM_ENTER(cuMemcpyBatchAsync);
+  const auto number = reinterpret_cast<std::uintptr_t>(handle);
+  const bool has_order = attribute_count == 1 && *firsts == 0 && attributes->srcAccessOrder >= 1 &&
+                         attributes->srcAccessOrder <= 3;
+  if (number <= 1 || count == 0 || !has_order) return CUDA_ERROR_INVALID_VALUE;
+  if (const Stream* stream = Stream::find(handle); stream && stream->capture)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  for (std::size_t i = 0; i < count; ++i)
+    if (const CUresult result = copy(to[i], from[i], bytes[i], handle)) return result;
+  ++batches;
+  return CUDA_SUCCESS;
 }
 
 SIM_CALL cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {

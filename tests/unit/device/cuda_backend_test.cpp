@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/cuda_calls.h"
@@ -180,6 +183,62 @@ TEST_F(Cuda, CopiesInAStreamWaitForItAndNotForTheHost) {
     gate.open = true;
     cu.cuStreamSynchronize(stream);
     EXPECT_EQ(element(to, 99), 5);
+  });
+}
+
+constexpr std::int64_t kRows = 64;
+
+/// Returns copies of rows of one tensor into rows of another, in the reversed order.
+std::vector<Transfer> reversed_rows(const Tensor& to, const Tensor& from) {
+  std::vector<Transfer> all;
+  const std::size_t bytes = to.nbytes() / kRows;
+  for (std::size_t row = 0; row < kRows; ++row)
+    all.push_back({static_cast<std::byte*>(to.data()) + row * bytes, to.device(),
+                   static_cast<const std::byte*>(from.data()) + (kRows - 1 - row) * bytes, from.device(),
+                   bytes});
+  return all;
+}
+
+/// Copies numbered rows to the card and back in batches of the stream, and expects them in their first order.
+void expect_rows_there_and_back(const Tensor& host, const Tensor& back, Stream stream) {
+  const Tensor card = empty(host.layout(), kCuda0);
+  for (std::int64_t i = 0; i < kRows * 512; ++i) host.as<std::int64_t>()[i] = i;
+  std::memset(back.data(), 0, back.nbytes());
+  copy_batch(reversed_rows(card, host), stream);
+  copy_batch(reversed_rows(back, card), stream);
+  backend(DeviceType::cuda).synchronize(0, stream);
+  for (std::int64_t i = 0; i < kRows * 512; ++i) EXPECT_EQ(back.as<std::int64_t>()[i], i);
+}
+
+TEST_F(Cuda, ABatchOfCopiesIsOneCallWithPinnedMemoryInAStreamOfItsOwn) {
+  in_child([] {
+    const CudaCalls cu(0);
+    const auto batches = [&] { return cu.sim_batches ? cu.sim_batches() : 0; };
+    const Tensor host = empty(Layout(DType::i64, {kRows, 512})), back = empty(host.layout());
+    expect_rows_there_and_back(host, back, {cu.stream()});
+    EXPECT_EQ(batches(), 0u) << "the memory is not pinned";
+    pin(host);
+    pin(back);
+    expect_rows_there_and_back(host, back, {});
+    EXPECT_EQ(batches(), 0u) << "the legacy stream takes none";
+    expect_rows_there_and_back(host, back, {cu.stream()});
+    EXPECT_EQ(batches(), cu.sim_batches ? 2u : 0u);
+  });
+}
+
+TEST_F(Cuda, ABatchReadsItsSourcesAfterTheWorkInItsStream) {
+  in_child([] {
+    const CudaCalls cu(0);
+    const auto stream = cu.stream();
+    const Tensor host = empty(Layout(DType::i64, {kRows, 512}));
+    pin(host);
+    const Tensor card = empty(host.layout(), kCuda0);
+    std::memset(host.data(), 0, host.nbytes());
+    cu.cuLaunchHostFunc(
+        stream, [](void* at) { static_cast<std::int64_t*>(at)[0] = 7; }, host.data());
+    copy_batch(reversed_rows(card, host), {stream});
+    cu.cuStreamSynchronize(stream);
+    EXPECT_EQ(element<std::int64_t>(card, (kRows - 1) * 512), 7);
   });
 }
 
