@@ -55,12 +55,11 @@ def _measure(row: Row, effort: Effort, device: str, nbytes: int) -> None:
 
     stream = torch.cuda.Stream(device)
     with own_store() as store, torch.cuda.stream(stream):
-        pool = store.kv_pool("kv", block_bytes=nbytes, budget=2 * _BLOCKS * nbytes)
+        pool = store.kv_pool("kv", block_bytes=nbytes, budget=2 * _BLOCKS * nbytes, pin=True)
         numbers = pool.allocate(_BLOCKS)
         random.Random(0).shuffle(numbers)
         for number in numbers:
             pool.block(number).fill_(number % 251)
-        onecopy.pin(pool.tensor, device)
         card = torch.zeros(_BLOCKS, nbytes, dtype=torch.uint8, device=device)
         rows = list(range(_BLOCKS))
         host = [pool.block(number).data_ptr() for number in numbers]
@@ -83,7 +82,6 @@ def _measure(row: Row, effort: Effort, device: str, nbytes: int) -> None:
         if nbytes == _SIZES[0]:
             _look_up(row, effort, pool, numbers[:_KEYS])
         del card
-        onecopy.unpin(pool.tensor)
 
 
 def _look_up(row: Row, effort: Effort, pool: Any, numbers: list[int]) -> None:

@@ -140,8 +140,8 @@ class KvPool:
 
         For a tensor on a card, the copies are done in torch's current stream of the card, after the work in that
         stream. The call returns before they are done: wait for the stream before ``complete()`` and ``release()``. If
-        the KV pool's memory is pinned, ``onecopy.pin(pool.tensor)``, and the stream is not the default stream, all
-        copies are one call of a driver of CUDA 13.
+        the KV pool was opened with ``pin=True``, and the stream is not the default stream, all copies are one call of a
+        driver of CUDA 13.
 
         Args:
             rows: the index of a row in the first dimension of `array`, for each block.

@@ -22,6 +22,7 @@
 #include "core/point.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/process.h"
@@ -455,6 +456,29 @@ TEST_F(StoreTest, AKvPoolIsPinnedWhileThisProcessHasIt) {
   EXPECT_GE(stats().pinned_bytes, before + blocks.nbytes());
   blocks.release();
   EXPECT_EQ(stats().pinned_bytes, before);
+}
+
+/// Copies row 2 of an array of bytes on the device into a block, and from there into its row 0.
+void expect_rows_there_and_back(KvPool pool, Device device) {
+  const Tensor host = empty(Layout(DType::u8, {4, 4096}));
+  for (std::size_t i = 0; i < host.nbytes(); ++i)
+    host.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i / 4096);
+  const Tensor array = copy(host.view(), device);
+  const KvRows rows{static_cast<std::byte*>(array.data()), 4, 4096, 4096, device};
+  const std::vector<std::uint32_t> blocks = pool.allocate(1), from{2}, to{0};
+  pool.copy_blocks(blocks, from, rows, 0, true);
+  pool.copy_blocks(blocks, to, rows, 0, false);
+  if (device != kCpu) backend(device.type).synchronize(device.index, {});
+  for (const std::int64_t row : {0, 2}) EXPECT_EQ(element<std::uint8_t>(array, row * 4096), 2);
+  EXPECT_EQ(element<std::uint8_t>(array, 4096), 1);
+  pool.release(blocks);
+}
+
+TEST_P(StoreTest, RowsOfTheHostAndOfACardAreCopiedIntoBlocksAndBack) {
+  Store store = start();
+  const KvPool pool = store.kv_pool("kv", eight_on(Device::parse(GetParam())));
+  expect_rows_there_and_back(pool, kCpu);
+  expect_rows_there_and_back(pool, Device::parse("cuda:0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, StoreTest, ::testing::Values("cpu", "cuda:0"),
