@@ -87,17 +87,7 @@ int say_status(OutputFormat format) {
   if (format == OutputFormat::json) {
     print_json(json_of(state));
   } else {
-    std::size_t versions = 0;
-    std::uint64_t bytes = 0;
-    for (const auto& object : state.objects)
-      for (const auto& version : object.versions) {
-        ++versions;
-        bytes += version.bytes;
-      }
-    fmt::print("{}", keeper_line(state));
-    if (state.keeper)
-      fmt::print("{}, {}, {}\n", plural(state.objects.size(), "object"), plural(versions, "version"),
-                 format_bytes(bytes));
+    fmt::print("{}{}", keeper_line(state), state.keeper ? held_lines(state) : "");
   }
   return state.keeper ? 0 : 1;
 }

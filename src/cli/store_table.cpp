@@ -118,6 +118,37 @@ std::string keeper_line(const StoreState& state) {
                      state.ends_with.empty() ? "" : fmt::format(", and ends with {}", state.ends_with));
 }
 
+Held held(const store::ObjectInfo& object, bool awaited) {
+  Held sum;
+  for (const store::VersionInfo& version : object.versions) {
+    if (version.is_awaited != awaited) continue;
+    ++sum.versions;
+    sum.bytes += version.bytes;
+  }
+  return sum;
+}
+
+std::string held_lines(const StoreState& state) {
+  std::size_t objects = 0;
+  Held here, awaited;
+  for (const store::ObjectInfo& object : state.objects) {
+    const auto add = [](Held& sum, const Held& more) {
+      sum.versions += more.versions;
+      sum.bytes += more.bytes;
+      return more.versions != 0;
+    };
+    if (add(here, held(object))) ++objects;
+    add(awaited, held(object, true));
+  }
+  const auto sum = [](const Held& held) {
+    return fmt::format("{}, {}", plural(held.versions, "version"), format_bytes(held.bytes));
+  };
+  const std::string line = fmt::format("{}, {}\n", plural(objects, "object"), sum(here));
+  if (awaited.versions == 0) return line;
+  return line + fmt::format("Of the last keeper: {}. Processes that have them open may give them back.\n",
+                            sum(awaited));
+}
+
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width) {
   Table table({{"OBJECT", Align::left, true},
                {"VERSION", Align::right},

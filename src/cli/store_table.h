@@ -31,6 +31,18 @@ StoreState store_state();
 /// Returns a line about the keeper, and how long it lives.
 std::string keeper_line(const StoreState& state);
 
+/// Versions and their bytes.
+struct Held {
+  std::size_t versions = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// Returns what the store holds of an object, or the versions of a former keeper that it still awaits.
+Held held(const store::ObjectInfo& object, bool awaited = false);
+
+/// Returns a line about what the store holds: "1 object, 2 versions, 2.0 MiB", and a line about awaited versions.
+std::string held_lines(const StoreState& state);
+
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);
 

@@ -269,6 +269,18 @@ def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
     assert str(store_place) in status and "0 objects, 0 versions" in status
 
 
+def test_the_command_counts_what_a_keeper_holds_and_not_what_it_awaits(plain):
+    plain.put_bytes("a", b"x" * 4096)
+    assert command("status").stdout.splitlines()[1:] == ["1 object, 1 version, 4.0 KiB"]
+    plain.stop()  # no process has the version open
+    onecopy.store.connect(framework="onecopy")
+    lines = command("status").stdout.splitlines()[1:]
+    assert lines[0] == "0 objects, 0 versions, 0 B" and "Of the last keeper: 1 version, 4.0 KiB." in lines[1]
+    metrics = subprocess.run([onecopy.store._command(), "ls", "--format", "prometheus"], capture_output=True, text=True)
+    assert 'onecopy_store_versions{object="a"} 0\n' in metrics.stdout
+    assert 'onecopy_store_bytes{object="a"} 0\n' in metrics.stdout
+
+
 @pytest.mark.parametrize("directory", ["/nonexistent/x", "/dev/null/store", "/dev/null"])
 @pytest.mark.parametrize("words", [("store", "ls"), ("store", "status"), ("ls",)])
 def test_a_directory_that_cannot_be_used_is_an_error_of_ls(monkeypatch, directory, words):
