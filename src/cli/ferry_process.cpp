@@ -16,9 +16,10 @@
 
 #include <fmt/format.h>
 
-#include "host_key.h"
 #include "interrupts.h"
 #include "onecopy/core/error.h"
+#include "os/host_address.h"
+#include "store/ferry/host_key.h"
 #include "store/ferry/messages.h"
 #include "store/ferry/source.h"
 #include "text.h"
@@ -27,12 +28,12 @@
 namespace onecopy::cli {
 namespace {
 
-int serve(StreamSocket socket, const Bytes& key) noexcept {
+int serve(StreamSocket socket, const Bytes& key, std::uint64_t rate) noexcept {
   try {
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);  // signals end this process, which has nothing to clean up
-    store::ferry::serve_hosts(std::move(socket), key, [] { return ::pause() == 0; });
+    store::ferry::serve_hosts(std::move(socket), key, rate, [] { return ::pause() == 0; });
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "onecopy: other hosts are not served: {}\n", error.what());
@@ -43,8 +44,10 @@ int serve(StreamSocket socket, const Bytes& key) noexcept {
 
 }  // namespace
 
-FerryProcess::FerryProcess(const std::string& listen)
-    : key_(store_key()), socket_(transport::TlsListener::listen(host_port(listen))) {
+FerryProcess::FerryProcess(const std::string& listen, std::uint64_t rate)
+    : key_(store::ferry::store_key()),
+      socket_(transport::TlsListener::listen(HostAddress(listen).resolve().front())),
+      rate_(rate) {
   const transport::TlsContext check(key_, store::ferry::kStoreProtocol);  // throws without OpenSSL
   start();
   fmt::print("Other hosts pull from {}.\n", socket_.address().substr(socket_.address().find(':') + 1));
@@ -58,7 +61,7 @@ void FerryProcess::start() {
   if (pid_ != 0) return;
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) std::_Exit(1);
-  std::_Exit(serve(std::move(socket_), key_));
+  std::_Exit(serve(std::move(socket_), key_, rate_));
 }
 
 FerryProcess::~FerryProcess() {

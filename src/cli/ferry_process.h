@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 #include "onecopy/core/bytes.h"
@@ -14,8 +15,8 @@ namespace onecopy::cli {
 /// is started again if it is killed: the socket stays, so that hosts wait for it meanwhile. Thread safety: none.
 class FerryProcess {
  public:
-  /// Listens, and starts the process. Throws invalid_argument without a key, and system if the address is taken.
-  explicit FerryProcess(const std::string& listen);
+  /// Listens, and starts the process, which sends `rate` bytes per second or, for 0, as many as it can. Throws invalid_argument without a key, and system if the address is taken.
+  FerryProcess(const std::string& listen, std::uint64_t rate);
   ~FerryProcess();
   FerryProcess(const FerryProcess&) = delete;
   FerryProcess& operator=(const FerryProcess&) = delete;
@@ -31,6 +32,7 @@ class FerryProcess {
  private:
   Bytes key_;
   StreamSocket socket_;
+  const std::uint64_t rate_;
   pid_t pid_ = 0;
 };
 

@@ -30,6 +30,7 @@ struct KeeperOptions {
   std::uint64_t max_age = 0;  ///< seconds
   bool force = false;
   std::string listen;
+  std::uint64_t rate = 0;  ///< bytes per second
 };
 using SharedKeeperOptions =
     std::shared_ptr<KeeperOptions>;  // owners: the parser, which fills it in, and the command
@@ -50,18 +51,18 @@ store::ServeOptions serve_options(const KeeperOptions& options) {
   return serve;
 }
 
-/// Uses the keeper that runs, or starts one as programs do, which stays. Returns false if there shall be one of this command.
-bool has_any_keeper(const store::ServeOptions& serve) {
+/// Returns whether a keeper runs that does what the options ask for. Otherwise the keeper is to be one of this command.
+bool has_keeper(const store::ServeOptions& serve) {
   const store::Limits& limits = serve.limits;
   if (serve.replace || limits.bytes != UINT64_MAX || limits.client_bytes != UINT64_MAX ||
       !limits.devices.empty() || limits.age)
     return false;
   try {
-    store::Store::connect({true, "/proc/self/exe"});
+    store::Store::connect({.autostart = false});
     return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
-    return false;  // ONECOPY_STORE_AUTOSTART=0
+    return false;
   }
 }
 
@@ -76,8 +77,8 @@ int run_keeper(const KeeperOptions& options) {
     run();
     return 0;
   }
-  if (!options.listen.empty()) ferry.emplace(options.listen);
-  if (!ferry || !has_any_keeper(serve)) return supervise(run, ferry ? &*ferry : nullptr);
+  if (!options.listen.empty()) ferry.emplace(options.listen, options.rate);
+  if (!ferry || !has_keeper(serve)) return supervise(run, ferry ? &*ferry : nullptr);
   ferry->wait();
   return 0;
 }
@@ -122,6 +123,18 @@ CLI::App* add_keeper_command(CLI::App& store, const char* name, const char* what
   return sub;
 }
 
+void add_hosts_options(CLI::App& serve, const SharedKeeperOptions& options, CLI::Option* background) {
+  auto* const listen = serve.add_option(
+      "--listen", options->listen,
+      "Also give versions to other hosts, at this address of this host; a keeper that runs is used, and "
+      "stays when this command ends");
+  listen->type_name("HOST:PORT")->excludes(background);
+  serve.add_option("--rate", options->rate, "Max bytes per second to all other hosts together")
+      ->needs(listen)
+      ->transform(CLI::AsSizeValue(false))
+      ->type_name("BYTES");
+}
+
 void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& options) {
   auto* const sub = add_keeper_command(store, "serve", "Run the keeper, and end when it ends", command,
                                        options, &run_keeper);
@@ -140,11 +153,7 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
                 "Replace the running keeper, if there is one; its versions and readers stay");
   auto* const background = sub->add_flag("--background", options->serve.in_background,
                                          "Return as soon as the keeper answers, and leave it running");
-  sub->add_option(
-         "--listen", options->listen,
-         "Also give versions to other hosts, at this address of this host; a keeper that runs is used")
-      ->type_name("HOST:PORT")
-      ->excludes(background);
+  add_hosts_options(*sub, options, background);
   sub->footer(
       "The command stays as long as the keeper: if one of the keeper's two processes is killed, the other\n"
       "one replaces it. SIGTERM, SIGHUP and Ctrl-C end the keeper; versions that no process has open are\n"

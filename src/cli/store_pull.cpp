@@ -3,16 +3,15 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
-#include "host_key.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
+#include "store/ferry/host_key.h"
 #include "store/ferry/pull.h"
 #include "text.h"
 
@@ -31,11 +30,11 @@ struct PullRequest {
 
 store::ferry::PullOptions options_of(const PullRequest& request) {
   store::ferry::PullOptions options;
-  options.sources.push_back(host_port(request.from));
-  for (const std::string& also : request.also) options.sources.push_back(host_port(also));
+  options.sources.emplace_back(request.from);
+  for (const std::string& also : request.also) options.sources.emplace_back(also);
   options.name = request.name;
   options.number = request.version;
-  options.key = store_key();
+  options.key = store::ferry::store_key();
   options.keeper = {true, "/proc/self/exe"};
   return options;
 }
@@ -51,40 +50,19 @@ void say(const PullRequest& request, const store::ferry::Pulled& pulled, steady_
   flush_output();
 }
 
-/// Returns whether the other host may answer later.
-bool may_pass(const Error& error, bool follow) noexcept {
-  switch (error.code()) {
-    case ErrorCode::peer_died:
-    case ErrorCode::timeout:
-    case ErrorCode::system:
-    case ErrorCode::protocol:
-    case ErrorCode::bad_file: return true;
-    case ErrorCode::stale_handle:
-    case ErrorCode::out_of_memory:
-    case ErrorCode::out_of_descriptors: return follow;
-    default: return false;
-  }
-}
-
 int pull(const PullRequest& request) {
-  constexpr std::chrono::milliseconds kPause{300}, kWait{5'000};
+  constexpr std::chrono::milliseconds kWait{5'000};
   store::ferry::Pull from(options_of(request));
-  Deadline give_up = Deadline::after_seconds(request.timeout);
-  for (std::string last;;) {
+  const store::ferry::Pull::Retries retries{
+      request.follow, (request.follow ? kForever : Deadline::after_seconds(request.timeout)).left(),
+      [](const Error& error) { fmt::print(stderr, "onecopy: {}; trying again\n", error.what()); }};
+  do {
     const auto begin = steady_clock::now();
-    try {
-      const auto pulled = from.next(request.follow ? kWait : std::chrono::milliseconds{0});
-      last.clear();
-      if (pulled) say(request, *pulled, steady_clock::now() - begin);
-      else if (!request.follow) fmt::print("{} is here already\n", escaped(request.name));
-      if (!request.follow) return 0;
-    } catch (const Error& error) {
-      if (!may_pass(error, request.follow) || (!request.follow && give_up.has_passed())) throw;
-      if (last != error.what()) fmt::print(stderr, "onecopy: {}; trying again\n", error.what());
-      last = error.what();
-      std::this_thread::sleep_for(kPause);
-    }
-  }
+    const auto pulled = from.next(request.follow ? kWait : std::chrono::milliseconds{0}, retries);
+    if (pulled) say(request, *pulled, steady_clock::now() - begin);
+    else if (!request.follow) fmt::print("{} is here already\n", escaped(request.name));
+  } while (request.follow);
+  return 0;
 }
 
 }  // namespace

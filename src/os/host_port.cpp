@@ -17,32 +17,43 @@
 #include "onecopy/core/error.h"
 
 namespace onecopy {
+namespace {
+
+[[noreturn]] void refuse_address(const std::string& text, const char* why) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("\"{}\" is not an address: {}; write it as 10.0.0.1:4711 or [fd00::1]:4711 (port 0 "
+                  "picks any free one)",
+                  text, why));
+}
+
+}  // namespace
+
+std::uint16_t HostPort::parse_port(const std::string& text) {
+  const auto colon = text.rfind(':');
+  if (colon == std::string::npos) refuse_address(text, "the port is missing");
+  std::uint16_t port = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data() + colon + 1, end, port);
+  if (error != std::errc{} || at != end) refuse_address(text, "the port is not a number from 0 to 65535");
+  return port;
+}
 
 HostPort HostPort::parse(const std::string& text) {
-  const auto refuse = [&](const char* why) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("\"{}\" is not an address: {}; write it as 10.0.0.1:4711 or [fd00::1]:4711 (port 0 "
-                    "picks any free one)",
-                    text, why));
-  };
   HostPort result;
+  const std::uint16_t port = parse_port(text);
   const auto colon = text.rfind(':');
-  if (colon == std::string::npos) refuse("the port is missing");
   const bool is_in_brackets = text.front() == '[' && text[colon - 1] == ']';
   in_addr host{};
   if (is_in_brackets) {
     if (::inet_pton(AF_INET6, text.substr(1, colon - 2).c_str(), &result.host) != 1)
-      refuse("the host is not an IPv6 address");
+      refuse_address(text, "the host is not an IPv6 address");
   } else {
     if (::inet_pton(AF_INET, text.substr(0, colon).c_str(), &host) != 1)
-      refuse("the host is not an IPv4 address");
+      refuse_address(text, "the host is not an IPv4 address");
     result = of_ipv4(ntohl(host.s_addr), 0);
   }
-  const char* const begin = text.data() + colon + 1;
-  const char* const end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(begin, end, result.port);
-  if (error != std::errc{} || at != end) refuse("the port is not a number from 0 to 65535");
+  result.port = port;
   return result;
 }
 

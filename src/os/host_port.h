@@ -17,6 +17,8 @@ struct HostPort {
 
   /// Parses e.g. "10.0.0.1:4711" or "[fd00::1]:4711". Throws invalid_argument.
   static HostPort parse(const std::string& text);
+  /// Returns the port at the end of a text as for parse(). Throws invalid_argument.
+  static std::uint16_t parse_port(const std::string& text);
   /// Returns the port at an IPv4 address, which is in the byte order of this machine.
   static HostPort of_ipv4(std::uint32_t host, std::uint16_t port) noexcept;
   /// REQUIRES: the family is AF_INET or AF_INET6.

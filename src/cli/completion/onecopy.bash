@@ -41,7 +41,7 @@ _onecopy() {
       doctor | gc | 'store ls' | 'store status') options='--format --json' ;;
       'store put' | 'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
-      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen' ;;
+      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen --rate' ;;
       'store pull') options='--version --also --follow --timeout' ;;
     esac
     case $command:$place:$typed in

@@ -19,7 +19,7 @@ namespace onecopy::store::ferry {
 namespace {
 
 std::size_t bytes_of_arrived(const Table& table) noexcept {
-  return std::max<std::size_t>(chunks_of(table.size), 1);
+  return std::max<std::size_t>(chunks_of(bytes_to_send(table)), 1);
 }
 
 /// Makes the table that of memory of this host, and returns the memory; an empty descriptor for a version without tensors.
@@ -65,7 +65,10 @@ std::optional<ArrivingFiles> ArrivingFiles::find(Client& client, const Token& lo
 
 Arrival::Arrival(std::shared_ptr<Client> client, std::shared_ptr<Membership> membership,
                  ArrivingFiles files)
-    : client_(std::move(client)), membership_(std::move(membership)), files_(std::move(files)) {
+    : client_(std::move(client)),
+      membership_(std::move(membership)),
+      files_(std::move(files)),
+      bytes_(bytes_to_send(files_.table)) {
   const bool is_sealed = files_.memory && (seals_of(files_.memory) & kSealWrite) != 0;
   const Access access = is_sealed ? Access::read_only : Access::read_write;
   if (files_.memory) memory_ = Mapping::of(files_.memory, files_.table.size, access);
@@ -84,7 +87,8 @@ std::optional<Arrival> Arrival::resume(const std::shared_ptr<Client>& client, co
   return {};
 }
 
-Arrival Arrival::begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted) {
+Arrival Arrival::begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted,
+                       const std::function<void()>& has_room) {
   ArrivingFiles files{{}, std::move(wanted.table), {}, {}};
   VersionRecord& version = files.version;
   version = record_of(wanted.name, kCpu, 0, wanted.keep);
@@ -95,6 +99,7 @@ Arrival Arrival::begin(const std::shared_ptr<Client>& client, const Token& local
   const ReservedRoom room = client->reserve(version, Deadline::after(kKeeperPatience));
   files.memory = make_memory(files.table);
   files.arrived = create_memfd("onecopy-store-arrived", bytes_of_arrived(files.table));
+  has_room();
   auto membership = Membership::carry(client, local, true, kAway);
   publish_draft(*client, files);
   return {client, std::move(membership), std::move(files)};
@@ -104,11 +109,9 @@ std::span<std::byte> Arrival::room(std::uint64_t chunk) const noexcept {
   return {memory_.data() + chunk * kChunkBytes, bytes_of_chunk(chunk, bytes())};
 }
 
-bool Arrival::take(std::uint64_t chunk, std::uint32_t crc) noexcept {
-  if (crc32c(room(chunk)) != crc) return false;
+void Arrival::take(std::uint64_t chunk) noexcept {
   std::atomic_ref(*arrived_.as<std::uint8_t>(chunk)).store(1, std::memory_order_release);
   point("store.pull.chunk");
-  return true;
 }
 
 /// Lets the kernel prove that no process can write to the memory. A process that was killed may take a while to unmap it.

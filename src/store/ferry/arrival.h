@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -51,16 +52,19 @@ class Arrival {
 
   /// Goes on with a version. Returns nothing if the keeper has none of that token, or has all of it, which is current then.
   static std::optional<Arrival> resume(const std::shared_ptr<Client>& client, const Token& local);
-  /// Begins a version. Throws out_of_memory with the numbers if it is beyond the keeper's limits, and as create_memfd().
-  static Arrival begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted);
+  /// Begins a version. Calls `has_room` once there is memory for all of it, before another process can find the version. Throws
+  /// out_of_memory with the numbers if the version is beyond the limits of the keeper or of this process.
+  static Arrival begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted,
+                       const std::function<void()>& has_room);
 
-  std::uint64_t chunks() const noexcept { return chunks_of(files_.table.size); }
-  std::uint64_t bytes() const noexcept { return files_.table.size; }
+  std::uint64_t chunks() const noexcept { return chunks_of(bytes_); }
+  /// Returns the number of bytes that come from another host.
+  std::uint64_t bytes() const noexcept { return bytes_; }
   bool has(std::uint64_t chunk) const noexcept { return arrived_.data()[chunk] != std::byte{0}; }
   /// Returns the memory of a chunk.
   std::span<std::byte> room(std::uint64_t chunk) const noexcept;
-  /// Takes the chunk in room() as whole if it has this checksum. Returns false if it has not.
-  bool take(std::uint64_t chunk, std::uint32_t crc) noexcept;
+  /// Takes the chunk in room() as whole. REQUIRES: the memory there has the right checksum.
+  void take(std::uint64_t chunk) noexcept;
   /// Makes the version current, and returns its number. REQUIRES: all chunks are whole.
   std::uint64_t commit();
   /// Drops what has arrived.
@@ -73,6 +77,7 @@ class Arrival {
   std::shared_ptr<Client> client_;  // shared with the puller
   std::shared_ptr<Membership> membership_;
   ArrivingFiles files_;
+  std::uint64_t bytes_;
   Mapping memory_, arrived_;
 };
 

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/fields.h"
 #include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
 #include "store/format/record.h"
+#include "store/format/table.h"
 #include "transport/tls/tls_context.h"
 
 /// The messages between two hosts about a version, described in docs/design/formats/store-pull-v1.md. The host that pulls asks,
@@ -22,6 +25,13 @@ inline constexpr std::uint64_t kMaxAnswer = std::uint64_t{1} << 31;  ///< as the
 inline constexpr transport::TlsProtocol kStoreProtocol{
     "onecopy store 1", "the host there has another key: give both one file in ONECOPY_STORE_KEY_FILE"};
 
+/// Returns the bytes of a version that travel: its memory up to the end of the last tensor. The memory itself is rounded up to
+/// whole pages, whose size differs between hosts.
+inline std::uint64_t bytes_to_send(const Table& table) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Row& row : table.rows) bytes = std::max(bytes, row.offset + row.layout.nbytes());
+  return bytes;
+}
 inline std::uint64_t chunks_of(std::uint64_t bytes) noexcept {
   return bytes / kChunkBytes + (bytes % kChunkBytes != 0 ? 1 : 0);
 }
@@ -51,7 +61,7 @@ struct Take {
 
 /// The answer to Look.
 struct Told {
-  std::uint8_t refusal = 0;  ///< the code of an error, whose text is in `text`; 0: none
+  std::uint8_t refusal = 0;  ///< 1 + the code of an error, whose text is in `text`; 0: none
   std::string text;
   bool is_known = false;  ///< the version is still `known`, and nothing follows
   Token version{};        ///< the same on all hosts that have the version
@@ -60,13 +70,30 @@ struct Told {
   std::uint32_t keep = 0;
   Bytes table;
   void fields(auto& f) { f(refusal, text, is_known, version, number, newest, keep, table); }
+
+  static Told refused(ErrorCode code, const std::string& text) {
+    Told told;
+    told.refusal = static_cast<std::uint8_t>(static_cast<std::uint8_t>(code) + 1);
+    told.text = text;
+    return told;
+  }
+  /// Returns the code of the error; nothing if there is none.
+  std::optional<ErrorCode> error() const noexcept {
+    if (refusal == 0) return {};
+    const auto code = static_cast<ErrorCode>(refusal - 1);
+    return code > ErrorCode::system ? ErrorCode::protocol : code;
+  }
 };
-/// The answer to Take, which the bytes of the chunk follow.
+/// The answer to Take, which the bytes of the chunk and their checksum follow.
 struct Chunk {
   std::uint64_t chunk = 0;
-  std::uint32_t bytes = 0;  ///< 0: that host has not got the chunk, or no longer
-  std::uint32_t crc = 0;    ///< CRC-32C
-  void fields(auto& f) { f(chunk, bytes, crc); }
+  std::uint32_t bytes = 0;  ///< 0: that host has not got the chunk, or no longer, and nothing follows
+  void fields(auto& f) { f(chunk, bytes); }
+};
+/// The message that follows the bytes of a chunk.
+struct Checksum {
+  std::uint32_t crc = 0;  ///< CRC-32C
+  void fields(auto& f) { f(crc); }
 };
 
 }  // namespace onecopy::store::ferry

@@ -43,9 +43,9 @@ OfferedVersion OfferedVersion::whole(Store& store, Client& client, const std::st
                             is_kv_pool ? "a KV pool" : "in memory of " + record.device));
   OfferedVersion offered;
   offered.version_ = store.open(name, record.number);
-  const Tensor memory = offered.version_->memory();
-  offered.bytes_ = memory.nbytes();
-  offered.data_ = memory.as<const std::byte>();
+  const OpenTable opened(reading->files().front());
+  offered.bytes_ = bytes_to_send(opened.table);
+  offered.data_ = offered.version_->memory().as<const std::byte>();
   const Origins origins(client.home(Deadline::after(kKeeperPatience)), name);
   offered.told_ = {0,
                    {},
@@ -54,7 +54,7 @@ OfferedVersion OfferedVersion::whole(Store& store, Client& client, const std::st
                    record.number,
                    record.number,
                    record.keep,
-                   content_of(map_table(reading->files().front()))};
+                   content_of(opened.bytes)};
   return offered;
 }
 
@@ -66,11 +66,11 @@ std::optional<OfferedVersion> OfferedVersion::arriving(Client& client, const std
   auto files = last ? ArrivingFiles::find(client, last->local) : std::nullopt;
   if (!files || files->version.number <= beyond) return {};
   OfferedVersion offered;
-  offered.bytes_ = files->table.size;
+  offered.bytes_ = bytes_to_send(files->table);
   // A writable open file would keep the host from sealing the memory.
   if (files->memory) {
     const Fd memory = reopen_read_only(files->memory);
-    offered.memory_ = Mapping::of(memory, offered.bytes_, Access::read_only);
+    offered.memory_ = Mapping::of(memory, files->table.size, Access::read_only);
   }
   offered.data_ = offered.memory_.data();
   offered.arrived_ = Mapping::of(reopen_read_only(files->arrived),

@@ -42,9 +42,13 @@ bool Origins::try_lock() {
   return true;
 }
 
+/// Removes the part of a pair that a full disk took, which would shift all pairs behind it.
 void Origins::add(const Pair& pair) {
-  if (::write(file_.get(), &pair, sizeof pair) != sizeof pair)
-    throw_errno(fmt::format("cannot write {}", path_), errno);
+  const off_t whole = size() / static_cast<off_t>(sizeof pair) * static_cast<off_t>(sizeof pair);
+  const bool is_whole = size() == whole || ::ftruncate(file_.get(), whole) == 0;
+  const ssize_t written = is_whole ? ::write(file_.get(), &pair, sizeof pair) : -1;
+  if (written == sizeof pair) return;
+  throw_errno(fmt::format("cannot write {}", path_), written < 0 ? errno : ENOSPC);
 }
 
 std::vector<Origins::Pair> Origins::pairs() const {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <thread>
 #include <utility>
 
 #include "onecopy/core/error.h"
@@ -12,7 +13,6 @@
 #include "os/log.h"
 #include "os/random.h"
 #include "store/client/state.h"
-#include "store/ferry/local_versions.h"
 
 namespace onecopy::store::ferry {
 namespace {
@@ -28,10 +28,25 @@ Token random_token() {
   return token;
 }
 
-std::uint64_t number_for(const HostPort& host) {
-  const std::string text = host.str();
+std::uint64_t number_for(const HostAddress& host) {
+  const std::string& text = host.str();
   const Digest digest = sha256(std::as_bytes(std::span(text)));
   return load<std::uint64_t>(std::as_bytes(std::span(digest)).data());
+}
+
+/// Returns whether a host may give the version later.
+bool may_pass(const Error& error, bool follows) noexcept {
+  switch (error.code()) {
+    case ErrorCode::peer_died:
+    case ErrorCode::timeout:
+    case ErrorCode::system:
+    case ErrorCode::protocol:
+    case ErrorCode::bad_file: return true;
+    case ErrorCode::stale_handle:
+    case ErrorCode::out_of_memory:
+    case ErrorCode::out_of_descriptors: return follows;
+    default: return false;
+  }
 }
 
 }  // namespace
@@ -42,7 +57,7 @@ Pull::Pull(PullOptions options)
       client_(std::make_shared<Client>(Places::of_this_user(), options_.keeper)),
       origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name) {
   check_name(options_.name);
-  for (const HostPort& at : options_.sources) sources_.push_back({at, {}, kNow});
+  for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, kNow});
   if (!origins_.try_lock())
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("another process of this host pulls \"{}\"", options_.name));
@@ -62,6 +77,24 @@ std::optional<Pulled> Pull::next(std::chrono::milliseconds wait) {
   }
   if (last) std::rethrow_exception(last);
   throw Error(ErrorCode::peer_died, "no host answers now");
+}
+
+std::optional<Pulled> Pull::next(std::chrono::milliseconds wait, const Retries& retries) {
+  constexpr std::chrono::milliseconds kPause{300};
+  Deadline until = Deadline::after(retries.max_away);
+  for (std::string last;;) {
+    const std::uint64_t before = taken_;
+    try {
+      return next(wait);
+    } catch (const Error& error) {
+      if (taken_ != before) until = Deadline::after(retries.max_away);
+      if (!may_pass(error, retries.follows) || until.has_passed()) throw;
+      if (last != error.what()) retries.failed(error);
+      last = error.what();
+    }
+    options_.look();
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 void Pull::leave(Source& source) noexcept {
@@ -85,8 +118,8 @@ Told Pull::look(Source& source, std::uint64_t number, const Token& known, std::c
   source.stream->tell(Look{kProtocol, Question::look, options_.name, number, known, wait_ms},
                       options_.patience);
   Told told = source.stream->hear<Told>(wait + options_.patience);
-  if (told.refusal != 0)
-    throw Error(static_cast<ErrorCode>(told.refusal), fmt::format("{}: {}", source.at.str(), told.text));
+  if (const auto error = told.error())
+    throw Error(*error, fmt::format("{}: {}", source.at.str(), told.text));
   return told;
 }
 
@@ -128,7 +161,9 @@ Pulled Pull::bring(Source& source, const Told& told) {
   if (!arrival) arrival = begin(source, told);
   pulled.bytes = arrival->bytes();
   pulled.is_new = true;
-  take_all(source, told, *arrival, pulled);
+  const std::uint64_t before = taken_;
+  take_all(source, told, *arrival);
+  pulled.taken = taken_ - before;
   pulled.number = arrival->commit();
   return pulled;
 }
@@ -158,25 +193,25 @@ std::optional<std::uint64_t> Pull::show_again(const Source& source, const Told& 
   return {};
 }
 
-/// Notes the version before its memory is made, so that another process finds what has arrived, and afterwards, so that
-/// hosts that pull from this one look at it.
+/// Notes the version before it has a draft, so that another process finds what has arrived, and afterwards, so that hosts that
+/// pull from this one look at it. A version for which there is no room leaves no note, however often it is tried.
 Arrival Pull::begin(const Source& source, const Told& told) {
   const Origins::Pair pair{told.version, random_token(), told.number, number_for(source.at)};
   Table table = decode_table(told.table);
-  origins_.add(pair);
   Arrival arrival =
-      Arrival::begin(client_, pair.local, {options_.name, told.number, told.keep, std::move(table)});
+      Arrival::begin(client_, pair.local, {options_.name, told.number, told.keep, std::move(table)},
+                     [&] { origins_.add(pair); });
   origins_.add(pair);
   return arrival;
 }
 
 /// Takes the chunks that are missing, from the source and then from others that have the version.
-void Pull::take_all(Source& source, const Told& told, Arrival& arrival, Pulled& pulled) {
+void Pull::take_all(Source& source, const Told& told, Arrival& arrival) {
   std::exception_ptr last;
   const auto take_from = [&](Source& from) {
     try {
       if (&from != &source && !offers(from, told)) return false;
-      take_chunks(from, arrival, pulled);
+      take_chunks(from, arrival);
       return true;
     } catch (const Error& error) {
       log_warning(fmt::format("{} gives no more of version {} of \"{}\": {}", from.at.str(), told.number,
@@ -197,7 +232,7 @@ bool Pull::offers(Source& source, const Told& wanted) {
   return look(source, wanted.number, {}, {}).version == wanted.version;
 }
 
-void Pull::take_chunks(Source& source, Arrival& arrival, Pulled& pulled) {
+void Pull::take_chunks(Source& source, Arrival& arrival) {
   const std::chrono::milliseconds patience = sources_.size() > 1 ? kSwitch : options_.patience;
   std::deque<std::uint64_t> missing, asked;
   for (std::uint64_t chunk = 0; chunk < arrival.chunks(); ++chunk)
@@ -205,6 +240,7 @@ void Pull::take_chunks(Source& source, Arrival& arrival, Pulled& pulled) {
   Deadline progress = Deadline::after(patience);
   std::size_t wrong = 0;
   while (!missing.empty() || !asked.empty()) {
+    options_.look();
     while (!missing.empty() && asked.size() < kUnderWay) {
       source.stream->tell(Take{kProtocol, Question::take, missing.front()}, patience);
       asked.push_back(missing.front());
@@ -216,11 +252,12 @@ void Pull::take_chunks(Source& source, Arrival& arrival, Pulled& pulled) {
     if (told.chunk != chunk || (told.bytes != 0 && told.bytes != arrival.room(chunk).size()))
       throw Error(ErrorCode::protocol, "it sent another chunk than it was asked for");
     const std::uint64_t taken = take_chunk(source, arrival, told, patience);
-    pulled.taken += told.bytes;
+    taken_ += taken;
     if (taken != 0) progress = Deadline::after(patience);
     else missing.push_front(chunk);
     if (taken == 0 && told.bytes != 0 && ++wrong > 1)
-      throw Error(ErrorCode::bad_file, fmt::format("chunk {} arrived twice with a wrong checksum", chunk));
+      throw Error(ErrorCode::bad_file,
+                  fmt::format("{} has sent two chunks with a wrong checksum", source.at.str()));
     if (progress.has_passed())
       throw Error(ErrorCode::timeout, fmt::format("no chunk has come for {} ms", patience.count()));
   }
@@ -230,8 +267,11 @@ void Pull::take_chunks(Source& source, Arrival& arrival, Pulled& pulled) {
 std::uint64_t Pull::take_chunk(Source& source, Arrival& arrival, const Chunk& told,
                                std::chrono::milliseconds patience) {
   if (told.bytes == 0) return 0;
-  source.stream->receive(arrival.room(told.chunk), patience);
-  if (arrival.take(told.chunk, told.crc)) return told.bytes;
+  const std::uint32_t crc = source.stream->receive(arrival.room(told.chunk), patience);
+  if (source.stream->hear<Checksum>(patience).crc == crc) {
+    arrival.take(told.chunk);
+    return told.bytes;
+  }
   log_warning(fmt::format("chunk {} of \"{}\" came from {} with a wrong checksum, and is asked for again",
                           told.chunk, options_.name, source.at.str()));
   return 0;

@@ -9,22 +9,25 @@
 #include <string>
 #include <vector>
 
-#include "os/host_port.h"
+#include "os/host_address.h"
 #include "store/client/client.h"
 #include "store/ferry/arrival.h"
+#include "store/ferry/local_versions.h"
 #include "store/ferry/origins.h"
 #include "store/ferry/stream.h"
 
 namespace onecopy::store::ferry {
 
 struct PullOptions {
-  std::vector<HostPort> sources;  ///< asked in this order
+  std::vector<HostAddress> sources;  ///< asked in this order
   std::string name;
   std::uint64_t number = 0;  ///< 0 for the newest version
   Bytes key;
   ConnectOptions keeper{};
   /// The time in which a host must send something. After that, another host is asked.
   std::chrono::milliseconds patience{10'000};
+  /// A function that is called between two chunks and between two attempts. Its exceptions end the call of Pull that waits.
+  std::function<void()> look = [] {};
 };
 
 /// A change that pulling has made here.
@@ -51,9 +54,20 @@ class Pull {
   /// Throws an error if no source helps; may be called again, and then takes only chunks that are missing.
   std::optional<Pulled> next(std::chrono::milliseconds wait);
 
+  struct Retries {
+    bool follows = false;  ///< also after an error about a version that is missing, or has no room yet
+    std::chrono::nanoseconds max_away = std::chrono::nanoseconds::max();  ///< the time without a chunk
+    std::function<void(const Error&)> failed;  ///< gets each error that differs from the one before
+  };
+  /// Calls next() again after an error that may pass, such as one of a host that is away.
+  std::optional<Pulled> next(std::chrono::milliseconds wait, const Retries& retries);
+
+  /// Returns the number of the version that is current here; 0 if there is none.
+  std::uint64_t current() { return LocalVersions::of(*client_, options_.name).current; }
+
  private:
   struct Source {
-    HostPort at;
+    HostAddress at;
     std::optional<Stream> stream;
     Deadline away_until = kNow;  ///< before that another source is asked
   };
@@ -67,9 +81,9 @@ class Pull {
   std::optional<Arrival> resume(const Told& told);
   std::optional<std::uint64_t> show_again(const Source& source, const Told& told);
   Arrival begin(const Source& source, const Told& told);
-  void take_all(Source& source, const Told& told, Arrival& arrival, Pulled& pulled);
+  void take_all(Source& source, const Told& told, Arrival& arrival);
   bool offers(Source& source, const Told& wanted);
-  void take_chunks(Source& source, Arrival& arrival, Pulled& pulled);
+  void take_chunks(Source& source, Arrival& arrival);
   std::uint64_t take_chunk(Source& source, Arrival& arrival, const Chunk& told,
                            std::chrono::milliseconds patience);
 
@@ -78,6 +92,7 @@ class Pull {
   const std::shared_ptr<Client> client_;
   Origins origins_;
   std::vector<Source> sources_;
+  std::uint64_t taken_ = 0;  ///< all bytes of chunks that have come
 };
 
 }  // namespace onecopy::store::ferry

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <list>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "os/mutex.h"
 #include "store/ferry/offered_version.h"
 #include "store/ferry/origins.h"
+#include "store/ferry/pace.h"
 #include "store/ferry/stream.h"
 #include "transport/tls/tls_listener.h"
 
@@ -30,7 +32,7 @@ constexpr std::chrono::milliseconds kPatience{30'000}, kLookAgain{50}, kChunkPat
 /// A connection of another host, which a thread serves until the connection ends.
 class HostServed {
  public:
-  explicit HostServed(Stream stream) : stream_(std::move(stream)) {}
+  HostServed(Stream stream, Pace& pace) : stream_(std::move(stream)), pace_(pace) {}
 
   void run(const std::atomic<bool>& is_over) {
     while (!is_over) {
@@ -53,12 +55,10 @@ class HostServed {
   }
 
   void refuse(std::uint32_t protocol) {
-    Told told;
-    told.refusal = static_cast<std::uint8_t>(ErrorCode::version_mismatch);
-    told.text = fmt::format(
+    const std::string text = fmt::format(
         "this host pulls by protocol {}, and that one by {}: install one version of onecopy on both",
         protocol, kProtocol);
-    stream_.tell(told, kPatience);
+    stream_.tell(Told::refused(ErrorCode::version_mismatch, text), kPatience);
   }
 
   /// Answers once the version is not the one that the other host knows, or the time is over.
@@ -73,8 +73,8 @@ class HostServed {
   }
 
   static bool is_news(const Told& told) noexcept {
-    const auto refusal = static_cast<ErrorCode>(told.refusal);
-    return !told.is_known && refusal != ErrorCode::stale_handle && refusal != ErrorCode::peer_died;
+    const auto error = told.error();
+    return !told.is_known && error != ErrorCode::stale_handle && error != ErrorCode::peer_died;
   }
 
   /// Waits until another version is current or begins to arrive, for a second at most.
@@ -105,10 +105,7 @@ class HostServed {
       offered_ = std::move(found);
       return offered_->told();
     } catch (const Error& error) {
-      Told told;
-      told.refusal = static_cast<std::uint8_t>(error.code());
-      told.text = error.what();
-      return told;
+      return Told::refused(error.code(), error.what());
     }
   }
 
@@ -117,14 +114,26 @@ class HostServed {
       throw Error(ErrorCode::protocol, "another host asked for a chunk that is not offered");
     const Deadline until = Deadline::after(kChunkPatience);
     while (!offered_->has(wanted.chunk) && !until.has_passed()) std::this_thread::sleep_for(1ms);
-    if (!offered_->has(wanted.chunk)) return stream_.tell(Chunk{wanted.chunk, 0, 0}, kPatience);
+    if (!offered_->has(wanted.chunk)) return stream_.tell(Chunk{wanted.chunk, 0}, kPatience);
     const ByteSpan bytes = offered_->chunk(wanted.chunk);
     point("store.serve.chunk");
-    stream_.tell(Chunk{wanted.chunk, static_cast<std::uint32_t>(bytes.size()), crc32c(bytes)}, kPatience);
-    stream_.send(bytes, kPatience);
+    stream_.tell(Chunk{wanted.chunk, static_cast<std::uint32_t>(bytes.size())}, kPatience);
+    stream_.tell(Checksum{send(bytes)}, kPatience);
+  }
+
+  std::uint32_t send(ByteSpan bytes) {
+    std::uint32_t crc = 0;
+    while (!bytes.empty()) {
+      const ByteSpan piece = bytes.first(std::min(bytes.size(), pace_.piece()));
+      pace_.wait_for(piece.size());
+      crc = stream_.send(piece, kPatience, crc);
+      bytes = bytes.subspan(piece.size());
+    }
+    return crc;
   }
 
   Stream stream_;
+  Pace& pace_;
   const std::shared_ptr<Client> client_ = std::make_shared<Client>(
       Places::of_this_user(), ConnectOptions{.autostart = false});  // shared with its readings
   std::optional<Store> store_;
@@ -137,6 +146,7 @@ class HostServed {
 /// Thread safety: all members may be called concurrently.
 class HostsServed {
  public:
+  explicit HostsServed(std::uint64_t rate) noexcept : pace_(rate) {}
   /// Ends the connections, and waits for their threads.
   ~HostsServed() {
     is_over_ = true;
@@ -168,7 +178,7 @@ class HostsServed {
 
   void serve(std::unique_ptr<transport::TlsStream> stream, std::atomic<bool>& has_ended) noexcept {
     try {
-      HostServed(Stream(std::move(stream))).run(is_over_);
+      HostServed(Stream(std::move(stream)), pace_).run(is_over_);
     } catch (const std::exception& error) {
       log_info("a host pulls no longer: {}", error.what());
     }
@@ -176,14 +186,16 @@ class HostsServed {
   }
 
   std::atomic<bool> is_over_{false};
+  Pace pace_;
   Mutex mutex_;
   std::list<Served> threads_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
-void serve_hosts(StreamSocket socket, ByteSpan key, const std::function<bool()>& is_over) {
-  HostsServed hosts;
+void serve_hosts(StreamSocket socket, ByteSpan key, std::uint64_t rate,
+                 const std::function<bool()>& is_over) {
+  HostsServed hosts(rate);
   EventLoop loop("onecopy-ferry");
   std::optional<transport::TlsListener> listener;
   Timer looks(loop, [&] {

@@ -14,9 +14,25 @@ namespace onecopy::store::ferry {
 
 using transport::TlsStream;
 
-Stream Stream::connect(const HostPort& to, std::shared_ptr<const transport::TlsContext> context,
+namespace {
+
+/// Gives each address the same part of the time that is left.
+StreamSocket connect_to_one(const std::vector<HostPort>& addresses, Deadline deadline) {
+  for (std::size_t tried = 0;; ++tried) {
+    const auto left = static_cast<std::int64_t>(addresses.size() - tried);
+    try {
+      return StreamSocket::connect(addresses[tried], deadline.whole_ms_left(std::chrono::hours(1)) / left);
+    } catch (const Error&) {
+      if (left == 1) throw;
+    }
+  }
+}
+
+}  // namespace
+
+Stream Stream::connect(const HostAddress& to, std::shared_ptr<const transport::TlsContext> context,
                        Deadline deadline) {
-  StreamSocket socket = StreamSocket::connect(to, deadline.whole_ms_left(std::chrono::hours(1)));
+  StreamSocket socket = connect_to_one(to.resolve(), deadline);
   const int at_once = 1;
   ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
   auto stream = std::make_unique<TlsStream>(std::move(context), std::move(socket), transport::Side::client);
@@ -31,26 +47,33 @@ void Stream::flush(std::chrono::milliseconds patience) {
                   fmt::format("the other host took nothing for {} ms", patience.count()));
 }
 
-void Stream::send(ByteSpan bytes, std::chrono::milliseconds patience) {
+std::uint32_t Stream::send(ByteSpan bytes, std::chrono::milliseconds patience, std::uint32_t before) {
+  std::uint32_t crc = before;
   while (!bytes.empty()) {
     if (!stream_->has_room()) flush(patience);
     const ByteSpan record = bytes.first(std::min(bytes.size(), TlsStream::kMaxRecordBytes));
+    crc = crc32c(record, crc);
     stream_->write(record);
     bytes = bytes.subspan(record.size());
   }
   flush(patience);
+  return crc;
 }
 
-void Stream::receive(std::span<std::byte> into, std::chrono::milliseconds patience) {
+std::uint32_t Stream::receive(std::span<std::byte> into, std::chrono::milliseconds patience) {
+  std::uint32_t crc = 0;
   while (!into.empty()) {
     stream_->begin_turn();
     std::size_t got = 0;
-    for (std::size_t part = 0; !into.empty() && (part = stream_->read(into)) != 0; got += part)
+    for (std::size_t part = 0; !into.empty() && (part = stream_->read(into)) != 0; got += part) {
+      crc = crc32c(into.first(part), crc);
       into = into.subspan(part);
+    }
     if (got == 0 && !Deadline::after(patience).wait_for(stream_->fd(), POLLIN))
       throw Error(ErrorCode::timeout,
                   fmt::format("the other host sent nothing for {} ms", patience.count()));
   }
+  return crc;
 }
 
 void Stream::send_frame(ByteSpan content, std::chrono::milliseconds patience) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "os/deadline.h"
+#include "os/host_address.h"
 #include "store/ferry/messages.h"
 #include "transport/tls/tls_stream.h"
 
@@ -21,12 +22,14 @@ namespace onecopy::store::ferry {
 class Stream {
  public:
   explicit Stream(std::unique_ptr<transport::TlsStream> stream) : stream_(std::move(stream)) {}
-  /// Connects to a host, and proves the key. Throws bad_secret, timeout, peer_died, system.
-  static Stream connect(const HostPort& to, std::shared_ptr<const transport::TlsContext> context,
+  /// Connects to the first address of a host that answers, and proves the key. Throws bad_secret, timeout, peer_died, system.
+  static Stream connect(const HostAddress& to, std::shared_ptr<const transport::TlsContext> context,
                         Deadline deadline);
 
-  void send(ByteSpan bytes, std::chrono::milliseconds patience);
-  void receive(std::span<std::byte> into, std::chrono::milliseconds patience);
+  /// Sends bytes, and returns their CRC-32C, which costs little while they are in the processor's cache.
+  std::uint32_t send(ByteSpan bytes, std::chrono::milliseconds patience, std::uint32_t before = 0);
+  /// Fills `into`, and returns the CRC-32C of what is in the memory then.
+  std::uint32_t receive(std::span<std::byte> into, std::chrono::milliseconds patience);
   template <class Message>
   void tell(const Message& message, std::chrono::milliseconds patience) {
     send_frame(write_fields(message), patience);

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "host_key.h"
-
-#include <netdb.h>
+#include "store/ferry/host_key.h"
 
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <span>
 
 #include <fmt/format.h>
@@ -14,7 +11,7 @@
 #include "onecopy/core/error.h"
 #include "transport/tls/tls_context.h"
 
-namespace onecopy::cli {
+namespace onecopy::store::ferry {
 
 Bytes store_key() {
   const char* const path = std::getenv("ONECOPY_STORE_KEY_FILE");
@@ -39,22 +36,4 @@ Bytes store_key() {
   return {bytes.begin(), bytes.end()};
 }
 
-HostPort host_port(const std::string& text) {
-  const std::size_t colon = text.rfind(':');
-  const std::string host = text.substr(0, colon == std::string::npos ? 0 : colon);
-  if (host.empty() || host.find_first_not_of("0123456789abcdefABCDEF.:[]") == std::string::npos)
-    return HostPort::parse(text);
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int failed = ::getaddrinfo(host.c_str(), text.substr(colon + 1).c_str(), &hints, &found);
-  if (failed != 0)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("there is no host of that name and port, \"{}\": {}", text, ::gai_strerror(failed)));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &::freeaddrinfo);
-  sockaddr_storage address{};
-  std::memcpy(&address, found->ai_addr, found->ai_addrlen);
-  return HostPort::of(address);
-}
-
-}  // namespace onecopy::cli
+}  // namespace onecopy::store::ferry
