@@ -14,8 +14,8 @@ versions stay if the publisher, a reader or one half of the keeper is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
 
 from .. import _core
 from ..errors import InvalidArgument, StaleHandle
@@ -254,6 +254,77 @@ class Store:
         watch = self._core.watch(args.text(name, "name"))
         while (number := watch.next(timeout)) is not None:
             yield number
+
+    @overload
+    def pull(
+        self,
+        address: str,
+        name: str,
+        version: int | None = None,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = 30.0,
+        follow: Literal[False] = False,
+    ) -> int: ...
+
+    @overload
+    def pull(
+        self,
+        address: str,
+        name: str,
+        version: None = None,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = 30.0,
+        follow: Literal[True],
+    ) -> Iterator[int]: ...
+
+    def pull(
+        self,
+        address: str,
+        name: str,
+        version: int | None = None,
+        *,
+        also: Sequence[str] = (),
+        timeout: float | None = 30.0,
+        follow: bool = False,
+    ) -> int | Iterator[int]:
+        """Brings a version from another host into this store, and returns its number here.
+
+        The version becomes current once all of it has arrived. After a pull that did not end, the keeper holds what has
+        arrived for ten minutes, and the next pull takes only what is missing. Both hosts need one secret in the file
+        that ``ONECOPY_STORE_KEY_FILE`` names.
+
+        Args:
+            address: HOST:PORT of ``onecopy store serve --listen`` on the other host.
+            version: the number of the version there; None for the newest one.
+            also: addresses of further hosts that have the object, in case that one is slow or away.
+            timeout: the number of seconds for which the other hosts may be away; None for no limit. Does not apply with
+                ``follow``.
+            follow: returns an iterator, which brings each version that becomes current on the other host and yields its
+                number. The iterator waits for hosts that are away, and never ends.
+
+        Raises:
+            StaleHandle: the other host has no such version.
+            InvalidArgument: there is no key, an address is wrong, this host has published the object itself, or another
+                process of this host pulls the object.
+            BadSecret: the other host has another key.
+            PeerDied, Timeout: no host answers.
+            OutOfMemory: memory or the keeper's limit does not suffice for the version; nothing has arrived.
+            Unsupported: the version is in memory of a card, or is a KV pool.
+        """
+        if isinstance(also, str):
+            raise TypeError("also must be a sequence of addresses, not a str")
+        addresses = [args.text(address, "address"), *(args.text(one, "each address in also") for one in also)]
+        if follow and version is not None:
+            raise InvalidArgument("follow brings the newest versions, and takes no version")
+        pull = _core._StorePull(addresses, args.text(name, "name"), args.version(version) or 0, _command())
+        return self._pulled(pull) if follow else pull.once(timeout)
+
+    @staticmethod
+    def _pulled(pull: Any) -> Iterator[int]:
+        while True:
+            yield pull.next()
 
     def put_bytes(self, name: str, data: Any, *, keep: int = 1) -> int:
         """Publishes bytes, or an object with the buffer protocol, as a version. Raises as ``publish()``."""

@@ -17,13 +17,6 @@
 namespace onecopy::python {
 namespace {
 
-/// Runs Python's handlers of pending signals. Throws their exceptions. REQUIRES: the GIL is not held.
-void handle_signals() {
-  if (::getpid() != ::gettid()) return;
-  const nb::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
 Tensor new_unpinned(nb::handle shape, nb::handle dtype, nb::handle device) {

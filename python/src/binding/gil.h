@@ -108,6 +108,13 @@ void with_gil(Work&& work) noexcept {
   PyGILState_Release(state);
 }
 
+/// Runs Python's handlers of pending signals. Throws their exceptions. REQUIRES: the GIL is not held.
+inline void handle_signals() {
+  if (::getpid() != ::gettid()) return;
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 /// Runs drop() without the GIL, since releasing memory may wait for streams of devices or for other processes. Keeps
 /// the GIL while the interpreter is being finalized. REQUIRES: the GIL is held; drop() does not use Python.
 template <class Drop>

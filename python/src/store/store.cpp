@@ -19,6 +19,7 @@
 #include "store/format/tied_tensors.h"
 #include "store/incoming.h"
 #include "store/kv_pool.h"
+#include "store/pull.h"
 #include "store/transactions.h"
 
 namespace onecopy::python {
@@ -201,6 +202,7 @@ void add_version(nb::module_& m) {
 void init_store(nb::module_& m) {
   using store::Store;
   add_version(m);
+  add_pull(m);
   nb::class_<Store> all(m, "_Store");
   add_transactions(m, all);
   add_kv_pool(m, all);
