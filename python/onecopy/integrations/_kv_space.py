@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The namespace of a KV pool: a digest of all that must be equal for blocks of two engines to mean the same."""
+"""The namespace of a KV pool: a digest of all that must be equal for blocks of two engines to mean the same.
+
+The options of an engine's plug whose names begin with ``onecopy.`` are the same for all engines.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .. import store
 from ..errors import InvalidArgument
+
+_DEFAULT_GIB = 8.0
 
 #: What each plug says of its blocks. "weights" names the content of the loaded weights, and never a path.
 FIELDS = frozenset(
@@ -49,3 +55,29 @@ def weights_of(extra: Mapping[str, Any]) -> str:
             "version or a checksum: engines with equal texts use each other's blocks"
         )
     return weights
+
+
+def open_pool(options: Mapping[str, Any], *, layout: Any, parts: int = 1, **fields: Any) -> store.KvPool:
+    """Opens the namespace of an engine's blocks in the KV pool that the options name.
+
+    Args:
+        options: the options of the engine's plug.
+        layout: what the engine says of the layout of a block.
+        parts: how many processes write a block.
+        fields: the other FIELDS, without those that the options say.
+
+    Raises:
+        InvalidArgument: an option or field is missing, or the KV pool has another size.
+    """
+    space = space_of({
+        **fields,
+        "weights": weights_of(options),
+        "layout": [layout, options.get("onecopy.layout", "")],
+        "kv_scales": options.get("onecopy.kv_scales", "none"),
+        "draft_model": options.get("onecopy.draft_model", "none"),
+    })  # fmt: skip
+    return store.connect(framework="torch").kv_pool(
+        options.get("onecopy.pool", "kv"), block_bytes=fields["block_bytes"], parts=parts, space=space,
+        budget=int(float(options.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30)),
+        extent_bytes=int(options.get("onecopy.extent_bytes", 0)),
+    )  # fmt: skip

@@ -9,14 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from .. import InvalidArgument, StaleHandle, Timeout, store
-from ._kv_space import space_of, weights_of
+from ._kv_space import open_pool
 from ._packages import need
 
 _WHAT = "onecopy.integrations.vllm_offloading"
 _base = need("vllm.v1.kv_offload.base", "'vllm>=0.32'", _WHAT, "OffloadingSpec", "OffloadingManager",
              "OffloadingWorker", "BlockIDsLoadStoreSpec")  # fmt: skip
-
-_DEFAULT_GIB = 8.0
 
 
 class PoolLoadStoreSpec(_base.LoadStoreSpec):  # type: ignore[name-defined]
@@ -41,29 +39,20 @@ class OnecopySpec(_base.OffloadingSpec):  # type: ignore[name-defined]
         self.block_bytes = -(-self.part_bytes * parallel.world_size // 64) * 64
 
     def _open(self) -> store.KvPool:
-        config, extra, parallel = self.config, self.config.extra_config, self.config.parallel
-        vllm = need("vllm", "'vllm>=0.32'", _WHAT)
-        space = space_of({
-            "engine": "vllm",
-            "engine_version": vllm.__version__,
-            "weights": weights_of(extra),
-            "dtype": config.model.dtype,
-            "layout": [config.kv_cache_layout or "default", config.replicated_layout, config.canonical_layout,
-                       extra.get("onecopy.layout", "")],
-            "kv_scales": extra.get("onecopy.kv_scales", "none"),
-            "tokens_per_block": [config.cache.tokens_per_hash, *self.tokens_per_block],
-            "world_size": [parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size,
-                           parallel.dcp_size],
-            "rank": "all",
-            "key_group": [[group.group_id, *group.layer_names] for group in config.groups],
-            "draft_model": extra.get("onecopy.draft_model", "none"),
-            "block_bytes": self.block_bytes,
-        })  # fmt: skip
-        budget = int(float(extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30))
-        return store.connect(framework="torch").kv_pool(
-            extra.get("onecopy.pool", "kv"), block_bytes=self.block_bytes, budget=budget, space=space,
-            parts=parallel.world_size, extent_bytes=int(extra.get("onecopy.extent_bytes", 0)),
-        )  # fmt: skip
+        config, parallel = self.config, self.config.parallel
+        return open_pool(
+            config.extra_config,
+            parts=parallel.world_size,
+            engine="vllm",
+            engine_version=need("vllm", "'vllm>=0.32'", _WHAT).__version__,
+            dtype=config.model.dtype,
+            layout=[config.kv_cache_layout or "default", config.replicated_layout, config.canonical_layout],
+            tokens_per_block=[config.cache.tokens_per_hash, *self.tokens_per_block],
+            world_size=[parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
+            rank="all",
+            key_group=[[group.group_id, *group.layer_names] for group in config.groups],
+            block_bytes=self.block_bytes,
+        )
 
     def get_manager(self) -> OnecopyManager:
         return OnecopyManager(self._open())

@@ -86,17 +86,17 @@ def test_pages_that_one_engine_stored_are_read_by_another(engine):
     memory = second.mem_pool_host.memory
     assert [int(memory[run, page][0]) for page in (5, 6) for run in range(2)] == [1, 2, 11, 12]
     assert bool((memory[:, 5:7] == memory[:, 5:7, :1]).all()) and not memory[:, 7].any()
-    assert second._pool.stats()["leased"] == 0
+    assert second._pages.pool.stats()["leased"] == 0
 
 
 def test_a_page_that_was_looked_up_stays_until_it_was_read(engine):
     first, second = engine(), engine()
     stored(first, [0])
     assert second.exists(KEYS[0])
-    first._pool.remove(bytes.fromhex(KEYS[0]))
-    numbers = first._pool.allocate(8)
+    first._pages.pool.remove(bytes.fromhex(KEYS[0]))
+    numbers = first._pages.pool.allocate(8)
     for number in numbers:
-        first._pool.block(number).fill_(99)
+        first._pages.pool.block(number).fill_(99)
     assert second.batch_get_v1(KEYS[:1], indices([3])) == [True]
     assert int(second.mem_pool_host.memory[1, 3, 0]) == 2
 
