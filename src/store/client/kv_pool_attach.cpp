@@ -78,7 +78,7 @@ KvPoolBlocks::KvPoolBlocks(const Fd& control, const KvPoolOptions& options, KvPo
 
 void KvPoolBlocks::check_sizes(const KvPoolOptions& options) const {
   const KvGeometry& g = memory_.geometry;
-  const auto refuse = [](std::string why) { throw Error(ErrorCode::invalid_argument, std::move(why)); };
+  const auto refuse = [](const std::string& why) { throw Error(ErrorCode::invalid_argument, why); };
   if (options.block_bytes == 0) refuse("a block has at least one byte");
   if (options.parts == 0 || options.parts > kMaxParts)
     refuse(fmt::format("a block has 1 to {} parts, and {} were asked for", kMaxParts, options.parts));
