@@ -157,7 +157,10 @@ def plugs(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Servers of vLLM on the CPU, vLLM's weight cache, and LMCache's storage. Prints how long rounds and loads take."""
+    """Servers of vLLM on the CPU, its engines with a KV pool, vLLM's weight cache, and LMCache's storage.
+
+    Prints how long rounds and loads take: nox -s vllm -- [argument of pytest...]
+    """
     install(session, VLLM_TORCH)
     if not is_installed(session, "vllm"):
         session.install(VLLM, f"torch=={VLLM_TORCH}+cpu")
@@ -166,8 +169,9 @@ def vllm(session: nox.Session) -> None:
     session.install("aiofile", "nvtx")  # what LMCache's storage needs beside vLLM's packages
     session.install("--no-deps", LMCACHE)
     # vLLM's packages warn of what they themselves call.
-    names = ("vllm_server", "vllm_fast_start", "lmcache_storage")
-    pytest(session, "-s", "-W", "default", *map(test_file, names), ONECOPY_VLLM_SERVER="1")
+    names = ("vllm_server", "vllm_kv_pool", "vllm_fast_start", "lmcache_storage")
+    chosen = session.posargs or map(test_file, names)
+    pytest(session, "-s", "-W", "default", *chosen, ONECOPY_VLLM_SERVER="1", ONECOPY_TEST_PATIENCE="1500")
 
 
 @nox.session
