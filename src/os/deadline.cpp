@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/deadline.h"
 
-#include <poll.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "onecopy/core/error.h"
+#include "os/poll_once.h"
 
 namespace onecopy {
 
@@ -43,14 +44,20 @@ int Deadline::poll_timeout() const noexcept {
   return static_cast<int>(std::min<std::int64_t>(milliseconds, std::numeric_limits<int>::max()));
 }
 
+int poll_once(std::span<pollfd> entries, int timeout) {
+  const int ready = ::poll(entries.data(), entries.size(), timeout);
+  if (ready >= 0) return ready;
+  if (errno == EINTR) return 0;
+  const int error = errno == EINVAL ? EMFILE : errno;  // EINVAL: there are more entries than RLIMIT_NOFILE
+  throw_errno(fmt::format("cannot wait for {} descriptors", entries.size()), error);
+}
+
 bool Deadline::wait_for(int fd, short events) const {
   for (;;) {
     pollfd entry{fd, events, 0};
     const int timeout = poll_timeout();
-    const int ready = ::poll(&entry, 1, timeout);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) throw_errno("cannot wait for a descriptor", errno);
-    if (ready == 0 && timeout == 0) return false;
+    if (poll_once({&entry, 1}, timeout) > 0) return true;
+    if (timeout == 0) return false;
   }
 }
 

@@ -2,7 +2,6 @@
 #include "os/process.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -24,6 +23,7 @@
 #include "onecopy/core/error.h"
 #include "os/cgroup.h"
 #include "os/file.h"
+#include "os/poll_once.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -135,13 +135,9 @@ Fd open_pidfd(int pid) {
 
 bool has_exited(const Fd& pidfd) {
   pollfd entry{pidfd.get(), POLLIN, 0};
-  int ready;
-  do {
-    ready = ::poll(&entry, 1, 0);
-  } while (ready < 0 && errno == EINTR);
-  if (ready < 0 || pidfd.get() < 0)
+  if (pidfd.get() < 0)
     throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} is not a pidfd", pidfd.get()));
-  return ready > 0 && (entry.revents & POLLNVAL) == 0;
+  return poll_once({&entry, 1}, 0) > 0 && (entry.revents & POLLNVAL) == 0;
 }
 
 std::string process_name(int pid) {

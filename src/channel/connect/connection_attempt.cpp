@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
-#include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "core/moved_from.h"
 #include "core/point.h"
 #include "onecopy/channel/listener.h"
+#include "os/poll_once.h"
 
 namespace onecopy {
 
@@ -103,10 +102,9 @@ bool ConnectionAttempt::State::hear(std::size_t bytes, Deadline deadline) {
   while (heard.size() < bytes) {
     pollfd readable{socket.fd(), POLLIN, 0};
     const int ready =
-        ::poll(&readable, 1, static_cast<int>(deadline.whole_ms_left(handshake::kAtOnce).count()));
-    if (ready < 0 && errno != EINTR) throw_errno("poll of a connection", errno);
-    if (ready <= 0 && deadline.left(handshake::kAtOnce) == std::chrono::nanoseconds{0}) return false;
-    if (ready <= 0) continue;
+        poll_once({&readable, 1}, static_cast<int>(deadline.whole_ms_left(handshake::kAtOnce).count()));
+    if (ready == 0 && deadline.left(handshake::kAtOnce) == std::chrono::nanoseconds{0}) return false;
+    if (ready == 0) continue;
     const std::size_t before = heard.size();
     const std::size_t more = std::clamp<std::size_t>(handshake::bytes_waiting(socket), 1, bytes - before);
     heard.resize(before + more);

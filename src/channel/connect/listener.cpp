@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/channel/listener.h"
 
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -18,6 +17,7 @@
 #include "core/moved_from.h"
 #include "core/point.h"
 #include "os/log.h"
+#include "os/poll_once.h"
 
 namespace onecopy {
 namespace {
@@ -193,8 +193,7 @@ bool Listener::State::wait(Deadline deadline) {
   std::vector<pollfd> fds;
   if (has_room_now) fds.push_back({socket.fd(), POLLIN, 0});
   for (const Client& client : clients) fds.push_back({client.socket.fd(), POLLIN, 0});
-  if (::poll(fds.data(), fds.size(), static_cast<int>(slice.count())) < 0 && errno != EINTR)
-    throw_errno("poll of a listener", errno);
+  poll_once(fds, static_cast<int>(slice.count()));
   return true;
 }
 
