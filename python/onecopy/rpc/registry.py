@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from .. import _core
+from ..errors import MissingPackage
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,9 +110,20 @@ def set_autograd(given: AutogradHooks) -> None:
 
 
 def autograd() -> AutogradHooks:
-    """Returns the hooks of distributed autograd, which is imported at the first message within a context."""
+    """Returns the hooks of distributed autograd, which is imported at the first message within a context. Raises
+    MissingPackage if onecopy was built without onecopy.distributed."""
     if hooks is None:
-        importlib.import_module(_AUTOGRAD)
+        try:
+            importlib.import_module(_AUTOGRAD)
+        except ModuleNotFoundError as error:
+            if error.name not in (_AUTOGRAD, "onecopy.distributed"):
+                raise
+            missing = MissingPackage(
+                "distributed autograd needs the package onecopy.distributed, which this build of onecopy leaves out: "
+                "build onecopy with the CMake option ONECOPY_DISTRIBUTED=ON for each process that takes part"
+            )
+            missing.name = "onecopy.distributed"
+            raise missing from error
     assert hooks is not None
     return hooks
 

@@ -21,6 +21,25 @@ IMPORTS = """
     print([name for name in hidden if sys.modules[f"onecopy.{name}"] is not None])
 """
 
+BACKWARD = """
+    import sys
+    sys.modules["onecopy.distributed"] = None  # an import of it is a ModuleNotFoundError
+    import onecopy, onecopy.rpc as rpc, torch
+
+    @rpc.export
+    def loss():
+        return torch.ones(1, requires_grad=True).sum()
+
+    rpc.init("only", rank=0, world_size=1, rendezvous=f"file://{sys.argv[1]}")
+    value = rpc.remote("only", loss)
+    try:
+        value.backward(1)
+    except onecopy.MissingPackage as error:
+        print(error.name, error)
+    value.backward()
+    rpc.shutdown()
+"""
+
 
 def test_a_package_has_both_halves_of_distributed_or_none():
     is_there = importlib.util.find_spec("onecopy.distributed") is not None
@@ -31,6 +50,13 @@ def test_every_other_module_is_imported_without_the_parts(run_python):
     pytest.importorskip("torch")
     there = [name for name in LEFT_OUT if importlib.util.find_spec(f"onecopy.{name}") is not None]
     assert run_python(IMPORTS, *there, stderr=None) == "[]\n"
+
+
+def test_a_backward_pass_without_distributed_says_how_to_build_it(run_python, tmp_path):
+    pytest.importorskip("torch")
+    out = run_python(BACKWARD, str(tmp_path / "meeting"))
+    assert out.startswith("onecopy.distributed distributed autograd needs the package onecopy.distributed")
+    assert "ONECOPY_DISTRIBUTED=ON" in out
 
 
 def test_processes_call_each_other_without_the_parts(run_file, repository):
