@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/client/client.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "core/point.h"
 #include "os/log.h"
@@ -36,6 +39,17 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& ent
               "ONECOPY_STORE_AUTOSTART): run `onecopy store serve`");
 }
 
+/// Throws the error that is being handled. A timeout names the time since `begin`, because the last of several waits may
+/// have been short.
+[[noreturn]] void rethrow(const Error& error, TimePoint begin) {
+  if (error.code() != ErrorCode::timeout) throw;
+  const auto waited = std::chrono::steady_clock::now() - begin;
+  throw Error(
+      ErrorCode::timeout,
+      fmt::format("the store's keeper has not answered for {} ms; it may be stopped (SIGSTOP, a debugger)",
+                  std::chrono::ceil<std::chrono::milliseconds>(waited).count()));
+}
+
 }  // namespace
 
 Client& Client::here(std::shared_ptr<Client>& client) {
@@ -53,7 +67,7 @@ Packet Client::exchange(const std::function<Bytes()>& question, std::span<const 
 /// because a late answer would be taken for the answer to the next question.
 Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                                Deadline deadline) {
-  for (;;) {
+  for (const auto begin = std::chrono::steady_clock::now();;) {
     if (!link_) connect(deadline);
     try {
       Packet answer = link_->ask(question(), fds, deadline);
@@ -61,7 +75,7 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
       return answer;
     } catch (const Error& error) {
       link_.reset();
-      if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
+      if (error.code() != ErrorCode::peer_died || deadline.has_passed()) rethrow(error, begin);
     }
   }
 }
@@ -86,9 +100,14 @@ std::optional<Link> Client::try_connect() const {
 
 /// Connects, and tells the keeper what it cannot know. Begins anew if the keeper ends before it has answered.
 void Client::connect(Deadline deadline) {
-  while (!link_) {
-    reach(deadline);
-    restore(deadline);
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    while (!link_) {
+      reach(deadline);
+      restore(deadline);
+    }
+  } catch (const Error& error) {
+    rethrow(error, begin);
   }
 }
 
