@@ -26,14 +26,17 @@ constexpr std::size_t kSlice = std::size_t{2}
 constexpr std::size_t kMaxHelpers = 3;
 
 /// Copies bytes without the GIL, and calls `look` with each slice of the copy while the slice is in the caches. Several
-/// threads copy a large number of bytes.
+/// threads copy a large number of bytes. Slices end where huge pages of the copy end, since the kernel would clear a page
+/// twice for two threads that write to it first.
 void copy_bytes(std::byte* to, ByteSpan from, const std::function<void(ByteSpan)>& look = {}) {
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(to) % kSlice;
   std::atomic<std::size_t> next = 0;
   const std::function<void()> copy_slices = [&] {
-    for (std::size_t at = next.fetch_add(kSlice); at < from.size(); at = next.fetch_add(kSlice)) {
-      const ByteSpan slice = from.subspan(at, std::min(kSlice, from.size() - at));
-      std::memcpy(to + at, slice.data(), slice.size());
-      if (look) look({to + at, slice.size()});
+    for (std::size_t at = next.fetch_add(kSlice); at < before + from.size(); at = next.fetch_add(kSlice)) {
+      const std::size_t begin = std::max(at, before) - before;
+      const ByteSpan slice = from.subspan(begin, std::min(at + kSlice - before, from.size()) - begin);
+      std::memcpy(to + begin, slice.data(), slice.size());
+      if (look) look({to + begin, slice.size()});
     }
   };
   const std::size_t processors = std::max(1U, std::thread::hardware_concurrency());
