@@ -36,6 +36,8 @@ using value::kValuesForm;
 /// The size from which data is written into shared memory, and read in place.
 constexpr std::size_t kLargeData = std::size_t{32} << 10;
 constexpr std::size_t kCopyWithoutGil = std::size_t{256} << 10;
+/// The max number of tensors beside the data of a message, which may be a tensor, too. See sender.cpp.
+constexpr std::size_t kMaxRows = 65'534;
 
 /// The number of objects that would start the garbage collector several times, although none of them is garbage.
 constexpr std::size_t kManyTensors = 1000;
@@ -57,7 +59,8 @@ void move_data_to_tensor(Message& message) {
   message.tag |= kDataIsTensor;
 }
 
-/// The tensors that a pickler meets, as rows of the message. The pickle names the tensors by index.
+/// The tensors that a pickler meets, as rows of the message. The pickle names the tensors by index. When the rows are full,
+/// further tensors are pickled by the registered reducers.
 class Rows {
  public:
   explicit Rows(nb::object opener) : opener_(std::move(opener)) {}
@@ -83,7 +86,13 @@ bool is_storage(nb::handle object) {
   return torch::device_of(object).has_value();
 }
 
+/// Returns whether onecopy.multiprocessing has registered reducers, which pickle a tensor as its handle.
+bool has_reducers() {
+  return nb::steal(PyImport_GetModule(nb::str("onecopy.multiprocessing").ptr())).is_valid();
+}
+
 nb::object Rows::reduce(nb::handle object) {
+  if (tensors_.size() >= kMaxRows && has_reducers()) return nb::borrow(Py_NotImplemented);
   if (auto leaf = tensor_for_message(object)) {
     return add(std::move(leaf->tensor), leaf->flags);
   } else if (is_read_only_array(object.ptr())) {
@@ -190,7 +199,7 @@ Message encode_object(nb::handle object) {
   if (nb::isinstance<Message>(object)) return *nb::inst_ptr<Message>(object);
   message.tag = kValuesForm;
   message.kind = MessageKind::python;
-  if (!encode_value(object.ptr(), message)) pickle(object, message);
+  if (!encode_value(object.ptr(), message) || message.tensors.size() > kMaxRows) pickle(object, message);
   if (message.data.size() >= kLargeData) move_data_to_tensor(message);
   return message;
 }

@@ -437,3 +437,14 @@ def add_one(tensors, answers):
         array = find(tensors.get(timeout=60)).numpy()
         array += 1
         answers.put(int(array[0]))
+
+
+def test_an_object_has_more_tensors_than_a_message_has_places(queue):
+    torch = pytest.importorskip("torch")
+    base = torch.zeros(65_600)
+    queue.put({"tensors": list(base.unbind()), "whole": base})
+    found = queue.get()
+    assert len(found["tensors"]) == 65_600
+    found["whole"] += torch.arange(65_600)
+    assert base[65_599] == 65_599
+    assert [int(tensor) for tensor in found["tensors"]] == list(range(65_600))
