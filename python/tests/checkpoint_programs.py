@@ -16,13 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint._async_process_executor as executor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import onecopy
-from onecopy.checkpoint import StoreReader, StoreWriter
+from onecopy.checkpoint import StoreReader, StoreWriter, export_folder, import_folder
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -123,6 +125,45 @@ def load(step: int, dim: int) -> None:
     """Loads a step by its id, sharded in another way, and checks it."""
     state = sharded(blank(whole(step)), dim)
     dcp.load(state, storage_reader=StoreReader(NAME), checkpoint_id=f"step-{step}")
+    check(state, whole(step))
+
+
+def save_by_processes(step: int) -> None:
+    """Saves a step by torch's own process of each rank, changes the state meanwhile, and dies.
+
+    Then one of these processes is dead, and a save says so.
+    """
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    state = sharded(whole(step), 0)
+    writer, by = StoreWriter(NAME), AsyncCheckpointerType.PROCESS
+    options = {"storage_writer": writer, "async_checkpointer_type": by, "checkpoint_id": f"step-{step}"}
+    saving = dcp.async_save(state, **options)
+    for tensor in (state["w"].to_local(), state["odd"].to_local(), state["scalar"]):
+        tensor.zero_()
+    saving.result()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        helper = executor._CHECKPOINT_PROCESS._save_process
+        helper.kill()
+        helper.join()
+        try:
+            dcp.async_save(state, **options).result()
+        except (RuntimeError, OSError):
+            pass
+        else:
+            raise AssertionError("a save by a process that is dead did not fail")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_into_a_folder(folder: str, step: int) -> None:
+    """Saves a step as files."""
+    dcp.save(sharded(whole(step), 0), checkpoint_id=folder)
+
+
+def load_from_a_folder(folder: str, step: int) -> None:
+    """Loads a step from files, sharded in another way, and checks it."""
+    state = sharded(blank(whole(step)), 1)
+    dcp.load(state, checkpoint_id=folder)
     check(state, whole(step))
 
 
@@ -234,6 +275,17 @@ if __name__ == "__main__":
         run(load, 2, 2, 0)
         run(load, 1, 3, 0)
         run(load, 3, 3, 0)
+    elif sys.argv[1] == "processes":
+        for pid in start(save_by_processes, 2, 3):
+            assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        run(load, 2, 3, 1)
+    elif sys.argv[1] == "folders":
+        folder = sys.argv[2]
+        run(save_into_a_folder, 2, f"{folder}/step-3", 3)
+        assert import_folder(f"{folder}/step-3", NAME) == 1
+        run(load, 2, 3, 1)
+        assert export_folder(NAME, f"{folder}/back") == 1
+        run(load_from_a_folder, 2, f"{folder}/back", 3)
     elif sys.argv[1] == "train":
         run(train, 2)
     else:

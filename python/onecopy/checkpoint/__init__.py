@@ -10,7 +10,8 @@ together, as a draft, and the version exists once the coordinator has published 
 that, nothing is left of the checkpoint, and the last one stays.
 """
 
+from ._folders import export_folder, import_folder
 from ._reader import StoreReader
 from ._writer import StoreWriter
 
-__all__ = ["StoreReader", "StoreWriter"]
+__all__ = ["StoreReader", "StoreWriter", "export_folder", "import_folder"]

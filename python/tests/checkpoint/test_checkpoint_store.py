@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import random
@@ -18,7 +19,7 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 from torch.distributed.checkpoint.api import CheckpointException
 
 import onecopy
-from onecopy.checkpoint import StoreReader, StoreWriter
+from onecopy.checkpoint import StoreReader, StoreWriter, export_folder, import_folder
 
 KILLS = int(os.environ.get("ONECOPY_CHECKPOINT_KILLS", "4"))
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,12 +47,24 @@ def test_two_ranks_save_and_die_and_others_load_resharded(store):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_torchs_own_processes_save_into_the_store_while_the_trainer_goes_on(store):
+    done = ranks("processes")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_checkpoint_goes_from_a_folder_into_the_store_and_back(store, tmp_path):
+    done = ranks("folders", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_fsdp2_trains_on_from_a_checkpoint_as_it_did_before(store):
     done = ranks("train")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_last_checkpoint_is_whole_after_a_kill_of_any_rank_at_any_moment(store):
+    if KILLS > 100:  # minutes; ranks() has a limit of its own
+        faulthandler.cancel_dump_traceback_later()
     seed = int(os.environ.get("ONECOPY_CHECKPOINT_SEED", random.randrange(1 << 30)))
     done = ranks("kill_at_random", KILLS, seed)
     assert done.returncode == 0, f"ONECOPY_CHECKPOINT_SEED={seed}\n{done.stdout}\n{done.stderr}"
@@ -142,3 +155,47 @@ def test_a_save_that_failed_leaves_nothing(store):
     dcp.save(some_state(2.0), storage_writer=writer)
     assert [v["version"] for v in store.list()[0]["versions"]] == [1, 2]
     assert loaded()[0]["w"].eq(2).all()
+
+
+# --- folders
+
+
+def command(*arguments):
+    line = [sys.executable, "-m", "onecopy.checkpoint", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=200)
+
+
+def test_a_command_copies_checkpoints_between_folders_and_the_store(store, tmp_path):
+    dcp.save(some_state(7.0), checkpoint_id=tmp_path / "step-7")
+    done = command("put", "c", tmp_path / "step-7")
+    assert done.stdout == f"c version 1 has the checkpoint of {tmp_path}/step-7\n", done.stderr
+    assert store.open("c").attributes == {"checkpoint_id": "step-7"}
+    assert loaded()[0]["w"].eq(7).all()
+    done = command("get", "c", tmp_path / "back", "--version", 1)
+    assert done.returncode == 0, done.stderr
+    state = some_state(0.0)
+    dcp.load(state, checkpoint_id=tmp_path / "back")
+    assert (state["w"].eq(7).all(), state["lr"]) == (True, 0.1)
+    done = command("get", "c", tmp_path / "back")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/back has a checkpoint already; name another folder")
+
+
+def test_a_folder_that_is_not_a_whole_checkpoint_is_refused_and_leaves_nothing(store, tmp_path):
+    with pytest.raises(onecopy.InvalidArgument, match="has no file .metadata, so it is not a complete checkpoint"):
+        import_folder(tmp_path, "c")
+    dcp.save(some_state(), checkpoint_id=tmp_path / "c")
+    (tmp_path / "c/__0_0.distcp").write_bytes(b"")
+    with pytest.raises((RuntimeError, EOFError, ValueError)):
+        import_folder(tmp_path / "c", "c")
+    assert store.list() == []
+    store.publish("tensors", {"x": torch.ones(2)})
+    with pytest.raises(onecopy.InvalidArgument, match="is not a checkpoint of StoreWriter"):
+        export_folder("tensors", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_store_command_names_the_way_for_a_checkpoint_of_torch(store, tmp_path):
+    dcp.save(some_state(), checkpoint_id=tmp_path)
+    with pytest.raises(onecopy.InvalidArgument, match=f"python -m onecopy.checkpoint put NAME {tmp_path}"):
+        onecopy.load_safetensors(tmp_path)

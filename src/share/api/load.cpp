@@ -46,6 +46,11 @@ std::string in(const std::string& directory, const std::string& name) {
   return (fs::path(directory) / name).string();
 }
 
+bool is_there(const std::string& path) {
+  std::error_code unknown;
+  return fs::exists(path, unknown);
+}
+
 OpenedSafetensors open_one(const std::string& path) {
   Fd fd = open_regular(path, "a .safetensors file");
   return about_file(path, [&]() -> OpenedSafetensors {
@@ -70,6 +75,11 @@ std::optional<std::string> find_index(const std::string& directory) {
 std::string only_file(const std::string& directory) {
   const std::vector<std::string> names = names_ending(directory, kFile);
   if (names.size() == 1) return in(directory, names.front());
+  if (names.empty() && is_there(in(directory, ".metadata")))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is a checkpoint of torch.distributed.checkpoint, whose metadata only torch "
+                            "reads; put it into the store: python -m onecopy.checkpoint put NAME {}",
+                            directory, directory));
   if (names.empty())
     throw Error(
         ErrorCode::invalid_argument,
