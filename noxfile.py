@@ -147,7 +147,7 @@ def plugs(session: nox.Session) -> None:
         if not (files / name).is_dir():
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
-    names = "ray trainers verl vllm sglang lmcache joblib jax huggingface checkpoint_engine".split()
+    names = "ray trainers verl refit vllm sglang sglang_loader lmcache joblib jax huggingface checkpoint_engine".split()
     chosen = [*map(test_file, names)]
     chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))

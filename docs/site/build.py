@@ -22,7 +22,7 @@ NAVIGATION = {
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
         "kv-pool-engines", "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "store-hosts",
         "checkpoints", "cpp", "huggingface", "ray",
-        "vllm", "sglang", "lmcache", "operators")],
+        "vllm", "sglang", "refit", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "python", "what-goes-in", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",
                       "patches",
