@@ -8,8 +8,10 @@ Start the server with ``--custom-weight-loader onecopy.integrations.sglang.load_
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -163,8 +165,25 @@ def allow() -> None:
         hooks = need("sglang.srt.plugins.hook_registry", _PACKAGE, _WHAT, "HookRegistry", "HookType")
         target = f"{_UPDATER}.update_weights_from_tensor"
         hooks.HookRegistry.register(target, _answer_errors, hooks.HookType.AROUND)
+        _register_loader()
     except (ImportError, AttributeError) as error:
         logging.getLogger("onecopy").warning("SGLang works with onecopy in part: %s", error)
+
+
+def _register_loader() -> None:
+    """Provides the module that ``--load-format private`` imports and that SGLang does not have, unless it is there."""
+    if "sglang.private" in sys.modules or importlib.util.find_spec("sglang.private"):
+        return
+    package, module = types.ModuleType("sglang.private"), types.ModuleType("sglang.private.private_model_loader")
+    package.__path__ = []
+
+    def find(name: str) -> Any:
+        if name != "PrivateModelLoader":
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return need("onecopy.integrations._sglang_loader", _PACKAGE, _WHAT).OnecopyModelLoader
+
+    module.__getattr__ = find  # type: ignore[method-assign]
+    sys.modules.update({package.__name__: package, module.__name__: module})
 
 
 def _answer_errors(load: Any, *arguments: Any, **named: Any) -> Any:
