@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .. import InvalidArgument, open as _open, share as _share, store as _store
 from ._packages import need
-from .vllm import PACKAGE, WHAT
+from .vllm import PACKAGE, WHAT, sleep_of
 
 _base = need(
     "vllm.distributed.weight_transfer.base", PACKAGE, WHAT,
@@ -80,17 +81,7 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[n
             OwnerDied: the trainer has ended, and its memory was freed.
             StaleHandle: the trainer has abandoned the update, or the store has no such version.
         """
-        weights = update_info.open(self.device)
-        reload = _reload()
-        reload.initialize_layerwise_reload(self.model)
-        try:
-            with _without_completeness_check():
-                self.model.load_weights(list(weights.items()))
-        except BaseException:
-            _drop_partial_layers(self.model)
-            raise
-        finally:
-            reload.finalize_layerwise_reload(self.model, self.model_config)
+        load_in_place(self.model, self.model_config, update_info.open(self.device))
 
     def finish_weight_update(self) -> None:
         """Does nothing, since the model serves its new weights already."""
@@ -174,6 +165,23 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # 
         distributed = _ranks()
         if distributed is not None:
             distributed.barrier()
+
+
+def load_in_place(model: Any, model_config: Any, weights: Mapping[str, Any]) -> None:
+    """Loads weights at the addresses of the old ones. Layers that do not get all of theirs keep the old ones."""
+    if sleep := sleep_of(model_config):
+        sleep.watch(model)
+        sleep.offer(model, model_config, weights)
+    reload = _reload()
+    reload.initialize_layerwise_reload(model)
+    try:
+        with _without_completeness_check():
+            model.load_weights(list(weights.items()))
+    except BaseException:
+        _drop_partial_layers(model)
+        raise
+    finally:
+        reload.finalize_layerwise_reload(model, model_config)
 
 
 def _pass_over(source: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import InvalidArgument, open as _open, store as _store
 from ._packages import need
-from .vllm import PACKAGE, WHAT
+from .vllm import PACKAGE, WHAT, sleep_of
 
 _default = need("vllm.model_executor.model_loader.default_loader", PACKAGE, WHAT, "DefaultModelLoader")
 
@@ -39,8 +39,16 @@ class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defi
     def download_model(self, model_config: Any) -> None:
         """Does nothing, since files are read only if the store lacks the weights."""
 
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        """Loads the first weights of a model."""
+        if sleep := sleep_of(model_config):
+            sleep.watch(model)
+        super().load_weights(model, model_config)
+
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the name and tensor of each weight, with the names in the files.
+        """Returns an iterator over the name and tensor of each weight, with the names in the files.
+
+        All of them are opened before it returns, so that vLLM has not touched the model yet if that fails.
 
         Raises:
             OwnerDied: the process that shared the weights has ended.
@@ -48,7 +56,9 @@ class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defi
         """
         self.counter_before_loading_weights = time.perf_counter()  # for the line that vLLM logs
         weights = _open(self._handle, framework="torch") if self._handle else self._of_store(model_config, model)
-        yield from weights.items()
+        if sleep := sleep_of(model_config):
+            sleep.offer(model, model_config, weights)
+        return iter(weights.items())
 
     def _of_store(self, model_config: Any, model: Any) -> Any:
         """Opens the object. If the store does not contain the object, vLLM's own loader reads the weights, which are

@@ -7,6 +7,7 @@ before ``WeightTransferTrainerFactory.trainer_init(onecopy.integrations.vllm.tra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -18,6 +19,7 @@ NAME = "onecopy"
 PACKAGE = "'vllm>=0.32'"
 WHAT = "onecopy.integrations.vllm"
 _ENGINES = "onecopy.integrations._vllm_engines"
+_SLEEP = "onecopy.integrations._vllm_sleep"
 
 
 def register() -> None:
@@ -37,6 +39,8 @@ def register() -> None:
         if NAME not in engines._registry:
             engines.register_engine(NAME, _ENGINES, name)
     _register_loader()
+    _register_sleep()
+    _register_adapters()
 
 
 def _register_loader() -> None:
@@ -44,6 +48,27 @@ def _register_loader() -> None:
     loaders = need("vllm.model_executor.model_loader", PACKAGE, WHAT, "register_model_loader")
     if NAME not in loaders._LOAD_FORMAT_TO_MODEL_LOADER:
         loaders.register_model_loader(NAME)(need("onecopy.integrations._vllm_loader", PACKAGE, WHAT).OnecopyModelLoader)
+
+
+def _register_sleep() -> None:
+    """Registers ``--sleep-mode-backend onecopy``, which vLLM 0.32 and later have."""
+    with contextlib.suppress(ImportError):
+        backends = need("vllm.device_allocator.sleep_mode_backend", PACKAGE, WHAT, "SleepModeBackendFactory")
+        if NAME not in backends.SleepModeBackendFactory._registry:
+            backends.SleepModeBackendFactory.register_backend(NAME, _SLEEP, "OnecopySleepBackend")
+
+
+def _register_adapters() -> None:
+    """Lets the path of a LoRA adapter be ``onecopy:NAME@VERSION``."""
+    with contextlib.suppress(ImportError):
+        managers = need("vllm.lora.worker_manager", PACKAGE, WHAT, "WorkerLoRAManager")
+        need("onecopy.integrations._vllm_lora", PACKAGE, WHAT).install(managers.WorkerLoRAManager)
+
+
+def sleep_of(model_config: Any) -> Any:
+    """Returns the module of the sleep mode backend, or None if the engine does not sleep with it."""
+    chosen = getattr(model_config, "enable_sleep_mode", False) and model_config.sleep_mode_backend == NAME
+    return need(_SLEEP, PACKAGE, WHAT) if chosen else None
 
 
 def trainer_init_info(rank: int = 0, store: str | None = None) -> Any:
