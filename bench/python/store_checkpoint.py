@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from effort import Effort
@@ -40,16 +42,18 @@ def checkpoint(effort: Effort) -> Row:
         f"Checkpoint of {len(state) * _TENSOR / 2**30:g} GiB by torch.distributed.checkpoint",
         "async_save() blocks for ≤ 1.1 x a copy of the state; a load into the same sharding takes ≤ 5 ms",
     )
-    ways = ("copy", "the store", "torch", "saved", "loaded", "file saved", "file loaded")
+    ways = ("copy", "the store", "torch", "saved", "loaded", "file saved", "file loaded", "process", "process saved")
     found = {way: Samples() for way in ways}
-    with own_store() as store, tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with own_store() as store, tempfile.TemporaryDirectory(dir="/dev/shm") as folder, _process() as by_process:
         writer = StoreWriter("checkpoint", store)
         dcp.async_save(state, storage_writer=writer).result()
+        by_process(state, folder).result()  # starts the process
         for _ in range(effort.rounds(_ROUNDS)):
             found["copy"].append(time_ns(lambda: [copy[name].copy_(each) for name, each in state.items()]))
             _async(found["the store"], found["saved"], lambda: dcp.async_save(state, storage_writer=writer))
             files = dcp.FileSystemWriter(folder, overwrite=True)
             _async(found["torch"], found["file saved"], lambda files=files: dcp.async_save(state, storage_writer=files))
+            _async(found["process"], found["process saved"], lambda: by_process(state, folder))
             for way, reader in (
                 ("loaded", StoreReader("checkpoint", store)),
                 ("file loaded", dcp.FileSystemReader(folder)),
@@ -67,9 +71,35 @@ def checkpoint(effort: Effort) -> Row:
     row.add("async_save() in the store until it is saved", found["saved"].median(), "ns")
     row.add("async_save() blocks, by torch with FileSystemWriter on tmpfs", found["torch"].median(), "ns")
     row.add("async_save() by torch until it is saved", found["file saved"].median(), "ns")
+    row.add("async_save() blocks, by torch's own process with the same writer", found["process"].median(), "ns")
+    row.add("async_save() by torch's own process until it is saved", found["process saved"].median(), "ns")
     row.add("load by FileSystemReader from tmpfs", found["file loaded"].median(), "ns")
     row.note("one process; a load from the store copies nothing, and a page is mapped when it is read first")
     return row
+
+
+@contextlib.contextmanager
+def _process() -> Iterator[Callable[[dict[str, Any], str], Any]]:
+    """Yields a function that saves by torch's own process, which reads the staged state in shared memory."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import _async_process_executor
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    stager = DefaultStager(StagingOptions(False, True, False, False))
+    with tempfile.TemporaryDirectory() as meeting:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=0, world_size=1)
+        try:
+            yield lambda state, folder: dcp.async_save(
+                state, storage_writer=dcp.FileSystemWriter(folder, overwrite=True), async_stager=stager,
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            )  # fmt: skip
+        finally:
+            _async_process_executor._CHECKPOINT_PROCESS = None  # ends the process
+            stager.close()
+            dist.destroy_process_group()
 
 
 def _async(blocks: Samples, saved: Samples, save: Callable[[], Any]) -> None:
