@@ -147,8 +147,8 @@ def plugs(session: nox.Session) -> None:
         if not (files / name).is_dir():
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
-    names = "ray trainers verl refit vllm sglang sglang_loader lmcache joblib jax huggingface checkpoint_engine".split()
-    chosen = [*map(test_file, names)]
+    names = "ray trainers verl refit vllm vllm_sleep sglang sglang_loader lmcache joblib jax huggingface".split()
+    chosen = [*map(test_file, names), test_file("checkpoint_engine")]
     chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))
     session.notify("vllm")
@@ -169,7 +169,7 @@ def vllm(session: nox.Session) -> None:
     session.install("aiofile", "nvtx")  # what LMCache's storage needs beside vLLM's packages
     session.install("--no-deps", LMCACHE)
     # vLLM's packages warn of what they themselves call.
-    names = ("vllm_server", "vllm_kv_pool", "vllm_fast_start", "lmcache_storage")
+    names = ("vllm_server", "vllm_kv_pool", "vllm_adapters", "vllm_fast_start", "lmcache_storage")
     chosen = session.posargs or map(test_file, names)
     pytest(session, "-s", "-W", "default", *chosen, ONECOPY_VLLM_SERVER="1", ONECOPY_TEST_PATIENCE="1500")
 
