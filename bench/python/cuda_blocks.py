@@ -51,8 +51,6 @@ def copies(effort: Effort) -> Row:
 def _measure(row: Row, effort: Effort, device: str, nbytes: int) -> None:
     import torch
 
-    import onecopy
-
     stream = torch.cuda.Stream(device)
     with own_store() as store, torch.cuda.stream(stream):
         pool = store.kv_pool("kv", block_bytes=nbytes, budget=2 * _BLOCKS * nbytes, pin=True)

@@ -82,6 +82,7 @@ plugins:
             filters: public
             heading_level: 2
             members_order: alphabetical
+            inherited_members: true
             separate_signature: true
             show_root_heading: false
             show_root_toc_entry: false

@@ -72,8 +72,7 @@ class DeviceMemory {
   void populate(std::size_t offset, std::size_t bytes);
   /// Returns the bytes that have physical memory now, or size() if the kind cannot tell.
   virtual std::size_t present() const noexcept { return size(); }
-  /// Gives physical memory back to the system. The content is lost. Has no effect on memory that lives as long as its
-  /// allocation.
+  /// Gives physical memory back to the system, and loses the content. No effect on memory of a whole allocation.
   virtual void decommit(std::size_t, std::size_t) noexcept {}
   /// Returns the bytes and descriptors by which another process maps the memory. Throws out_of_descriptors, read_only,
   /// unsupported.
@@ -154,8 +153,7 @@ class Backend {
   virtual BackendTraits traits() const noexcept = 0;
   /// Returns the devices; empty if the vendor's library or its devices are absent.
   virtual std::vector<DeviceInfo> devices() const = 0;
-  /// Returns whether this process can hold memory of this type: false if the vendor's library is not loaded. Does not
-  /// load it.
+  /// Returns whether this process can hold memory of this type, which needs the vendor's library. Does not load it.
   virtual bool is_in_process() const noexcept { return true; }
   /// Returns the smallest unit of create() and commit() in bytes.
   virtual std::size_t granularity() const noexcept = 0;
@@ -201,8 +199,7 @@ class Backend {
   /// device that is written to or, if that is the CPU, read from. REQUIRES: host memory stays unchanged until the copy
   /// is done.
   virtual void copy(const Transfer& transfer, Stream stream) = 0;
-  /// Does what copy() does for each transfer, in any order, with one call of the driver if there is such a call. The
-  /// transfers have the same two devices. REQUIRES: as for copy(); no transfer writes to what another one uses.
+  /// Does what copy() does for transfers between two devices, in any order, in one call of the driver if it has one.
   virtual void copy_batch(std::span<const Transfer> transfers, Stream stream);
   /// Does what copy() does between two places of one device, if possible without its processors: if another process
   /// uses them, the copy would wait until the device switches to this process. May write up to kAsideRoom bytes.
@@ -233,8 +230,7 @@ class Backend {
   /// it has used none. Does not wait. Throws unsupported if the vendor has no such point; call finish_work() instead.
   /// REQUIRES: no stream of the process is captured during the call (CaptureGate), or the capture fails.
   virtual std::unique_ptr<WorkPoint> mark_work();
-  /// Waits for all work that this process has given to devices of this type so far. Returns false if a device has
-  /// failed, whose work may never end. REQUIRES: as for mark_work().
+  /// Waits for all such work. Returns false if a device failed, whose work may never end. REQUIRES: as for mark_work().
   virtual bool finish_work() noexcept { return true; }
 
   /// Registers `words` (whole pages, mapped) with the driver until the process ends. Returns false if streams of this
@@ -243,8 +239,7 @@ class Backend {
   /// Enqueues a store to a registered word, after all work in the stream.
   virtual void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
                           std::uint64_t value);
-  /// Does what write_word() does, later, on a thread of the driver and without register_words(). Returns false if the
-  /// driver cannot.
+  /// Does what write_word() does on a thread of the driver, without register_words(). Returns false if it cannot.
   virtual bool write_word_by_host(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) { return false; }
   /// Enqueues a wait until the word has reached or passed the value; values are compared cyclically.
   virtual void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
@@ -268,7 +263,7 @@ class Backend {
   /// Returns the allocation, or the row of allocations, that contains [at, at + bytes). Throws unsupported for memory
   /// that cannot be shared with other processes, invalid_argument for addresses that are not this vendor's.
   virtual ForeignMemory find_foreign(const void* at, std::size_t bytes);
-  /// Returns whether `at` still belongs to this allocation. Also returns false if finding out takes long.
+  /// Returns whether `at` still belongs to this allocation, or false if finding out takes long.
   virtual bool is_still(const ForeignMemory&, const void*) const noexcept { return false; }
   /// Makes the allocation a segment, which lasts as long as its maker leaves the memory there.
   virtual std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory);
@@ -281,8 +276,7 @@ class Backend {
 
 /// Returns the backend of a type of device. Throws unsupported with the missing feature.
 Backend& backend(DeviceType type);
-// Each returns a backend that loads its vendor's library at the first use. Backends are never destroyed, because threads
-// may use them while static objects are destroyed.
+// Each loads its vendor's library at the first use, and is never destroyed: threads may use it until the process ends.
 Backend& cpu_backend();
 Backend& cuda_backend();
 Backend& ascend_backend();
@@ -293,11 +287,11 @@ std::vector<DeviceType> backend_types();
 Device find_device(DeviceType type, const Uuid& uuid);
 /// Returns the device's UUID; all zero for the CPU. Throws invalid_argument.
 Uuid uuid_of(Device device);
-/// Returns the device's identity, which lives until the process ends, so that tables can point at it.
+/// Returns the device's identity, which lives until the process ends.
 const DeviceIdentity& identity_of(Device device);
 /// Copies by the backend that knows both sides.
 void copy_bytes(const Transfer& transfer, Stream stream = {});
-/// Copies as Backend::copy_batch() does. Copies one by one where memory of the host is not pinned as a whole.
+/// Copies as Backend::copy_batch(), and one by one where memory of the host is not pinned.
 void copy_batch(std::span<const Transfer> transfers, Stream stream = {});
 /// Copies, and waits until the copy is done.
 void copy_bytes_and_wait(const Transfer& transfer);

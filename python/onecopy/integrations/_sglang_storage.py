@@ -89,7 +89,7 @@ class OnecopyHiCache(_base.HiCacheStorage):  # type: ignore[name-defined]
     def _copy(self, number: int, pointers: Sequence[int], to_pool: bool) -> None:
         offset = 0
         for pointer, size in zip(pointers, self._sizes):
-            self._pages.pool._core.copy_blocks([number], [0], pointer, 1, size, size, offset, to_pool)
+            self._pages.pool._core.copy_blocks([number], [0], pointer, 1, size, size, offset, to_pool, "cpu")
             offset += size
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:

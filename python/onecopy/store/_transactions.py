@@ -10,7 +10,7 @@ from ._versions import end_block
 
 if TYPE_CHECKING:
     from .. import _core
-    from . import Store
+    from ._publishing import Publishing
     from ._versions import Draft
 
 
@@ -25,7 +25,7 @@ class Transaction:
 
     number: int | None = None  #: the number of all versions, once they are committed
 
-    def __init__(self, store: Store, core: _core._StoreTransaction, is_joined: bool) -> None:
+    def __init__(self, store: Publishing, core: _core._StoreTransaction, is_joined: bool) -> None:
         self._store = store
         self._core = core
         self._is_joined = is_joined
