@@ -29,6 +29,8 @@ class MarkedTensor:
     """An argument or a result that is lent or given away in one call."""
 
     __slots__ = ("mode", "tensor")
+    tensor: torch.Tensor
+    mode: str
 
     def __init__(self, tensor: torch.Tensor, mode: str) -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -187,7 +189,7 @@ def to_target(tensor: torch.Tensor, goes_to: str) -> torch.Tensor:
     return tensor.to(goes_to)
 
 
-received = {"pull": 0, "staged": 0}  # tensors that this process has copied, by route
+received: dict[str, int] = {"pull": 0, "staged": 0}  # tensors that this process has copied, by route
 
 
 def _make_tensor(tensor: Any, flags: int, goes_to: str) -> torch.Tensor:

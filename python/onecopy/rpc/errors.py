@@ -36,6 +36,8 @@ class RemoteFailure:
     """An exception of a handler in a message: its class, and a text with the traceback and the cause."""
 
     __slots__ = ("kind", "text")
+    kind: type
+    text: str
 
     def __init__(self, kind: type, text: str) -> None:
         self.kind, self.text = kind, text

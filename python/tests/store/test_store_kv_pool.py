@@ -100,6 +100,11 @@ def test_namespaces_of_several_block_sizes_share_one_budget(store):
     assert sorted(small.contains([b"%d" % number for number in blocks])) == [False] * 8 + [True] * 8
 
 
+def test_small_blocks_use_the_whole_budget_without_a_size_of_extents(store):
+    small = store.kv_pool("small", block_bytes=PAGE, budget=64 << 20)
+    assert len(small.allocate(16 << 10)) == 16 << 10
+
+
 def test_rows_are_copied_into_blocks_and_back(kv_pool):
     numpy = pytest.importorskip("numpy")
     rows = numpy.arange(4 * PAGE // 8, dtype="int64").reshape(4, -1)

@@ -44,6 +44,9 @@ KvGeometry geometry_for(const std::string& name, const KvPoolOptions& options) {
   if (extent == 0) {
     extent = std::min(budget, std::clamp(budget / 256 / kMiB * kMiB, 64 * kMiB, 1024 * kMiB));
     const std::uint64_t block = std::clamp<std::uint64_t>(options.block_bytes, 1, budget);
+    // An extent has few records, which small blocks would not fill; and a KV pool has few extents.
+    if (options.block_bytes != 0)
+      extent = std::min(extent, std::max(kMaxRecords * block, budget / kKvExtents + 1));
     if (extent % block > extent / 8) extent = std::max<std::uint64_t>(extent / block, 1) * block;
   }
   const std::uint64_t extents = budget / extent;
