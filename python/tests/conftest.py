@@ -25,6 +25,7 @@ import pytest
 import rpc_group
 from programs_with_torch import Programs
 from spawn_with_torch import Spawner
+from store_host_fixtures import cable, hosts, pair  # noqa: F401  # pytest finds fixtures here
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

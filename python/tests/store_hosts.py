@@ -87,7 +87,12 @@ class Cable:
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.came, self.at, self.pause = 0, [], 0.0
         self.sockets = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.threads = []
+        self._start(self._accept)
+
+    def _start(self, target, *arguments):
+        self.threads.append(threading.Thread(target=target, args=arguments, daemon=True))
+        self.threads[-1].start()
 
     def when(self, came, act):
         """Calls `act` once so many further bytes have come."""
@@ -108,8 +113,8 @@ class Cable:
                     here.close()
                     continue
                 self.sockets += [here, there]
-                threading.Thread(target=self._carry, args=(here, there, False), daemon=True).start()
-                threading.Thread(target=self._carry, args=(there, here, True), daemon=True).start()
+                self._start(self._carry, here, there, False)
+                self._start(self._carry, there, here, True)
 
     def _carry(self, source, sink, counts):
         with contextlib.suppress(OSError):
@@ -126,8 +131,14 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self):
-        self.listener.close()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # ends accept()
+        self.threads[0].join()
         self.cut()
+        for thread in self.threads:
+            thread.join()
+        for one in (self.listener, *self.sockets):
+            one.close()
 
 
 def weights(number, chunks=4):

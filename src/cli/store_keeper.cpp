@@ -78,7 +78,11 @@ int run_keeper(const KeeperOptions& options) {
     return 0;
   }
   if (!options.listen.empty()) ferry.emplace(options.listen, options.rate);
-  if (!ferry || !has_keeper(serve)) return supervise(run, ferry ? &*ferry : nullptr);
+  if (!ferry) return supervise(run, nullptr);
+  if (!has_keeper(serve)) {
+    const int status = supervise(run, &*ferry);
+    if (status == 0 || !has_keeper(serve)) return status;  // otherwise another process has started a keeper meanwhile
+  }
   ferry->wait();
   return 0;
 }

@@ -191,6 +191,17 @@ def test_a_full_disk_is_an_error_before_the_bytes_come(small_disk, hosts, cable)
     assert number_in(here.connect().open("llama")) == 1
 
 
+def test_serve_goes_on_with_a_keeper_that_another_process_starts_meanwhile(hosts):
+    """serve finds no keeper and says its address; an autostart may then be the first to have the lock."""
+    for _ in range(12):
+        host = hosts()
+        host.serve()
+        host.connect().put_bytes("a", b"x")
+        assert host.connect().get_bytes("a") == b"x"
+        host.ferry()
+        assert host.server.poll() is None
+
+
 def test_a_keeper_that_serve_has_started_ends_with_it(hosts):
     host = hosts()
     host.serve()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts for the tests of versions that go from host to host."""
+"""Fixtures that make hosts, for the tests of versions that go from host to host; conftest.py imports them."""
 
 from __future__ import annotations
 
