@@ -81,7 +81,8 @@ int run_keeper(const KeeperOptions& options) {
   if (!ferry) return supervise(run, nullptr);
   if (!has_keeper(serve)) {
     const int status = supervise(run, &*ferry);
-    if (status == 0 || !has_keeper(serve)) return status;  // otherwise another process has started a keeper meanwhile
+    // Another process may have started a keeper meanwhile.
+    if (status == 0 || !has_keeper(serve)) return status;
   }
   ferry->wait();
   return 0;
