@@ -54,7 +54,7 @@ TEST(Commands, EveryHelpShowsAnExample) {
   }
 }
 
-// CLI11 took any text as the name of an argument before 2.4; newer ones end every command at a name like HOST:PORT.
+// CLI11 2.1 takes any text as the name of an argument. Newer releases end every command at a name like HOST:PORT.
 TEST(Commands, AnArgumentIsNamedByAPlainWord) {
   const std::vector<std::vector<std::string>> commands = {
       {"share"}, {"open"}, {"store", "put"}, {"store", "rollback"}, {"store", "pull"}};

@@ -222,16 +222,16 @@ void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const
   s.control.check_leased(numbers);
   auto* const pool = static_cast<std::byte*>(s.memory.data());
   const Device pools = s.memory.device();
+  const bool on_host = pools == kCpu && array.device == kCpu;
   std::vector<Transfer> transfers;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::byte* const there = pool + this->offset(numbers[i]) + offset;
     std::byte* const here = array.data + rows[i] * array.stride;
-    if (to_pool) transfers.push_back({there, pools, here, array.device, array.bytes});
+    if (on_host) std::memcpy(to_pool ? there : here, to_pool ? here : there, array.bytes);
+    else if (to_pool) transfers.push_back({there, pools, here, array.device, array.bytes});
     else transfers.push_back({here, array.device, there, pools, array.bytes});
   }
-  if (pools == kCpu && array.device == kCpu)
-    for (const Transfer& one : transfers) std::memcpy(one.to, one.from, one.bytes);
-  else copy_batch(transfers, array.stream);
+  if (!on_host) copy_batch(transfers, array.stream);
 }
 
 Tensor KvPool::memory() const { return state().memory; }
