@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/steps.sh: how a run of tests ends."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+STEPS = Path(__file__).parents[3] / "tests/steps.sh"
+
+
+def summary(tmp_path: Path, *steps: str) -> subprocess.CompletedProcess:
+    script = f"set -euo pipefail; . {STEPS}; LOGS={tmp_path}/logs; start_steps; {'; '.join(steps)}; summary"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=STEPS.parents[1], timeout=60)
+
+
+def test_a_run_without_failures_ends_with_success(tmp_path):
+    result = summary(tmp_path, "step one true", "step two true")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("order", [("step one false || true", "step two true"), ("step two true", "step one false || true")])
+def test_a_run_with_a_failure_ends_with_its_name_and_status_1(tmp_path, order):
+    result = summary(tmp_path, *order)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[-2:] == ["failed step: one", "1 passed, 1 failed, 0 skipped"]
