@@ -15,7 +15,9 @@ from report import Row, at_most
 from samples import time_ns
 from weights import own_memory
 
-_LAYER_BYTES = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)  # of a Llama of 8 billion numbers
+# of a Llama of 8 billion numbers, and of one of a billion numbers
+_LAYER_BYTES = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+_SMALL_LAYER_BYTES = 2 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192 + 2 * 2048)
 
 
 def wanted_gib() -> float:
@@ -23,21 +25,26 @@ def wanted_gib() -> float:
     return float(os.environ.get("ONECOPY_BENCH_MODEL_GIB", "1"))
 
 
-def _write_model(directory: pathlib.Path, gib: float) -> int:
-    """Writes the files of a Llama with as many layers as the size needs. Returns their size in bytes."""
+def write_model(directory: pathlib.Path, gib: float, is_tied: bool = False) -> int:
+    """Writes the files of a Llama with as many layers as the size needs. Returns their size in bytes. A model with tied
+    weights has the shapes of a Llama of a billion numbers, of which the output uses the weights of the embedding."""
     import torch
     import transformers
     from safetensors.torch import save_file
 
-    layers = max(1, round(gib * 2**30 / _LAYER_BYTES))
+    layers = max(1, round(gib * 2**30 / (_SMALL_LAYER_BYTES if is_tied else _LAYER_BYTES)))
+    sizes = ({"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192} if is_tied
+             else {"vocab_size": 1024, "hidden_size": 4096, "intermediate_size": 14336})  # fmt: skip
     config = transformers.LlamaConfig(
-        vocab_size=1024, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
-        num_hidden_layers=layers, tie_word_embeddings=False, dtype="bfloat16", architectures=["LlamaForCausalLM"],
+        **sizes, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=layers, tie_word_embeddings=is_tied,
+        dtype="bfloat16", architectures=["LlamaForCausalLM"],
     )  # fmt: skip
     config.save_pretrained(directory)
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in transformers.LlamaForCausalLM(config).state_dict().items()}
-    random = torch.randn(4096 * 14336).bfloat16()
+    if is_tied:
+        del shapes["lm_head.weight"]
+    random = torch.randn(max(shape.numel() for shape in shapes.values())).mul_(0.02).bfloat16()
     files: dict[str, str] = {}
     for layer in range(-1, layers):
         prefix = f"model.layers.{layer}."
@@ -78,7 +85,7 @@ def huggingface(effort: Effort) -> Row:
         row.note("transformers is not installed: nothing was measured")
         return row
     with tempfile.TemporaryDirectory() as place:
-        total = _write_model(pathlib.Path(place), gib)
+        total = write_model(pathlib.Path(place), gib)
         with (
             Peer(hold_model, path=place) as first,
             Peer(hold_model, path=place) as second,

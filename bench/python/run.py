@@ -12,6 +12,7 @@ import alive
 import crowd
 import cuda
 import cuda_blocks
+import first_token
 import graph_calls
 import graph_card
 import hand_over
@@ -61,6 +62,8 @@ ROWS = {
     "weights": weights.weights,
     "ray": weights.ray_actors,
     "huggingface": loaded_model.huggingface,
+    "start-first-token": first_token.starts,
+    "start-refit": first_token.refits,
     "store-restart": store_restart.restart,
     "store-update": store_versions.update,
     "store-first-pass": store_versions.first_pass,
@@ -81,6 +84,9 @@ CUDA_ROWS = {
     "cuda-reduce": cuda.reduced,
     "cuda-int": cuda.numbers,
     "cuda-kv-blocks": cuda_blocks.copies,
+    "start-first-token": first_token.starts,
+    "start-sleep": first_token.sleeping,
+    "start-refit": first_token.refits,
     "cuda-graphs-memory": graph_card.memory,
     "cuda-graphs-held": graph_card.held,
     "cuda-graphs-alive": graph_card.alive,
