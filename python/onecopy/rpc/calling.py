@@ -57,8 +57,11 @@ def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Py
         functions.check_operator(operator, args, kwargs)
     made = (function if found is None else found[2], args, kwargs)
     try:
+        owner = agent.member(to).info.id
+        if not telemetry.is_profiled():
+            return rref.begin(agent, owner, ".make", made, timeout)
         with telemetry.range_of_call("remote", function, agent, to):
-            return rref.begin(agent, agent.member(to).info.id, ".make", made, timeout)
+            return rref.begin(agent, owner, ".make", made, timeout)
     except RefusedValue as refused:
         raise refused.located(func=function, args=args, kwargs=kwargs) from None
 

@@ -37,23 +37,45 @@ Reference = tuple[int, int]  # (id of the member that made it, number there)
 
 
 class Cell:
-    """A slot of the owner for a value, or for the failure to make the value."""
+    """A slot of the owner for a value, or for the failure to make the value. A Future is made for those who wait."""
+
+    __slots__ = ("_future", "_is_set", "_lock", "_made")
 
     def __init__(self) -> None:
-        self.future: torch.futures.Future[Any] = torch.futures.Future()
-        self._lock, self._is_set = threading.Lock(), False
+        self._lock, self._is_set, self._made = threading.Lock(), False, None
+        self._future: torch.futures.Future[Any] | None = None
 
     def set(self, value: Any) -> None:
         """Sets the value, unless it is set. Callbacks of the future run in this thread, without the lock."""
         with self._lock:
             if self._is_set:
                 return
-            self._is_set = True
-        self.future.set_result(value)
+            self._made, self._is_set = value, True
+            future = self._future
+        if future is not None:
+            future.set_result(value)
+
+    def is_set(self) -> bool:
+        """Returns whether there is a value or a failure."""
+        return self._is_set
+
+    def made(self) -> Any:
+        """Returns the value or the failure. REQUIRES: is_set()."""
+        return self._made
+
+    @property
+    def future(self) -> torch.futures.Future[Any]:
+        """The Future of the value or the failure."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                if self._is_set:
+                    self._future.set_result(self._made)
+            return self._future
 
     def value(self) -> Any:
         """Waits for the value and returns it. Raises the failure to make the value."""
-        return self.unwrap(self.future.wait())
+        return self.unwrap(self._made if self._is_set else self.future.wait())
 
     @staticmethod
     def unwrap(value: Any) -> Any:
@@ -66,7 +88,7 @@ class Cell:
 class _Entry:
     def __init__(self) -> None:
         self.cell = Cell()
-        self.holders: collections.Counter[int] = collections.Counter()
+        self.holders: dict[int, int] = {}
         self.announced: dict[Reference, int] = {}
 
     def is_free(self) -> bool:
@@ -95,19 +117,17 @@ class OwnedValues:
     def count(self, reference: Reference, holder: int, number: int = 1) -> None:
         """Adds `number`, which may be negative, to a holder's references. Removes an entry without holders."""
         with self._lock:
-            holders = self._entries[reference].holders
-            holders[holder] += number
-            if holders[holder] <= 0:
-                del holders[holder]
-            gone = self._remove_free(reference)
+            gone = self._add(reference, holder, number)
         del gone  # destroys the value, whose destructor may run any code, without the lock
 
     def made_by(self, reference: Reference, holder: int, own: int) -> Cell:
         """Counts the maker of a reference and returns the cell, which outlives the entry if a drop removes the entry
         early."""
-        if holder != own:
-            self.count(reference, holder)
-        return self.cell(reference)
+        with self._lock:
+            cell = self._entries[reference].cell
+            gone = None if holder == own else self._add(reference, holder, 1)
+        del gone  # as in count()
+        return cell
 
     def announce(self, reference: Reference, fork: Reference, receiver: int) -> None:
         """Counts a fork that another member sends to `receiver`."""
@@ -122,7 +142,7 @@ class OwnedValues:
             entry = self._entries[reference]
             if entry.announced.pop(fork, None) is None:
                 self._early[fork] = receiver
-            entry.holders[receiver] += 1
+            entry.holders[receiver] = entry.holders.get(receiver, 0) + 1
 
     def forget_member(self, member: int) -> None:
         """Drops all counts of a member that has ended. REQUIRES: all its messages were handled."""
@@ -142,12 +162,20 @@ class OwnedValues:
     def counts(self) -> tuple[int, int]:
         """Returns (number of values, number of references to values)."""
         with self._lock:
-            return len(self._entries), sum(e.holders.total() + len(e.announced) for e in self._entries.values())
+            return len(self._entries), sum(sum(e.holders.values()) + len(e.announced) for e in self._entries.values())
 
     def held(self) -> dict[Reference, dict[int, int]]:
         """Returns {reference: {holder: number}} of the held values, for a report of leaks."""
         with self._lock:
             return {r: dict(e.holders) for r, e in self._entries.items() if not e.is_free()}
+
+    def _add(self, reference: Reference, holder: int, number: int) -> _Entry | None:
+        """Returns the entry if it was removed, which the caller destroys without the lock."""
+        holders = self._entries[reference].holders
+        count = holders.pop(holder, 0) + number
+        if count > 0:
+            holders[holder] = count
+        return self._remove_free(reference)
 
     def _remove_free(self, reference: Reference) -> _Entry | None:
         return self._entries.pop(reference) if self._entries[reference].is_free() else None

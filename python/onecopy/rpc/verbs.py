@@ -67,13 +67,13 @@ def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs:
             function = functions.find(function)
         except BaseException as error:
             cell.set(agent.refusal(error))
-            return cell.future.value()
+            return cell.made()
     return answer(agent, function, run(agent, function, args, kwargs, is_checked=is_named), cell.set)
 
 
 def _of_value(cell: Cell, then: Callable[[Any], Any]) -> Any:
     """Returns then(the value of the cell), or a Deferred if the value is not made yet."""
-    return then(cell.future.value()) if cell.future.done() else Deferred(cell.future, then)
+    return then(cell.made()) if cell.is_set() else Deferred(cell.future, then)
 
 
 @verb(".fetch", _with_cell)
