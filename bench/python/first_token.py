@@ -146,7 +146,9 @@ def starts(effort: Effort) -> Row:
         return row
     for is_tied in (False, True):
         _in_places(_starts_of, row, effort, is_tied)
-    row.note("ONECOPY_BENCH_MODEL_GIB is the size to ask for; each way is a new process, and all generate the same token")
+    row.note(
+        "ONECOPY_BENCH_MODEL_GIB is the size to ask for; each way is a new process, and all generate the same token"
+    )
     return row
 
 
@@ -191,7 +193,9 @@ def _starts_of(row: Row, path: str, device: str, total: int) -> None:
 
 def sleeping(effort: Effort) -> Row:
     """Measures engines of one GPU that leave their weights to one version in the memory of the CPU."""
-    row = Row(f"{_ENGINES} engines of one GPU sleep and wake", "1.02 x the model in the memory of the CPU, for all of them")
+    row = Row(
+        f"{_ENGINES} engines of one GPU sleep and wake", "1.02 x the model in the memory of the CPU, for all of them"
+    )
     if effort.device == "cpu" or importlib.util.find_spec("transformers") is None:
         row.note("this row needs a GPU and transformers: nothing was measured")
         return row

@@ -20,7 +20,9 @@ def test_a_run_without_failures_ends_with_success(tmp_path):
     assert result.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
 
 
-@pytest.mark.parametrize("order", [("step one false || true", "step two true"), ("step two true", "step one false || true")])
+@pytest.mark.parametrize(
+    "order", [("step one false || true", "step two true"), ("step two true", "step one false || true")]
+)
 def test_a_run_with_a_failure_ends_with_its_name_and_status_1(tmp_path, order):
     result = summary(tmp_path, *order)
     assert result.returncode == 1
