@@ -2,7 +2,6 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>

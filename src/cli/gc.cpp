@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
-#include <memory>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>

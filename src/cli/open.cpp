@@ -18,7 +18,6 @@
 #include "interrupts.h"
 #include "memory/safetensors.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/copy.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "output_format.h"

@@ -2,7 +2,6 @@
 #include "output_format.h"
 
 #include <map>
-#include <string>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>

@@ -2,16 +2,12 @@
 // These probes use a vendor's devices through the interface that sharing uses.
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
-#include "probe.h"
 #include "probe_devices.h"
 #include "text.h"
 

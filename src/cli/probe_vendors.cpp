@@ -2,9 +2,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include <fmt/format.h>
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -15,7 +14,6 @@
 #include "interrupts.h"
 #include "load_file.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/copy.h"
 #include "output_format.h"
 #include "store_keeper.h"
 #include "store_table.h"

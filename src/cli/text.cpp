@@ -2,7 +2,6 @@
 #include "text.h"
 
 #include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
-#include <utility>
 
 #include "onecopy/core/error.h"
 #include "os/file.h"

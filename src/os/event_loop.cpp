@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <set>
 #include <string>

@@ -8,7 +8,6 @@
 #include <cstddef>
 
 #include "onecopy/core/error.h"
-#include "os/mutex.h"
 
 namespace onecopy {
 

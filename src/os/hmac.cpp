@@ -2,7 +2,6 @@
 #include "os/hmac.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace onecopy {

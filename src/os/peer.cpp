@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <sstream>
-#include <string>
 
 #include "onecopy/core/error.h"
 #include "os/file.h"

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <optional>
 #include <span>
 

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
-#include <cstddef>
 #include <cstdint>
 #include <new>
 

@@ -9,7 +9,6 @@
 
 #include "array/dtype.h"
 #include "array/exports.h"
-#include "binding/module.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {

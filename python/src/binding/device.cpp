@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <vector>
 
 #include "array/source.h"
 #include "array/strided.h"
@@ -14,7 +13,6 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
-#include "onecopy/share/share.h"
 #include "share/session.h"
 #include "torch/torch.h"
 

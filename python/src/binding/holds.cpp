@@ -5,7 +5,6 @@
 #include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/kept.h"
-#include "binding/module.h"
 #include "onecopy/share/object.h"
 #include "onecopy/share/share.h"
 #include "share/session.h"

@@ -2,7 +2,6 @@
 #include "binding/kept.h"
 
 #include <atomic>
-#include <memory>
 #include <new>
 #include <utility>
 

@@ -10,7 +10,6 @@
 #include "array/numpy.h"
 #include "binding/bundle.h"
 #include "binding/device.h"
-#include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/pin.h"
 #include "device/pinned_ranges.h"

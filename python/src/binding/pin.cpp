@@ -5,13 +5,11 @@
 
 #include <atomic>
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "binding/args.h"
 #include "binding/device.h"
 #include "binding/gil.h"
-#include "binding/kept.h"
 #include "binding/module.h"
 #include "binding/pin.h"
 #include "device/capture_gate.h"

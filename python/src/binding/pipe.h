@@ -3,7 +3,6 @@
 
 #include <memory>
 
-#include "binding/gil.h"
 #include "binding/module.h"
 #include "onecopy/channel/pipe.h"
 

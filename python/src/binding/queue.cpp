@@ -5,13 +5,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "binding/args.h"
-#include "binding/bytes.h"
 #include "binding/device.h"
 #include "onecopy/core/error.h"
 

@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
-#include <cmath>
 
 #include "binding/args.h"
 #include "binding/gil.h"

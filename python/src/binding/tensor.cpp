@@ -4,7 +4,8 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
-#include "array/buffer.h"
+#include <algorithm>
+
 #include "array/dtype.h"
 #include "array/index.h"
 #include "array/numbers.h"
@@ -12,7 +13,6 @@
 #include "array/source.h"
 #include "binding/args.h"
 #include "binding/device.h"
-#include "binding/gil.h"
 #include "binding/module.h"
 #include "binding/tensor_exchange.h"
 #include "binding/text.h"

@@ -12,7 +12,6 @@
 #include "array/source.h"
 #include "binding/args.h"
 #include "binding/bytes.h"
-#include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/open.h"
 #include "onecopy/core/error.h"

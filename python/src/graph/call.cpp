@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "binding/gil.h"
 #include "device/backend.h"
-#include "memory/dlpack_dtype.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {

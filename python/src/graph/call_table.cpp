@@ -7,11 +7,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "binding/args.h"
-#include "binding/gil.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
 

@@ -11,7 +11,6 @@
 
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "os/mutex.h"
 
 namespace onecopy::python {
 

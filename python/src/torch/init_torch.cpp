@@ -3,7 +3,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
-#include "binding/bytes.h"
 #include "binding/holds.h"
 #include "binding/module.h"
 #include "onecopy/share/share.h"

@@ -3,15 +3,10 @@
 
 #include <nanobind/stl/string.h>
 
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "binding/args.h"
-#include "device/backend.h"
-#include "memory/dlpack_dtype.h"
 #include "onecopy/core/error.h"
-#include "torch/torch.h"
 
 namespace onecopy::python::torch {
 namespace {

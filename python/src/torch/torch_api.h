@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "binding/module.h"

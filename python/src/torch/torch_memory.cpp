@@ -3,7 +3,6 @@
 // thread, with or without the GIL; see onecopy/torch.py.
 #include <sys/types.h>
 
-#include <cstddef>
 #include <exception>
 #include <unordered_map>
 #include <utility>

@@ -2,7 +2,6 @@
 #include "torch/torch_storages.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "binding/kept.h"

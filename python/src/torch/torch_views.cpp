@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes new tensors of torch, on its own memory or on memory that it does not know.
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "binding/args.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "value/bundle_value.h"
 
-#include <algorithm>
-
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "onecopy/core/bytes.h"

@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "binding/gil.h"
 #include "onecopy/core/error.h"
 

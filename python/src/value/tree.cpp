@@ -2,7 +2,6 @@
 #include "value/tree.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "torch/torch.h"
 #include "value/leaf.h"

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
-#include <vector>
-
 #include "array/numpy.h"
 #include "binding/args.h"
 #include "binding/bytes.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "onecopy/core/error.h"
-#include "onecopy/share/handle_fields.h"
 #include "share/session.h"
 
 namespace onecopy {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "device/order/current_streams.h"
 #include "device/pinned_ranges.h"

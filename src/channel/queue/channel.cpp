@@ -13,7 +13,6 @@
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/random.h"
-#include "share/session.h"
 
 namespace onecopy {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <utility>
 
 #include "onecopy/core/error.h"
 #include "os/deadline.h"

@@ -3,10 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "channel/codec/tensor_order.h"
 #include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
-#include "share/session.h"
 
 namespace onecopy {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "channel/queue/channel_registry.h"
 #include "onecopy/core/error.h"
-#include "share/session.h"
 
 namespace onecopy {
 namespace {

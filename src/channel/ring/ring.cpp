@@ -9,7 +9,6 @@
 #include <bit>
 #include <cerrno>
 
-#include "onecopy/core/error.h"
 #include "os/memfd.h"
 #include "os/memory_limit.h"
 #include "os/process.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/ring/ring_wait.h"
 
-#include <algorithm>
 #include <climits>
 
 #include "core/point.h"

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "devices.h"
 #include "onecopy/core/error.h"
 

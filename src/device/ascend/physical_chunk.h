@@ -2,8 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
-#include <vector>
 
 #include "device/reservation.h"
 #include "devices.h"

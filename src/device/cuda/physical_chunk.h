@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <span>
-#include <vector>
-
 #include "device/reservation.h"
 #include "devices.h"
 #include "kept_descriptors.h"

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <fstream>
 
-#include "onecopy/core/error.h"
 #include "os/crew.h"
 #include "os/process.h"
 

@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

@@ -5,13 +5,10 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <chrono>
-#include <exception>
 #include <thread>
 #include <utility>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"

@@ -15,7 +15,6 @@
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/memfd.h"
-#include "share/owner/claim_memory.h"
 
 namespace onecopy {
 namespace {

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
 

@@ -8,7 +8,6 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
-#include "os/log.h"
 #include "share/borrower/peer.h"
 
 namespace onecopy {

@@ -2,7 +2,6 @@
 #include "share/borrower/retained_segments.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "os/log.h"
 #include "share/owner/claim_memory.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "share/broker/broker.h"

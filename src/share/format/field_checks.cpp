@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/format/field_checks.h"
 
-#include <fmt/format.h>
-
 #include "onecopy/core/error.h"
 
 namespace onecopy {

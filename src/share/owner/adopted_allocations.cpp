@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <iterator>
-#include <vector>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"

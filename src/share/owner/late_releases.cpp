@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/late_releases.h"
 
-#include <utility>
-
 #include "device/backend.h"
 #include "device/capture_gate.h"
 #include "device/pinned_ranges.h"

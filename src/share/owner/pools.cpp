@@ -4,8 +4,6 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <chrono>
-#include <utility>
 
 #include "os/memory_limit.h"
 

@@ -9,8 +9,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <utility>
-#include <vector>
 
 #include "device/backend.h"
 #include "onecopy/memory/tensor.h"

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <mutex>
 #include <thread>
-#include <utility>
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"

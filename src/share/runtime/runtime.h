@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>

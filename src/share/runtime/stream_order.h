@@ -15,7 +15,6 @@
 #include "onecopy/share/handle_fields.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/process.h"
 #include "os/worker.h"
 #include "share/owner/stream_releases.h"
 

@@ -13,7 +13,6 @@
 #include "os/log.h"
 #include "store/client/link_watch.h"
 #include "store/client/start_keeper.h"
-#include "store/keeper/version_files.h"
 
 namespace onecopy::store {
 namespace {

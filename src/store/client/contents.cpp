@@ -6,7 +6,6 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "store/client/state.h"
-#include "store/keeper/version_files.h"
 
 namespace onecopy::store {
 

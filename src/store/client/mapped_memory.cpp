@@ -16,7 +16,6 @@
 #include "os/deadline.h"
 #include "os/log.h"
 #include "os/memfd.h"
-#include "os/mutex.h"
 #include "os/page_tables.h"
 #include "share/session.h"
 #include "store/format/message.h"

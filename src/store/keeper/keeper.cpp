@@ -13,7 +13,6 @@
 #include <chrono>
 #include <climits>
 #include <csignal>
-#include <optional>
 #include <thread>
 #include <tuple>
 

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <string>
 
 #include "onecopy/core/error.h"
 #include "os/file.h"

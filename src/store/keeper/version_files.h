@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "os/fd.h"
 #include "store/format/record.h"

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "os/poller.h"

@@ -2,7 +2,6 @@
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
 namespace onecopy::store {
