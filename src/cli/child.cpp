@@ -16,9 +16,7 @@
 #include <span>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/file.h"
 
@@ -83,7 +81,7 @@ void Child::send(const nlohmann::json& question) {
   try {
     write_all(to_, std::as_bytes(std::span(line)));
   } catch (const Error&) {
-    throw Error(ErrorCode::peer_died, fmt::format("process {} of this program ended unexpectedly", pid_));
+    throw_error(ErrorCode::peer_died, "process {} of this program ended unexpectedly", pid_);
   }
 }
 
@@ -96,19 +94,16 @@ nlohmann::json Child::ask(const nlohmann::json& question, std::chrono::milliseco
     const int ready = ::poll(&poller, 1, static_cast<int>(left_until(deadline).count()));
     if (ready < 0) continue;  // a signal
     if (ready == 0)
-      throw Error(ErrorCode::timeout,
-                  fmt::format("process {} did not answer within {} ms", pid_, timeout.count()));
+      throw_error(ErrorCode::timeout, "process {} did not answer within {} ms", pid_, timeout.count());
     std::array<char, 4096> buffer;
     const ssize_t got = ::read(from_.get(), buffer.data(), buffer.size());
-    if (got == 0)
-      throw Error(ErrorCode::peer_died, fmt::format("process {} of this program ended unexpectedly", pid_));
+    if (got == 0) throw_error(ErrorCode::peer_died, "process {} of this program ended unexpectedly", pid_);
     if (got > 0) pending_.append(buffer.data(), static_cast<std::size_t>(got));
   }
   auto answer = nlohmann::json::parse(pending_.substr(0, end));
   pending_.erase(0, end + 1);
   if (answer.contains("error"))
-    throw Error(ErrorCode::protocol,
-                fmt::format("process {}: {}", pid_, answer["error"].get<std::string>()));
+    throw_error(ErrorCode::protocol, "process {}: {}", pid_, answer["error"].get<std::string>());
   return answer;
 }
 

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/throw_error.h"
 #include "device/janitor.h"
-#include "onecopy/core/error.h"
 #include "output_format.h"
 #include "text.h"
 
@@ -25,9 +25,9 @@ void print_report(const CleanupReport& report) {
 
 int gc(OutputFormat format) {
   if (!std::filesystem::is_directory(shared_directory()))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is not a directory; set ONECOPY_SHM_DIR to one, or unset it for /dev/shm",
-                            shared_directory()));
+    throw_error(ErrorCode::invalid_argument,
+                "{} is not a directory; set ONECOPY_SHM_DIR to one, or unset it for /dev/shm",
+                shared_directory());
   const CleanupReport report = remove_abandoned_files();
   if (format == OutputFormat::json)
     print_json({{"directory", shared_directory()},

@@ -15,7 +15,7 @@
 
 #include <fmt/format.h>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/file.h"
 #include "os/process.h"
@@ -106,8 +106,7 @@ std::vector<KeeperProcess> kill_keeper(const Places& places) {
     std::vector<KeeperProcess> found = keeper_processes(places);
     if (found.empty()) return first;
     if (until.has_passed())
-      throw Error(ErrorCode::timeout,
-                  fmt::format("process {} of the store's keeper does not end", found[0].pid));
+      throw_error(ErrorCode::timeout, "process {} of the store's keeper does not end", found[0].pid);
     for (const KeeperProcess& process : found)
       ::syscall(SYS_pidfd_send_signal, process.end.get(), SIGKILL, nullptr, 0);
     for (const KeeperProcess& process : found) until.wait_for(process.end.get(), POLLIN);

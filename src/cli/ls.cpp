@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/throw_error.h"
 #include "group_table.h"
 #include "interrupts.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/stats.h"
 #include "output_format.h"
 #include "owner_table.h"
@@ -134,10 +134,10 @@ void check_asked_for(const OwnerList& list, const LsOptions& options) {
     const auto has_pid = [&](const auto& owner) { return owner.pid == pid; };
     if (std::none_of(list.owners.begin(), list.owners.end(), has_pid) &&
         std::none_of(list.silent.begin(), list.silent.end(), has_pid))
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("process {} does not use onecopy, has ended, or belongs to another user; "
-                              "onecopy ls lists the processes that do",
-                              pid));
+      throw_error(ErrorCode::invalid_argument,
+                  "process {} does not use onecopy, has ended, or belongs to another user; onecopy ls "
+                  "lists the processes that do",
+                  pid);
   }
 }
 
@@ -241,8 +241,7 @@ void add_ls(CLI::App& app, Command& command) {
       "  borrowers   processes that have opened some of it\n"
       "Below the table: processes without memory of their own, arenas of captured graphs, processes that\n"
       "did not answer within two seconds, and the objects of the store. On a terminal, command lines are "
-      "cut to its width; -v shows them "
-      "whole.\n"
+      "cut to its width; -v shows them whole.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"

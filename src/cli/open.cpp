@@ -15,9 +15,9 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/throw_error.h"
 #include "interrupts.h"
 #include "memory/safetensors.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "output_format.h"
@@ -94,12 +94,12 @@ void print_as_json(const std::vector<NamedTensor>& tensors) {
 void check_out(const OpenOptions& options) {
   const std::string& out = options.out;
   if (out.ends_with(".npy") || out.ends_with(".npz"))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--out writes a safetensors file, but {} has a NumPy name; give it a name "
-                            "that ends in .safetensors",
-                            out));
+    throw_error(ErrorCode::invalid_argument,
+                "--out writes a safetensors file, but {} has a NumPy name; give it a name "
+                "that ends in .safetensors",
+                out);
   if (!out.empty() && !options.force && std::filesystem::is_regular_file(out))
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} exists already; --force overwrites it", out));
+    throw_error(ErrorCode::invalid_argument, "{} exists already; --force overwrites it", out);
 }
 
 void write_all(const std::vector<NamedTensor>& tensors, const std::string& out) {

@@ -7,14 +7,13 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "child.h"
 #include "commands.h"
+#include "core/throw_error.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 #include "os/shared_library.h"
 #include "probe.h"
 #include "probe_devices.h"
@@ -110,9 +109,9 @@ __attribute__((no_sanitize("function")))
 #endif
 void call_cuda(const SharedLibrary& driver, const char* name, Parameters... parameters) {
   auto* call = reinterpret_cast<int (*)(Parameters...)>(driver.symbol(name));
-  if (!call) throw Error(ErrorCode::unsupported, fmt::format("{} has no {}", driver.name(), name));
+  if (!call) throw_error(ErrorCode::unsupported, "{} has no {}", driver.name(), name);
   if (const int error = call(parameters...); error != 0)
-    throw Error(ErrorCode::unsupported, fmt::format("{} failed with error {}", name, error));
+    throw_error(ErrorCode::unsupported, "{} failed with error {}", name, error);
 }
 
 /// Allocates memory with cudaMalloc, as frameworks do. The memory is freed when this process ends.

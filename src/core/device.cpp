@@ -6,7 +6,7 @@
 #include <charconv>
 #include <optional>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -30,8 +30,8 @@ Device Device::parse(std::string_view text) {
     if (!text.starts_with(prefix) || text.size() <= prefix.size() || text[prefix.size()] != ':') continue;
     if (const auto index = parse_index(text.substr(prefix.size() + 1))) return {type, *index};
   }
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("\"{}\" is not a device; write \"cpu\", \"cuda:0\" or \"npu:0\"", text));
+  throw_error(ErrorCode::invalid_argument, "\"{}\" is not a device; write \"cpu\", \"cuda:0\" or \"npu:0\"",
+              text);
 }
 
 std::string Device::str() const {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/pinned_ranges.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy {
 
@@ -21,8 +20,8 @@ std::atomic<PinnedRanges*> of_this_process{nullptr};
 void check_pages(std::uintptr_t at, std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0 || at % page != 0 || bytes % page != 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("whole pages of {} bytes are pinned, not {} bytes at {:#x}", page, bytes, at));
+    throw_error(ErrorCode::invalid_argument, "whole pages of {} bytes are pinned, not {} bytes at {:#x}",
+                page, bytes, at);
 }
 
 }  // namespace
@@ -64,8 +63,8 @@ void PinnedRanges::add(Address at, const Range& range) {
   const WriterLock lock(mutex_);
   const auto next = ranges_.lower_bound(at);
   if (find(at) != ranges_.end() || (next != ranges_.end() && next->first - at < range.bytes))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("some of these {} bytes are pinned already: unpin them first", range.bytes));
+    throw_error(ErrorCode::invalid_argument, "some of these {} bytes are pinned already: unpin them first",
+                range.bytes);
   ranges_.emplace(at, range);
 }
 

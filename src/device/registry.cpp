@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
 #include "device/copy_counts.h"
 #include "device/pinned_ranges.h"
 #include "device/reservation.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/mutex.h"
 
@@ -33,8 +32,8 @@ constexpr std::array kBackends{
 };
 
 [[noreturn]] void throw_one_piece(DeviceType type) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} devices do not tell addresses from memory: allocate a segment", name(type)));
+  throw_error(ErrorCode::unsupported, "{} devices do not tell addresses from memory: allocate a segment",
+              name(type));
 }
 
 }  // namespace
@@ -57,40 +56,33 @@ void Backend::copy_batch(std::span<const Transfer> transfers, Stream stream) {
 }
 
 void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} devices do not write words of the host", name(type())));
+  throw_error(ErrorCode::unsupported, "{} devices do not write words of the host", name(type()));
 }
 
 void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std::uint64_t) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} devices do not wait for words of the host", name(type())));
+  throw_error(ErrorCode::unsupported, "{} devices do not wait for words of the host", name(type()));
 }
 
 void Backend::pin_host(int, void*, std::size_t, Access) {
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("host memory is pinned for a card that copies it, and {} is not a card: name a card",
-                  name(type())));
+  throw_error(ErrorCode::unsupported,
+              "host memory is pinned for a card that copies it, and {} is not a card: name a card",
+              name(type()));
 }
 
 void Backend::require_in_place(int ordinal, const void*) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} does not read memory of the host in place; copy it: to_device()",
-                          Device{type(), static_cast<std::int16_t>(ordinal)}.str()));
+  throw_error(ErrorCode::unsupported, "{} does not read memory of the host in place; copy it: to_device()",
+              Device{type(), static_cast<std::int16_t>(ordinal)}.str());
 }
 
 std::unique_ptr<WorkPoint> Backend::mark_work() {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} devices have no point after all work of a process", name(type())));
+  throw_error(ErrorCode::unsupported, "{} devices have no point after all work of a process", name(type()));
 }
 
 ForeignMemory Backend::find_foreign(const void*, std::size_t) {
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format(
-          "{} memory of another library cannot be shared in place: copy it (copy(), or empty() and a "
-          "copy) into memory of onecopy",
-          name(type())));
+  throw_error(ErrorCode::unsupported,
+              "{} memory of another library cannot be shared in place: copy it (copy(), or empty() and a "
+              "copy) into memory of onecopy",
+              name(type()));
 }
 
 std::unique_ptr<DeviceMemory> Backend::adopt(const ForeignMemory& memory) {
@@ -101,26 +93,23 @@ std::unique_ptr<DeviceMemory> Backend::adopt(const ForeignMemory& memory) {
 void Backend::check_size(std::size_t bytes) const {
   if (const std::size_t unit = granularity();
       bytes == 0 || bytes % unit != 0 || bytes > (std::size_t{1} << 62))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", unit, bytes));
+    throw_error(ErrorCode::invalid_argument,
+                "a segment's size must be a positive multiple of {} bytes, not {}", unit, bytes);
 }
 
 void Backend::refuse(SegmentKind kind) const {
-  throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} are not memory of {} devices",
-                                                  static_cast<int>(kind), name(type())));
+  throw_error(ErrorCode::unsupported, "segments of kind {} are not memory of {} devices",
+              static_cast<int>(kind), name(type()));
 }
 
 std::vector<Fd> DeviceMemory::export_rest(std::size_t) const { return {}; }
 
 void require_all(const ExportedMemory& memory) {
   if (memory.missing == 0) return;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format(
-          "this memory of {} bytes has {} descriptors, more than one message takes: its owner hands "
-          "it out while it runs, and no other process can keep it for the time after",
-          memory.size, memory.fds.size() + memory.missing));
+  throw_error(ErrorCode::unsupported,
+              "this memory of {} bytes has {} descriptors, more than one message takes: its owner hands it "
+              "out while it runs, and no other process can keep it for the time after",
+              memory.size, memory.fds.size() + memory.missing);
 }
 
 void require_lent(Access lent, Access access) {
@@ -142,8 +131,8 @@ void DeviceMemory::check_range(std::size_t offset, std::size_t bytes) const {
   if (access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
   if (offset > size() || bytes > size() - offset)
-    throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
-                                                         offset, offset + bytes, size()));
+    throw_error(ErrorCode::invalid_argument, "bytes {} to {} are outside of a segment of {}", offset,
+                offset + bytes, size());
 }
 
 ExportedMemory DeviceMemory::export_memory(Access access) const {
@@ -163,8 +152,7 @@ std::byte* DeviceMemory::allow(int) {
 Backend& backend(DeviceType type) {
   for (const Entry& entry : kBackends)
     if (entry.type == type) return entry.get();
-  throw Error(ErrorCode::unsupported,
-              fmt::format("this build of onecopy has no backend for {} devices", name(type)));
+  throw_error(ErrorCode::unsupported, "this build of onecopy has no backend for {} devices", name(type));
 }
 
 std::vector<DeviceType> backend_types() {
@@ -198,12 +186,11 @@ Device find_device(DeviceType type, const Uuid& uuid) {
   const auto devices = from.devices();
   for (const DeviceInfo& info : devices)
     if (info.uuid == uuid) return info.device;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("the memory is on the {} device with the UUID {}, and the {} that this process sees "
-                  "are others: is its driver there, and what does {} say? A part of a device, such as an "
-                  "instance of MIG, is a device with a UUID of its own",
-                  name(type), uuid.str(), devices.size(), from.traits().visibility));
+  throw_error(ErrorCode::unsupported,
+              "the memory is on the {} device with the UUID {}, and the {} that this process sees are "
+              "others: is its driver there, and what does {} say? A part of a device, such as an instance "
+              "of MIG, is a device with a UUID of its own",
+              name(type), uuid.str(), devices.size(), from.traits().visibility);
 }
 
 Uuid uuid_of(Device device) {
@@ -211,9 +198,8 @@ Uuid uuid_of(Device device) {
   const auto devices = backend(device.type).devices();
   const auto at = static_cast<std::size_t>(device.index);
   if (device.index < 0 || at >= devices.size())
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("there is no {}: this process sees {} such devices", device.str(), devices.size()));
+    throw_error(ErrorCode::invalid_argument, "there is no {}: this process sees {} such devices",
+                device.str(), devices.size());
   return devices[at].uuid;
 }
 
@@ -237,9 +223,8 @@ void count_pageable(const PinnedRanges& pinned, const void* host, std::size_t by
   copy_counts.pageable_bytes += bytes;
   if (bytes >= kLarge && !is_said.exchange(true))
     log_warning(
-        "copied {} MiB between a card and memory of the host that is not pinned, at a fraction of "
-        "the link's speed: pin it before, by onecopy.pin(tensor), or allocate it with pin=True "
-        "(said once)",
+        "copied {} MiB between a card and memory of the host that is not pinned, at a fraction of the "
+        "link's speed: pin it before, by onecopy.pin(tensor), or allocate it with pin=True (said once)",
         bytes >> 20);
 }
 
@@ -264,8 +249,8 @@ void copy_bytes(const Transfer& transfer, Stream stream) {
   const DeviceType type = std::max(transfer.to_device.type, transfer.from_device.type);
   const DeviceType other = std::min(transfer.to_device.type, transfer.from_device.type);
   if (other != DeviceType::cpu && other != type)
-    throw Error(ErrorCode::unsupported, fmt::format("there is no way from {} to {}; copy through the cpu",
-                                                    transfer.from_device.str(), transfer.to_device.str()));
+    throw_error(ErrorCode::unsupported, "there is no way from {} to {}; copy through the cpu",
+                transfer.from_device.str(), transfer.to_device.str());
   if (transfer.bytes == 0) return;
   if (transfer.to_device == kCpu || transfer.from_device == kCpu)
     copy_in_pieces(backend(type), transfer, stream);

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/graph/arena.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
 #include "device/reservation.h"
 #include "graph/page.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy::graph {
 
@@ -94,11 +92,10 @@ void Arena::check_room(std::size_t bytes) const {
   check_running();
   const std::size_t end = round_up(std::min(bytes, kMaxBytes), part_bytes_);
   if (bytes > kMaxBytes || end > limit_)
-    throw Error(
-        ErrorCode::out_of_memory,
-        fmt::format("a capture needs {} bytes of the arena on {}, in pages {}, and its limit is {}; "
-                    "raise the limit, or run this shape eagerly",
-                    bytes, device_.str(), end, limit_));
+    throw_error(ErrorCode::out_of_memory,
+                "a capture needs {} bytes of the arena on {}, in pages {}, and its limit is {}; "
+                "raise the limit, or run this shape eagerly",
+                bytes, device_.str(), end, limit_);
 }
 
 Window Arena::open(std::size_t bytes) {
@@ -151,9 +148,9 @@ std::unique_ptr<Arena::View> Arena::look_at_common() {
 void Arena::grow(View& view, std::size_t bytes) {
   check_room(bytes);
   if (bytes > view.max_bytes)
-    throw Error(ErrorCode::out_of_mappings,
-                fmt::format("a capture needs {} bytes of the arena on {}, but has addresses for {}", bytes,
-                            device_.str(), view.max_bytes));
+    throw_error(ErrorCode::out_of_mappings,
+                "a capture needs {} bytes of the arena on {}, but has addresses for {}", bytes,
+                device_.str(), view.max_bytes);
   add_pages(round_up(bytes, part_bytes_));
   const std::size_t before = view.end;
   view.end = std::max(before, end_of(bytes));
@@ -227,11 +224,10 @@ void Arena::hide_all() noexcept {
 void Arena::own(View& view, std::span<const Extent> extents) {
   check_running();
   if (!has_aliases_)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("memory of {} has one address, which all graphs of an arena share: capture this "
-                    "graph, which leaves tensors alive, in an arena of its own",
-                    device_.str()));
+    throw_error(ErrorCode::unsupported,
+                "memory of {} has one address, which all graphs of an arena share: capture this "
+                "graph, which leaves tensors alive, in an arena of its own",
+                device_.str());
   for (Page& page : pages_)
     if (view.shows(page)) own_parts(view, page, extents);
   trim();

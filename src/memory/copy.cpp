@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/memory/copy.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy {
 
@@ -16,9 +14,8 @@ void check(const TensorView& from, const TensorView& to) {
   const auto a = from.layout.shape();
   const auto b = to.layout.shape();
   if (from.layout.dtype() != to.layout.dtype() || !std::equal(a.begin(), a.end(), b.begin(), b.end()))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("cannot copy {} to {}: dtype and shape must be the same", from.layout.str(),
-                            to.layout.str()));
+    throw_error(ErrorCode::invalid_argument, "cannot copy {} to {}: dtype and shape must be the same",
+                from.layout.str(), to.layout.str());
   if (to.access == Access::read_only)
     throw Error(ErrorCode::read_only, "cannot copy to a tensor that was opened read-only");
 }

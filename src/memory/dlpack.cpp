@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/memory/dlpack.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
 #include "dlpack_dtype.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy {
 
@@ -106,10 +104,9 @@ std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 1 && strides[i] < 0) strides[i] = 1;
     if (strides[i] < 0)
-      throw Error(
-          ErrorCode::unsupported,
-          fmt::format("dimension {} has the negative stride {}; make a copy with positive strides first", i,
-                      strides[i]));
+      throw_error(ErrorCode::unsupported,
+                  "dimension {} has the negative stride {}; make a copy with positive strides first", i,
+                  strides[i]);
   }
   return strides;
 }
@@ -117,9 +114,8 @@ std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const
 Layout layout_of(const DLTensor& tensor) {
   const DType dtype = from_dl(tensor.dtype);
   if (tensor.ndim < 0 || tensor.ndim > static_cast<std::int32_t>(kMaxDims))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a DLPack tensor has {} dimensions, but 0 to {} are possible", tensor.ndim, kMaxDims));
+    throw_error(ErrorCode::invalid_argument, "a DLPack tensor has {} dimensions, but 0 to {} are possible",
+                tensor.ndim, kMaxDims);
   const auto ndim = static_cast<std::size_t>(tensor.ndim);
   if (ndim == 0) return Layout(dtype);
   if (!tensor.shape) throw Error(ErrorCode::invalid_argument, "the DLPack tensor has no shape");
@@ -135,8 +131,7 @@ Tensor import_tensor(Owned<Managed> managed, Access access) {
   const Device device = from_dl(source.device);
   Layout layout = layout_of(source);
   if (!source.data && layout.numel() > 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the DLPack tensor {} has no memory", layout.str()));
+    throw_error(ErrorCode::invalid_argument, "the DLPack tensor {} has no memory", layout.str());
   void* data = source.data ? static_cast<std::byte*>(source.data) + source.byte_offset : nullptr;
   auto group = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
   return Tensor(BlockRef(group.release(), 0), data, std::move(layout), device, access);
@@ -152,12 +147,11 @@ Owned<Managed> take_over(Managed* managed) {
 /// runtime is loaded.
 Device from_extension(DLDevice device) {
   if (!backend(DeviceType::npu).is_in_process())
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("the DLPack device ({}, {}) belongs to an extension; it is taken for an Ascend device "
-                    "where the ACL runtime is loaded, which it is not in this process: copy the tensor "
-                    "to the cpu first",
-                    device.device_type, device.device_id));
+    throw_error(ErrorCode::unsupported,
+                "the DLPack device ({}, {}) belongs to an extension; it is taken for an Ascend device "
+                "where the ACL runtime is loaded, which it is not in this process: copy the tensor "
+                "to the cpu first",
+                device.device_type, device.device_id);
   return {DeviceType::npu, static_cast<std::int16_t>(device.device_id)};
 }
 
@@ -171,14 +165,14 @@ DLDataType to_dl(DType dtype) noexcept {
 
 DType from_dl(DLDataType dtype) {
   if (dtype.lanes != 1)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("DLPack elements of {} lanes are not supported; view them as scalars with one "
-                            "more dimension",
-                            dtype.lanes));
+    throw_error(ErrorCode::unsupported,
+                "DLPack elements of {} lanes are not supported; view them as scalars with one "
+                "more dimension",
+                dtype.lanes);
   for (const CodeRow& row : kCodeRows)
     if (row.code == dtype.code && 8 * size_of(row.dtype) == dtype.bits) return row.dtype;
-  throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches DLPack code {} with {} bits",
-                                                  dtype.code, dtype.bits));
+  throw_error(ErrorCode::unsupported, "no dtype of onecopy matches DLPack code {} with {} bits", dtype.code,
+              dtype.bits);
 }
 
 DLDevice to_dl(Device device) {
@@ -187,8 +181,8 @@ DLDevice to_dl(Device device) {
     case DeviceType::cuda: return {kDLCuda, device.index};
     case DeviceType::npu: return {kDLExtDev, device.index};
   }
-  throw Error(ErrorCode::unsupported,
-              fmt::format("DLPack has no number for {}; copy the tensor to the cpu first", device.str()));
+  throw_error(ErrorCode::unsupported, "DLPack has no number for {}; copy the tensor to the cpu first",
+              device.str());
 }
 
 Device from_dl(DLDevice device) {
@@ -198,12 +192,11 @@ Device from_dl(DLDevice device) {
   if (device.device_type == kDLExtDev && device.device_id >= 0 && device.device_id <= INT16_MAX)
     return from_extension(device);
   const bool is_managed = device.device_type == kDLCudaManaged;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("{}memory of the DLPack device ({}, {}) cannot be opened; only the cpu's (type {}), CUDA "
-                  "devices' (type {}) and Ascend devices' (type {}) can: copy the tensor to the cpu first",
-                  is_managed ? "managed " : "", device.device_type, device.device_id, kDLCpu, kDLCuda,
-                  kDLExtDev));
+  throw_error(ErrorCode::unsupported,
+              "{}memory of the DLPack device ({}, {}) cannot be opened; only the cpu's (type {}), CUDA "
+              "devices' (type {}) and Ascend devices' (type {}) can: copy the tensor to the cpu first",
+              is_managed ? "managed " : "", device.device_type, device.device_id, kDLCpu, kDLCuda,
+              kDLExtDev);
 }
 
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor) {
@@ -224,9 +217,9 @@ DLManagedTensor* to_dlpack(const Tensor& tensor) {
 Tensor from_dlpack(DLManagedTensorVersioned* managed) {
   auto owned = take_over(managed);
   if (managed->version.major != kVersion.major)
-    throw Error(ErrorCode::version_mismatch,
-                fmt::format("the DLPack tensor has version {}.{}; onecopy reads version {}",
-                            managed->version.major, managed->version.minor, kVersion.major));
+    throw_error(ErrorCode::version_mismatch,
+                "the DLPack tensor has version {}.{}; onecopy reads version {}", managed->version.major,
+                managed->version.minor, kVersion.major);
   const Access access = (managed->flags & kDLReadOnly) != 0 ? Access::read_only : Access::read_write;
   return import_tensor(std::move(owned), access);
 }

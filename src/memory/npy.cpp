@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/throw_error.h"
 #include "npy_literal.h"
-#include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/memfd.h"
 
@@ -42,11 +42,11 @@ DType dtype_of(const std::string& descr) {
   for (const LetterRow& row : kLetterRows) {
     if (rest.empty() || rest[0] != row.kind || rest.substr(1) != row.digits) continue;
     if (descr[0] == '>' && size_of(row.dtype) > 1)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("big-endian elements ({}): convert them with astype('<{}')", descr, rest));
+      throw_error(ErrorCode::unsupported, "big-endian elements ({}): convert them with astype('<{}')",
+                  descr, rest);
     return row.dtype;
   }
-  throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches the descr '{}'", descr));
+  throw_error(ErrorCode::unsupported, "no dtype of onecopy matches the descr '{}'", descr);
 }
 
 Layout npy_layout(const NpyFields& fields) {
@@ -76,8 +76,7 @@ std::size_t length_bytes(ByteSpan head) {
     refuse_npy("it does not start with \\x93NUMPY");
   const auto major = std::to_integer<unsigned>(head[6]);
   if (major < 1 || major > 3)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("the .npy format has version {}; 1 to 3 are known", major));
+    throw_error(ErrorCode::unsupported, "the .npy format has version {}; 1 to 3 are known", major);
   return major == 1 ? 2 : 4;
 }
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
 #include "device/reserve_listener.h"
-#include "onecopy/core/error.h"
 #include "pool_impl.h"
 
 namespace onecopy {
@@ -50,9 +50,8 @@ Pool::Impl::~Impl() {
 
 Extent Pool::Impl::allocate(std::uint64_t bytes) {
   if (bytes >= kAddresses)
-    throw Error(
-        ErrorCode::out_of_memory,
-        fmt::format("cannot allocate {} bytes: a process can address at most {}", bytes, kAddresses));
+    throw_error(ErrorCode::out_of_memory, "cannot allocate {} bytes: a process can address at most {}",
+                bytes, kAddresses);
   bytes = std::max<std::uint64_t>(bytes, 1);
   if (traits_.alignment > 64)
     bytes = (bytes + traits_.alignment - 1) / traits_.alignment * traits_.alignment;

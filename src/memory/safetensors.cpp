@@ -41,8 +41,7 @@ void check_ranges(const SafetensorsHeader& header) {
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.end > data_bytes)
       refuse_safetensors(fmt::format(
-          "tensor \"{}\" ends at byte {} of {} bytes of data: the file is cut off, or its header "
-          "is wrong",
+          "tensor \"{}\" ends at byte {} of {} bytes of data: the file is cut off, or its header is wrong",
           printable(entry.name), entry.end, data_bytes));
     if (entry.begin != at)
       refuse_safetensors(fmt::format(

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "safetensors_dtype.h"
 
 namespace onecopy {
@@ -151,9 +151,8 @@ bool HeaderReader::string(string_t& text) {
   }
   const auto dtype = parse_safetensors_dtype(text);
   if (!dtype && is_known_safetensors_dtype(text))
-    throw Error(ErrorCode::unsupported,
-                fmt::format("elements of type {} are smaller than a byte, which onecopy cannot hold{}",
-                            text, place()));
+    throw_error(ErrorCode::unsupported,
+                "elements of type {} are smaller than a byte, which onecopy cannot hold{}", text, place());
   if (!dtype) refuse_safetensors(fmt::format("unknown dtype \"{}\"{}", printable(text), place()));
   entry().dtype = *dtype;
   has_dtype_ = true;

@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/throw_error.h"
 #include "memory/safetensors.h"
-#include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/random.h"
 #include "safetensors_dtype.h"
@@ -26,19 +26,18 @@ void check_writable(std::span<const Named* const> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [tensor_name, view] = *tensors[i];
     if (i > 0 && tensors[i - 1]->first == tensor_name)
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("two tensors are called \"{}\": give each its own name", printable(tensor_name)));
+      throw_error(ErrorCode::invalid_argument, "two tensors are called \"{}\": give each its own name",
+                  printable(tensor_name));
     if (tensor_name == "__metadata__")
       throw Error(ErrorCode::invalid_argument,
                   "no tensor can be called __metadata__ in a safetensors file");
     if (view.device.type != DeviceType::cpu)
-      throw Error(ErrorCode::unsupported, fmt::format("tensor \"{}\" is on {}: copy it to the cpu first",
-                                                      printable(tensor_name), view.device.str()));
+      throw_error(ErrorCode::unsupported, "tensor \"{}\" is on {}: copy it to the cpu first",
+                  printable(tensor_name), view.device.str());
     if (safetensors_name(view.layout.dtype()).empty())
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("the safetensors format has no elements of type {} (tensor \"{}\")",
-                              name(view.layout.dtype()), printable(tensor_name)));
+      throw_error(ErrorCode::unsupported,
+                  "the safetensors format has no elements of type {} (tensor \"{}\")",
+                  name(view.layout.dtype()), printable(tensor_name));
   }
 }
 
@@ -148,8 +147,8 @@ void write_safetensors(const std::string& path, std::span<const Named> tensors,
   try {
     json = header_json(order, metadata);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a name or metadata is not UTF-8: {}", printable(error.what())));
+    throw_error(ErrorCode::invalid_argument, "a name or metadata is not UTF-8: {}",
+                printable(error.what()));
   }
   Bytes length(8);
   write_value<std::uint64_t>(length.data(), json.size());

@@ -3,8 +3,8 @@
 
 #include <new>
 
+#include "core/throw_error.h"
 #include "memory/pool.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 
 namespace onecopy {
@@ -97,8 +97,8 @@ void SegmentTable::add_committed(std::uint32_t number, std::int64_t bytes) noexc
 const SegmentTable::Entry& SegmentTable::entry(std::uint32_t number) const {
   const auto at = entries_.find(number);
   if (at == entries_.end())
-    throw Error(ErrorCode::stale_handle,
-                fmt::format("segment {} is gone: its blocks were freed and its memory given back", number));
+    throw_error(ErrorCode::stale_handle,
+                "segment {} is gone: its blocks were freed and its memory given back", number);
   return at->second;
 }
 

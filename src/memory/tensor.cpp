@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/memory/tensor.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 #include <vector>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 
@@ -16,13 +14,12 @@ Tensor::Tensor(BlockRef block, void* data, Layout layout, Device device, Access 
 Tensor Tensor::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
   check_not_empty();
   if (dim >= layout_.ndim())
-    throw Error(ErrorCode::invalid_argument, fmt::format("cannot slice dimension {} of {}: it has {}", dim,
-                                                         layout_.str(), layout_.ndim()));
+    throw_error(ErrorCode::invalid_argument, "cannot slice dimension {} of {}: it has {}", dim,
+                layout_.str(), layout_.ndim());
   if (begin < 0 || end < begin || end > shape()[dim])
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("cannot take [{}, {}) of dimension {} of {}: begin and end must be within [0, {}]",
-                    begin, end, dim, layout_.str(), shape()[dim]));
+    throw_error(ErrorCode::invalid_argument,
+                "cannot take [{}, {}) of dimension {} of {}: begin and end must be within [0, {}]", begin,
+                end, dim, layout_.str(), shape()[dim]);
   std::vector<std::int64_t> sizes(shape().begin(), shape().end());
   sizes[dim] = end - begin;
   Layout part(dtype(), sizes, strides());
@@ -38,8 +35,8 @@ Tensor Tensor::with_layout(Layout layout, std::size_t offset_bytes) const {
   check_not_empty();
   const std::size_t reach = layout_.extent_bytes();
   if (offset_bytes > reach || layout.extent_bytes() > reach - offset_bytes)
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} at byte {} reaches past the {} bytes of {}",
-                                                         layout.str(), offset_bytes, reach, layout_.str()));
+    throw_error(ErrorCode::invalid_argument, "{} at byte {} reaches past the {} bytes of {}", layout.str(),
+                offset_bytes, reach, layout_.str());
   return Tensor(block_, static_cast<std::byte*>(data_) + offset_bytes, std::move(layout), device_, access_);
 }
 
@@ -56,10 +53,10 @@ void Tensor::check_not_empty() const {
 
 void Tensor::refuse_as(std::size_t bytes) const {
   check_not_empty();
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} does not have elements of this C++ type of {} bytes: use the type of its "
-                          "dtype, or static_cast<T*>(tensor.data()) to read its bytes as others",
-                          layout_.str(), bytes));
+  throw_error(ErrorCode::invalid_argument,
+              "{} does not have elements of this C++ type of {} bytes: use the type of its "
+              "dtype, or static_cast<T*>(tensor.data()) to read its bytes as others",
+              layout_.str(), bytes);
 }
 
 void Tensor::release() noexcept { *this = Tensor(); }

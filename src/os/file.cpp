@@ -9,7 +9,7 @@
 #include <array>
 #include <cerrno>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -44,9 +44,9 @@ void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (got == 0) {
-      throw Error(ErrorCode::bad_file,
-                  fmt::format("the file ends at byte {}, but {} more bytes are expected; it was cut",
-                              offset + done, bytes.size() - done));
+      throw_error(ErrorCode::bad_file,
+                  "the file ends at byte {}, but {} more bytes are expected; it was cut", offset + done,
+                  bytes.size() - done);
     } else if (errno != EINTR) {
       throw_errno(fmt::format("cannot read {} bytes at {}", bytes.size(), offset), errno);
     }
@@ -82,11 +82,10 @@ void ensure_private_directory(const std::string& path) {
   if (::lstat(path.c_str(), &status) != 0)
     throw_errno(fmt::format("cannot read the status of {}", path), errno);
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
-    throw Error(ErrorCode::other_user,
-                fmt::format("{} must be a directory (not a link) of user {} that no other user may "
-                            "enter, but it has owner {} and mode {:o}; `chmod 700` it or choose "
-                            "another directory",
-                            path, ::geteuid(), status.st_uid, status.st_mode));
+    throw_error(ErrorCode::other_user,
+                "{} must be a directory (not a link) of user {} that no other user may enter, but it has "
+                "owner {} and mode {:o}; `chmod 700` it or choose another directory",
+                path, ::geteuid(), status.st_uid, status.st_mode);
 }
 
 }  // namespace onecopy

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/cgroup.h"
 #include "os/file.h"
 #include "os/mutex.h"
@@ -59,20 +59,18 @@ std::string mebibytes(std::uint64_t bytes) {
 }
 
 [[noreturn]] void throw_over_limit(std::uint64_t bytes, std::uint64_t margin, const MemoryLimit& limit) {
-  throw Error(
-      ErrorCode::out_of_memory,
-      fmt::format("{} more would exceed the memory limit of the control group {}: limit {}, "
-                  "used {} without file cache, kept free {}; release tensors or raise the limit (of "
-                  "the container)",
-                  mebibytes(bytes), limit.cgroup, mebibytes(limit.limit), mebibytes(limit.usage),
-                  mebibytes(margin)));
+  throw_error(ErrorCode::out_of_memory,
+              "{} more would exceed the memory limit of the control group {}: limit {}, used {} without "
+              "file cache, kept free {}; release tensors or raise the limit (of the container)",
+              mebibytes(bytes), limit.cgroup, mebibytes(limit.limit), mebibytes(limit.usage),
+              mebibytes(margin));
 }
 
 [[noreturn]] void throw_over_machine(std::uint64_t bytes, std::uint64_t available) {
-  throw Error(ErrorCode::out_of_memory,
-              fmt::format("{} more is not possible: this machine has {} left (MemAvailable + "
-                          "SwapFree); release tensors or stop other programs",
-                          mebibytes(bytes), mebibytes(available)));
+  throw_error(ErrorCode::out_of_memory,
+              "{} more is not possible: this machine has {} left (MemAvailable + SwapFree); release "
+              "tensors or stop other programs",
+              mebibytes(bytes), mebibytes(available));
 }
 
 /// Returns the limits of this machine. The object is never destroyed, because threads may allocate while the process

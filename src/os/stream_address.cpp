@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/stream_address.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <string_view>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
 
 [[noreturn]] void throw_bad_address(std::string_view address, std::string_view reason) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("\"{}\" is not an address: {}; write unix:/path, unix:@name or "
-                          "tcp:127.0.0.1:port (port 0 picks a free one)",
-                          address, reason));
+  throw_error(ErrorCode::invalid_argument,
+              "\"{}\" is not an address: {}; write unix:/path, unix:@name or "
+              "tcp:127.0.0.1:port (port 0 picks a free one)",
+              address, reason);
 }
 
 LoopbackPort parse_tcp(std::string_view address, std::string_view rest) {

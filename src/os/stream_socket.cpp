@@ -13,7 +13,7 @@
 #include <thread>
 #include <variant>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/stream_address.h"
 #include "os/unix_address.h"
@@ -102,8 +102,8 @@ void wait_or_throw(int fd, short events, const Deadline& deadline, int error, st
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_connection_closed(error);
   if (error != EAGAIN) throw_errno("a connection failed", error);
   if (!deadline.wait_for(fd, events))
-    throw Error(ErrorCode::timeout, fmt::format("timeout: {} bytes are left to {}", missing,
-                                                events == POLLIN ? "receive" : "send"));
+    throw_error(ErrorCode::timeout, "timeout: {} bytes are left to {}", missing,
+                events == POLLIN ? "receive" : "send");
 }
 
 }  // namespace
@@ -157,8 +157,7 @@ StreamSocket StreamSocket::accept(std::chrono::milliseconds timeout) {
   for (;;) {
     if (auto accepted = try_accept()) return std::move(*accepted);
     if (!deadline.wait_for(fd_.get(), POLLIN))
-      throw Error(ErrorCode::timeout,
-                  fmt::format("no client connected to {} within {} ms", address_, timeout.count()));
+      throw_error(ErrorCode::timeout, "no client connected to {} within {} ms", address_, timeout.count());
   }
 }
 

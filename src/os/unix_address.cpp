@@ -14,7 +14,7 @@
 #include <optional>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/file.h"
 #include "os/log.h"
@@ -119,11 +119,10 @@ UnixAddress::UnixAddress(const SocketName& name) {
   const std::size_t most = sizeof address_.sun_path - 1;
   if (name.text.empty()) throw Error(ErrorCode::invalid_argument, "a socket's name is empty; give it one");
   if (name.text.size() > most)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("the socket's name {} has {} bytes, at most {} are possible; choose a shorter one{}",
-                    shown(name), name.text.size(), most,
-                    name.abstract ? "" : " or a directory with a shorter path"));
+    throw_error(ErrorCode::invalid_argument,
+                "the socket's name {} has {} bytes, at most {} are possible; choose a shorter one{}",
+                shown(name), name.text.size(), most,
+                name.abstract ? "" : " or a directory with a shorter path");
   address_.sun_family = AF_UNIX;
   std::memcpy(address_.sun_path + (name.abstract ? 1 : 0), name.text.data(), name.text.size());
   // An abstract name begins with a zero byte and a path ends with one, so both need one byte more.

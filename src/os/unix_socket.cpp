@@ -14,7 +14,7 @@
 #include <memory>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/file.h"
 #include "os/unix_address.h"
@@ -42,14 +42,13 @@ void enlarge_buffers(int fd) noexcept {
 
 void check_packet(ByteSpan bytes, std::span<const int> fds) {
   if (bytes.empty() || bytes.size() > UnixSocket::kMaxPacketBytes)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a packet has {} bytes, but 1 to {} are possible; send it in pieces",
-                            bytes.size(), UnixSocket::kMaxPacketBytes));
+    throw_error(ErrorCode::invalid_argument,
+                "a packet has {} bytes, but 1 to {} are possible; send it in pieces", bytes.size(),
+                UnixSocket::kMaxPacketBytes);
   if (fds.size() > UnixSocket::kMaxPacketFds)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a packet has {} descriptors, but at most {} are possible; send several packets",
-                    fds.size(), UnixSocket::kMaxPacketFds));
+    throw_error(ErrorCode::invalid_argument,
+                "a packet has {} descriptors, but at most {} are possible; send several packets",
+                fds.size(), UnixSocket::kMaxPacketFds);
 }
 
 void attach(msghdr& message, Control& control, std::span<const int> fds) noexcept {
@@ -93,9 +92,9 @@ std::vector<Fd> take_descriptors(msghdr& message) {
 
 void check_size(const msghdr& message) {
   if (message.msg_flags & MSG_TRUNC)
-    throw Error(ErrorCode::protocol,
-                fmt::format("the peer sent a packet of more than {} bytes; it does not speak this protocol",
-                            UnixSocket::kMaxPacketBytes));
+    throw_error(ErrorCode::protocol,
+                "the peer sent a packet of more than {} bytes; it does not speak this protocol",
+                UnixSocket::kMaxPacketBytes);
 }
 
 /// Returns this thread's buffer; pages that no packet ever needed stay untouched.
@@ -132,8 +131,8 @@ UnixSocket::UnixSocket(Fd fd, BoundPath path) : fd_(std::move(fd)), path_(std::m
 UnixSocket UnixSocket::listen(const SocketName& name, int backlog, bool is_locked) {
   const auto slash = name.text.rfind('/');
   if (!name.abstract && (slash == std::string::npos || slash == 0))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the socket's path {} must lie in a directory of its own", name.text));
+    throw_error(ErrorCode::invalid_argument, "the socket's path {} must lie in a directory of its own",
+                name.text);
   if (!name.abstract) ensure_private_directory(name.text.substr(0, slash));
   Fd fd = make_unix_socket(SOCK_SEQPACKET);
   BoundPath path = listen_unix(fd, name, SOCK_SEQPACKET, backlog, is_locked);
@@ -190,9 +189,8 @@ void UnixSocket::send(ByteSpan bytes, std::span<const int> fds, std::chrono::mil
   const Deadline deadline(timeout);
   while (!try_send(bytes, fds))
     if (!deadline.wait_for(fd_.get(), POLLOUT))
-      throw Error(ErrorCode::timeout,
-                  fmt::format("the peer's buffer had no room for a packet of {} bytes within {} ms",
-                              bytes.size(), timeout.count()));
+      throw_error(ErrorCode::timeout, "the peer's buffer had no room for a packet of {} bytes within {} ms",
+                  bytes.size(), timeout.count());
 }
 
 std::optional<Packet> UnixSocket::try_receive() {
@@ -238,7 +236,7 @@ Packet UnixSocket::receive(std::chrono::milliseconds timeout) {
   for (;;) {
     if (auto packet = try_receive()) return std::move(*packet);
     if (!deadline.wait_for(fd_.get(), POLLIN))
-      throw Error(ErrorCode::timeout, fmt::format("the peer sent nothing within {} ms", timeout.count()));
+      throw_error(ErrorCode::timeout, "the peer sent nothing within {} ms", timeout.count());
   }
 }
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "core/throw_error.h"
+
 namespace onecopy::peer {
 namespace {
 
@@ -31,9 +33,9 @@ std::uint32_t type_of(const Protocol& protocol, ByteSpan packet) {
   Head head;
   FieldReader(packet, ErrorCode::protocol, protocol.message)(head);
   if (head.version != protocol.version)
-    throw Error(ErrorCode::version_mismatch,
-                fmt::format("the other process speaks version {} of {} and this one version {}; {}",
-                            head.version, protocol.name, protocol.version, protocol.advice));
+    throw_error(ErrorCode::version_mismatch,
+                "the other process speaks version {} of {} and this one version {}; {}", head.version,
+                protocol.name, protocol.version, protocol.advice);
   return head.type;
 }
 

@@ -26,10 +26,9 @@ class Selection {
     if (key.is(nb::handle(Py_Ellipsis))) return skip(rest_);
     if (PySlice_Check(key.ptr())) return take_slice(key);
     if (PyIndex_Check(key.ptr()) && !PyBool_Check(key.ptr())) return take_int(key);
-    raise_type_error(
-        fmt::format("a tensor is indexed by ints, slices, ... and None, not by {}; "
-                    ".numpy() and .torch() know more",
-                    short_repr(key)));
+    raise_type_error(fmt::format(
+        "a tensor is indexed by ints, slices, ... and None, not by {}; .numpy() and .torch() know more",
+        short_repr(key)));
   }
 
   /// Computes the number of dimensions that `...` stands for.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array/numpy.h"
 
-#include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
 #include <string>
@@ -12,7 +11,7 @@
 #include "array/dtype.h"
 #include "binding/args.h"
 #include "binding/device.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::python {
 namespace {
@@ -24,11 +23,9 @@ nb::object ml_dtype(DType dtype) {
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_ImportError) && !error.matches(PyExc_AttributeError)) throw;
   }
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("numpy has no {} of its own; install the package ml_dtypes, which adds it, or use "
-                  ".torch()",
-                  name));
+  throw_error(ErrorCode::unsupported,
+              "numpy has no {} of its own; install the package ml_dtypes, which adds it, or use .torch()",
+              name);
 }
 
 /// Returns the elements as unsigned ints, which numpy supports.

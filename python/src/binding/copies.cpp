@@ -151,9 +151,8 @@ nb::list Copies::end() {
 void init_copies(nb::module_& m) {
   m.def("_to_device", &copied, nb::arg("value").none(), nb::arg("device"),
         nb::arg("stream").none() = nb::none(), nb::arg("part") = Copies::kPart,
-        nb::sig(
-            "def _to_device(value: typing.Any, device: typing.Any, stream: typing.Any = None, part: int = "
-            "536870912) -> tuple[typing.Any, list[int]]"),
+        nb::sig("def _to_device(value: typing.Any, device: typing.Any, stream: typing.Any = None, part: "
+                "int = 536870912) -> tuple[typing.Any, list[int]]"),
         "Returns the copy of a value, and the number of tensors in each part. A card copies ``part`` bytes "
         "while\n"
         "those behind them are added.");

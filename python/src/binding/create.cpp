@@ -112,9 +112,8 @@ void init_create(nb::module_& m) {
         "Returns a new tensor of zeros. It takes the arguments of ``empty()``.");
   m.def("full", &full, nb::arg("shape").none(), nb::arg("fill_value").none(),
         nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu", nb::arg("pin") = false,
-        nb::sig(
-            "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
-            "typing.Any = 'float32', device: typing.Any = 'cpu', pin: bool = False) -> Tensor"),
+        nb::sig("def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, "
+                "dtype: typing.Any = 'float32', device: typing.Any = 'cpu', pin: bool = False) -> Tensor"),
         "Returns a new tensor filled with a number. It takes the other arguments of ``empty()``.\n"
         "\n"
         "Raises:\n"

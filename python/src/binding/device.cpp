@@ -10,8 +10,8 @@
 #include "array/strided.h"
 #include "binding/args.h"
 #include "binding/gil.h"
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "share/session.h"
 #include "torch/torch.h"
@@ -33,10 +33,9 @@ Device home_of(const HandleFields& handle) {
 }
 
 [[noreturn]] void refuse_device(Device home, Device asked) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("device: memory of {} does not open on {}; open it where it is, and copy it with "
-                          ".to(\"{}\")",
-                          home.str(), asked.str(), asked.str()));
+  throw_error(ErrorCode::unsupported,
+              "device: memory of {} does not open on {}; open it where it is, and copy it with .to(\"{}\")",
+              home.str(), asked.str(), asked.str());
 }
 
 /// Copies after all work in the current streams of both devices, and waits for the copy.
@@ -99,8 +98,8 @@ std::uintptr_t stream_number(nb::handle value, const char* argument) {
   const std::size_t address = PyLong_AsSize_t(number.ptr());
   if (address != static_cast<std::size_t>(-1) || !PyErr_Occurred()) return address;
   PyErr_Clear();
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} must be the number of a stream, not {}", argument, short_repr(value)));
+  throw_error(ErrorCode::invalid_argument, "{} must be the number of a stream, not {}", argument,
+              short_repr(value));
 }
 
 }  // namespace
@@ -115,9 +114,9 @@ Stream stream_arg(nb::handle value, const char* argument) {
 
 void require_host(const Tensor& tensor, const char* what) {
   if (is_on_host(tensor)) return;
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} memory of the cpu, and this tensor is on {}; copy it first: .cpu()", what,
-                          tensor.device().str()));
+  throw_error(ErrorCode::unsupported,
+              "{} memory of the cpu, and this tensor is on {}; copy it first: .cpu()", what,
+              tensor.device().str());
 }
 
 /// Releases the GIL, since an allocation that lacks memory may wait for a stream whose work needs Python.

@@ -46,8 +46,7 @@ void init_holds(nb::module_& m) {
         "Returns the bytes of a handle that can be opened once, as long as this process lives.");
   m.def("_hold_object", &hold_object, nb::arg("object"),
         "Keeps an object until any process calls _end_hold() with the returned bytes, or as long as this "
-        "process "
-        "lives.");
+        "process lives.");
   m.def("_let_hold_last", &let_last, nb::arg("handle"),
         "Makes the hold of these bytes last as long as this process instead of ten minutes.");
   m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends the hold of bytes that will not be opened.");

@@ -12,8 +12,8 @@
 #include "binding/device.h"
 #include "binding/kept.h"
 #include "binding/pin.h"
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 
 namespace onecopy::python {
@@ -54,11 +54,10 @@ nb::object to_torch(const Tensor& tensor) { return to_torch_with(tensor, torch::
 nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flags) {
   if (framework == Framework::torch) return to_torch_with(tensor, flags);
   if ((flags & kOnlyTorch) != 0)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("{} was shared while lazily conjugated or negated, which only torch understands: "
-                    "open it with framework=\"torch\", or share tensor.resolve_conj().resolve_neg()",
-                    tensor.layout().str()));
+    throw_error(ErrorCode::unsupported,
+                "{} was shared while lazily conjugated or negated, which only torch understands: "
+                "open it with framework=\"torch\", or share tensor.resolve_conj().resolve_neg()",
+                tensor.layout().str());
   return framework == Framework::numpy ? to_numpy(tensor) : nb::cast(tensor);
 }
 
@@ -66,8 +65,7 @@ Handle handle_arg(nb::handle value, const char* argument) {
   if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value);
   if (const auto text = utf8_of(value)) return Handle::from_text(*text);
   if (nb::isinstance<nb::str>(value))
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("{}: {} is not the text of a handle", argument, short_repr(value)));
+    throw_error(ErrorCode::bad_handle, "{}: {} is not the text of a handle", argument, short_repr(value));
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
     const nb::bytes bytes(value);
     const std::string_view given{bytes.c_str(), bytes.size()};

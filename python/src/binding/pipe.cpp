@@ -11,7 +11,7 @@
 #include "binding/bytes.h"
 #include "binding/device.h"
 #include "binding/gil.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "value/message.h"
 
 /// Binds onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
@@ -74,8 +74,7 @@ nb::object recv(const PipeEnd& end, nb::handle timeout) {
   std::optional<Message> message = wait_in(
       end, deadline_of(timeout), [&](Pipe& pipe, nanoseconds time) { return pipe.try_recv(time, stream); });
   if (message) return decode_message(*std::move(message), stream);
-  throw Error(ErrorCode::timeout,
-              fmt::format("nothing came through the pipe within {} s", nb::str(timeout).c_str()));
+  throw_error(ErrorCode::timeout, "nothing came through the pipe within {} s", nb::str(timeout).c_str());
 }
 
 bool poll(const PipeEnd& end, nb::handle timeout) {

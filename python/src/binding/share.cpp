@@ -33,8 +33,8 @@ Tensor memory_of(nb::handle array, nb::handle given) {
   if (!shared) refuse(array, "x");
   if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
     throw Error(ErrorCode::unsupported,
-                "x is lazily conjugated or negated, which a handle cannot express; share x.resolve_conj()."
-                "resolve_neg(), or a bundle: share({\"x\": x})");
+                "x is lazily conjugated or negated, which a handle cannot express; share "
+                "x.resolve_conj().resolve_neg(), or a bundle: share({\"x\": x})");
   if (!is_on_host(shared->tensor))
     nb::module_::import_("onecopy.device.alive").attr("keep_with")(given, nb::cast(shared->tensor));
   return shared->tensor;
@@ -127,9 +127,8 @@ void init_share(nb::module_& m) {
       nb::arg("dtype").none(), nb::sig("def _dtype(dtype: typing.Any) -> onecopy.dtypes.DType"));
   m.def("share", &share_any, nb::arg("x").none(), nb::kw_only(), nb::arg("copy").none() = nb::none(),
         nb::arg("exact").none() = false,
-        nb::sig(
-            "def share(x: typing.Any, *, copy: bool | None = None, exact: bool | typing.Literal['copy'] = "
-            "False) -> Handle"),
+        nb::sig("def share(x: typing.Any, *, copy: bool | None = None, exact: bool | "
+                "typing.Literal['copy'] = False) -> Handle"),
         "Returns a handle with which other processes open the same memory.\n"
         "\n"
         ">>> handle = onecopy.share(model.state_dict())  # keep it until the others have opened it\n"

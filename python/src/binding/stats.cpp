@@ -10,7 +10,7 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/module.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "share/format/info_text.h"
 #include "share/session.h"
@@ -72,8 +72,8 @@ void collect_older(nb::handle older_than) {
       raise_type_error(fmt::format("older_than must be None or seconds, not {}", short_repr(older_than)));
     }
     if (!(seconds >= 0))
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("older_than must be 0 seconds or more, not {}", short_repr(older_than)));
+      throw_error(ErrorCode::invalid_argument, "older_than must be 0 seconds or more, not {}",
+                  short_repr(older_than));
     end_holds(seconds);
   }
   torch::collect();

@@ -16,7 +16,7 @@
 #include "binding/module.h"
 #include "binding/tensor_exchange.h"
 #include "binding/text.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 
 namespace onecopy::python {
@@ -29,9 +29,8 @@ Py_ssize_t length(const Tensor& tensor) {
 
 nb::object item(const Tensor& tensor) {
   if (tensor.layout().numel() != 1)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("only a tensor of one element is a number; {} has {}", tensor.layout().str(),
-                            tensor.layout().numel()));
+    throw_error(ErrorCode::invalid_argument, "only a tensor of one element is a number; {} has {}",
+                tensor.layout().str(), tensor.layout().numel());
   return to_number(tensor.dtype(), on_host(tensor).as<std::byte>());
 }
 
@@ -70,18 +69,17 @@ std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes
 
 void require_contiguous(const Tensor& tensor, const char* method) {
   if (tensor.layout().is_contiguous()) return;
-  throw Error(ErrorCode::invalid_argument, fmt::format("{} needs a contiguous tensor, and this one is {}; "
-                                                       "use .copy() first",
-                                                       method, tensor.layout().str()));
+  throw_error(ErrorCode::invalid_argument,
+              "{} needs a contiguous tensor, and this one is {}; use .copy() first", method,
+              tensor.layout().str());
 }
 
 Tensor reshape(const Tensor& tensor, const nb::args& sizes) {
   require_contiguous(tensor, "reshape()");
   Layout layout(tensor.dtype(), shape_from(tensor, sizes));
   if (layout.numel() != tensor.layout().numel())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("shape: {} has {} elements, and {} has {}", layout.str(), layout.numel(),
-                            tensor.layout().str(), tensor.layout().numel()));
+    throw_error(ErrorCode::invalid_argument, "shape: {} has {} elements, and {} has {}", layout.str(),
+                layout.numel(), tensor.layout().str(), tensor.layout().numel());
   return tensor.with_layout(std::move(layout));
 }
 
@@ -93,9 +91,9 @@ Tensor reinterpret(const Tensor& tensor, DType dtype) {
   require_contiguous(tensor, "view() with elements of another size");
   std::vector<std::int64_t> shape(tensor.shape().begin(), tensor.shape().end());
   if (shape.empty() || shape.back() * from % to != 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("dtype: the last dimension of {} cannot be cut into elements of {} bytes",
-                            tensor.layout().str(), to));
+    throw_error(ErrorCode::invalid_argument,
+                "dtype: the last dimension of {} cannot be cut into elements of {} bytes",
+                tensor.layout().str(), to);
   shape.back() = shape.back() * from / to;
   return tensor.with_layout(Layout(dtype, shape));
 }
@@ -122,14 +120,14 @@ void copy_from(const Tensor& tensor, nb::handle source) {
   const auto from = Source::of(source, "source");
   if (!from)
     raise_type_error(
-        fmt::format("source must be an array of onecopy, torch, numpy or another library that "
-                    "speaks DLPack or the buffer protocol, not {}",
+        fmt::format("source must be an array of onecopy, torch, numpy or another library that speaks "
+                    "DLPack or the buffer protocol, not {}",
                     short_repr(source)));
   const Layout given(from->dtype(), from->shape());
   if (given.dtype() != tensor.dtype() || !std::ranges::equal(given.shape(), tensor.shape()))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("source is {}, and the tensor is {}; both must have the same dtype and shape",
-                            given.str(), tensor.layout().str()));
+    throw_error(ErrorCode::invalid_argument,
+                "source is {}, and the tensor is {}; both must have the same dtype and shape", given.str(),
+                tensor.layout().str());
   from->copy_to(tensor);
 }
 

@@ -14,7 +14,7 @@
 #include "binding/bytes.h"
 #include "binding/gil.h"
 #include "binding/open.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/share/share.h"
 #include "share/session.h"
@@ -50,9 +50,9 @@ Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   if (type == here.device_type && index == here.device_id) return tensor;
   if (type != kDLCpu || copy.is(nb::handle(Py_False)))
     throw nb::buffer_error(
-        fmt::format("dl_device: a tensor of {} can be exported on ({}, {}), and as a copy "
-                    "on the cpu, (1, 0)",
-                    tensor.device().str(), here.device_type, here.device_id)
+        fmt::format(
+            "dl_device: a tensor of {} can be exported on ({}, {}), and as a copy on the cpu, (1, 0)",
+            tensor.device().str(), here.device_type, here.device_id)
             .c_str());
   return on_host(tensor);
 }
@@ -91,19 +91,18 @@ nb::object dlpack(const Tensor& tensor, nb::handle stream, nb::handle max_versio
 
 Tensor from_dlpack(nb::handle x, nb::handle device, nb::handle copy) {
   if (PyType_Check(x.ptr()) || !nb::hasattr(x, "__dlpack__"))
-    raise_type_error(
-        fmt::format("x must have a method __dlpack__, as arrays of torch, numpy, jax and cupy "
-                    "do; {} has none",
-                    short_repr(x)));
+    raise_type_error(fmt::format(
+        "x must have a method __dlpack__, as arrays of torch, numpy, jax and cupy do; {} has none",
+        short_repr(x)));
   refuse_masked(x, "x");
   Tensor tensor = from_dlpack_object(x, "x");
   const Device where = device.is_none() ? tensor.device() : device_arg(device, "device");
   if (where == tensor.device())
     return !copy.is_none() && PyObject_IsTrue(copy.ptr()) == 1 ? own_copy(tensor) : tensor;
   if (copy.is(nb::handle(Py_False)))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("copy=False, but x is on {} and only a copy of it can be on {}",
-                            tensor.device().str(), where.str()));
+    throw_error(ErrorCode::invalid_argument,
+                "copy=False, but x is on {} and only a copy of it can be on {}", tensor.device().str(),
+                where.str());
   return copied_to(tensor, where);
 }
 
@@ -186,8 +185,7 @@ void add_exchange(nb::class_<Tensor>& c) {
           nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
           nb::arg("copy") = nb::none(),
           nb::sig("def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None "
-                  "= None, "
-                  "dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object"),
+                  "= None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object"),
           "Returns the tensor as a DLPack capsule, as the array API standard specifies. Copies only with\n"
           "``copy=True``. A read-only tensor needs ``max_version=(1, 0)`` or more.\n"
           "\n"

@@ -2,14 +2,13 @@
 // end of the file by name, and calls them on any thread, with or without the GIL; see onecopy/graphs/_pool.py.
 #include "graph/pool.h"
 
-#include <fmt/format.h>
 #include <sys/types.h>
 
 #include <exception>
 #include <iterator>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 
 namespace onecopy::python {
@@ -65,11 +64,9 @@ void GraphPool::open() {
   Pools& pools = Pools::instance();
   const LockGuard lock(pools.mutex);
   if (!pools.open.emplace(device_.index, this).second)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("another graph is being captured on {}; captures of one device come one after the "
-                    "other",
-                    device_.str()));
+    throw_error(ErrorCode::invalid_argument,
+                "another graph is being captured on {}; captures of one device come one after the other",
+                device_.str());
 }
 
 void GraphPool::close() noexcept {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/incoming.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "binding/gil.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/store/store.h"
 #include "os/crew.h"
 #include "os/process.h"
@@ -56,10 +54,10 @@ void Incoming::copy_to(const Tensor& target) const {
 namespace {
 
 [[noreturn]] void refuse_copy(const std::string& what) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} is not in memory of onecopy, which outlives this process; publish it with "
-                          "copy=True, or into a slot",
-                          what));
+  throw_error(ErrorCode::unsupported,
+              "{} is not in memory of onecopy, which outlives this process; publish it with "
+              "copy=True, or into a slot",
+              what);
 }
 
 /// Returns a torch tensor as a tensor of onecopy. Empty for a tensor that is read like an array of another library.

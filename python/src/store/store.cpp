@@ -2,7 +2,6 @@
 #include "onecopy/store/store.h"
 #include "onecopy/store/transaction.h"
 
-#include <fmt/format.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -15,7 +14,7 @@
 #include "binding/no_collection.h"
 #include "binding/open.h"
 #include "binding/pin.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "store/format/tied_tensors.h"
 #include "store/incoming.h"
 #include "store/kv_pool.h"
@@ -65,10 +64,9 @@ std::vector<Incoming> incoming(const std::vector<std::string>& names, const nb::
 Device common_device(const std::vector<std::string>& names, const std::vector<Incoming>& tensors) {
   for (std::size_t i = 1; i < tensors.size(); ++i)
     if (tensors[i].device() != tensors[0].device())
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("\"{}\" is on {} and \"{}\" on {}; say with device= where the version is to lie",
-                      names[0], tensors[0].device().str(), names[i], tensors[i].device().str()));
+      throw_error(ErrorCode::invalid_argument,
+                  "\"{}\" is on {} and \"{}\" on {}; say with device= where the version is to lie",
+                  names[0], tensors[0].device().str(), names[i], tensors[i].device().str());
   return tensors.empty() || !store::outlives_its_maker(tensors[0].device()) ? kCpu : tensors[0].device();
 }
 

@@ -63,8 +63,7 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
 void init_torch(nb::module_& m) {
   m.def("_reduce_plain", &reduce_plain, nb::arg("tensor").none(), nb::arg("storage_class"),
         "Returns the arguments that rebuild a plain torch tensor once in another process, with the class "
-        "that "
-        "opens its\n"
+        "that opens its\n"
         "storage there. None for other tensors.");
   m.def(
       "torch_share",
@@ -75,15 +74,13 @@ void init_torch(nb::module_& m) {
       },
       nb::arg("tensor"),
       "Shares the memory of a plain torch tensor. Moves a tensor of the CPU into shared memory in place, "
-      "unless "
-      "it lies\n"
+      "unless it lies\n"
       "there already; shares a tensor of CUDA where it is. Returns the memory and flags for torch_open(). "
       "None for other\n"
       "objects and for tensors that flags do not describe.");
   m.def("_torch_reduce", &reduce_shared, nb::arg("tensor"),
         "Shares a plain tensor of the CPU like torch_share(). Returns its class, the bytes of a handle "
-        "that can "
-        "be opened\n"
+        "that can be opened\n"
         "once, and flags for torch_open(). None for other tensors.");
   m.def("torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
         "Returns a torch tensor on the memory of an onecopy tensor. One block is one torch storage in this "
@@ -92,14 +89,12 @@ void init_torch(nb::module_& m) {
       "torch_share_storage", [](nb::handle storage) { return torch::share_storage(storage.ptr()); },
       nb::arg("storage"),
       "Shares a torch.UntypedStorage and returns its memory as uint8[nbytes]. Moves a storage of the CPU "
-      "into "
-      "shared memory if needed.");
+      "into shared memory if needed.");
   m.def(
       "torch_share_block", [](nb::handle storage) { return torch::share_block_of(storage.ptr()); },
       nb::arg("storage"),
       "Shares the block that a torch.UntypedStorage lies in. Returns the whole block as uint8[nbytes], and "
-      "the "
-      "offset of\n"
+      "the offset of\n"
       "the storage in bytes: not 0 if torch got a part of a block through numpy or DLPack.");
   m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
         "Returns the torch.UntypedStorage on the tensor's whole block in this process.");
@@ -130,8 +125,7 @@ void init_torch(nb::module_& m) {
         return result;
       },
       "Counts how torch storages came into shared memory. moved: copied and exchanged in place; "
-      "moved_by_torch: "
-      "moved by\n"
+      "moved_by_torch: moved by\n"
       "torch's own, slower way; adopted: torch had shared them already.");
 }
 

@@ -57,10 +57,9 @@ nb::object capsule_of(DLManagedTensorVersioned* managed) {
 }  // namespace
 
 void refuse_no_memory() {
-  throw Error(
-      ErrorCode::unsupported,
-      "this storage has no memory of its own; share the tensors that its tensor is made of, such as "
-      "the to_local() of a DTensor");
+  throw Error(ErrorCode::unsupported,
+              "this storage has no memory of its own; share the tensors that its tensor is made of, such "
+              "as the to_local() of a DTensor");
 }
 
 /// Returns the device of a tensor or storage; torch and onecopy use the same names for types of devices.

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <string>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "os/fd.h"
 #include "os/log.h"
@@ -43,16 +43,14 @@ void refuse_shared_file(nb::handle storage) {
   throw Error(ErrorCode::unsupported,
               "this tensor is the file " + nb::cast<std::string>(file) +
                   ", mapped by torch.from_file(), and sharing would detach the tensor from "
-                  "the file; map the file in the other process, too, or share a "
-                  "clone() of the tensor");
+                  "the file; map the file in the other process, too, or share a clone() of the tensor");
 }
 
 [[noreturn]] void refuse_name(const std::string& path, const std::string& problem) {
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("torch shares this tensor's memory by the name {}, and {}; a copy would detach it from "
-                  "the processes that opened the name: share a clone() of the tensor",
-                  path, problem));
+  throw_error(ErrorCode::unsupported,
+              "torch shares this tensor's memory by the name {}, and {}; a copy would detach it from the "
+              "processes that opened the name: share a clone() of the tensor",
+              path, problem);
 }
 
 /// Returns the size of torch's header, which lies between the begin of the mapping and the bytes.
@@ -106,14 +104,12 @@ void require_room(std::uint64_t bytes) {
   const bool is_bounded = ::statvfs("/dev/shm", &system) == 0 && system.f_blocks != 0;
   const std::uint64_t left = std::uint64_t{system.f_bavail} * system.f_frsize;
   if (is_bounded && left < bytes)
-    throw Error(
-        ErrorCode::out_of_memory,
-        fmt::format(
-            "torch before 2.12 moves this storage of {:.1f} MiB into a file in /dev/shm, where {:.1f} "
-            "MiB of {:.1f} are left; enlarge /dev/shm (docker run --shm-size), share a clone() of the "
-            "tensor, which does not need /dev/shm, or use a newer torch",
-            mebibytes(bytes), mebibytes(left),
-            mebibytes(std::uint64_t{system.f_blocks} * system.f_frsize)));
+    throw_error(ErrorCode::out_of_memory,
+                "torch before 2.12 moves this storage of {:.1f} MiB into a file in /dev/shm, where {:.1f} "
+                "MiB of {:.1f} are left; enlarge /dev/shm (docker run --shm-size), share a clone() of the "
+                "tensor, which does not need /dev/shm, or use a newer torch",
+                mebibytes(bytes), mebibytes(left),
+                mebibytes(std::uint64_t{system.f_blocks} * system.f_frsize));
   require_memory(bytes);
 }
 

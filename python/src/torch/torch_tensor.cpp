@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looks at a tensor of torch once, and shares it.
-#include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
 #include <utility>
@@ -9,9 +8,9 @@
 #include "array/exports.h"
 #include "binding/gil.h"
 #include "binding/kept.h"
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
 #include "memory/dlpack_dtype.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/store/store.h"
@@ -103,11 +102,10 @@ namespace {
 bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_leaf")); }
 
 [[noreturn]] void refuse_graph() {
-  throw Error(
-      ErrorCode::invalid_argument,
-      "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
-      "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor "
-      "before serializing (e.g., putting it on the queue).");
+  throw Error(ErrorCode::invalid_argument,
+              "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
+              "support crossing process boundaries.  If you just want to transfer the data, call detach() "
+              "on the tensor before serializing (e.g., putting it on the queue).");
 }
 
 }  // namespace
@@ -182,10 +180,10 @@ Tensor block_of(const TorchSymbols& torch, nb::handle storage, Device device,
 }
 
 [[noreturn]] void refuse_view(Device device) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("this is {}'s view of memory of the host, and stays in this process; share the "
-                          "tensor that it is a view of",
-                          device.str()));
+  throw_error(ErrorCode::invalid_argument,
+              "this is {}'s view of memory of the host, and stays in this process; share the tensor that "
+              "it is a view of",
+              device.str());
 }
 
 /// Returns another layout on the tensor's block, `offset` bytes after its element 0.
@@ -243,10 +241,9 @@ std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
 Tensor share_storage(PyObject* storage) {
   auto [block, offset] = share_block_of(storage);
   if (offset == 0 && block.nbytes() == TorchSymbols::require().nbytes(storage)) return std::move(block);
-  throw Error(
-      ErrorCode::unsupported,
-      "this storage covers only a part of a block of onecopy, and only whole blocks can be shared as a "
-      "storage; share the tensor with onecopy.share(), or send it through a queue");
+  throw Error(ErrorCode::unsupported,
+              "this storage covers only a part of a block of onecopy, and only whole blocks can be shared "
+              "as a storage; share the tensor with onecopy.share(), or send it through a queue");
 }
 
 bool is_shared(PyObject* storage) {

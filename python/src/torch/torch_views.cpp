@@ -15,10 +15,9 @@ namespace onecopy::python::torch {
 nb::object TorchSymbols::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
                                     Device where) const {
   if (offset % size_of(layout.dtype()) != 0)
-    throw Error(
-        ErrorCode::unsupported,
-        "the offset of this tensor in its block is not a multiple of its element size, so torch cannot "
-        "open it; open it without framework=\"torch\", or send a copy");
+    throw Error(ErrorCode::unsupported,
+                "the offset of this tensor in its block is not a multiple of its element size, so torch "
+                "cannot open it; open it without framework=\"torch\", or send a copy");
   nb::object tensor =
       empty_(no_elements_, nb::arg("dtype") = needed(layout.dtype()), nb::arg("device") = device(where));
   set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),

@@ -10,7 +10,7 @@
 #include "array/numpy.h"
 #include "binding/args.h"
 #include "binding/device.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "share/session.h"
 #include "torch/torch_api.h"
@@ -86,34 +86,28 @@ const char* parts_of_layout(std::string_view layout) {
 [[noreturn]] void refuse_torch(nb::handle tensor, const std::string& place) {
   constexpr const char* kQueue = "send it through a onecopy.multiprocessing.Queue";
   if (is_instance_of_torch(tensor, "torch.nn.parameter", "UninitializedTensorMixin"))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} has no shape and no memory yet; run the lazy module once first", place));
+    throw_error(ErrorCode::invalid_argument,
+                "{} has no shape and no memory yet; run the lazy module once first", place);
   const std::string layout = text_of_attr(tensor, "layout"), dtype = text_of_attr(tensor, "dtype");
   const bool is_jagged = layout == "torch.jagged";
   if (layout != "torch.strided" && !is_jagged)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "{} is a tensor of the layout {}, but only dense tensors can be shared; share {}, or {}", place,
-            layout, parts_of_layout(layout), kQueue));
+    throw_error(ErrorCode::unsupported,
+                "{} is a tensor of the layout {}, but only dense tensors can be shared; share {}, or {}",
+                place, layout, parts_of_layout(layout), kQueue);
   const bool is_known = parse_dtype(std::string_view(dtype).substr(dtype.find('.') + 1)).has_value();
   if (!is_jagged && (!is_known || !torch::device_of(tensor)))
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "{} has elements of {} on the device {}, but only plain numbers on the cpu and on CUDA and "
-            "Ascend devices can be shared; share a copy of that kind or a view of its bytes, such as "
-            "view(torch.uint8), or {}",
-            place, dtype, text_of_attr(tensor, "device"), kQueue));
+    throw_error(ErrorCode::unsupported,
+                "{} has elements of {} on the device {}, but only plain numbers on the cpu and on CUDA and "
+                "Ascend devices can be shared; share a copy of that kind or a view of its bytes, such as "
+                "view(torch.uint8), or {}",
+                place, dtype, text_of_attr(tensor, "device"), kQueue);
   if (!nb::getattr(tensor, "_backward_hooks", nb::none()).is_none())
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} has hooks, which belong to this process; share its detach()", place));
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format(
-          "{} is a {}, which has no memory of its own; share the tensors that it is made of, such as "
-          "the to_local() of a DTensor",
-          place, nb::type_name(tensor.type()).c_str()));
+    throw_error(ErrorCode::unsupported, "{} has hooks, which belong to this process; share its detach()",
+                place);
+  throw_error(ErrorCode::unsupported,
+              "{} is a {}, which has no memory of its own; share the tensors that it is made of, such as "
+              "the to_local() of a DTensor",
+              place, nb::type_name(tensor.type()).c_str());
 }
 
 /// Throws an InvalidArgument that is also a TypeError.
@@ -126,18 +120,17 @@ const char* parts_of_layout(std::string_view layout) {
 }  // namespace
 
 void refuse_foreign(const std::string& place) {
-  refuse_type(
-      place +
-      " is an array of another library, whose memory stays where it is; use a copy of it in memory of "
-      "onecopy: onecopy.asarray()");
+  refuse_type(place +
+              " is an array of another library, whose memory stays where it is; use a copy of it in memory "
+              "of onecopy: onecopy.asarray()");
 }
 
 void refuse(nb::handle object, const std::string& place) {
   if (torch::is_any_tensor(object.ptr())) refuse_torch(object, place);
-  refuse_type(fmt::format(
-      "{} must be a tensor or an array of onecopy, torch, numpy or another library that has DLPack "
-      "or the buffer protocol, not {}",
-      place, short_repr(object)));
+  refuse_type(
+      fmt::format("{} must be a tensor or an array of onecopy, torch, numpy or another library that has "
+                  "DLPack or the buffer protocol, not {}",
+                  place, short_repr(object)));
 }
 
 std::string why_refused(nb::handle tensor) {

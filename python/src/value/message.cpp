@@ -15,7 +15,7 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/no_collection.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
 #include "value/leaf.h"
@@ -45,7 +45,7 @@ constexpr std::size_t kManyTensors = 1000;
 constexpr std::uint32_t kStorage = 0x100;
 
 [[noreturn]] void refuse_message(const char* problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("the message for Python is malformed: {}", problem));
+  throw_error(ErrorCode::bad_handle, "the message for Python is malformed: {}", problem);
 }
 
 void move_data_to_tensor(Message& message) {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "binding/gil.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::python {
 namespace {
@@ -158,11 +158,10 @@ bool ObjectWriter::write_dict(PyObject* value, int depth) {
 bool ObjectWriter::write_key(PyObject* key, int depth) {
   if (!write(key, depth)) return false;
   if (cost_.height > HashCost::kMaxHeight || cost_.parts > max_key_parts(size()))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("a key of a dict is made of tuples {} deep in each other, with {} parts counted as "
-                    "often as they occur, which no other process can hash; use a smaller key",
-                    cost_.height, cost_.parts));
+    throw_error(ErrorCode::invalid_argument,
+                "a key of a dict is made of tuples {} deep in each other, with {} parts counted as "
+                "often as they occur, which no other process can hash; use a smaller key",
+                cost_.height, cost_.parts);
   key_parts_ += cost_.parts;
   return true;
 }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "binding/args.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "torch/torch.h"
 #include "value/leaf.h"
 #include "value/tags.h"
@@ -205,14 +205,14 @@ void Walk::replace(Copy& copy, const Item& at, nb::object object) {
 
 void Walk::check_depth(std::size_t depth) const {
   if (depth < value::kMaxDepth) return;
-  throw Error(ErrorCode::invalid_argument, fmt::format("{} is nested {} deep or more, or contains itself",
-                                                       path_.place(), value::kMaxDepth));
+  throw_error(ErrorCode::invalid_argument, "{} is nested {} deep or more, or contains itself",
+              path_.place(), value::kMaxDepth);
 }
 
 void Walk::check_key(nb::handle key) const {
   const auto refuse_key = [&](const char* why) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} has the key {}, which is not {}", path_.place(), short_repr(key), why));
+    throw_error(ErrorCode::invalid_argument, "{} has the key {}, which is not {}", path_.place(),
+                short_repr(key), why);
   };
   if (!is_plain_key(key)) refuse_key("a plain value");
   if (PyUnicode_CheckExact(key.ptr()) ? !utf8_of(key) : !utf8_of(nb::str(key)))

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -67,7 +67,7 @@ void load_sizes(const std::byte* from, std::span<std::int64_t> shape) noexcept {
 }
 
 [[noreturn]] void refuse_item(const std::string& problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("This item of the queue {}.", problem));
+  throw_error(ErrorCode::bad_handle, "This item of the queue {}.", problem);
 }
 
 [[noreturn]] void refuse_order(std::size_t points, std::uint16_t rows) {

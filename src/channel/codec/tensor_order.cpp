@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/codec/tensor_order.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
+#include "core/throw_error.h"
 #include "device/order/current_streams.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 
 namespace onecopy {
@@ -30,11 +28,10 @@ std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
     return {scope->streams().begin(), scope->streams().end()};
   const std::vector<Device> devices = session.streams().used_devices().list();
   if (stream.native && devices.size() > 1)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("this message has no tensors on devices, and a stream is of one of the {} that this "
-                    "process has used; put it in the order of the default streams",
-                    devices.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "this message has no tensors on devices, and a stream is of one of the {} that this "
+                "process has used; put it in the order of the default streams",
+                devices.size());
   std::vector<DeviceStream> streams = on_each(devices, stream);
   std::erase_if(streams, [](const DeviceStream& s) {
     return !backend(s.device.type).has_work(s.device.index, s.stream);
@@ -169,10 +166,10 @@ ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream str
     const Device device = tensors[row].device();
     if (device == kCpu || std::find(devices.begin(), devices.end(), device) != devices.end()) continue;
     if (stream.native && !devices.empty())
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("this message has tensors on {} and {}, and a stream is of one device; put "
-                              "them as two messages, or in the order of the default streams",
-                              devices.front().str(), device.str()));
+      throw_error(ErrorCode::invalid_argument,
+                  "this message has tensors on {} and {}, and a stream is of one device; put "
+                  "them as two messages, or in the order of the default streams",
+                  devices.front().str(), device.str());
     devices.push_back(device);
     session.streams().note_use(device, stream);
     if (const TimelinePoint point = session.streams().mark(device, stream))

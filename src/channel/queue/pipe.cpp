@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/channel/pipe.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -13,7 +11,7 @@
 #include "channel/ring/role_lock.h"
 #include "core/base64.h"
 #include "core/moved_from.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -39,7 +37,7 @@ struct LeaveChannel {
 using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
 
 [[noreturn]] void refuse_pipe(const char* problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("This handle of a pipe {}.", problem));
+  throw_error(ErrorCode::bad_handle, "This handle of a pipe {}.", problem);
 }
 
 }  // namespace
@@ -239,10 +237,9 @@ PipeHandle PipeHandle::from_bytes(ByteSpan bytes) {
   const ByteSpan rest = bytes.subspan(sizeof head);
   if (head.magic != kPipeMagic) refuse_pipe("does not begin with \"PIPE\"");
   if (head.version != kPipeVersion)
-    throw Error(ErrorCode::version_mismatch,
-                fmt::format("This handle of a pipe has format version {}, this "
-                            "program reads version {}.",
-                            head.version, kPipeVersion));
+    throw_error(ErrorCode::version_mismatch,
+                "This handle of a pipe has format version {}, this program reads version {}.", head.version,
+                kPipeVersion);
   if (head.end > 1) refuse_pipe("names an end that does not exist");
   if (head.first_bytes > rest.size()) refuse_pipe("is cut off");
   auto parts = std::make_unique<Parts>();

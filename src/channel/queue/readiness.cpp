@@ -38,12 +38,11 @@ void Readiness::start() {
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& e) {
-    throw Error(
-        ErrorCode::out_of_memory,
-        fmt::format("cannot start the thread that watches a queue: {}; raise the limit of processes "
-                    "(`ulimit -u`) or of address space (`ulimit -v`)",
-                    e.what()),
-        e.code().value(), ErrorDomain::posix);
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("cannot start the thread that watches a queue: {}; raise the limit of "
+                            "processes (`ulimit -u`) or of address space (`ulimit -v`)",
+                            e.what()),
+                e.code().value(), ErrorDomain::posix);
   }
 }
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/queue/sender.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "channel/queue/channel_registry.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -30,13 +28,13 @@ void check_size(const Message& message) {
   constexpr std::size_t kMaxTensors = 65'535;
   constexpr std::size_t kMaxData = UINT32_MAX;
   if (message.tensors.size() > kMaxTensors)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a message takes {} tensors, not {}; share them as a bundle and put its handle",
-                            kMaxTensors, message.tensors.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "a message takes {} tensors, not {}; share them as a bundle and put its handle",
+                kMaxTensors, message.tensors.size());
   if (message.data.size() > kMaxData)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a message takes {} bytes of data, not {}; put them into a tensor", kMaxData,
-                            message.data.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "a message takes {} bytes of data, not {}; put them into a tensor", kMaxData,
+                message.data.size());
 }
 
 }  // namespace

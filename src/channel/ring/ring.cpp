@@ -2,13 +2,13 @@
 #include "channel/ring/ring.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "os/memory_limit.h"
 #include "os/process.h"
@@ -74,8 +74,7 @@ nanoseconds length_of_sleep(TimePoint asleep, Deadline deadline) {
 }
 
 [[noreturn]] void throw_not_a_ring(const char* why) {
-  throw Error(ErrorCode::protocol,
-              fmt::format("the descriptor is not a queue of this version of onecopy: {}", why));
+  throw_error(ErrorCode::protocol, "the descriptor is not a queue of this version of onecopy: {}", why);
 }
 
 std::size_t checked_size(const Fd& fd) {
@@ -117,11 +116,11 @@ Ring::Ring(Fd fd, const Fd& mapped)
 void Ring::check_namespace() const {
   const std::uint64_t ours = pid_namespace();
   if (header_->pid_namespace == ours) return;
-  throw Error(ErrorCode::unsupported,
-              fmt::format("this queue was made in PID namespace {}, and this process is in {}: process ids "
-                          "differ there, and a death could not be told from a life. Run both in one PID "
-                          "namespace (docker --pid=container:NAME, Kubernetes shareProcessNamespace)",
-                          header_->pid_namespace, ours));
+  throw_error(ErrorCode::unsupported,
+              "this queue was made in PID namespace {}, and this process is in {}: process ids "
+              "differ there, and a death could not be told from a life. Run both in one PID "
+              "namespace (docker --pid=container:NAME, Kubernetes shareProcessNamespace)",
+              header_->pid_namespace, ours);
 }
 
 std::uint64_t Ring::size() const noexcept {
@@ -271,8 +270,8 @@ void Ring::trim_idle() {
 void Ring::throw_closed() { throw Error(ErrorCode::closed, "the queue is closed"); }
 
 void Ring::throw_too_long(std::size_t size) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("an item of {} bytes is longer than the {} a queue takes", size, kMaxItemBytes));
+  throw_error(ErrorCode::invalid_argument, "an item of {} bytes is longer than the {} a queue takes", size,
+              kMaxItemBytes);
 }
 
 }  // namespace onecopy

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memory_limit.h"
 
 namespace onecopy {
@@ -23,10 +23,9 @@ RingChunks::RingChunks(int fd, const Mapping& memory, RingGeometry geometry) noe
       slots_(memory.as<RingSlot>(geometry.chunk(0))) {}
 
 void RingChunks::throw_damaged(const char* what, std::uint64_t value) {
-  throw Error(ErrorCode::protocol,
-              fmt::format("the queue's shared memory is damaged ({} {}): some process wrote over it; "
-                          "make a new queue",
-                          what, value));
+  throw_error(ErrorCode::protocol,
+              "the queue's shared memory is damaged ({} {}): some process wrote over it; make a new queue",
+              what, value);
 }
 
 RingSlot* RingChunks::assign(std::uint64_t tail, std::uint64_t head) {
@@ -62,11 +61,11 @@ std::uint32_t RingChunks::find_free(std::uint64_t head_chunk) {
 std::uint32_t RingChunks::grow(std::uint32_t count) {
   const auto room = static_cast<std::uint32_t>(max_chunks() - count);
   if (room == 0) {
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("the queue holds {} chunks of {} items, all its address range of {} MiB: "
-                            "take items out, bound it with maxsize, or make it with a larger range, which "
-                            "a limit of address space (RLIMIT_AS, `ulimit -v`) reduces",
-                            count, kItemsPerChunk, geometry_.size() >> 20));
+    throw_error(ErrorCode::out_of_memory,
+                "the queue holds {} chunks of {} items, all its address range of {} MiB: take items out, "
+                "bound it with maxsize, or make it with a larger range, which a limit of address space "
+                "(RLIMIT_AS, `ulimit -v`) reduces",
+                count, kItemsPerChunk, geometry_.size() >> 20);
   }
   std::uint32_t more = std::min(room, std::clamp(count / 8, 1U, 16U));
   try {

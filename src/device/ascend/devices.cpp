@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devices.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::ascend {
 
@@ -63,10 +61,10 @@ Devices::Devices() {
 
 DeviceEntry& Devices::at(int ordinal) {
   if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= entries_.size())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("there is no npu:{}: this process sees {} Ascend devices "
-                            "(ASCEND_RT_VISIBLE_DEVICES may hide others)",
-                            ordinal, entries_.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "there is no npu:{}: this process sees {} Ascend devices "
+                "(ASCEND_RT_VISIBLE_DEVICES may hide others)",
+                ordinal, entries_.size());
   return *entries_[static_cast<std::size_t>(ordinal)];
 }
 
@@ -112,10 +110,9 @@ bool Devices::reach(int from, int to) {
 
 void Devices::require_reach(int from, int to) {
   if (!reach(from, to))
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("npu:{} has no path to the memory of npu:{}: open the tensor on npu:{} and copy it",
-                    from, to, to));
+    throw_error(ErrorCode::unsupported,
+                "npu:{} has no path to the memory of npu:{}: open the tensor on npu:{} and copy it", from,
+                to, to);
 }
 
 UseDevice::UseDevice(int ordinal) : driver_(Driver::get()), before_(current(driver_)) {

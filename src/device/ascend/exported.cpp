@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "backend.h"
+#include "core/throw_error.h"
 #include "devices.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy::ascend {
 
@@ -96,11 +96,10 @@ int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access) {
   devices.at(ordinal);
   const int owner = devices.find(exported.device);
   if (owner < 0)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("the memory is on the Ascend device with the UUID {}, which this process does not "
-                    "see: check ASCEND_RT_VISIBLE_DEVICES",
-                    exported.device.str()));
+    throw_error(ErrorCode::unsupported,
+                "the memory is on the Ascend device with the UUID {}, which this process does not "
+                "see: check ASCEND_RT_VISIBLE_DEVICES",
+                exported.device.str());
   devices.require_reach(ordinal, owner);
   return owner;
 }

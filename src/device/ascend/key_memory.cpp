@@ -134,12 +134,11 @@ void KeyMemory::export_key() const {
   const aclError result =
       driver.aclrtIpcMemGetExportKey(memory_.base, memory_.bytes, key.data(), key.size(), 0);
   if (result == ACL_ERROR_RT_DRV_INTERNAL_ERROR)
-    throw Error(
-        ErrorCode::system,
-        fmt::format("the Ascend driver cannot create a key to share memory ({}); keys of processes that "
-                    "were killed stay until the driver is reset: are there many?",
-                    driver.describe(result)),
-        result, ErrorDomain::ascend);
+    throw Error(ErrorCode::system,
+                fmt::format("the Ascend driver cannot create a key to share memory ({}); keys of processes "
+                            "that were killed stay until the driver is reset: are there many?",
+                            driver.describe(result)),
+                result, ErrorDomain::ascend);
   check(result, "aclrtIpcMemGetExportKey");
   memory_.key.assign(key.data(), ::strnlen(key.data(), kKeyBytes - 1));
   ParkedMemory::get().note(memory_.key);

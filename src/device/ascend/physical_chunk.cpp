@@ -6,8 +6,8 @@
 #include <map>
 
 #include "backend.h"
+#include "core/throw_error.h"
 #include "exported.h"
-#include "onecopy/core/error.h"
 #include "os/mutex.h"
 
 namespace onecopy::ascend {
@@ -160,9 +160,8 @@ std::vector<std::unique_ptr<PhysicalChunk>> AscendBackend::import_chunks(int hom
 ExportedMemory AscendBackend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
                                             Access access) const {
   if (chunks.size() != 1)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("an Ascend segment has one chunk, not {}; export them one by one", chunks.size()));
+    throw_error(ErrorCode::unsupported, "an Ascend segment has one chunk, not {}; export them one by one",
+                chunks.size());
   const auto& memory = static_cast<const AscendChunk&>(*chunks.front());
   const UseDevice use(memory.ordinal());
   ExportedMemory exported;

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "backend.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "physical_chunk.h"
 
 namespace onecopy::ascend {
@@ -35,9 +35,9 @@ AscendReservation::~AscendReservation() {
 void AscendReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from,
                             std::size_t bytes) {
   if (from != 0 || bytes != chunk.size())
-    throw Error(ErrorCode::unsupported,
-                fmt::format("Ascend devices map memory as a whole: bytes {} to {} of {} were asked for",
-                            from, from + bytes, chunk.size()));
+    throw_error(ErrorCode::unsupported,
+                "Ascend devices map memory as a whole: bytes {} to {} of {} were asked for", from,
+                from + bytes, chunk.size());
   const auto& memory = static_cast<const AscendChunk&>(chunk);
   const UseDevice use(user_);
   const auto added = mapped_.try_emplace(at).first;

@@ -23,12 +23,11 @@ int kind_of(const Transfer& t) {
 }
 
 [[noreturn]] void throw_not_copied(const Driver& driver, const Transfer& t, aclError result) {
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is too "
-                  "short, or was opened for reading only ({})",
-                  t.bytes, t.from_device.str(), t.to_device.str(), driver.describe(result)),
-      result, ErrorDomain::ascend);
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is "
+                          "too short, or was opened for reading only ({})",
+                          t.bytes, t.from_device.str(), t.to_device.str(), driver.describe(result)),
+              result, ErrorDomain::ascend);
 }
 
 /// Returns whether the stream is being captured; default streams never are. REQUIRES: the stream's device is current.
@@ -150,9 +149,7 @@ std::optional<Error> AscendBackend::failure(int ordinal) {
   const aclError failed = Devices::get().at(ordinal).failed;
   if (failed == ACL_SUCCESS) return {};
   return Error(ErrorCode::system,
-               fmt::format("ACL error {}; this process can no longer use the device: "
-                           "restart it",
-                           failed),
+               fmt::format("ACL error {}; this process can no longer use the device: restart it", failed),
                failed, ErrorDomain::ascend);
 }
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cstring>
 
+#include "core/throw_error.h"
 #include "memfd_memory.h"
 #include "named_file_memory.h"
-#include "onecopy/core/error.h"
 #include "os/memfd.h"
 #include "physical_chunk.h"
 #include "reservation.h"
@@ -56,8 +55,8 @@ class CpuBackend final : public Backend {
 
 void check_ordinal(int ordinal) {
   if (ordinal != 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("there is one cpu device, number 0; {} was asked for", ordinal));
+    throw_error(ErrorCode::invalid_argument, "there is one cpu device, number 0; {} was asked for",
+                ordinal);
 }
 
 std::vector<DeviceInfo> CpuBackend::devices() const {
@@ -84,8 +83,7 @@ std::unique_ptr<DeviceMemory> CpuBackend::create(int ordinal, std::size_t bytes,
 std::unique_ptr<DeviceMemory> CpuBackend::open(int home, ExportedMemory memory, Access access, int) {
   check_ordinal(home);
   if (memory.size == 0 || memory.size % page_ != 0)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("a segment of {} bytes is not a whole number of pages", memory.size));
+    throw_error(ErrorCode::bad_handle, "a segment of {} bytes is not a whole number of pages", memory.size);
   switch (memory.kind) {
     case SegmentKind::memfd:
     case SegmentKind::shared_file:

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "core/point.h"
+#include "core/throw_error.h"
 #include "device/reserve_listener.h"
-#include "onecopy/core/error.h"
 #include "os/crew.h"
 #include "os/memory_limit.h"
 #include "os/process.h"
@@ -160,8 +160,8 @@ void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::siz
 
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes) {
   if (offset > file.size || bytes > file.size - offset)
-    throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
-                                                         offset, offset + bytes, file.size));
+    throw_error(ErrorCode::invalid_argument, "bytes {} to {} are outside of a segment of {}", offset,
+                offset + bytes, file.size);
   const std::vector<Range> missing = holes(file.fd, file.size, {offset, offset + bytes});
   std::size_t asked = 0;
   for (const Range& hole : missing) asked += hole.end - hole.begin;

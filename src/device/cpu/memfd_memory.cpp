@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "core/throw_error.h"
 #include "device/private_memory.h"
 #include "file_pages.h"
-#include "onecopy/core/error.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
 
@@ -72,9 +72,8 @@ ExportedMemory MemfdMemory::do_export(Access access) const {
 void check_shared_file(const Fd& fd, std::uint64_t size) {
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)
-    throw Error(
-        ErrorCode::bad_handle,
-        fmt::format("the shared file has {} bytes where {} were announced: it was shrunk", actual, size));
+    throw_error(ErrorCode::bad_handle,
+                "the shared file has {} bytes where {} were announced: it was shrunk", actual, size);
 }
 
 }  // namespace
@@ -98,8 +97,7 @@ void check_memfd(const Fd& fd, std::uint64_t size) {
                 "the descriptor of a segment is not sealed against shrinking: using it could end in "
                 "SIGBUS");
   if (const std::uint64_t actual = file_size(fd); actual != size)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("the segment has {} bytes where {} were announced", actual, size));
+    throw_error(ErrorCode::bad_handle, "the segment has {} bytes where {} were announced", actual, size);
 }
 
 std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::string& owner,
@@ -110,8 +108,8 @@ std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::
 
 std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access access) {
   if (memory.fds.size() != 1)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("a segment in a file has one descriptor; {} came", memory.fds.size()));
+    throw_error(ErrorCode::bad_handle, "a segment in a file has one descriptor; {} came",
+                memory.fds.size());
   Fd fd = std::move(memory.fds.front());
   if (memory.kind == SegmentKind::sealed_file) {
     check_sealed_file(fd, memory.size);

@@ -12,10 +12,10 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/throw_error.h"
 #include "device/janitor.h"
 #include "file_pages.h"
 #include "onecopy/core/bytes.h"
-#include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/mapping.h"
 #include "os/random.h"
@@ -53,8 +53,8 @@ bool still_named(const std::string& path, int fd) noexcept {
 }
 
 [[noreturn]] void throw_gone(const std::string& path) {
-  throw Error(ErrorCode::stale_handle,
-              fmt::format("{} is gone: every process that used it has ended or released it", path));
+  throw_error(ErrorCode::stale_handle, "{} is gone: every process that used it has ended or released it",
+              path);
 }
 
 Fd open_locked(const std::string& path, Access access) {
@@ -177,14 +177,11 @@ std::string checked_path(const Bytes& blob) {
 void check_file(const Fd& fd, const std::string& path, std::uint64_t size) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw_errno(fmt::format("cannot examine {}", path), errno);
-  if (!S_ISREG(info.st_mode))
-    throw Error(ErrorCode::bad_handle, fmt::format("{} is not a regular file", path));
+  if (!S_ISREG(info.st_mode)) throw_error(ErrorCode::bad_handle, "{} is not a regular file", path);
   if (info.st_uid != ::geteuid())
-    throw Error(ErrorCode::other_user,
-                fmt::format("{} belongs to user {}, not to {}", path, info.st_uid, ::geteuid()));
+    throw_error(ErrorCode::other_user, "{} belongs to user {}, not to {}", path, info.st_uid, ::geteuid());
   if (static_cast<std::uint64_t>(info.st_size) != size)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("{} has {} bytes where {} were announced", path, info.st_size, size));
+    throw_error(ErrorCode::bad_handle, "{} has {} bytes where {} were announced", path, info.st_size, size);
 }
 
 }  // namespace

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "physical_chunk.h"
 
-#include <fmt/format.h>
-
+#include "core/throw_error.h"
 #include "file_pages.h"
 #include "memfd_memory.h"
-#include "onecopy/core/error.h"
 #include "os/memfd.h"
 
 namespace onecopy {
@@ -23,14 +21,13 @@ std::vector<std::unique_ptr<PhysicalChunk>> import_memfd_chunks(ExportedMemory m
     const std::uint64_t bytes = file_size(fd);
     check_memfd(fd, bytes);
     if (bytes == 0 || bytes > rest)
-      throw Error(ErrorCode::bad_handle,
-                  fmt::format("chunks of more than the {} bytes announced came", memory.size));
+      throw_error(ErrorCode::bad_handle, "chunks of more than the {} bytes announced came", memory.size);
     rest -= bytes;
     chunks.push_back(std::make_unique<MemfdChunk>(std::move(fd), bytes));
   }
   if (rest != 0 || chunks.empty())
-    throw Error(ErrorCode::bad_handle, fmt::format("chunks of {} bytes came where {} were announced",
-                                                   memory.size - rest, memory.size));
+    throw_error(ErrorCode::bad_handle, "chunks of {} bytes came where {} were announced",
+                memory.size - rest, memory.size);
   return chunks;
 }
 

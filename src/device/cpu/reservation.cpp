@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "core/throw_error.h"
 #include "late_unmaps.h"
-#include "onecopy/core/error.h"
 #include "physical_chunk.h"
 
 namespace onecopy {
@@ -79,9 +79,9 @@ HostReservation::~HostReservation() {
 
 void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) {
   if (from > chunk.size() || bytes > chunk.size() - from || at > bytes_ || bytes > bytes_ - at)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("bytes {} to {} of a chunk of {} do not fit at {} of {} addresses", from,
-                            from + bytes, chunk.size(), at, bytes_));
+    throw_error(ErrorCode::invalid_argument,
+                "bytes {} to {} of a chunk of {} do not fit at {} of {} addresses", from, from + bytes,
+                chunk.size(), at, bytes_);
   const Fd& fd = static_cast<const MemfdChunk&>(chunk).fd();
   if (::mmap(base_ + at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd.get(), static_cast<off_t>(from)) ==
       MAP_FAILED)
@@ -102,8 +102,8 @@ void HostReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
 bool HostReservation::try_take(Reservation& other) {
   auto& from = static_cast<HostReservation&>(other);
   if (from.bytes_ != bytes_)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} bytes of addresses cannot take the place of {}", from.bytes_, bytes_));
+    throw_error(ErrorCode::invalid_argument, "{} bytes of addresses cannot take the place of {}",
+                from.bytes_, bytes_);
   std::byte* const aside = move_aside(base_, bytes_);
   const bool is_moved = move_mapping(from.base_, base_, bytes_);
   const int error = errno;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend.h"
 
-#include <fmt/format.h>
-
+#include "core/throw_error.h"
 #include "device/vmm_segment.h"
 #include "devices.h"
 #include "exported_chunks.h"
-#include "onecopy/core/error.h"
 #include "peers.h"
 
 namespace onecopy {
@@ -22,8 +20,8 @@ void check_chunks(const ExportedMemory& memory, Access access) {
   const bool are_all = memory.fds.size() == chunks.sizes.size();
   const bool has_rest = memory.rest && !memory.fds.empty() && memory.fds.size() < chunks.sizes.size();
   if (!are_all && !has_rest)
-    throw Error(ErrorCode::bad_handle, fmt::format("a CUDA segment of {} chunks came with {} descriptors",
-                                                   chunks.sizes.size(), memory.fds.size()));
+    throw_error(ErrorCode::bad_handle, "a CUDA segment of {} chunks came with {} descriptors",
+                chunks.sizes.size(), memory.fds.size());
   require_lent(chunks.access, access);
 }
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "copy_kernel.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::cuda {
 
@@ -111,8 +109,8 @@ CopyKernel::CopyKernel(const Driver& driver) {
 
 CopyLaunch::CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> ranges) {
   if (ranges.empty() || ranges.size() > table_.rows.size())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("one launch copies 1 to {} ranges, not {}", table_.rows.size(), ranges.size()));
+    throw_error(ErrorCode::invalid_argument, "one launch copies 1 to {} ranges, not {}", table_.rows.size(),
+                ranges.size());
   table_.count = ranges.size();
   std::uint64_t most = 1;
   for (std::size_t i = 0; i < ranges.size(); ++i) {

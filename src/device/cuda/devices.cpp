@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devices.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::cuda {
 
@@ -45,10 +43,10 @@ std::unique_ptr<DeviceEntry> describe(const Driver& driver, int ordinal) {
 
 void require_exports(const DeviceEntry& device) {
   if (device.exports_descriptors) return;
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{} cannot give memory to other processes as descriptors (a Tegra, a virtual "
-                          "GPU or an old driver); share memory made by cudaMalloc instead",
-                          device.info.device.str()));
+  throw_error(ErrorCode::unsupported,
+              "{} cannot give memory to other processes as descriptors (a Tegra, a virtual "
+              "GPU or an old driver); share memory made by cudaMalloc instead",
+              device.info.device.str());
 }
 
 CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept {
@@ -81,10 +79,10 @@ Devices::Devices() {
 
 DeviceEntry& Devices::at(int ordinal) {
   if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= entries_.size())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("there is no cuda:{}: this process sees {} CUDA devices (CUDA_VISIBLE_DEVICES "
-                            "may hide others)",
-                            ordinal, entries_.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "there is no cuda:{}: this process sees {} CUDA devices (CUDA_VISIBLE_DEVICES "
+                "may hide others)",
+                ordinal, entries_.size());
   return *entries_[static_cast<std::size_t>(ordinal)];
 }
 

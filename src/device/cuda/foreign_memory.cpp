@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "backend.h"
+#include "core/throw_error.h"
 #include "devices.h"
 #include "exported_chunks.h"
-#include "onecopy/core/error.h"
 #include "os/mutex.h"
 #include "peers.h"
 #include "physical_chunk.h"
@@ -45,21 +45,18 @@ PointerFacts facts_of(const Driver& driver, CUdeviceptr at) {
 
 void check_device_memory(const PointerFacts& facts, const void* at) {
   if (facts.memory_type != CU_MEMORYTYPE_DEVICE)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is host memory, not memory of a CUDA device", at));
+    throw_error(ErrorCode::invalid_argument, "{} is host memory, not memory of a CUDA device", at);
   if (facts.managed != 0)
-    throw Error(
-        ErrorCode::unsupported,
-        "managed memory (cudaMallocManaged) cannot be opened by other processes; copy it to memory of a "
-        "device first");
+    throw Error(ErrorCode::unsupported,
+                "managed memory (cudaMallocManaged) cannot be opened by other processes; copy it to memory "
+                "of a device first");
 }
 
 [[noreturn]] void throw_not_exportable() {
-  throw Error(
-      ErrorCode::unsupported,
-      "this memory cannot be opened by other processes: it comes from a stream-ordered pool "
-      "(cudaMallocAsync), or was mapped without an exportable handle type; copy it, or allocate it with "
-      "cudaMalloc or onecopy");
+  throw Error(ErrorCode::unsupported,
+              "this memory cannot be opened by other processes: it comes from a stream-ordered pool "
+              "(cudaMallocAsync), or was mapped without an exportable handle type; copy it, or allocate it "
+              "with cudaMalloc or onecopy");
 }
 
 struct Mapping {
@@ -74,13 +71,11 @@ Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
 }
 
 [[noreturn]] void throw_too_many_chunks(std::size_t bytes, std::size_t chunk) {
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("these {} bytes lie in more than {} chunks (the last of {} bytes) of an expandable "
-                  "segment, and no more can be shared as one; share a copy, "
-                  "allocate the tensor with onecopy, or switch expandable segments off "
-                  "(PYTORCH_ALLOC_CONF=expandable_segments:False)",
-                  bytes, kMaxChunks, chunk));
+  throw_error(ErrorCode::unsupported,
+              "these {} bytes lie in more than {} chunks (the last of {} bytes) of an expandable segment, "
+              "and no more can be shared as one; share a copy, allocate the tensor with onecopy, or switch "
+              "expandable segments off (PYTORCH_ALLOC_CONF=expandable_segments:False)",
+              bytes, kMaxChunks, chunk);
 }
 
 /// Returns the chunks from the first byte's to the last byte's. Any of them may be replaced at its addresses, so all
@@ -102,8 +97,8 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
 }
 
 [[noreturn]] void throw_beyond(std::size_t bytes, const Mapping& mapping) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} bytes reach past the end of an allocation of {}", bytes, mapping.bytes));
+  throw_error(ErrorCode::invalid_argument, "{} bytes reach past the end of an allocation of {}", bytes,
+              mapping.bytes);
 }
 
 /// A framework's memory as a segment. Its maker keeps the memory; this object only exports it.
@@ -192,12 +187,11 @@ std::vector<Fd> AdoptedMemory::export_rest(std::size_t first) const {
 [[noreturn]] void throw_not_opened(CUresult result) {
   const std::string words = Driver::get().describe(result);
   if (result == CUDA_ERROR_INVALID_HANDLE)
-    throw Error(
-        ErrorCode::owner_died,
-        fmt::format("the memory was made by cudaMalloc in a process that is gone or has freed it, and such "
-                    "memory does not outlive its process ({})",
-                    words),
-        result, ErrorDomain::cuda);
+    throw Error(ErrorCode::owner_died,
+                fmt::format("the memory was made by cudaMalloc in a process that is gone or has freed it, "
+                            "and such memory does not outlive its process ({})",
+                            words),
+                result, ErrorDomain::cuda);
   if (result == CUDA_ERROR_INVALID_CONTEXT)
     throw Error(ErrorCode::unsupported,
                 fmt::format("the driver cannot open this memory here ({}): processes in different PID "

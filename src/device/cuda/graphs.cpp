@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/graphs.h"
 
-#include <fmt/format.h>
-
 #include <map>
 
 #include "backend.h"
 #include "copy_kernel.h"
+#include "core/throw_error.h"
 #include "devices.h"
-#include "onecopy/core/error.h"
 #include "os/mutex.h"
 
 namespace onecopy::cuda {
@@ -80,8 +78,7 @@ const CopyKernel& CudaGraphs::kernel(int ordinal) {
   const LockGuard lock(mutex_);
   const auto found = kernels_.find(ordinal);
   if (found == kernels_.end() || !found->second)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("nothing is ready for copies in graphs of cuda:{}", ordinal));
+    throw_error(ErrorCode::invalid_argument, "nothing is ready for copies in graphs of cuda:{}", ordinal);
   return *found->second;
 }
 

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "peers.h"
 
-#include <fmt/format.h>
-
+#include "core/throw_error.h"
 #include "devices.h"
 #include "mappings.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy::cuda {
 
 void check_path(int ordinal, int owner) {
   if (!has_path(ordinal, owner))
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("cuda:{} cannot reach memory of cuda:{}: there is no peer access between them (see "
-                    "nvidia-smi topo -m); open it on cuda:{} and copy it",
-                    ordinal, owner, owner));
+    throw_error(ErrorCode::unsupported,
+                "cuda:{} cannot reach memory of cuda:{}: there is no peer access between them (see "
+                "nvidia-smi topo -m); open it on cuda:{} and copy it",
+                ordinal, owner, owner);
 }
 
 bool has_path(int ordinal, int owner) {

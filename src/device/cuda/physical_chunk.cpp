@@ -7,8 +7,8 @@
 #include <string>
 
 #include "backend.h"
+#include "core/throw_error.h"
 #include "exported_chunks.h"
-#include "onecopy/core/error.h"
 #include "os/mutex.h"
 
 namespace onecopy::cuda {
@@ -97,14 +97,11 @@ class ImportedChunk final : public CudaChunk {
 
   Fd descriptor() const override {
     if (index_ < received_->kept.fds().size()) return received_->kept.fds()[index_].duplicate();
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of "
-            "{} "
-            "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
-            "open it in the third process while the owner runs, or send a copy",
-            received_->chunks, kMaxReceived));
+    throw_error(ErrorCode::unsupported,
+                "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors "
+                "of {} chunks in all, to pass memory on when its owner has ended, and there was no room "
+                "for these; open it in the third process while the owner runs, or send a copy",
+                received_->chunks, kMaxReceived);
   }
 
  private:
@@ -148,8 +145,8 @@ std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
   memory.fds.clear();
   std::vector<Fd> rest = memory.rest(first);
   if (rest.empty())
-    throw Error(ErrorCode::protocol,
-                fmt::format("the owner of a CUDA segment has no descriptor of its chunk {}", first));
+    throw_error(ErrorCode::protocol, "the owner of a CUDA segment has no descriptor of its chunk {}",
+                first);
   return rest;
 }
 

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include "backend.h"
+#include "core/throw_error.h"
 #include "devices.h"
 #include "mappings.h"
-#include "onecopy/core/error.h"
 #include "peers.h"
 #include "physical_chunk.h"
 
@@ -38,9 +38,8 @@ CudaReservation::~CudaReservation() {
 /// Maps a whole memory. The driver cannot map a part of it, so the offset must be 0.
 void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) {
   if (from != 0 || bytes != chunk.size())
-    throw Error(ErrorCode::unsupported,
-                fmt::format("CUDA maps memory as a whole: bytes {} to {} of {} were asked for", from,
-                            from + bytes, chunk.size()));
+    throw_error(ErrorCode::unsupported, "CUDA maps memory as a whole: bytes {} to {} of {} were asked for",
+                from, from + bytes, chunk.size());
   const auto& memory = static_cast<const CudaChunk&>(chunk);
   const Driver& driver = Driver::get();
   const RelaxedCapture relaxed(driver);

@@ -48,13 +48,12 @@ void CudaBackend::copy(const Transfer& transfer, Stream stream) {
   const UseDevice use(at.index);
   const CUresult result = start(driver, transfer, static_cast<CUstream>(stream.native));
   if (result == CUDA_ERROR_INVALID_VALUE)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is too "
-                    "short, or was opened for reading only ({})",
-                    transfer.bytes, transfer.from_device.str(), transfer.to_device.str(),
-                    driver.describe(result)),
-        result, ErrorDomain::cuda);
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is "
+                            "too short, or was opened for reading only ({})",
+                            transfer.bytes, transfer.from_device.str(), transfer.to_device.str(),
+                            driver.describe(result)),
+                result, ErrorDomain::cuda);
   check(result, "copying");
 }
 
@@ -104,10 +103,9 @@ CUstream stream_for_words(Stream stream) {
 /// Throws during a capture, since a graph would write and wait for the same values at every launch.
 void check_not_captured(const Driver& driver, Stream stream) {
   if (is_capturing(driver, stream))
-    throw Error(
-        ErrorCode::unsupported,
-        "this stream is being captured, and a graph cannot be ordered with other processes by the order of "
-        "one capture; share and open before the capture, and order each launch");
+    throw Error(ErrorCode::unsupported,
+                "this stream is being captured, and a graph cannot be ordered with other processes by the "
+                "order of one capture; share and open before the capture, and order each launch");
 }
 
 CUdeviceptr device_address(const Driver& driver, int ordinal, const void* word) {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "os/process.h"
 
@@ -168,11 +168,10 @@ void ForeignTimeline::check_slot(const TimelinePoint& point) const {
 void ForeignTimeline::check_written(const TimelinePoint& point) const {
   if (!is_cut_off(word(point.slot).load(), point.value)) return;
   const std::string why = failure();
-  throw Error(
-      ErrorCode::peer_died,
-      fmt::format("{} before its stream had finished the work on it, so the content may be half written",
-                  why.empty() ? "the process that handed this tensor over ended"
-                              : "a device of the process that handed this tensor over failed with " + why));
+  throw_error(ErrorCode::peer_died,
+              "{} before its stream had finished the work on it, so the content may be half written",
+              why.empty() ? "the process that handed this tensor over ended"
+                          : "a device of the process that handed this tensor over failed with " + why);
 }
 
 std::string ForeignTimeline::failure() const {

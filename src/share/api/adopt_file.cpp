@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "device/janitor.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/random.h"
 #include "share/runtime/runtime.h"
@@ -22,7 +22,7 @@ namespace onecopy {
 namespace {
 
 [[noreturn]] void refuse_file(int fd, const std::string& problem) {
-  throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
+  throw_error(ErrorCode::invalid_argument, "descriptor {} cannot be adopted: {}", fd, problem);
 }
 
 /// Throws unless the file is memory: an ordinary file would be written to its disk without notice.
@@ -48,9 +48,8 @@ void check_size(int fd, std::size_t size, std::size_t offset) {
 
 void check_is_writable(int fd) {
   if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
-    throw Error(
-        ErrorCode::read_only,
-        fmt::format("descriptor {} cannot be adopted: it was not opened for reading and writing", fd));
+    throw_error(ErrorCode::read_only,
+                "descriptor {} cannot be adopted: it was not opened for reading and writing", fd);
 }
 
 void check(int fd, std::size_t size, std::size_t offset) {

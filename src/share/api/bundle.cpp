@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/share/bundle.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <functional>
@@ -11,8 +9,8 @@
 #include <vector>
 
 #include "core/moved_from.h"
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/mutex.h"
 #include "share/format/bundle_codec.h"
@@ -46,11 +44,10 @@ TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, S
   const TimelinePoint filled = mark_filling(runtime, tensors, stream, !devices.empty());
   if (devices.empty()) return filled;
   if (stream.native && devices.size() > 1)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("this bundle has tensors on {} devices, and a stream is of one; share a bundle for "
-                    "each, or in the order of the default streams",
-                    devices.size()));
+    throw_error(ErrorCode::invalid_argument,
+                "this bundle has tensors on {} devices, and a stream is of one; share a bundle for "
+                "each, or in the order of the default streams",
+                devices.size());
   const Device first = *devices.begin();
   for (const Device device : devices)
     if (device != first)
@@ -67,16 +64,13 @@ void check_names(std::span<const NamedTensor> tensors) {
   std::vector<std::uint32_t> rows(std::bit_ceil(tensors.size() * 2 + 1));  // open addressing: row + 1, or 0
   for (std::size_t row = 0; row < tensors.size(); ++row) {
     const std::string_view name = tensors[row].first;
-    if (name.empty())
-      throw Error(ErrorCode::invalid_argument, fmt::format("tensor {} of the bundle has no name", row));
+    if (name.empty()) throw_error(ErrorCode::invalid_argument, "tensor {} of the bundle has no name", row);
     std::size_t at = std::hash<std::string_view>()(name) & (rows.size() - 1);
     for (; rows[at] != 0; at = (at + 1) & (rows.size() - 1))
       if (tensors[rows[at] - 1].first == name)
-        throw Error(
-            ErrorCode::invalid_argument,
-            fmt::format(
-                "tensors {} and {} of the bundle are both named \"{}\": give each a name of its own",
-                rows[at] - 1, row, name));
+        throw_error(ErrorCode::invalid_argument,
+                    "tensors {} and {} of the bundle are both named \"{}\": give each a name of its own",
+                    rows[at] - 1, row, name);
     rows[at] = static_cast<std::uint32_t>(row + 1);
   }
 }
@@ -182,7 +176,7 @@ Tensor Bundle::tensor(std::size_t row) const {
 }
 std::vector<Tensor> Bundle::tensors(std::size_t count) const {
   if (count > size())
-    throw Error(ErrorCode::invalid_argument, fmt::format("this bundle has {} rows, not {}", size(), count));
+    throw_error(ErrorCode::invalid_argument, "this bundle has {} rows, not {}", size(), count);
   const State& state = this->state();
   Runtime::current().importer().fetch_ahead(state.owner, state.reader.origins(), state.options.access,
                                             state.options.device);

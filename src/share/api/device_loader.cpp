@@ -10,7 +10,7 @@
 #include <chrono>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "os/crew.h"
 #include "os/log.h"
@@ -24,8 +24,7 @@ std::string LoadTimes::text() const {
   const auto ms = [](const Nanoseconds& sum) { return static_cast<double>(sum.load()) / 1e6; };
   return fmt::format(
       "{:.1f} ms for the ring; all threads together read for {:.1f} ms and waited for the card for {:.1f} "
-      "ms; {} "
-      "bytes past the page cache",
+      "ms; {} bytes past the page cache",
       ms(prepared), ms(read), ms(waited), direct.load());
 }
 
@@ -146,9 +145,9 @@ void DeviceLoader::fill(std::byte* to, std::uint64_t from, std::uint64_t bytes) 
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_errno(fmt::format("cannot read {}", name_), errno);
     if (got == 0)
-      throw Error(ErrorCode::bad_file,
-                  fmt::format("{} ended at byte {}, {} bytes too early: was it written to meanwhile?",
-                              name_, from + done, bytes - done));
+      throw_error(ErrorCode::bad_file,
+                  "{} ended at byte {}, {} bytes too early: was it written to meanwhile?", name_,
+                  from + done, bytes - done);
     done += static_cast<std::uint64_t>(got);
   }
 }

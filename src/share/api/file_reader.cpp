@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <fstream>
 
+#include "core/throw_error.h"
 #include "os/crew.h"
 #include "os/process.h"
 
@@ -146,9 +147,9 @@ void FileReader::read(const Batch& batch) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_errno(fmt::format("cannot read {}", name_), errno);
     if (got == 0)
-      throw Error(ErrorCode::bad_file,
-                  fmt::format("{} ended at byte {}, {} bytes too early: was it written to meanwhile?",
-                              name_, batch.from + done, batch.bytes - done));
+      throw_error(ErrorCode::bad_file,
+                  "{} ended at byte {}, {} bytes too early: was it written to meanwhile?", name_,
+                  batch.from + done, batch.bytes - done);
     done += static_cast<std::uint64_t>(got);
     for (auto left = static_cast<std::size_t>(got); left > 0;) {
       const std::size_t taken = std::min(left, parts[first].iov_len);

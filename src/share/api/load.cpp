@@ -13,9 +13,9 @@
 #include <set>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "device/reserve_listener.h"
 #include "memory/npy.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/file.h"
 #include "share/api/file_reader.h"
@@ -65,11 +65,10 @@ std::optional<std::string> find_index(const std::string& directory) {
   if (names.empty()) return std::nullopt;
   if (names.size() == 1) return names.front();
   if (std::find(names.begin(), names.end(), kUsualIndex) != names.end()) return kUsualIndex;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("{} has {} indexes, such as {} and {}, and none is named {}: put the files of one "
-                  "into a directory of their own",
-                  directory, names.size(), names[0], names[1], kUsualIndex));
+  throw_error(ErrorCode::invalid_argument,
+              "{} has {} indexes, such as {} and {}, and none is named {}: put the files of one into a "
+              "directory of their own",
+              directory, names.size(), names[0], names[1], kUsualIndex);
 }
 
 std::string only_file(const std::string& directory) {
@@ -81,14 +80,13 @@ std::string only_file(const std::string& directory) {
                             "reads; put it into the store: python -m onecopy.checkpoint put NAME {}",
                             directory, directory));
   if (names.empty())
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("{} is a directory without a .safetensors file; name a .safetensors or .npy file, "
-                    "or the directory that has them",
-                    directory));
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} has {} .safetensors files, such as {} and {}, and no {}: name one of them",
-                          directory, names.size(), names[0], names[1], kUsualIndex));
+    throw_error(ErrorCode::invalid_argument,
+                "{} is a directory without a .safetensors file; name a .safetensors or .npy file, or the "
+                "directory that has them",
+                directory);
+  throw_error(ErrorCode::invalid_argument,
+              "{} has {} .safetensors files, such as {} and {}, and no {}: name one of them", directory,
+              names.size(), names[0], names[1], kUsualIndex);
 }
 
 /// Checks one directory's index and files against each other.
@@ -112,9 +110,9 @@ class Shards {
 
  private:
   [[noreturn]] void refuse(const std::string& why) const {
-    throw Error(ErrorCode::bad_file, fmt::format("{} and its files contradict each other: it says that {}; "
-                                                 "get all files of one version",
-                                                 index_path_, why));
+    throw_error(ErrorCode::bad_file,
+                "{} and its files contradict each other: it says that {}; get all files of one version",
+                index_path_, why);
   }
   void add(const std::string& name);
   void check(const std::string& tensor, const std::string& name);
@@ -156,9 +154,8 @@ Fd open_regular(const std::string& path, const char* instead) {
   if (S_ISREG(info.st_mode)) return fd;
   if (S_ISDIR(info.st_mode))
     throw_errno(fmt::format("cannot read {}; name {} in it", path, instead), EISDIR);
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("{} is a pipe, a socket or a device; write what comes from it to a file first", path));
+  throw_error(ErrorCode::invalid_argument,
+              "{} is a pipe, a socket or a device; write what comes from it to a file first", path);
 }
 
 std::vector<OpenedSafetensors> open_checkpoint(const std::string& path) {

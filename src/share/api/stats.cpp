@@ -187,11 +187,10 @@ void ask_again(std::vector<std::string> busy, OwnerList& list) {
     hear_all(ask_all(names, list, busy), deadline, list);
   }
   for (const std::string& name : busy)
-    list.silent.push_back(
-        {0, name,
-         fmt::format("the process that listens on @onecopy-{} took no call within {} s; it "
-                     "may be stopped (SIGSTOP, a debugger)",
-                     name, kAskersWait.count() / 1000)});
+    list.silent.push_back({0, name,
+                           fmt::format("the process that listens on @onecopy-{} took no call within {} s; "
+                                       "it may be stopped (SIGSTOP, a debugger)",
+                                       name, kAskersWait.count() / 1000)});
 }
 
 }  // namespace

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/borrower/borrowed_blocks.h"
 
-#include <fmt/format.h>
-
 #include <cerrno>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/process.h"
 #include "os/program_mark.h"
 #include "share/owner/late_releases.h"
@@ -65,30 +63,28 @@ void OwnerProcess::forget() noexcept {
 /// that allocated it.
 void BorrowedBlocks::check_not_ended_with_owner(SegmentKind kind, std::uint32_t segment) const {
   if (!process_.is_gone() || !is_weak(kind)) return;
-  throw Error(
-      ErrorCode::owner_died,
-      fmt::format("process {}, which allocated segment {} with its device's own allocator, has ended, and "
-                  "such memory ends with its process; allocate with onecopy what must outlive it",
-                  process_.pid(), segment));
+  throw_error(ErrorCode::owner_died,
+              "process {}, which allocated segment {} with its device's own allocator, has ended, and such "
+              "memory ends with its process; allocate with onecopy what must outlive it",
+              process_.pid(), segment);
 }
 
 BorrowedBlocks::Location BorrowedBlocks::locate(const ClaimRequest& handle, Access access,
                                                 std::optional<Device> user) {
   const BlockDescription r = leases_.describe(handle.block);
   if (r.segment != handle.segment || handle.storage_size > r.size)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
-                            "{} with {} bytes",
-                            handle.segment, handle.storage_size, r.segment, r.size));
+    throw_error(ErrorCode::bad_handle,
+                "the handle says segment {} with {} bytes, its owner's table says segment {} with {} bytes",
+                handle.segment, handle.storage_size, r.segment, r.size);
   const SegmentPlace place = segments_.find(r.segment, access);
   if (!place) return {};
   check_not_ended_with_owner(place.kind, r.segment);
   if (place.kind != handle.kind || place.size != handle.segment_size)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
-                            "{} and has {} bytes",
-                            r.segment, static_cast<int>(handle.kind), handle.segment_size,
-                            static_cast<int>(place.kind), place.size));
+    throw_error(
+        ErrorCode::bad_handle,
+        "the handle says that segment {} is of kind {} and has {} bytes; it is of kind {} and has {} bytes",
+        r.segment, static_cast<int>(handle.kind), handle.segment_size, static_cast<int>(place.kind),
+        place.size);
   if (r.offset > place.size || r.size > place.size - r.offset)
     throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
   const int ordinal = user.value_or(place.identity->device).index;

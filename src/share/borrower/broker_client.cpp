@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/borrower/broker_client.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/point.h"
+#include "core/throw_error.h"
 #include "os/deadline.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
@@ -50,10 +50,10 @@ auto BrokerClient::describe_timeout(F&& f) {
     return f();
   } catch (const Error& e) {
     if (e.code() != ErrorCode::timeout) throw;
-    throw Error(ErrorCode::timeout,
-                fmt::format("process {}, which holds this memory, did not answer: {}; it may be stopped "
-                            "(SIGSTOP, a debugger) or short of CPU, open the handle again once it runs",
-                            pid_, e.what()));
+    throw_error(ErrorCode::timeout,
+                "process {}, which holds this memory, did not answer: {}; it may be stopped "
+                "(SIGSTOP, a debugger) or short of CPU, open the handle again once it runs",
+                pid_, e.what());
   }
 }
 
@@ -154,11 +154,9 @@ void BrokerClient::send_question(const Bytes& question, std::span<const int> fds
 void BrokerClient::request_and_leave(Bytes question, std::span<const int> fds) {
   number(question);
   socket_.try_send(question, fds);
-  throw Error(
+  throw_error(
       ErrorCode::timeout,
-      fmt::format(
-          "process {} has not answered an earlier question yet; it may be stopped (SIGSTOP, a debugger)",
-          pid_));
+      "process {} has not answered an earlier question yet; it may be stopped (SIGSTOP, a debugger)", pid_);
 }
 
 /// Waits for a packet without mutex_. Spins at first, because a broker that is not busy answers sooner than a thread
@@ -182,7 +180,7 @@ Packet BrokerClient::receive_soon() {
 void BrokerClient::fall_silent(std::chrono::milliseconds patience) {
   is_silent_ = true;
   point("conversation.silence");
-  throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
+  throw_error(ErrorCode::timeout, "it sent nothing within {} ms", patience.count());
 }
 
 /// Returns the next packet that is not news, or nothing if there is none.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a call to another process's broker begins.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "share/borrower/broker_client.h"
 #include "share/format/process_name.h"
 
@@ -21,11 +20,10 @@ constexpr unsigned kRoot = 0;  // the user that can become another
 thread_local std::optional<Dial>* early_dial = nullptr;
 
 [[noreturn]] void refuse_other_user(unsigned uid) {
-  throw Error(
-      ErrorCode::other_user,
-      fmt::format("the owner of this handle {}: memory is shared within one user only (or the owner has "
-                  "ended and that user has taken its name)",
-                  describe_other_user(uid)));
+  throw_error(ErrorCode::other_user,
+              "the owner of this handle {}: memory is shared within one user only (or the owner has "
+              "ended and that user has taken its name)",
+              describe_other_user(uid));
 }
 
 /// Connects again when the listener, which was root when it began to listen, has closed the first connection: if it has

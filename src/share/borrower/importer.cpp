@@ -6,27 +6,25 @@
 #include <set>
 #include <vector>
 
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy {
 namespace {
 
 Error stale(const HandleFields& handle) {
-  return Error(
-      ErrorCode::stale_handle,
-      fmt::format(
-          "the tensor was freed before the handle was opened: keep the Handle object alive until "
-          "the receiver has opened it (for a single tensor of onecopy or torch, the tensor will do); "
-          "it was block {} of its owner, generation {}",
-          handle.block, handle.generation));
+  return Error(ErrorCode::stale_handle,
+               fmt::format("the tensor was freed before the handle was opened: keep the Handle object "
+                           "alive until the receiver has opened it (for a single tensor of onecopy or "
+                           "torch, the tensor will do); it was block {} of its owner, generation {}",
+                           handle.block, handle.generation));
 }
 
 /// Throws bad_handle for a block number that no process has.
 void check_block_number(const HandleFields& handle) {
   if (handle.block >= kMaxBlocks)
-    throw Error(ErrorCode::bad_handle, fmt::format("the handle names block {}; a process has at most {}",
-                                                   handle.block, kMaxBlocks));
+    throw_error(ErrorCode::bad_handle, "the handle names block {}; a process has at most {}", handle.block,
+                kMaxBlocks);
 }
 
 }  // namespace
@@ -80,12 +78,10 @@ Peers::PeerRef Importer::connect_again(Peer& old, const WantedSegment& wanted, c
     if (!is_absent(e)) throw;
     if (old.process().has_ended()) return old.shared_from_this();
     if (!old.is_out_of_reach()) throw Error(silence);
-    throw Error(
-        ErrorCode::peer_died,
-        fmt::format(
-            "the process that owned this tensor has freed it and closed its sockets, and lives: only it "
-            "could say whether another process still holds the memory ({})",
-            e.what()));
+    throw_error(ErrorCode::peer_died,
+                "the process that owned this tensor has freed it and closed its sockets, and lives: only "
+                "it could say whether another process still holds the memory ({})",
+                e.what());
   }
 }
 

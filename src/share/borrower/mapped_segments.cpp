@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 
 namespace onecopy {
@@ -62,9 +62,8 @@ ExportedMemory MappedSegments::export_memory(std::uint32_t segment, Access acces
       mapped->place.kind != SegmentKind::sealed_file)
     mapped = nullptr;
   if (!mapped)
-    throw Error(ErrorCode::owner_died,
-                fmt::format("segment {} of that owner is not mapped here {}", segment,
-                            access == Access::read_write ? "for writing" : "any more"));
+    throw_error(ErrorCode::owner_died, "segment {} of that owner is not mapped here {}", segment,
+                access == Access::read_write ? "for writing" : "any more");
   ExportedMemory memory = mapped->memory->export_memory(access);
   memory.device = mapped->place.identity->uuid;
   return memory;

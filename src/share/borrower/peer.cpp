@@ -84,11 +84,10 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
   auto never = std::chrono::steady_clock::time_point{};
   unanswered_since_.compare_exchange_strong(never, std::chrono::steady_clock::now());
   if (wait_until_frozen()) return true;
-  silence = Error(
-      ErrorCode::timeout,
-      fmt::format("process {}, which holds this memory, has closed the connection and lives; it may be "
-                  "short of descriptors, try again",
-                  process_.pid()));
+  silence = Error(ErrorCode::timeout,
+                  fmt::format("process {}, which holds this memory, has closed the connection and lives; "
+                              "it may be short of descriptors, try again",
+                              process_.pid()));
   return false;
 }
 
@@ -162,8 +161,8 @@ bool Peer::look_at_words() {
   if (awaited == ForeignTimeline::WaitState::never) {
     const std::string why = timeline_->failure();
     log_warning(
-        "{} before its streams had written data that streams of this process wait for; those go on "
-        "without it",
+        "{} before its streams had written data that streams of this process wait for; those go on without "
+        "it",
         why.empty() ? fmt::format("process {} ended", process_.pid())
                     : fmt::format("a device of process {} failed with {}", process_.pid(), why));
   }

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/deadline_scope.h"
 #include "os/log.h"
 #include "share/format/process_name.h"
@@ -94,11 +94,9 @@ Peers::PeerRef Peers::connect(const ProcessId& process, std::optional<SegmentReq
     if (PeerRef peer = try_attach(*std::move(begun), wanted)) return peer;
   for (int calls = 0; calls < kCalls; ++calls)
     if (PeerRef peer = try_attach(Dial(process, reply_timeout()), wanted)) return peer;
-  throw Error(
-      ErrorCode::timeout,
-      fmt::format("the owner of this memory lives and has hung up {} times; it may be short of CPU, "
-                  "try again",
-                  kCalls));
+  throw_error(ErrorCode::timeout,
+              "the owner of this memory lives and has hung up {} times; it may be short of CPU, try again",
+              kCalls);
 }
 
 /// Connects. Returns null if the broker hung up, as it does on a caller that takes too long. If the process has ended,

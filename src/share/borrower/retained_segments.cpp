@@ -96,10 +96,9 @@ RetainedSegments::Added RetainedSegments::add(const SegmentKey& key, const Proce
 void RetainedSegments::report_refusal(const ProcessOrigin& origin) {
   if (std::exchange(has_refused_, true)) return;
   log_warning(
-      "memory of process {} that is in queues open here lies in many pieces on a device; {} "
-      "descriptors of such are "
-      "kept for the day that their owners die, and items in the other pieces that are not "
-      "taken by then are lost",
+      "memory of process {} that is in queues open here lies in many pieces on a device; {} descriptors of "
+      "such are kept for the day that their owners die, and items in the other pieces that are not taken "
+      "by then are lost",
       origin.pid, kMaxOfDevices);
 }
 

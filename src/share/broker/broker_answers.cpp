@@ -170,10 +170,9 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
   const auto [owner, wanted] = wire::unpack<wire::WantForeign>(packet);
   const auto found = source_.find_here({owner, wanted.segment}, access_of(wanted.read_only));
   if (!found)
-    throw Error(
-        ErrorCode::owner_died,
-        "the maker of this handle does not hold the memory any more; keep the tensor or the Handle there "
-        "until others have opened it");
+    throw Error(ErrorCode::owner_died,
+                "the maker of this handle does not hold the memory any more; keep the tensor or the Handle "
+                "there until others have opened it");
   admit(found->memory, wanted.number);
   reply(c, wire::pack(wire::Segment{wire::Described(found->memory), true, found->owner_gone}),
         wire::descriptors(found->memory, found->table));

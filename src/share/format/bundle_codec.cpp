@@ -6,8 +6,8 @@
 #include <cstring>
 #include <functional>
 
+#include "core/throw_error.h"
 #include "core/utf8.h"
-#include "onecopy/core/error.h"
 #include "share/format/bundle_codec.h"
 #include "share/format/field_checks.h"
 
@@ -27,8 +27,8 @@ void append(Bytes& out, const T& value) {
 /// Returns the offset of the bytes to be appended. Throws if the section could not be addressed afterwards.
 std::uint32_t room_for(const Bytes& section, std::size_t more, const char* what) {
   if (section.size() + more > kMaxSection)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("The {} of this bundle need more than 4 GiB: share it in parts.", what));
+    throw_error(ErrorCode::invalid_argument,
+                "The {} of this bundle need more than 4 GiB: share it in parts.", what);
   return static_cast<std::uint32_t>(section.size());
 }
 
@@ -66,8 +66,7 @@ void BundleWriter::add(std::string_view name, const HandleFields& f) {
   if (!is_utf8(name)) wrong = "has a name that is not UTF-8";
   if (rows_ >= kMaxSection - 1) wrong = "is one too many";
   if (wrong)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("Row {} cannot be put into a bundle: it {}.", rows_, wrong));
+    throw_error(ErrorCode::invalid_argument, "Row {} cannot be put into a bundle: it {}.", rows_, wrong);
   const std::size_t dims = kDimSize * f.layout.ndim();
   Row r;
   r.dims_offset = room_for(dim_bytes_, dims, "shapes");
@@ -129,11 +128,10 @@ Header checked_header(ByteSpan table) {
   if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0)
     refuse(kTable, "is none: it does not begin with \"1CBND\"");
   if (h.version != kVersion)
-    throw Error(
-        ErrorCode::version_mismatch,
-        fmt::format("This bundle has format version {}, this program reads version {}: use the same "
-                    "version of onecopy on both sides.",
-                    h.version, kVersion));
+    throw_error(ErrorCode::version_mismatch,
+                "This bundle has format version {}, this program reads version {}: use the same "
+                "version of onecopy on both sides.",
+                h.version, kVersion);
   if (const std::uint32_t crc = header_checksum(h); crc != h.header_crc)
     refuse(kTable, fmt::format("is damaged: the checksum of its header is {:08x}, it should be {:08x}", crc,
                                h.header_crc));
@@ -176,8 +174,8 @@ Subject row_subject(std::size_t row) noexcept { return {"Row", static_cast<std::
 /// Returns a private copy, which cannot change between check and use.
 Row row_bytes(ByteSpan rows, std::size_t row) {
   if (row >= rows.size() / kBundleRowSize)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("There is no row {}: the bundle has {}.", row, rows.size() / kBundleRowSize));
+    throw_error(ErrorCode::invalid_argument, "There is no row {}: the bundle has {}.", row,
+                rows.size() / kBundleRowSize);
   Row r;
   copy_once(&r, rows.data() + row * kBundleRowSize, sizeof r);
   return r;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/format/field_checks.h"
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -28,7 +28,7 @@ void refuse(const Subject& subject, const std::string& problem) {
   const std::string who = subject.number < 0
                               ? fmt::format("This {}", subject.kind)
                               : fmt::format("{} {} of this bundle", subject.kind, subject.number);
-  throw Error(ErrorCode::bad_handle, fmt::format("{} {}.", who, problem));
+  throw_error(ErrorCode::bad_handle, "{} {}.", who, problem);
 }
 
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base64.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/handle_fields.h"
 #include "share/format/field_checks.h"
 
@@ -89,10 +89,10 @@ HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcep
 }
 
 [[noreturn]] void refuse_version(std::uint16_t version) {
-  throw Error(ErrorCode::version_mismatch,
-              fmt::format("This handle has format version {}, this program reads version {}: use the same "
-                          "version of onecopy on both sides.",
-                          version, kHandleVersion));
+  throw_error(ErrorCode::version_mismatch,
+              "This handle has format version {}, this program reads version {}: use the same version of "
+              "onecopy on both sides.",
+              version, kHandleVersion);
 }
 
 /// Returns the header after checking its version, length and checksum. Reports the version before the length, since
@@ -155,12 +155,10 @@ void read_parts(ByteSpan bytes, HandleFields& f) {
       refuse(kHandle, fmt::format("has unknown flags {:#x} on its part with tag {}", part.flags, part.tag));
     if (part.tag == kTimelineTag) read_timeline(part, bytes.data(), f);
     else if (part.flags & kMustUnderstand)
-      throw Error(
-          ErrorCode::version_mismatch,
-          fmt::format(
-              "This handle has a part with tag {} that must be understood and that this program does "
-              "not know: use the same version of onecopy on both sides.",
-              part.tag));
+      throw_error(ErrorCode::version_mismatch,
+                  "This handle has a part with tag {} that must be understood and that this program does "
+                  "not know: use the same version of onecopy on both sides.",
+                  part.tag);
     bytes = bytes.subspan(part.length);
   }
 }
@@ -242,11 +240,9 @@ void check_whole(std::string_view digits) {
                        before + space));
   const std::size_t whole = (announced_bytes(digits) * 4 + 2) / 3;
   if (digits.size() < whole)
-    refuse(
-        kHandle,
-        fmt::format("is cut off or was changed: its text has {} characters and begins like one of {}; copy "
-                    "the whole line",
-                    before + digits.size(), before + whole));
+    refuse(kHandle, fmt::format("is cut off or was changed: its text has {} characters and begins like one "
+                                "of {}; copy the whole line",
+                                before + digits.size(), before + whole));
 }
 
 }  // namespace
@@ -270,16 +266,13 @@ Bytes from_text(std::string_view text) {
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
   if (bad != std::string_view::npos && bad + 1 == text.size() && is_digit(text[bad]))
-    refuse(kHandle,
-           fmt::format(
-               "has a text of {} characters, which ends in the middle of a byte at position {}: it was "
-               "cut off or changed on its way",
-               kTextPrefix.size() + text.size(), bad + kTextPrefix.size()));
+    refuse(kHandle, fmt::format("has a text of {} characters, which ends in the middle of a byte at "
+                                "position {}: it was cut off or changed on its way",
+                                kTextPrefix.size() + text.size(), bad + kTextPrefix.size()));
   if (bad != std::string_view::npos)
-    refuse(kHandle,
-           fmt::format("has a text with an impossible character {} at position {}: it was cut off or "
-                       "changed on its way",
-                       shown(text[bad]), bad + kTextPrefix.size()));
+    refuse(kHandle, fmt::format("has a text with an impossible character {} at position {}: it was cut off "
+                                "or changed on its way",
+                                shown(text[bad]), bad + kTextPrefix.size()));
   return bytes;
 }
 

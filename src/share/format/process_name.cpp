@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/hmac.h"
 
 namespace onecopy {
@@ -22,11 +22,10 @@ const char* runtime_directory() {
   const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
   if (!directory || !*directory) return nullptr;
   if (*directory != '/')
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("ONECOPY_RUNTIME_DIR is \"{}\", which names another directory wherever a process is; "
-                    "set it to an absolute path",
-                    directory));
+    throw_error(ErrorCode::invalid_argument,
+                "ONECOPY_RUNTIME_DIR is \"{}\", which names another directory wherever a process is; "
+                "set it to an absolute path",
+                directory);
   return directory;
 }
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/adopted_allocations.h"
 
-#include <fmt/format.h>
-
 #include <atomic>
 #include <iterator>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "share/owner/holds.h"
 #include "share/owner/shared_blocks.h"
@@ -20,8 +18,8 @@ thread_local std::uint64_t this_round = 0;
 
 void check_view(const TensorView& view, const ForeignMemory& memory) {
   if (memory.device != view.device)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the memory is on {}, not on {}", memory.device.str(), view.device.str()));
+    throw_error(ErrorCode::invalid_argument, "the memory is on {}, not on {}", memory.device.str(),
+                view.device.str());
 }
 
 }  // namespace

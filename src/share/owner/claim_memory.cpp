@@ -128,9 +128,7 @@ void report_reserved(const char* why) noexcept {
   if (is_said.exchange(true)) return;
   try {
     log_warning(
-        "fork: {}; what the child borrows stays reserved until both processes have ended "
-        "(said once)",
-        why);
+        "fork: {}; what the child borrows stays reserved until both processes have ended (said once)", why);
   } catch (const std::exception&) {  // no memory for the words either
   }
 }

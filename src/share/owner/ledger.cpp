@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/ledger.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "os/process.h"
 #include "share/owner/late_releases.h"
@@ -67,10 +65,10 @@ BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
   }
   lock.unlock();
   if (block == kMaxBlocks)
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("all {} blocks of this process are in use, {} of them waiting for "
-                            "borrowers; release tensors, or put small ones into one larger tensor",
-                            kMaxBlocks, limbo()));
+    throw_error(ErrorCode::out_of_memory,
+                "all {} blocks of this process are in use, {} of them waiting for "
+                "borrowers; release tensors, or put small ones into one larger tensor",
+                kMaxBlocks, limbo());
   return {this, block};
 }
 

@@ -45,10 +45,9 @@ void SegmentPins::end_hole(std::uint32_t segment) noexcept {
 
 // Throws unsupported: the owner of this memory cannot be told of pins.
 void SharedBlocks::throw_no_pins() {
-  throw Error(
-      ErrorCode::unsupported,
-      "the owner of this memory cannot be told that it is pinned here, and would give its pages back "
-      "under it; open the tensor again in this process, or start the process with spawn");
+  throw Error(ErrorCode::unsupported,
+              "the owner of this memory cannot be told that it is pinned here, and would give its pages "
+              "back under it; open the tensor again in this process, or start the process with spawn");
 }
 
 /// Waits until no hole is under way; a hole takes the system milliseconds. Ignores a hole whose owner has died.

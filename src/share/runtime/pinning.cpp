@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/runtime/pinning.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,8 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/memory_limit.h"
 #include "os/page_tables.h"
@@ -40,11 +39,10 @@ Device card_to_pin_for() {
     if (const int used = found.device_in_use(); used >= 0) return {type, static_cast<std::int16_t>(used)};
     if (found.is_in_process() && !found.devices().empty()) return {type, 0};
   }
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("memory is pinned by the driver of a card, and this process sees none: neither CUDA's "
-                  "({}) nor Ascend's; `onecopy doctor` lists the libraries it looked for",
-                  reason_of(DeviceType::cuda)));
+  throw_error(ErrorCode::unsupported,
+              "memory is pinned by the driver of a card, and this process sees none: neither CUDA's ({}) "
+              "nor Ascend's; `onecopy doctor` lists the libraries it looked for",
+              reason_of(DeviceType::cuda));
 }
 
 using Clock = std::chrono::steady_clock;
@@ -60,9 +58,8 @@ std::uint64_t parse_limit(std::string_view text) {
   const auto [rest, error] = std::from_chars(text.data(), end, number);
   const std::size_t unit = rest == end ? 0 : std::min(kUnits.find(*rest), kUnits.size()) / 2 * 10 + 10;
   if (error != std::errc() || unit > 30 || number > ~std::uint64_t{0} >> unit)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("ONECOPY_PIN_LIMIT is \"{}\"; it is a number of bytes, or one with K, M or G", text));
+    throw_error(ErrorCode::invalid_argument,
+                "ONECOPY_PIN_LIMIT is \"{}\"; it is a number of bytes, or one with K, M or G", text);
   return number << unit;
 }
 
@@ -109,19 +106,16 @@ std::uint64_t Pinning::limit() {
 Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
   BlockGroup* const group = tensor.block().group();
   if (!group || !group->shareable())
-    throw Error(
-        ErrorCode::invalid_argument,
-        "this tensor's memory belongs to another library, and is pinned by that; pin a copy in memory of "
-        "onecopy: empty(..., pin=True), and copy into it");
+    throw Error(ErrorCode::invalid_argument,
+                "this tensor's memory belongs to another library, and is pinned by that; pin a copy in "
+                "memory of onecopy: empty(..., pin=True), and copy into it");
   if (is_private(tensor))
     throw Error(ErrorCode::unsupported,
                 "this tensor of a stored version was received for writing, and pinning would copy all of "
-                "its pages; "
-                "open the version by name, whose tensors can be pinned");
+                "its pages; open the version by name, whose tensors can be pinned");
   if (tensor.device() != kCpu)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("memory of {} is not pinned: it is a card's own already", tensor.device().str()));
+    throw_error(ErrorCode::invalid_argument, "memory of {} is not pinned: it is a card's own already",
+                tensor.device().str());
   SharedBlocks& root = as_shared(*group).root();
   const std::uint32_t block = tensor.block().number();
   const std::uint32_t segment = root.segment_of(block);
@@ -212,10 +206,10 @@ void Pinning::make_room(std::uint64_t bytes) {
   end(take_idle());
   end(take_left());
   if (!is_enough())
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("cannot pin {} bytes: this process has pinned {} of the {} that it may; unpin "
-                            "tensors, or raise ONECOPY_PIN_LIMIT",
-                            bytes, PinnedRanges::get().bytes(), most));
+    throw_error(ErrorCode::out_of_memory,
+                "cannot pin {} bytes: this process has pinned {} of the {} that it may; unpin tensors, or "
+                "raise ONECOPY_PIN_LIMIT",
+                bytes, PinnedRanges::get().bytes(), most);
 }
 
 void Pinning::unpin(const Tensor& tensor) {

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/session.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
+#include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "share/runtime/runtime.h"
 
 namespace onecopy {
@@ -51,27 +49,23 @@ Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
 SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
   BlockGroup* const group = tensor.block().group();
   if (!group) [[unlikely]]
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("an empty tensor has no memory to {}; make one first", verb));
+    throw_error(ErrorCode::invalid_argument, "an empty tensor has no memory to {}; make one first", verb);
   if (!group->shareable()) [[unlikely]]
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("this tensor's memory belongs to another library and cannot be opened by other "
-                            "processes; {} onecopy::copy(tensor.view()) instead",
-                            verb));
+    throw_error(ErrorCode::invalid_argument,
+                "this tensor's memory belongs to another library and cannot be opened by other processes; "
+                "{} onecopy::copy(tensor.view()) instead",
+                verb);
   if (PinnedRanges::is_view(tensor.device(), tensor.data())) [[unlikely]]
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
-                    "that it is a view of",
-                    tensor.device().str(), verb));
+    throw_error(ErrorCode::invalid_argument,
+                "this is {}'s view of memory of the host, and stays in this process; {} the tensor that it "
+                "is a view of",
+                tensor.device().str(), verb);
   SharedBlocks& root = as_shared(*group).root();
   if (has_private_memory.load(std::memory_order_relaxed) && is_private(tensor)) [[unlikely]]
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "this tensor of a stored version may have been written to here, which others would not see; "
-            "{} onecopy::copy(tensor.view()) instead",
-            verb));
+    throw_error(ErrorCode::unsupported,
+                "this tensor of a stored version may have been written to here, which others would not "
+                "see; {} onecopy::copy(tensor.view()) instead",
+                verb);
   return root;
 }
 

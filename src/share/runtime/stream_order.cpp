@@ -153,8 +153,7 @@ void StreamOrder::settle() const noexcept {
   if (timeline_.settle(kTimeout)) return;
   log_warning(
       "streams of this process still have work to do before tensors that it has handed over; if it ends "
-      "now, "
-      "the processes that open those get an error. Synchronize before the end.");
+      "now, the processes that open those get an error. Synchronize before the end.");
 }
 
 }  // namespace onecopy

@@ -2,14 +2,13 @@
 #include "store/client/as_is.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <iterator>
 #include <memory>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/share/share.h"
 #include "store/client/state.h"
 
@@ -40,12 +39,11 @@ Fd keep(std::vector<BlockRef> blocks) {
 }
 
 [[noreturn]] void refuse(const NamedTensor& named) {
-  throw Error(ErrorCode::unsupported,
-              fmt::format("\"{}\" cannot be published as it is: {}", named.first,
-                          named.second.layout().is_contiguous()
-                              ? "its memory ends with the process that made it; let it be copied, or "
-                                "publish it into a slot"
-                              : "it is not row-major"));
+  throw_error(ErrorCode::unsupported, "\"{}\" cannot be published as it is: {}", named.first,
+              named.second.layout().is_contiguous()
+                  ? "its memory ends with the process that made it; let it be copied, or "
+                    "publish it into a slot"
+                  : "it is not row-major");
 }
 
 }  // namespace
@@ -58,10 +56,10 @@ bool outlives_its_maker(Device device) { return outlives_its_maker(backend(devic
 
 void check_outlives_its_maker(Device device) {
   if (outlives_its_maker(device)) return;
-  throw Error(ErrorCode::unsupported,
-              fmt::format("memory of {} ends with the process that made it, and the store cannot keep it; "
-                          "publish copies on the cpu",
-                          device.str()));
+  throw_error(ErrorCode::unsupported,
+              "memory of {} ends with the process that made it, and the store cannot keep it; "
+              "publish copies on the cpu",
+              device.str());
 }
 
 AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
@@ -71,10 +69,9 @@ AsIs::AsIs(std::span<const NamedTensor> tensors, bool copies) {
   for (const NamedTensor& named : tensors) {
     const Tensor& tensor = named.second;
     if (tensor.device() != tensors.front().second.device())
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("\"{}\" is on {} and \"{}\" on {}; a version is on one device", tensors.front().first,
-                      tensors.front().second.device().str(), named.first, tensor.device().str()));
+      throw_error(ErrorCode::invalid_argument,
+                  "\"{}\" is on {} and \"{}\" on {}; a version is on one device", tensors.front().first,
+                  tensors.front().second.device().str(), named.first, tensor.device().str());
     place(named, copies);
   }
 }

@@ -3,7 +3,7 @@
 
 #include "core/moved_from.h"
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "store/client/state.h"
 
@@ -57,9 +57,8 @@ std::optional<std::string> Version::bytes(const std::string& name) const {
 int Version::descriptor() const {
   const auto shown = state().memory->shown();
   if (device() != kCpu || shown->version.kind != VersionKind::copied || shown->table.parts.size() != 1)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("version {} of \"{}\" has no memory of its own on the host",
-                            shown->version.number, shown->version.name));
+    throw_error(ErrorCode::unsupported, "version {} of \"{}\" has no memory of its own on the host",
+                shown->version.number, shown->version.name);
   const auto reading =
       Client::here(state().client)
           .open(shown->version.name, shown->version.number, nullptr, Deadline::after(kKeeperPatience));
@@ -71,16 +70,14 @@ void Version::verify() const {
   const auto shown = state().memory->shown();
   const std::vector<std::uint32_t>& published = shown->table.checksums;
   if (published.empty() && size() != 0)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("version {} of \"{}\" was published without checksums", shown->version.number,
-                            shown->version.name));
+    throw_error(ErrorCode::invalid_argument, "version {} of \"{}\" was published without checksums",
+                shown->version.number, shown->version.name);
   const auto now = checksums_of(state().table, *state().memory);
   for (std::size_t row = 0; row < size(); ++row)
     if (now[row] != published[row])
-      throw Error(
-          ErrorCode::bad_handle,
-          fmt::format("\"{}\" of version {} of \"{}\" has the checksum {:08x}, and {:08x} was published",
-                      name(row), shown->version.number, shown->version.name, now[row], published[row]));
+      throw_error(ErrorCode::bad_handle,
+                  "\"{}\" of version {} of \"{}\" has the checksum {:08x}, and {:08x} was published",
+                  name(row), shown->version.number, shown->version.name, now[row], published[row]);
 }
 
 void describe(ExportedMemory& exported, Table& table) {
@@ -130,8 +127,8 @@ void check_same_layout(const VersionRecord& version, const Table& table, const s
                        const MappedMemory& memory) {
   check_followed(version);
   const auto refuse = [&](const std::string& problem) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("version {} of \"{}\" {}; follow the object again",
-                                                         version.number, version.name, problem));
+    throw_error(ErrorCode::invalid_argument, "version {} of \"{}\" {}; follow the object again",
+                version.number, version.name, problem);
   };
   if (!table.has_known_layout) refuse("has another layout: " + first_difference(rows, table.rows));
   if (device_of(table) != memory.device()) refuse("is on another device");
@@ -141,12 +138,11 @@ void check_same_layout(const VersionRecord& version, const Table& table, const s
 
 void check_followed(const VersionRecord& version) {
   if (version.kind != VersionKind::as_is) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("version {} of \"{}\" was published in place (as_is), so its tensors lie where the "
-                  "publisher has them, and cannot be shown at fixed addresses: open() it, or publish "
-                  "the versions of an object that is followed into slots",
-                  version.number, version.name));
+  throw_error(ErrorCode::invalid_argument,
+              "version {} of \"{}\" was published in place (as_is), so its tensors lie where the "
+              "publisher has them, and cannot be shown at fixed addresses: open() it, or publish "
+              "the versions of an object that is followed into slots",
+              version.number, version.name);
 }
 
 std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {

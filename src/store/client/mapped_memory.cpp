@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/client/mapped_memory.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,9 +8,9 @@
 #include <map>
 #include <thread>
 
+#include "core/throw_error.h"
 #include "device/capture_gate.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/log.h"
 #include "os/memfd.h"
@@ -165,10 +163,9 @@ void MappedMemory::protect() {
         "a draft is copied to be published: a forked process has its memory mapped, or a device uses it");
     chunks_ = copied();
     if (!try_seal())
-      throw Error(
-          ErrorCode::timeout,
-          "a draft cannot be sealed: a forked process has its memory mapped, and its copy; publish it "
-          "again while no other thread forks");
+      throw Error(ErrorCode::timeout,
+                  "a draft cannot be sealed: a forked process has its memory mapped, and its copy; publish "
+                  "it again while no other thread forks");
   } else if (size_ != 0 && device_ != kCpu) {
     unmap();
     map(*reservation_, chunks_, Access::read_only);
@@ -213,8 +210,7 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
   std::uint64_t bytes = 0;
   for (const auto& chunk : others) bytes += chunk->size();
   if (bytes != size_)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("a version of {} bytes came where {} are shown", bytes, size_));
+    throw_error(ErrorCode::bad_handle, "a version of {} bytes came where {} are shown", bytes, size_);
   steps.end("import");
   if (size_ != 0) device_ == kCpu ? show_on_host(others, true) : show_on_card(others, steps);
   steps.end("show");

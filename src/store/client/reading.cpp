@@ -26,8 +26,7 @@ void tell_of_unkept() {
   if (!is_told.exchange(true))
     log_info(
         "this process reads so many versions of the store that it cannot bring all of them back if both "
-        "halves "
-        "of the keeper are killed; raise `ulimit -n`");
+        "halves of the keeper are killed; raise `ulimit -n`");
 }
 
 }  // namespace

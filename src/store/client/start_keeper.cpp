@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/cgroup_owner.h"
 #include "os/fd.h"
 #include "os/file.h"
@@ -142,8 +142,7 @@ void start_keeper(const std::string& command) {
                 fmt::format("the store has no keeper, and {}; run `onecopy store serve`", error.what()),
                 error.vendor_code(), ErrorDomain::posix);
   }
-  if (failure)
-    throw Error(ErrorCode::unsupported, fmt::format("the store's keeper cannot be started: {}", *failure));
+  if (failure) throw_error(ErrorCode::unsupported, "the store's keeper cannot be started: {}", *failure);
   if (const std::string end = what_ends(current_pid()); !end.empty())
     log_info("the store's keeper was started here, and ends with {}", end);
 }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/moved_from.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/memory/copy.h"
 #include "os/deadline.h"
 #include "os/process.h"
@@ -26,26 +26,24 @@ void check_key(const Texts& key, const Texts& wanted, const VersionRecord& versi
   for (const auto& [field, value] : wanted) {
     const auto at = key.find(field);
     if (at != key.end() && at->second == value) continue;
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("version {} of \"{}\" has {} for the field \"{}\" of its key, and \"{}\" was asked for",
-                    version.number, version.name,
-                    at == key.end() ? "nothing" : fmt::format("\"{}\"", at->second), field, value));
+    throw_error(ErrorCode::invalid_argument,
+                "version {} of \"{}\" has {} for the field \"{}\" of its key, and \"{}\" was asked for",
+                version.number, version.name,
+                at == key.end() ? "nothing" : fmt::format("\"{}\"", at->second), field, value);
   }
 }
 
 /// Throws invalid_argument for a KV pool.
 void check_object(const VersionRecord& version) {
   if (version.kind == VersionKind::kv_pool)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("\"{}\" is a KV pool: open it with kv_pool()", version.name));
+    throw_error(ErrorCode::invalid_argument, "\"{}\" is a KV pool: open it with kv_pool()", version.name);
 }
 
 void check_request(const std::string& name, std::size_t tensors, const PublishOptions& options) {
   check_name(name);
   if (tensors == 0 && options.bytes.empty())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("no tensor is given for a version of \"{}\"; give one and more", name));
+    throw_error(ErrorCode::invalid_argument,
+                "no tensor is given for a version of \"{}\"; give one and more", name);
   if (options.keep == 0)
     throw Error(ErrorCode::invalid_argument,
                 "keep is 0, and the new version itself counts; give 1 and more");
@@ -56,11 +54,10 @@ void check_same_memory(std::span<const TensorSpec> before, const std::string& na
                        std::optional<std::size_t> same_as) {
   if (!same_as) return;
   if (*same_as < before.size() && !before[*same_as].same_as && before[*same_as].layout == layout) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("\"{}\" cannot share the memory of tensor {}: that must be a tensor before it, with "
-                  "the same layout and with memory of its own",
-                  name, *same_as));
+  throw_error(ErrorCode::invalid_argument,
+              "\"{}\" cannot share the memory of tensor {}: that must be a tensor before it, with "
+              "the same layout and with memory of its own",
+              name, *same_as);
 }
 
 std::uint64_t publish_as_is(Client& client, const std::string& name, std::span<const NamedTensor> tensors,
@@ -133,8 +130,7 @@ Draft Store::draft(const std::string& name, std::span<const TensorSpec> tensors,
   std::vector<std::size_t> first;
   for (const auto& [row, layout, same_as] : tensors) {
     if (!layout.is_contiguous())
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("\"{}\" is {}, which is not row-major", row, layout.str()));
+      throw_error(ErrorCode::invalid_argument, "\"{}\" is {}, which is not row-major", row, layout.str());
     check_same_memory(tensors.first(first.size()), row, layout, same_as);
     first.push_back(same_as.value_or(first.size()));
     table.rows.push_back({row, Layout(layout.dtype(), layout.shape()), 0});

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "store/client/state.h"
 
@@ -77,10 +76,10 @@ void check_sealed(const VersionRecord& version, const Table& table, std::span<co
   if (version.kind != VersionKind::copied || device_of(table) != kCpu) return;
   for (const Fd& chunk : files.subspan(1))
     if ((seals_of(chunk) & kUnchangeable) != kUnchangeable)
-      throw Error(ErrorCode::bad_handle,
-                  fmt::format("the memory of version {} of \"{}\" is not sealed: its publisher could still "
-                              "change it; publish it again",
-                              version.number, version.name));
+      throw_error(ErrorCode::bad_handle,
+                  "the memory of version {} of \"{}\" is not sealed: its publisher could still "
+                  "change it; publish it again",
+                  version.number, version.name);
 }
 
 std::vector<std::uint32_t> checksums_of(const Table& table, const MappedMemory& memory) {

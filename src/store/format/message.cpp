@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/format/message.h"
 
-#include <fmt/format.h>
-
 #include <iterator>
 #include <utility>
+
+#include "core/throw_error.h"
 
 namespace onecopy::store {
 
@@ -20,8 +20,7 @@ std::optional<Packet> PacketJoiner::add(Packet packet) {
   is_cut_ |= packet.is_cut;
   if (is_last && fds_.empty() && !is_cut_) return packet;
   if (fds_.size() + packet.fds.size() > kMaxFiles)
-    throw Error(ErrorCode::protocol,
-                fmt::format("a message of the store has more than {} descriptors", kMaxFiles));
+    throw_error(ErrorCode::protocol, "a message of the store has more than {} descriptors", kMaxFiles);
   std::move(packet.fds.begin(), packet.fds.end(), std::back_inserter(fds_));
   if (!is_last) return std::nullopt;
   packet.fds = std::exchange(fds_, {});

@@ -24,8 +24,7 @@ inline constexpr peer::Protocol kProtocol{
     "the store's protocol",
     "a message of the store",
     "use the same version of onecopy everywhere. `onecopy store stop` of the version that started the "
-    "keeper ends it, "
-    "`onecopy store stop --force` that of any version",
+    "keeper ends it, `onecopy store stop --force` that of any version",
     "keeper",
     "client",
     "the process that listens as the store's keeper does not know its secret",

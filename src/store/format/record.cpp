@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/fields.h"
+#include "core/throw_error.h"
 #include "core/utf8.h"
 
 namespace onecopy::store {
@@ -19,9 +20,9 @@ bool is_control(char c) noexcept {
 }
 
 [[noreturn]] void refuse_name(const std::string& why) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("the name of an object {}; give 1 to {} bytes of text without control characters",
-                          why, kMaxName));
+  throw_error(ErrorCode::invalid_argument,
+              "the name of an object {}; give 1 to {} bytes of text without control characters", why,
+              kMaxName);
 }
 
 }  // namespace
@@ -38,8 +39,8 @@ Bytes encode(const Record& record) { return write_fields(record); }
 Record decode_record(ByteSpan bytes) {
   auto record = read_fields<Record>(bytes, ErrorCode::protocol, "a record of the store's index");
   if (record.kind < Record::Kind::publish || record.kind > Record::Kind::abort)
-    throw Error(ErrorCode::protocol, fmt::format("a record of the store's index has the unknown kind {}",
-                                                 static_cast<int>(record.kind)));
+    throw_error(ErrorCode::protocol, "a record of the store's index has the unknown kind {}",
+                static_cast<int>(record.kind));
   return record;
 }
 

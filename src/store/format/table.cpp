@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "core/fields.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::store {
 namespace {
@@ -96,22 +96,20 @@ void check_names(const std::vector<Row>& rows) {
   std::unordered_set<std::string_view> names;
   for (const Row& row : rows)
     if (!names.insert(row.name).second)
-      throw Error(ErrorCode::invalid_argument, fmt::format("there are two tensors named \"{}\"", row.name));
+      throw_error(ErrorCode::invalid_argument, "there are two tensors named \"{}\"", row.name);
 }
 
 std::uint64_t size_of_bytes(const Table& table) {
   std::uint64_t size = 0;
   for (const auto& [name, content] : table.bytes) size += content.size();
   if (size > kMaxBytesBeside)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("the bytes beside the tensors have {} bytes, and 1 GiB is the max; publish large "
-                    "ones as a tensor of uint8",
-                    size));
+    throw_error(ErrorCode::invalid_argument,
+                "the bytes beside the tensors have {} bytes, and 1 GiB is the max; publish large "
+                "ones as a tensor of uint8",
+                size);
   for (const Row& row : table.rows)
     if (table.bytes.contains(row.name))
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("\"{}\" is the name of a tensor and of bytes", row.name));
+      throw_error(ErrorCode::invalid_argument, "\"{}\" is the name of a tensor and of bytes", row.name);
   return size;
 }
 

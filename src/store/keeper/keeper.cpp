@@ -2,7 +2,6 @@
 #include "store/keeper/keeper.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -17,7 +16,7 @@
 #include <tuple>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/file.h"
 #include "os/log.h"
 #include "os/process.h"
@@ -80,10 +79,10 @@ HeldPlaces take(const Places& places) {
   while (!held.try_take()) {
     places.ring(until);
     if (is_answered(places) || until.has_passed())
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("the store in {} has a keeper already: `onecopy store serve --replace` takes "
-                              "over from it with all versions, and `onecopy store stop` ends it",
-                              places.all().front().directory()));
+      throw_error(ErrorCode::unsupported,
+                  "the store in {} has a keeper already: `onecopy store serve --replace` takes "
+                  "over from it with all versions, and `onecopy store stop` ends it",
+                  places.all().front().directory());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return held;

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::store {
 namespace {
@@ -47,11 +47,10 @@ std::vector<std::uint64_t> Room::make(const VersionRecord& version, Versions all
       if (std::ranges::find(dropped, other->id) == dropped.end()) dropped.push_back(other->id);
     }
     if (version.bytes > limit.max || left > limit.max - version.bytes)
-      throw Error(
-          ErrorCode::out_of_memory,
-          fmt::format("the version has {} bytes, and {} have {} of the {} that they may have; delete "
-                      "objects, or start the keeper with a higher limit",
-                      version.bytes, limit.what, used, limit.max));
+      throw_error(ErrorCode::out_of_memory,
+                  "the version has {} bytes, and {} have {} of the {} that they may have; delete "
+                  "objects, or start the keeper with a higher limit",
+                  version.bytes, limit.what, used, limit.max);
   }
   return dropped;
 }

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::store {
 namespace {
@@ -38,12 +38,11 @@ void VersionRules::throw_missing(const std::string& name, std::uint64_t number) 
     for (const auto& [there, version] : object->versions)
       if (holder_.is_here(version.record.id)) here.push_back(there);
   if (here.empty())
-    throw Error(ErrorCode::stale_handle,
-                fmt::format("the store has no object \"{}\"; `onecopy store ls` lists those it has", name));
+    throw_error(ErrorCode::stale_handle,
+                "the store has no object \"{}\"; `onecopy store ls` lists those it has", name);
   const std::size_t first = here.size() > kMaxNamed ? here.size() - kMaxNamed : 0;
-  throw Error(ErrorCode::stale_handle,
-              fmt::format("the store has no version {} of \"{}\"; it has {}", number, name,
-                          fmt::join(here.begin() + static_cast<std::ptrdiff_t>(first), here.end(), ", ")));
+  throw_error(ErrorCode::stale_handle, "the store has no version {} of \"{}\"; it has {}", number, name,
+              fmt::join(here.begin() + static_cast<std::ptrdiff_t>(first), here.end(), ", "));
 }
 
 /// Returns the version of that number. Throws stale_handle if its memory is not here.
@@ -60,9 +59,8 @@ void VersionRules::check_kind(const VersionRecord& version) const {
   const auto* const current = catalog_.current(version.name);
   const bool is_kv_pool = version.kind == VersionKind::kv_pool;
   if (!current || is_kv_pool == (current->record.kind == VersionKind::kv_pool)) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("\"{}\" is {}: choose another name, or remove it first", version.name,
-                          is_kv_pool ? "an object" : "a KV pool"));
+  throw_error(ErrorCode::invalid_argument, "\"{}\" is {}: choose another name, or remove it first",
+              version.name, is_kv_pool ? "an object" : "a KV pool");
 }
 
 /// Adds a version. Lets the keeper have the memory before the record is written, so that a version with a record always
@@ -95,7 +93,7 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
   const auto dropped = room_for(version);
   version.number = catalog_.next_number(version.name);
   if (version.number > kMaxNumber)
-    throw Error(ErrorCode::unsupported, fmt::format("\"{}\" has no numbers left", version.name));
+    throw_error(ErrorCode::unsupported, "\"{}\" has no numbers left", version.name);
   version.made_at = holder_.wall_clock();
   const VersionRecord& added = add(std::move(version), hold);
   ++published_[added.name];
@@ -134,13 +132,11 @@ const VersionRecord* VersionRules::open(const std::string& name, std::uint64_t n
 /// Throws unless the version may be brought back though the index does not name it.
 void VersionRules::check_offer(const VersionRecord& version, bool is_ours) const {
   if (knows_all_ || is_ours || catalog_.find_dropped(version.name, version.token))
-    throw Error(ErrorCode::stale_handle,
-                fmt::format("version {} of \"{}\" was dropped", version.number, version.name));
+    throw_error(ErrorCode::stale_handle, "version {} of \"{}\" was dropped", version.number, version.name);
   if (version.number == 0 || version.number > kMaxNumber)
-    throw Error(ErrorCode::protocol, fmt::format("no version has the number {}", version.number));
+    throw_error(ErrorCode::protocol, "no version has the number {}", version.number);
   if (published_.contains(version.name) || catalog_.find(version.name, version.number))
-    throw Error(ErrorCode::stale_handle,
-                fmt::format("the store has other versions of \"{}\" by now", version.name));
+    throw_error(ErrorCode::stale_handle, "the store has other versions of \"{}\" by now", version.name);
   check_kind(version);
 }
 

@@ -3,10 +3,8 @@
 #include <iterator>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "store/keeper/version_rules.h"
 
 namespace onecopy::store {
@@ -16,10 +14,9 @@ const Transactions::Open& VersionRules::require_open(const Token& transaction) c
   if (open && !is_broken(transaction, *open)) return *open;
   if (catalog_.transactions().end_of(transaction).value_or(0) != 0)
     throw Error(ErrorCode::stale_handle, "the transaction is committed already");
-  throw Error(
-      ErrorCode::stale_handle,
-      "the transaction was aborted, and nothing of it is left: a process that took part ended or gave "
-      "it up, or both halves of the keeper were killed; begin another one");
+  throw Error(ErrorCode::stale_handle,
+              "the transaction was aborted, and nothing of it is left: a process that took part ended or "
+              "gave it up, or both halves of the keeper were killed; begin another one");
 }
 
 bool VersionRules::is_broken(const Token& token, const Transactions::Open& transaction) const {
@@ -73,8 +70,8 @@ void VersionRules::publish_part(const Token& transaction, VersionRecord version,
   if (before && before->kind == version.kind) return;
   for (const auto& [id, part] : parts)
     if (part.name == version.name && part.token != version.token)
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("the transaction has a version of \"{}\" already", version.name));
+      throw_error(ErrorCode::invalid_argument, "the transaction has a version of \"{}\" already",
+                  version.name);
   if (version.kind != VersionKind::draft) check_kind(version);
   room_for(version);
   const std::uint64_t replaced = before ? before->id : 0;
@@ -111,10 +108,9 @@ std::uint64_t VersionRules::commit(const Token& transaction) {
   record.version.made_at = holder_.wall_clock();
   for (const auto& [id, part] : open.parts) {
     if (part.kind == VersionKind::draft)
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("the draft of \"{}\" is not published yet, so the transaction is not complete",
-                      part.name));
+      throw_error(ErrorCode::invalid_argument,
+                  "the draft of \"{}\" is not published yet, so the transaction is not complete",
+                  part.name);
     check_kind(part);
     record.version.number = std::max({record.version.number, part.number, catalog_.next_number(part.name)});
   }

@@ -24,10 +24,9 @@ Error describe_lack(const Error& error) {
   ::getrlimit(RLIMIT_NOFILE, &limit);
   return Error(
       ErrorCode::out_of_descriptors,
-      fmt::format(
-          "the keeper of the store may have {} open files, and no more are free ({}); delete versions "
-          "with `onecopy store rm`, or start the keeper with a higher `ulimit -Hn`",
-          limit.rlim_cur, error.what()));
+      fmt::format("the keeper of the store may have {} open files, and no more are free ({}); delete "
+                  "versions with `onecopy store rm`, or start the keeper with a higher `ulimit -Hn`",
+                  limit.rlim_cur, error.what()));
 }
 
 }  // namespace
