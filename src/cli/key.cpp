@@ -10,16 +10,6 @@
 #include "os/random.h"
 
 namespace onecopy::cli {
-namespace {
-
-int print_key() {
-  std::array<std::uint8_t, 32> bytes;
-  random_bytes(std::as_writable_bytes(std::span(bytes)));
-  fmt::print("{:02x}\n", fmt::join(bytes, ""));
-  return 0;
-}
-
-}  // namespace
 
 void add_key(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("key", "Print a new secret for ONECOPY_RPC_KEY");
@@ -30,7 +20,12 @@ void add_key(CLI::App& app, Command& command) {
       "\n"
       "Examples:\n  (umask 077; onecopy key > secret)\n  ONECOPY_RPC_KEY=\"$(cat secret)\" python "
       "train.py");
-  sub->callback([&command] { command = [] { return print_key(); }; });
+  sub->callback([&command] {
+    command = [] {
+      fmt::print("{:02x}\n", fmt::join(random_value<std::array<std::uint8_t, 32>>(), ""));
+      return 0;
+    };
+  });
 }
 
 }  // namespace onecopy::cli

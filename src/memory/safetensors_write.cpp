@@ -105,19 +105,13 @@ class PackedWriter {
   Bytes buffer_;
 };
 
-std::uint64_t random_number() {
-  std::uint64_t number;
-  random_bytes(std::as_writable_bytes(std::span(&number, 1)));
-  return number;
-}
-
 /// A new file beside `path` that replaces it, or is removed. Each writer has its own, because several may write to one
 /// path.
 class ReplacingFile {
  public:
   explicit ReplacingFile(std::string path)
       : path_(std::move(path)),
-        temporary_(fmt::format("{}.{:016x}.part", path_, random_number())),
+        temporary_(fmt::format("{}.{:016x}.part", path_, random_value<std::uint64_t>())),
         fd_(open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL, 0644)) {}
   ~ReplacingFile() {
     if (!done_) ::unlink(temporary_.c_str());

@@ -10,4 +10,12 @@ namespace onecopy {
 /// concurrently, also right after fork.
 void random_bytes(std::span<std::byte> bytes);
 
+/// Returns a number or an array of random bytes. Thread safety: as random_bytes().
+template <class T>
+T random_value() {
+  T value;
+  random_bytes(std::as_writable_bytes(std::span(&value, 1)));
+  return value;
+}
+
 }  // namespace onecopy

@@ -44,11 +44,7 @@ unsigned count_between(const Fd& file, off_t start, off_t end) noexcept {
 
 }  // namespace
 
-void lock_for_reading(const Fd& file) {
-  std::uint64_t place = 0;
-  random_bytes(std::as_writable_bytes(std::span(&place, 1)));
-  lock_for_reading(file, place % kBytes);
-}
+void lock_for_reading(const Fd& file) { lock_for_reading(file, random_value<std::uint64_t>() % kBytes); }
 
 void lock_for_reading(const Fd& file, std::uint64_t byte) {
   struct flock lock = bytes_of(F_RDLCK, static_cast<off_t>(byte), 1);

@@ -23,7 +23,7 @@ constexpr std::chrono::seconds kGuestsMayTake{10};
 
 std::uint64_t new_channel_id() {
   std::uint64_t id = 0;
-  while (id == 0) random_bytes(std::as_writable_bytes(std::span(&id, 1)));
+  while (id == 0) id = random_value<std::uint64_t>();
   return id;
 }
 

@@ -149,17 +149,11 @@ bool try_give_name(const Fd& fd, const std::string& directory, const std::string
   return false;
 }
 
-std::string random_digits() {
-  std::array<std::byte, 8> bits{};
-  random_bytes(bits);
-  return fmt::format("{:016x}", load<std::uint64_t>(bits.data()));
-}
-
 /// Gives the file a name and returns its path.
 std::string give_name(const Fd& fd, const std::string& directory, const std::string& name) {
   std::string path = directory + "/" + name;
   while (!try_give_name(fd, directory, path))
-    path = fmt::format("{}/{}-{}", directory, name, random_digits());
+    path = fmt::format("{}/{}-{:016x}", directory, name, random_value<std::uint64_t>());
   return path;
 }
 

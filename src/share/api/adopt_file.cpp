@@ -46,16 +46,12 @@ void check_size(int fd, std::size_t size, std::size_t offset) {
                                 there, size, offset));
 }
 
-void check_is_writable(int fd) {
-  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
-    throw_error(ErrorCode::read_only,
-                "descriptor {} cannot be adopted: it was not opened for reading and writing", fd);
-}
-
 void check(int fd, std::size_t size, std::size_t offset) {
   check_is_memory(fd);
   check_size(fd, size, offset);
-  check_is_writable(fd);
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+    throw_error(ErrorCode::read_only,
+                "descriptor {} cannot be adopted: it was not opened for reading and writing", fd);
 }
 
 std::size_t whole_pages(std::size_t bytes) {
@@ -66,10 +62,8 @@ std::size_t whole_pages(std::size_t bytes) {
 /// Returns a second name for a file. The name ends in a number, as the names of a pool's segments do, but in a much higher
 /// one.
 std::string second_name() {
-  std::array<std::uint64_t, 1> number{};
-  random_bytes(std::as_writable_bytes(std::span(number)));
   return fmt::format("{}/onecopy-{}-{}", shared_directory(), Runtime::current().name(),
-                     number[0] | std::uint64_t{1} << 63);
+                     random_value<std::uint64_t>() | std::uint64_t{1} << 63);
 }
 
 /// Locks the file first: the janitor of another process removes a file that has a second name and no lock.

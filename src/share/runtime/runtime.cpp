@@ -19,12 +19,6 @@
 namespace onecopy {
 namespace {
 
-ProcessId new_id() {
-  ProcessId id;
-  random_bytes(std::as_writable_bytes(std::span(id)));
-  return id;
-}
-
 Timer::Pause rounded_up(std::optional<std::chrono::steady_clock::duration> pause) {
   if (!pause) return {};
   return std::chrono::ceil<std::chrono::milliseconds>(*pause);
@@ -82,7 +76,7 @@ void Runtime::at_exit() noexcept {
   if (!process->broker_.has_children()) process->segments_.remove_names();
 }
 
-Runtime::Runtime() : Runtime(new_id()) {}
+Runtime::Runtime() : Runtime(random_value<ProcessId>()) {}
 
 Runtime::Runtime(const ProcessId& id)
     : id_(id),

@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::size_t kFileBytes = 4096;
 
-Token random_token() {
-  Token token{};
-  random_bytes(std::as_writable_bytes(std::span(token)));
-  return token;
-}
-
 }  // namespace
 
 Membership::Membership(std::shared_ptr<Client> client, const Token& transaction, const Token& member,
@@ -39,18 +33,18 @@ Membership::Membership(std::shared_ptr<Client> client, const Token& transaction,
 }
 
 std::shared_ptr<Membership> Membership::join(std::shared_ptr<Client> client, const Token& transaction) {
-  return std::shared_ptr<Membership>(new Membership(std::move(client), transaction, random_token()));
+  return std::shared_ptr<Membership>(new Membership(std::move(client), transaction, random_value<Token>()));
 }
 
 std::shared_ptr<Membership> Membership::begin(std::shared_ptr<Client> client) {
-  const Token token = random_token();
+  const Token token = random_value<Token>();
   return std::shared_ptr<Membership>(new Membership(std::move(client), token, token));
 }
 
 std::shared_ptr<Membership> Membership::carry(std::shared_ptr<Client> client, const Token& transaction,
                                               bool begins, std::chrono::seconds away) {
   return std::shared_ptr<Membership>(
-      new Membership(std::move(client), transaction, begins ? transaction : random_token(), away));
+      new Membership(std::move(client), transaction, begins ? transaction : random_value<Token>(), away));
 }
 
 Membership::~Membership() {

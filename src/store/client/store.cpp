@@ -94,7 +94,7 @@ Fd end_of(int pid) noexcept {
 VersionRecord record_of(const std::string& name, Device device, std::uint64_t bytes, std::uint32_t keep) {
   VersionRecord version;
   version.name = name;
-  random_bytes(std::as_writable_bytes(std::span(version.token)));
+  version.token = random_value<Token>();
   version.bytes = bytes;
   version.device = device.str();
   version.keep = keep;

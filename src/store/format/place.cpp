@@ -72,7 +72,7 @@ Digest Place::make_secret() const {
     read_exactly(open_file(secret_path(), O_RDONLY | O_NOFOLLOW), std::as_writable_bytes(std::span(secret)),
                  0);
   } catch (const Error&) {  // there is no secret, or only a part of one
-    random_bytes(std::as_writable_bytes(std::span(secret)));
+    secret = random_value<Digest>();
     write_secret(secret);
   }
   return secret;

@@ -91,7 +91,7 @@ HeldPlaces take(const Places& places) {
 Holdings prepare(const Places& places, const Limits& limits) {
   Holdings holdings;
   holdings.places = take(places);
-  random_bytes(std::as_writable_bytes(std::span(holdings.keeper)));
+  holdings.keeper = random_value<Token>();
   holdings.limits = limits;
   holdings.index_path = holdings.places.index();
   open_index(holdings);
