@@ -53,10 +53,10 @@ Fd open_directly(const Fd& fd) noexcept {
 
 }  // namespace
 
-DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const DevicePiece> pieces,
-                           Device device, Stream stream)
+DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const FilePiece> pieces, Device device,
+                           Stream stream)
     : fd_(fd), direct_(open_directly(fd)), name_(std::move(name)), device_(device), stream_(stream) {
-  for (const DevicePiece& piece : pieces) {
+  for (const FilePiece& piece : pieces) {
     if (piece.bytes == 0) continue;
     const bool follows = !pieces_.empty() && pieces_.back().from + pieces_.back().bytes == piece.from &&
                          pieces_.back().to + pieces_.back().bytes == piece.to;
@@ -87,21 +87,11 @@ void DeviceLoader::run(const LoadProgress& progress) {
     for (std::size_t turn = 0; step(slots[turn % kSlotsPerThread]); ++turn) each();
   };
   {
-    const Crew crew(threads - 1, [&] {
-      try {
-        work([] {});
-      } catch (...) {
-        fail(std::current_exception());
-      }
-    });
-    try {
-      work([&] { report(progress); });
-    } catch (...) {
-      fail(std::current_exception());
-    }
+    const Crew crew(threads - 1, [&] { error_.keep_of([&] { work([] {}); }); });
+    error_.keep_of([&] { work([&] { report(progress); }); });
   }
   backend(device_.type).synchronize(device_.index, stream_);  // the next caller gets the ring
-  rethrow();
+  error_.rethrow();
   report(progress);
   log_info("{} to {}, {} threads: {}", name_, device_.str(), threads, times_.text());
 }
@@ -111,7 +101,7 @@ void DeviceLoader::report(const LoadProgress& progress) const {
 }
 
 bool DeviceLoader::step(Slot& slot) {
-  if (failed_.load()) return false;
+  if (error_.is_set()) return false;
   const std::uint64_t from = first_ + next_.fetch_add(1) * kPart;
   if (from >= end_) return false;
   const std::uint64_t bytes = std::min(kPart, end_ - from);
@@ -182,7 +172,7 @@ std::uint64_t DeviceLoader::read_directly(std::byte* to, std::uint64_t from, std
 /// Lets the card copy a part. REQUIRES: the part has been read.
 void DeviceLoader::copy(const std::byte* slot, std::uint64_t from, std::uint64_t bytes) {
   auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), from,
-                                [](std::uint64_t at, const DevicePiece& p) { return at < p.from; });
+                                [](std::uint64_t at, const FilePiece& p) { return at < p.from; });
   if (piece != pieces_.begin()) --piece;
   for (; piece != pieces_.end() && piece->from < from + bytes; ++piece) {
     const std::uint64_t begin = std::max(from, piece->from);
@@ -191,17 +181,6 @@ void DeviceLoader::copy(const std::byte* slot, std::uint64_t from, std::uint64_t
     copy_bytes({piece->to + (begin - piece->from), device_, slot + (begin - from), kCpu, end - begin},
                stream_);
   }
-}
-
-void DeviceLoader::fail(std::exception_ptr error) noexcept {
-  failed_.store(true);
-  const LockGuard lock(mutex_);
-  if (!error_) error_ = std::move(error);
-}
-
-void DeviceLoader::rethrow() {
-  const LockGuard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
 }
 
 namespace {
@@ -230,7 +209,7 @@ void load_file(const OpenedSafetensors& file, Device device, Stream stream, cons
   const std::vector<std::uint64_t> offsets = offsets_of(header);
   const Layout row(DType::u8, {static_cast<std::int64_t>(offsets.back())});
   const Tensor block = record_stream(empty(row, device), stream);
-  std::vector<DevicePiece> pieces;
+  std::vector<FilePiece> pieces;
   for (std::size_t i = 0; i < header.entries.size(); ++i) {
     const SafetensorsEntry& entry = header.entries[i];
     tensors.emplace_back(entry.name, block.with_layout(Layout(entry.dtype, entry.shape), offsets[i]));

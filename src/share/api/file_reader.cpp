@@ -106,29 +106,21 @@ void FileReader::add(FilePiece part) {
 
 void FileReader::run(const LoadProgress& progress) {
   {
-    const Crew crew(helpers_for(total_), [this] { help(); });
-    try {
-      while (step())
-        if (progress) progress(done_.load(), total_);
-    } catch (...) {
-      fail(std::current_exception());
-    }
+    const auto read_all = [this](const LoadProgress& each) {
+      error_.keep_of([&] {
+        while (step())
+          if (each) each(done_.load(), total_);
+      });
+    };
+    const Crew crew(helpers_for(total_), [&] { read_all({}); });
+    read_all(progress);
   }
-  rethrow();
+  error_.rethrow();
   if (progress) progress(total_, total_);
 }
 
-void FileReader::help() noexcept {
-  try {
-    while (step()) {
-    }
-  } catch (...) {
-    fail(std::current_exception());
-  }
-}
-
 bool FileReader::step() {
-  if (failed_.load()) return false;
+  if (error_.is_set()) return false;
   const std::size_t index = next_.fetch_add(1);
   if (index >= batches_.size()) return false;
   read(batches_[index]);
@@ -158,17 +150,6 @@ void FileReader::read(const Batch& batch) {
       if (parts[first].iov_len == 0) ++first;
     }
   }
-}
-
-void FileReader::fail(std::exception_ptr error) noexcept {
-  failed_.store(true);
-  const LockGuard lock(mutex_);
-  if (!error_) error_ = std::move(error);
-}
-
-void FileReader::rethrow() {
-  const LockGuard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
 }
 
 }  // namespace onecopy

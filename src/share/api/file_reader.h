@@ -37,11 +37,37 @@ auto about_file(const std::string& path, Body&& body) {
   }
 }
 
-/// A piece of a file, and the memory that it is read into.
+/// A piece of a file, and the memory of the host or of a card that it is read into.
 struct FilePiece {
-  std::uint64_t from = 0;
+  std::uint64_t from = 0;  ///< the offset in the file
   std::uint64_t bytes = 0;
   std::byte* to = nullptr;
+};
+
+/// The first error of the threads of a crew. Thread safety: all members may be called concurrently.
+class FirstError {
+ public:
+  /// Calls the function, and keeps its exception unless there is one already.
+  template <class Work>
+  void keep_of(Work&& work) noexcept {
+    try {
+      work();
+    } catch (...) {
+      const LockGuard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      is_set_ = true;
+    }
+  }
+  bool is_set() const noexcept { return is_set_; }
+  void rethrow() {
+    const LockGuard lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::atomic<bool> is_set_{false};
+  Mutex mutex_;
+  std::exception_ptr error_ GUARDED_BY(mutex_);
 };
 
 /// Fills memory from a file. Pieces that follow each other in the file are read by one call, large pieces in parts. A
@@ -66,13 +92,9 @@ class FileReader {
   };
 
   void add(FilePiece part);
-  void help() noexcept;
   /// Reads one batch. Returns false if none is left or another thread has failed.
   bool step();
   void read(const Batch& batch);
-  void fail(std::exception_ptr error) noexcept;
-  /// Throws the first error of any thread.
-  void rethrow();
 
   const Fd& fd_;
   std::string name_;
@@ -81,9 +103,7 @@ class FileReader {
   std::vector<Batch> batches_;
   std::atomic<std::size_t> next_{0};
   std::atomic<std::uint64_t> done_{0};
-  std::atomic<bool> failed_{false};
-  Mutex mutex_;
-  std::exception_ptr error_ GUARDED_BY(mutex_);
+  FirstError error_;
 };
 
 /// An opened safetensors file, with its header.
@@ -133,20 +153,13 @@ class Spent {
   const Clock::time_point begin_ = Clock::now();
 };
 
-/// A piece of a file, and the memory of a card that it is read into.
-struct DevicePiece {
-  std::uint64_t from = 0;  ///< the offset in the file
-  std::uint64_t bytes = 0;
-  std::byte* to = nullptr;  ///< the address on the card
-};
-
 /// Fills memory of a card from a file. Threads read parts of it into a ring of pinned memory, and the card copies each
 /// from there. Parts that the page cache does not have are read around it (O_DIRECT) if the file system supports that.
 /// Thread safety: none. REQUIRES: run() is called once, by the thread that made it.
 class DeviceLoader {
  public:
   /// Constructs a loader. `name` is for messages. REQUIRES: `pieces` ascend by `from` and do not overlap.
-  DeviceLoader(const Fd& fd, std::string name, std::span<const DevicePiece> pieces, Device device,
+  DeviceLoader(const Fd& fd, std::string name, std::span<const FilePiece> pieces, Device device,
                Stream stream);
 
   /// Reads all pieces, and returns once the card has made all copies. Throws bad_file if the file ends early, system if
@@ -165,9 +178,6 @@ class DeviceLoader {
   bool is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept;
   std::uint64_t read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes);
   void copy(const std::byte* slot, std::uint64_t from, std::uint64_t bytes);
-  void fail(std::exception_ptr error) noexcept;
-  /// Throws the first error of any thread.
-  void rethrow();
   void report(const LoadProgress& progress) const;
 
   const Fd& fd_;
@@ -175,17 +185,15 @@ class DeviceLoader {
   Mapping pages_;
   Fd direct_;  ///< empty if the file system has no direct reads
   std::string name_;
-  std::vector<DevicePiece> pieces_;
+  std::vector<FilePiece> pieces_;
   Device device_;
   Stream stream_;
   std::uint64_t first_ = 0;  ///< the first byte to read, a multiple of the page size
   std::uint64_t end_ = 0;
   std::atomic<std::uint64_t> next_{0};  ///< part
   std::atomic<std::uint64_t> done_{0};  ///< bytes
-  std::atomic<bool> failed_{false};
   LoadTimes times_;
-  Mutex mutex_;
-  std::exception_ptr error_ GUARDED_BY(mutex_);
+  FirstError error_;
 };
 
 }  // namespace onecopy
