@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "os/event.h"
 #include "os/mutex.h"
 #include "os/poller.h"
 

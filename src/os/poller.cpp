@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <array>
@@ -57,6 +58,24 @@ std::vector<std::uint64_t> Poller::wait(std::chrono::milliseconds timeout) {
     tokens.push_back(std::uint64_t{
         events[static_cast<std::size_t>(i)].data.u64});  // a copy: the kernel packs the struct
   return tokens;
+}
+
+Event::Event() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!fd_) throw_errno("cannot create an eventfd", errno);
+}
+
+void Event::set() noexcept {
+  const int error = errno;
+  // EAGAIN means that the counter is full, so the flag is set already.
+  while (::eventfd_write(fd_.get(), 1) != 0 && errno == EINTR) {
+  }
+  errno = error;
+}
+
+void Event::clear() noexcept {
+  eventfd_t count;
+  while (::eventfd_read(fd_.get(), &count) != 0 && errno == EINTR) {
+  }
 }
 
 }  // namespace onecopy

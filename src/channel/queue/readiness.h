@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "channel/ring/ring.h"
-#include "os/event.h"
 #include "os/mutex.h"
+#include "os/poller.h"
 
 namespace onecopy {
 

@@ -45,6 +45,20 @@ struct Contents::State {
   std::once_flag rows_made;
 };
 
+/// A question on a link of its own, which the keeper answers when the object changes. Thread safety: none.
+struct Watch::State {
+  State(std::shared_ptr<Client> asks, std::string object)
+      : client(std::move(asks)), name(std::move(object)) {}
+
+  void connect();
+
+  std::shared_ptr<Client> client;  // shared with stores; starts the keeper if there is none
+  const std::string name;
+  std::optional<Link> link;
+  bool has_asked = false;  ///< the keeper has not answered yet
+  Token known{};           ///< the token of the last version that was returned
+};
+
 /// A table that is read from a descriptor. The constructor throws bad_handle.
 struct OpenTable {
   explicit OpenTable(const Fd& fd, ByteSpan known = {});

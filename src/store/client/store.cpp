@@ -15,7 +15,6 @@
 #include "os/random.h"
 #include "store/client/as_is.h"
 #include "store/client/state.h"
-#include "store/client/watch.h"
 #include "store/format/record.h"
 #include "store/format/tied_tensors.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/client/watch.h"
+#include "store/client/state.h"
 
 #include "core/moved_from.h"
 #include "onecopy/core/error.h"

@@ -4,16 +4,33 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "os/poller.h"
-#include "store/keeper/connection.h"
+#include "os/unix_socket.h"
+#include "store/format/message.h"
 #include "store/keeper/holdings.h"
 #include "store/keeper/partner.h"
 #include "store/keeper/place_watch.h"
 #include "store/keeper/version_rules.h"
 
 namespace onecopy::store {
+
+/// A client of the worker. Thread safety: none.
+struct Connection {
+  explicit Connection(UnixSocket connected) : socket(std::move(connected)), pid(socket.peer().pid) {}
+
+  UnixSocket socket;
+  PacketJoiner joiner;
+  const int pid;
+  const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  peer::Gate gate{kProtocol};
+  bool is_client = false;              ///< the secret is proved
+  std::optional<WaitForChange> watch;  ///< a question whose answer is pending
+  std::optional<Open> open;            ///< another one
+};
 
 /// The half of the keeper that answers clients, by the rules of versions. Each change is a record in the index, and the
 /// guard gets the descriptors of a version before the record is written. So a new worker begins with the index and the

@@ -19,8 +19,8 @@
 
 #include "failing_allocations.h"
 #include "onecopy/core/error.h"
-#include "os/event.h"
 #include "os/log.h"
+#include "os/poller.h"
 #include "os/process.h"
 #include "os/process_origin.h"
 #include "support/child.h"

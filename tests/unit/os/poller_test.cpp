@@ -8,7 +8,6 @@
 #include <list>
 
 #include "expect_error.h"
-#include "os/event.h"
 #include "os/process.h"
 #include "os/unix_socket.h"
 #include "support/child.h"
