@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,12 +40,11 @@ class CudaRun:
         arguments: Sequence[Any],
         in_place: set[int],
         arena: Arena,
-        mutated: Collection[int] = (),
+        _mutated: object = (),  # a graph writes into its inputs in place
     ) -> None:
         _check(arguments)
         close_dropped()
         self._function = function
-        self._mutated = mutated
         self._in_place = in_place
         self._arena = arena
         assert arena.device is not None
@@ -56,9 +55,7 @@ class CudaRun:
 
     def make(self, arguments: Sequence[Any], outputs: str) -> CudaGraph:
         """Captures the graph. Raises NotReplayable, OutOfMemory; then the capture is undone (I5)."""
-        return CudaGraph(
-            self._function, arguments, self._in_place, self._arena, outputs, self._is_random, self._mutated
-        )
+        return CudaGraph(self._function, arguments, self._in_place, self._arena, outputs, self._is_random)
 
 
 def _check(arguments: Sequence[Any]) -> None:
@@ -189,10 +186,8 @@ class CudaGraph:
         arena: Arena,
         outputs: str,
         is_random: bool = False,
-        mutated: Collection[int] = (),
     ) -> None:
         self._function = function
-        self._mutated = mutated
         self._in_place = in_place
         self._policy = outputs
         self._arena = arena

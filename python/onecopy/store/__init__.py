@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from .. import _core
+from ..__main__ import command_to_start as _command
 from ..errors import InvalidArgument, StaleHandle
 from . import _args as args
 from ._kv_pool import KvPool
-from ._program import command as _command
 from ._publishing import Publishing
 from ._transactions import Transaction
 from ._versions import Draft, Follower, Framework, Version

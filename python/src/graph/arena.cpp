@@ -77,10 +77,6 @@ void keep_alive(GraphPool& pool, const Extents& alive) {
   without_gil([&] { pool.keep_alive(extents); });
 }
 
-std::shared_ptr<GraphPool> make_pool(Arena& arena, std::size_t most) {
-  return GraphPool::make(arena, most);
-}
-
 nb::object bytes_at(GraphPool& pool, std::uintptr_t address, std::size_t bytes) {
   const torch::TorchSymbols* api = torch::TorchSymbols::get();
   if (!api) throw Error(ErrorCode::unsupported, "import torch first");
@@ -134,7 +130,7 @@ void init_graph(nb::module_& m) {
           "Allocates the memory again. Raises OutOfMemory.")
       .def("footprint", &Arena::footprint);
   nb::class_<GraphPool>(m, "_GraphPool", "The memory of one capture, for torch's allocator.")
-      .def(nb::new_(&make_pool), nb::arg("arena"), nb::arg("most"),
+      .def(nb::new_(&GraphPool::make), nb::arg("arena"), nb::arg("most"),
            "Makes a pool with ``most`` bytes of addresses.")
       .def("open", &GraphPool::open, "Serves torch's segments from this pool until close().")
       .def("close", &GraphPool::close)
@@ -147,7 +143,6 @@ void init_graph(nb::module_& m) {
       .def_prop_ro("base", &GraphPool::base)
       .def_prop_ro("used", &GraphPool::used, "Bytes.")
       .def_prop_ro("own", &GraphPool::own_bytes, "Bytes that no other capture shows.")
-      .def_prop_ro("segments", &GraphPool::segments, "How many torch has.")
       .def_prop_ro("refusal", &GraphPool::refusal, "Why the pool last had no room, or an empty text.");
   m.def("_graph_bytes", &bytes_at, nb::arg("pool"), nb::arg("address"), nb::arg("nbytes"),
         "Returns a torch tensor on bytes of a pool, which it keeps alive.");

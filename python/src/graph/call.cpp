@@ -156,7 +156,6 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
       driver_.launch(device_.index, executable_, stream);
       lock_.leave(stream);
     }
-    ++runs_;
     return true;
   });
   if (!has_run) return std::nullopt;

@@ -97,7 +97,6 @@ class GraphCall {
   /// Closes the graph: run() returns nothing afterwards. REQUIRES: the arena's lock.
   void close() noexcept { executable_ = nullptr; }
 
-  std::size_t runs() const noexcept { return runs_; }
   std::uint64_t last_used = 0;
 
   int traverse(visitproc visit, void* arg);
@@ -124,7 +123,6 @@ class GraphCall {
   std::vector<OutputCopy> output_copies_;
   std::vector<Result> results_;
   std::vector<CopyRange> last_in_, last_out_;  ///< what the nodes copy now; guarded by the lock
-  std::size_t runs_ = 0;
 };
 
 }  // namespace onecopy::python

@@ -79,9 +79,7 @@ void bind_arena_lock(nb::module_& m) {
 
 template <class Type>
 int traverse(PyObject* self, visitproc visit, void* arg) {
-#if PY_VERSION_HEX >= 0x03090000
   Py_VISIT(Py_TYPE(self));
-#endif
   return nb::inst_ready(self) ? nb::inst_ptr<Type>(self)->traverse(visit, arg) : 0;
 }
 
@@ -149,8 +147,7 @@ void bind_call(nb::module_& m) {
           [](const GraphCall& call, nb::handle arguments) { return call.is_in_place(items_of(arguments)); },
           nb::arg("arguments"))
       .def("close", &GraphCall::close)
-      .def_rw("last_used", &GraphCall::last_used)
-      .def_prop_ro("runs", &GraphCall::runs);
+      .def_rw("last_used", &GraphCall::last_used);
 }
 
 void bind_table(nb::module_& m) {
@@ -165,7 +162,6 @@ void bind_table(nb::module_& m) {
           nb::arg("device"), nb::arg("keyed"), nb::arg("most_elements"))
       .def("add", &GraphCallTable::add, nb::arg("arguments"), nb::arg("call"))
       .def("remove", &GraphCallTable::remove, nb::arg("call"))
-      .def("clear", &GraphCallTable::clear)
       .def("tick", &GraphCallTable::tick)
       .def_prop_ro("hits", &GraphCallTable::hits)
       .def("__call__", &GraphCallTable::call, nb::arg("boxed"), "The results; None: declined.");

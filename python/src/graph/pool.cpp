@@ -88,11 +88,6 @@ std::string GraphPool::refusal() const {
   return refusal_;
 }
 
-std::size_t GraphPool::segments() const {
-  const LockGuard lock(mutex_);
-  return segments_.size();
-}
-
 DLManagedTensorVersioned* GraphPool::bytes_at(std::uintptr_t address, std::size_t bytes) {
   auto* const view = new PoolBytes;
   view->size = static_cast<std::int64_t>(bytes);

@@ -44,8 +44,6 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   std::uintptr_t base() const noexcept { return reinterpret_cast<std::uintptr_t>(window_.base()); }
   std::size_t used() const;
   std::size_t own_bytes() const { return window_.own_bytes(); }
-  /// Returns the number of segments that torch holds.
-  std::size_t segments() const;
   Device device() const noexcept { return device_; }
   /// Returns why the window last refused to grow, or an empty text. torch itself only says "out of memory".
   std::string refusal() const;

@@ -55,8 +55,6 @@ class Endpoint {
   /// Calls Node::connect() with a limit in seconds.
   void connect(std::uint32_t number, double seconds);
   nb::dict routes(std::uint32_t to);
-  /// Returns the number of the member that most recently joined as `name`, or None.
-  nb::object number_of(nb::handle name) const;
   using Cards =
       std::vector<std::pair<int, int>>;  ///< (number of a card in this process, number in the member)
   /// Sets the cards to which tensors of calls to a member and of answers to it go.

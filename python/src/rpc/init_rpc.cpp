@@ -118,7 +118,6 @@ void def_members(nb::class_<Endpoint>& endpoint) {
       .def("session_with", &Endpoint::session_with, nb::arg("number"))
       .def("connect", &Endpoint::connect, nb::arg("number"), nb::arg("seconds"))
       .def("routes", &Endpoint::routes, nb::arg("to"))
-      .def("number_of", &Endpoint::number_of, nb::arg("name"))
       .def("set_devices", &Endpoint::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
            nb::arg("numbers_agree"), nb::arg("is_automatic"))
       .def("look", [](Endpoint& e) { without_gil([&] { e.node().look_once(); }); })

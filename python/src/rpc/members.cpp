@@ -86,11 +86,6 @@ nb::dict Endpoint::routes(std::uint32_t to) {
   return found;
 }
 
-nb::object Endpoint::number_of(nb::handle name) const {
-  PyObject* const found = PyDict_GetItem(numbers_.ptr(), name.ptr());
-  return found ? nb::borrow(found) : nb::none();
-}
-
 void Endpoint::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
                            bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked =
