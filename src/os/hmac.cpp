@@ -19,10 +19,6 @@ constexpr std::array<std::uint32_t, 64> kRoundConstants{
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-std::uint32_t big_endian(const std::byte* at) noexcept {
-  return __builtin_bswap32(load<std::uint32_t>(at));
-}
-
 /// A SHA-256 over bytes that come in parts. The variables have the names of FIPS 180-4.
 class Sha256 {
  public:
@@ -62,7 +58,8 @@ class Sha256 {
 
   void compress() noexcept {
     std::array<std::uint32_t, 64> w;
-    for (std::size_t t = 0; t < 16; ++t) w[t] = big_endian(buffer_.data() + 4 * t);
+    for (std::size_t t = 0; t < 16; ++t)
+      w[t] = __builtin_bswap32(load<std::uint32_t>(buffer_.data() + 4 * t));
     for (std::size_t t = 16; t < 64; ++t) {
       const std::uint32_t x = w[t - 15];
       const std::uint32_t y = w[t - 2];

@@ -28,13 +28,6 @@ struct alignas(cmsghdr) Control {
   std::array<char, kControlBytes> bytes;
 };
 
-/// Makes room for two large packets; the default buffers hold one.
-void enlarge_buffers(int fd) noexcept {
-  const int bytes = 256 * 1024;
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
-}
-
 [[noreturn]] void throw_peer_closed(int error) {
   throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or exited", error,
               error ? ErrorDomain::posix : ErrorDomain::none);
@@ -125,7 +118,9 @@ std::vector<int> numbers_of(std::span<const Fd> fds) {
 UnixSocket::UnixSocket(Fd fd) : UnixSocket(std::move(fd), BoundPath()) {}
 
 UnixSocket::UnixSocket(Fd fd, BoundPath path) : fd_(std::move(fd)), path_(std::move(path)) {
-  enlarge_buffers(fd_.get());
+  const int bytes = 256 * 1024;  // room for two large packets; the default buffers hold one
+  for (const int buffer : {SO_SNDBUF, SO_RCVBUF})
+    ::setsockopt(fd_.get(), SOL_SOCKET, buffer, &bytes, sizeof bytes);
 }
 
 UnixSocket UnixSocket::listen(const SocketName& name, int backlog, bool is_locked) {

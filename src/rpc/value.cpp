@@ -22,35 +22,18 @@ void Value::refuse_integer() {
       "an integer of a Value is from -2^63 to 2^63 - 1: send a larger one as a text or as a tensor");
 }
 
-Value Value::bytes(Bytes bytes) {
+template <class T>
+Value Value::of(T content) {
   Value value;
-  value.value_ = std::make_shared<const Bytes>(std::move(bytes));
+  value.value_ = std::make_shared<const T>(std::move(content));
   return value;
 }
 
-Value Value::list(List items) {
-  Value value;
-  value.value_ = std::make_shared<const List>(std::move(items));
-  return value;
-}
-
-Value Value::tuple(List items) {
-  Value value;
-  value.value_ = std::make_shared<const TupleItems>(TupleItems{std::move(items)});
-  return value;
-}
-
-Value Value::dict(Dict items) {
-  Value value;
-  value.value_ = std::make_shared<const Dict>(std::move(items));
-  return value;
-}
-
-Value Value::foreign(Foreign foreign) {
-  Value value;
-  value.value_ = std::make_shared<const Foreign>(std::move(foreign));
-  return value;
-}
+Value Value::bytes(Bytes bytes) { return of(std::move(bytes)); }
+Value Value::list(List items) { return of(std::move(items)); }
+Value Value::tuple(List items) { return of(TupleItems{std::move(items)}); }
+Value Value::dict(Dict items) { return of(std::move(items)); }
+Value Value::foreign(Foreign foreign) { return of(std::move(foreign)); }
 
 template <class T>
 const T& Value::get(const char* wanted) const {

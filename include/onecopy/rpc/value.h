@@ -89,6 +89,8 @@ class Value {
 
   [[noreturn]] static void refuse_integer();
   template <class T>
+  static Value of(T content);
+  template <class T>
   const T& get(const char* wanted) const;
 
   std::variant<std::monostate, bool, std::int64_t, double, std::complex<double>, Shared<std::string>,

@@ -116,12 +116,6 @@ std::optional<Tensor> find_ours(DType dtype, const StridedView& elements, Access
   return find_exported({elements.data, Layout(dtype, elements.shape, strides), kCpu, access});
 }
 
-bool is_masked(nb::handle object) {
-  const nb::object masked = nb::steal(PyImport_GetModule(nb::str("numpy.ma").ptr()));
-  if (!masked.is_valid() && PyErr_Occurred()) throw nb::python_error();
-  return masked.is_valid() && nb::isinstance(object, masked.attr("MaskedArray"));
-}
-
 }  // namespace
 
 const Tensor* as_onecopy_tensor(PyObject* object) {
@@ -130,7 +124,9 @@ const Tensor* as_onecopy_tensor(PyObject* object) {
 }
 
 void refuse_masked(nb::handle object, const char* argument) {
-  if (is_masked(object))
+  const nb::object masked = nb::steal(PyImport_GetModule(nb::str("numpy.ma").ptr()));
+  if (!masked.is_valid() && PyErr_Occurred()) throw nb::python_error();
+  if (masked.is_valid() && nb::isinstance(object, masked.attr("MaskedArray")))
     refuse_array(fmt::format(
         "{} is a masked array, whose mask would be lost; share x.data and x.mask, or x.filled()",
         argument));

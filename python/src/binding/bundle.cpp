@@ -30,15 +30,11 @@ std::optional<std::size_t> find_row(const OpenBundle& bundle, nb::handle key) {
   return name ? bundle.find(*name) : std::nullopt;
 }
 
-[[noreturn]] void raise_missing(const OpenBundle& bundle, nb::handle name) {
-  const nb::object kind = nb::module_::import_("onecopy.errors").attr("MissingName");
-  raise(kind(name, nb::find(bundle), bundle.is_tree()));
-}
-
 std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) {
     if (const auto row = find_row(bundle, key)) return *row;
-    raise_missing(bundle, key);
+    raise(nb::module_::import_("onecopy.errors")
+              .attr("MissingName")(key, nb::find(bundle), bundle.is_tree()));
   }
   if (!PyIndex_Check(key.ptr()))
     raise_type_error(

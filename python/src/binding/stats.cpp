@@ -19,14 +19,10 @@
 namespace onecopy::python {
 namespace {
 
-nb::dict to_dict(const Stats& stats) {
+nb::dict stats_with_torch() {
+  const Stats stats = without_gil([] { return onecopy::stats(); });
   nb::dict all;
   for (const StatsField& field : kStatsFields) all[field.name] = stats.*field.value;
-  return all;
-}
-
-nb::dict stats_with_torch() {
-  nb::dict all = to_dict(without_gil([] { return onecopy::stats(); }));
   const nb::dict counters =
       nb::cast<nb::dict>(nb::module_::import_("onecopy._core").attr("torch_counters")());
   for (const auto& [name, count] : counters) all[nb::str("torch_") + nb::str(name)] = count;

@@ -96,10 +96,6 @@ std::shared_ptr<Physical> find_known(std::uint64_t number, int imported_at) REQU
               result, ErrorDomain::ascend);
 }
 
-bool is_out_of_memory(aclError result) noexcept {
-  return result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM;
-}
-
 [[noreturn]] void throw_not_imported(const Driver& driver, aclError result) {
   if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR && result != ACL_ERROR_RT_PARAM_INVALID &&
       result != ACL_ERROR_RT_INVALID_HANDLE)
@@ -141,7 +137,8 @@ std::unique_ptr<PhysicalChunk> AscendBackend::create_chunk(int ordinal, std::siz
   const aclrtPhysicalMemProp prop = memory_on(ordinal);
   aclrtDrvMemHandle handle = nullptr;
   const aclError result = driver.aclrtMallocPhysical(&handle, bytes, &prop, 0);
-  if (is_out_of_memory(result)) throw_no_memory(driver, ordinal, bytes, result);
+  if (result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM)
+    throw_no_memory(driver, ordinal, bytes, result);
   check(result, "aclrtMallocPhysical");
   auto memory = std::make_shared<Physical>(ordinal, kMade, handle, 0);
   return std::make_unique<AscendChunk>(ordinal, bytes, std::move(memory));

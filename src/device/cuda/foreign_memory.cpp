@@ -96,11 +96,6 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
   return row;
 }
 
-[[noreturn]] void throw_beyond(std::size_t bytes, const Mapping& mapping) {
-  throw_error(ErrorCode::invalid_argument, "{} bytes reach past the end of an allocation of {}", bytes,
-              mapping.bytes);
-}
-
 /// A framework's memory as a segment. Its maker keeps the memory; this object only exports it.
 class AdoptedMemory final : public DeviceMemory {
  public:
@@ -286,7 +281,9 @@ ForeignMemory CudaBackend::find_foreign(const void* pointer, std::size_t bytes) 
   if (facts.legacy_capable != 0) {
     found.kind = SegmentKind::cuda_ipc;
     mapping = mapping_at(driver, at);
-    if (at + bytes > mapping.base + mapping.bytes) throw_beyond(bytes, mapping);
+    if (at + bytes > mapping.base + mapping.bytes)
+      throw_error(ErrorCode::invalid_argument, "{} bytes reach past the end of an allocation of {}", bytes,
+                  mapping.bytes);
   } else if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
     found.kind = SegmentKind::cuda_vmm;
     mapping = row_of_mappings(driver, at, bytes, found.identity);

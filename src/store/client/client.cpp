@@ -32,12 +32,6 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& ent
   list.push_back(entry);
 }
 
-[[noreturn]] void throw_no_keeper() {
-  throw Error(ErrorCode::peer_died,
-              "the store has no keeper, and this process may not start one (autostart, "
-              "ONECOPY_STORE_AUTOSTART): run `onecopy store serve`");
-}
-
 /// Throws the error that is being handled. A timeout names the time since `begin`, because the last of several waits may
 /// have been short.
 [[noreturn]] void rethrow(const Error& error, TimePoint begin) {
@@ -128,7 +122,10 @@ void Client::reach(Deadline deadline) {
       link_ = Link::connect(places_, deadline);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::peer_died || deadline.has_passed()) throw;
-      if (!may_start_keeper(options_)) throw_no_keeper();
+      if (!may_start_keeper(options_))
+        throw Error(ErrorCode::peer_died,
+                    "the store has no keeper, and this process may not start one (autostart, "
+                    "ONECOPY_STORE_AUTOSTART): run `onecopy store serve`");
       if (has_started) std::this_thread::sleep_for(kNextLook);
       else start();
       has_started = true;
@@ -175,14 +172,7 @@ void Client::reserve_again(const VersionRecord& version, Deadline deadline) {
 
 std::optional<Reading> Client::open(const std::string& name, std::uint64_t number, const Reading* known,
                                     Deadline deadline) {
-  auto reading = open_unwatched(name, number, known, deadline);
-  if (reading && reading->version().kind != VersionKind::copied) LinkWatch::begin(shared_from_this());
-  return reading;
-}
-
-std::optional<Reading> Client::open_unwatched(const std::string& name, std::uint64_t number,
-                                              const Reading* known, Deadline deadline) {
-  const LockGuard lock(mutex_);
+  ReleasableLock lock(mutex_);
   const Token token = known ? known->version().token : Token{};
   Packet packet = exchange_locked([&] { return pack(Open{name, number, token}); }, {}, deadline);
   auto opened = unpack<Opened>(packet.bytes);
@@ -194,7 +184,10 @@ std::optional<Reading> Client::open_unwatched(const std::string& name, std::uint
                                             std::move(packet.fds));
   point("store.client.opened");
   remember(held_, held);
-  return Reading(shared_from_this(), std::move(held));
+  Reading reading(shared_from_this(), std::move(held));
+  lock.unlock();
+  if (reading.version().kind != VersionKind::copied) LinkWatch::begin(shared_from_this());
+  return reading;
 }
 
 ReservedRoom Client::reserve(const VersionRecord& version, Deadline deadline) {

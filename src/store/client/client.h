@@ -75,8 +75,6 @@ class Client : public std::enable_shared_from_this<Client> {
   Packet exchange(const std::function<Bytes()>& question, std::span<const int> fds, Deadline deadline);
   Packet exchange_locked(const std::function<Bytes()>& question, std::span<const int> fds,
                          Deadline deadline) REQUIRES(mutex_);
-  std::optional<Reading> open_unwatched(const std::string& name, std::uint64_t number, const Reading* known,
-                                        Deadline deadline);
   void connect(Deadline deadline) REQUIRES(mutex_);
   void reach(Deadline deadline) REQUIRES(mutex_);
   void start() REQUIRES(mutex_);

@@ -37,12 +37,6 @@ std::uint64_t rounded(std::uint64_t bytes) noexcept {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-void append(FieldWriter& writer, const Row& row) {
-  writer(row.offset, row.layout.dtype(), static_cast<std::uint8_t>(row.layout.ndim()));
-  for (const std::int64_t size : row.layout.shape()) writer(size);
-  writer(row.name);
-}
-
 Row row_in(FieldReader& reader, std::vector<std::int64_t>& shape) {
   Row row;
   DType dtype{};
@@ -144,7 +138,11 @@ std::vector<std::size_t> first_of_each(const std::vector<Row>& rows) {
 
 Bytes encode(const Table& table) {
   FieldWriter layout;
-  for (const Row& row : table.rows) append(layout, row);
+  for (const Row& row : table.rows) {
+    layout(row.offset, row.layout.dtype(), static_cast<std::uint8_t>(row.layout.ndim()));
+    for (const std::int64_t size : row.layout.shape()) layout(size);
+    layout(row.name);
+  }
   const Bytes rows = layout.take();
   FieldWriter rest;
   rest(table.size, table.key, table.attributes, table.checksums, table.device_type, table.device,

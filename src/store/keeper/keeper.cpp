@@ -68,17 +68,13 @@ bool is_answered_in(const Place& place) {
   }
 }
 
-bool is_answered(const Places& places) {
-  return std::any_of(places.all().begin(), places.all().end(), is_answered_in);
-}
-
 /// Takes the places. Waits for a keeper that is ending. A keeper whose files were removed makes them again first.
 HeldPlaces take(const Places& places) {
   const Deadline until = Deadline::after(kEndOfTheLastOne);
   HeldPlaces held(places);
   while (!held.try_take()) {
     places.ring(until);
-    if (is_answered(places) || until.has_passed())
+    if (std::ranges::any_of(places.all(), is_answered_in) || until.has_passed())
       throw_error(ErrorCode::unsupported,
                   "the store in {} has a keeper already: `onecopy store serve --replace` takes "
                   "over from it with all versions, and `onecopy store stop` ends it",
@@ -116,10 +112,8 @@ Holdings take_over(const Places& places, const Limits& limits) {
   holdings.knows_all = handover.knows_all;
   holdings.limits = limits;
   holdings.index_path = holdings.places.index();
-  const std::string taken = holdings.index_path + ".taken";
-  holdings.index =
-      Log::create(taken);  // the worker puts it in the place of the old keeper's when that has ended
-  ::unlink(taken.c_str());
+  // The worker puts it in the place of the old keeper's when that has ended.
+  holdings.index = make_nameless_log(holdings.index_path);
   holdings.predecessor.processes.push_back(link.worker());
   holdings.predecessor.processes.push_back(open_pidfd(handover.guard));
   for (std::uint64_t i = 0; i < handover.records; ++i) {
