@@ -22,10 +22,10 @@ NAVIGATION = {
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
         "kv-pool-engines", "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "store-hosts",
         "checkpoints", "cpp", "huggingface", "ray",
-        "vllm", "sglang", "refit", "lmcache", "operators")],
+        "vllm", "vllm-start", "vllm-sleep", "vllm-lora", "sglang", "refit", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "python", "what-goes-in", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",
-                      "patches",
+                      "tested", "patches",
                       "rpc-compatibility", "graphs-compatibility")),
                   "benchmarks.md", "SECURITY.md", "CHANGELOG.md"],
 }  # fmt: skip
