@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill and decode in two processes, on one arena of KV blocks: block numbers travel, the cache stays."""
+"""Prefill and decode in two processes with one KV cache in shared memory: only block numbers are sent."""
 
 import torch
 import onecopy
@@ -8,8 +8,8 @@ import onecopy.multiprocessing as mp
 BLOCKS, LAYERS, TOKENS, WIDTH = 8, 2, 16, 32  # a block holds TOKENS tokens
 
 
-def decode(arena, requests, finished):
-    cache = onecopy.open(arena, access="read", framework="torch")  # a write here ends this process
+def decode(handle, requests, finished):
+    cache = onecopy.open(handle, access="read", framework="torch")  # a write here ends this process
     for number, blocks, length in iter(requests.get, None):
         keys = cache[blocks, 0, 0].flatten(0, 1)[:length].float()
         print(f"request {number}: {length} tokens in blocks {blocks}, keys sum to {keys.sum():g}", flush=True)
@@ -24,11 +24,11 @@ def prefill(cache, free, number, length):  # computes the keys and values of a p
 
 
 def main():
-    arena = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16)  # keys and values
-    cache, free = arena.torch(), list(range(BLOCKS))
+    shared = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16)  # keys and values
+    cache, free = shared.torch(), list(range(BLOCKS))
     context = mp.get_context("spawn")
     requests, finished = context.Queue(), context.Queue()
-    decoder = context.Process(target=decode, args=(onecopy.share(arena), requests, finished))
+    decoder = context.Process(target=decode, args=(onecopy.share(shared), requests, finished))
     decoder.start()
     for number, length in enumerate([40, 16, 70, 100], start=1):
         while len(free) * TOKENS < length:
