@@ -154,36 +154,87 @@ def outcomes() -> dict[str, dict[str, str]]:
     return {kind.name: {verb.name: outcome(verb, kind) for verb in VERBS} for kind in KINDS}
 
 
+class Reason(NamedTuple):
+    """A reason for a refusal: a part of its text, its name in the table, and what a program does about it."""
+
+    text: str
+    name: str
+    remedy: str
+
+
+REASONS = (
+    Reason("non-leaf tensor", "autograd", "call `.detach()`; `onecopy.rpc` and the store do so themselves"),
+    Reason("lazily conjugated", "conjugated", "`.resolve_conj().resolve_neg()`, or share it in a dict"),
+    Reason("cannot cross without pickle", "needs pickle", "send its state, or make it a dataclass"),
+    Reason("layout torch.sparse", "sparse", "share its indices and values, or put it into a queue"),
+    Reason("device meta", "no data", "a tensor on `meta` has no content: allocate it on a device"),
+    Reason("it has elements of torch.", "dtype", "share `.view(torch.uint8)`, or put it into a queue"),
+    Reason("no memory of its own", "parts", "share the tensors that it consists of: `.to_local()`, `.unbind()`"),
+    Reason("protocol, not", "not a tensor", "share only tensors; publish each tensor under a name of its own"),
+    Reason("array of another library", "foreign memory", "`onecopy.asarray(x)` copies it into memory of onecopy"),
+    Reason("the elements of it", "dates", 'share integers: `x.view("int64")`'),
+    Reason("of the dtype object", "objects", "put it into a queue, which pickles it, or use numbers"),
+    Reason("masked array", "mask", "share `x.data` and `x.mask`"),
+    Reason("mappingproxy", "not picklable", "`dict(x)`"),
+    Reason("Bundle cannot be pickled", "Bundle", "send `bundle.handle`"),
+)
+
+HEADS = {"publish": "a value in `publish({…})`", "put": "`put`, `send`", "to_device": "`to_device`, `view_on`"}
+
 HEAD = """\
 # What goes in
 
-What the verbs take: `share()`, `put()` of queues and pipes, calls of `onecopy.rpc`, `publish()` of the store (each tensor of the
-mapping), `pin()`, and `to_device()` and `view_on()`. A ✓ is taken; a number is the refusal below, which is the same text for every
-verb. `share()`, `pin()` and `to_device()` take the objects in mappings, lists and tuples, too, up to 32 deep, where plain values
-pass unchanged, and name the place of one that they refuse. Queues pickle other objects.
+Which objects `share()`, `put()` and `send()` of queues and pipes, calls of `onecopy.rpc`, `publish()` of the store, `pin()`, `to_device()`
+and `view_on()` take. Look up the row of your object: **✓ means that the function takes it**; otherwise the word is the reason, and
+[the second table](#refused) says what to do.
+
+- `publish()` takes a mapping of names to tensors; the column is for the values of that mapping, so a dict within it is refused.
+- `share()`, `pin()`, `to_device()` and `view_on()` also take dicts, lists and tuples of these objects, up to 32 deep. Plain values in
+  them, such as numbers and texts, pass unchanged. An error names the place of the object in them.
+- Queues and pipes pickle what is not a tensor, so they take nearly everything.
 
 <!-- python python/tests/verbs.py writes this page -->
 """
 
+REFUSED = """
+## Refused
+
+The error is `onecopy.Unsupported` for kinds of tensors, `onecopy.InvalidArgument` for "not a tensor" and "autograd", and
+`TypeError` in calls and for what a queue cannot pickle. In the texts, "it" stands for the name of the argument, and "…" for types and
+numbers.
+
+| reason | do | text |
+|---|---|---|
+"""
+
+
+def reason_of(text: str) -> Reason:
+    """Returns the reason for a refusal."""
+    return next(reason for reason in REASONS if reason.text in text)
+
+
+def shown(text: str) -> str:
+    """Returns the text of a refusal without the dtype and the device of one object."""
+    return re.sub(r"elements of torch\.\S+ on the device \S+,", "elements of … on the device …,", text)
+
 
 def page(found: Mapping[str, Mapping[str, str]]) -> str:
     """Returns the text of the page."""
-    texts: list[str] = []
+    texts: dict[Reason, str] = {}
     names = [verb.name for verb in VERBS]
-    lines = [f"| object | {' | '.join(f'`{name}`' for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    heads = " | ".join(HEADS.get(name, f"`{name}`") for name in names)
+    lines = [f"| object | {heads} |", "|---" * (len(names) + 1) + "|"]
     for kind, by_verb in found.items():
-        cells = []
-        for name in names:
-            if by_verb[name] and by_verb[name] not in texts:
-                texts.append(by_verb[name])
-            cells.append(str(texts.index(by_verb[name]) + 1) if by_verb[name] else "✓")
+        for text in filter(None, by_verb.values()):
+            texts.setdefault(reason_of(text), shown(text))
+        cells = (reason_of(text).name if text else "✓" for text in by_verb.values())
         lines.append(f"| {kind} | {' | '.join(cells)} |")
-    refusals = [f"{at}. `{text}`" for at, text in enumerate(texts, 1)]
-    return "\n".join([HEAD, *lines, "", "## Refusals", "", *refusals, ""])
+    rows = [f"| **{reason.name}** | {reason.remedy} | `{text}` |" for reason, text in texts.items()]
+    return "\n".join([HEAD, *lines, REFUSED + "\n".join(rows), ""])
 
 
 def write() -> None:
-    """Writes the page, in a process that sees a card, real or simulated."""
+    """Writes the page, in a process that sees a GPU, real or simulated."""
     PAGE.write_text(page(outcomes()))
 
 
