@@ -19,9 +19,9 @@ BUILD = sources.ROOT / "build/docs"
 NAVIGATION = {
     "Start": ["index.md"],
     "Guides": [f"guides/{name}.md" for name in (
-        "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
-        "kv-pool", "kv-pool-engines", "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs", "store", "store-hosts",
-        "checkpoints", "cpp", "huggingface", "ray",
+        "sharing", "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio",
+        "kv-cache", "kv-pool", "kv-pool-engines", "to-the-card", "rpc", "rpc-native", "rpc-hosts", "rpc-cpp", "graphs",
+        "torchair", "store", "store-hosts", "checkpoints", "cpp", "huggingface", "ray",
         "vllm", "vllm-start", "vllm-sleep", "vllm-lora", "sglang", "refit", "lmcache", "operators")],
     "Reference": [*(f"reference/{name}.md" for name in (
                       "python", "what-goes-in", "cpp", "cli", "environment", "errors", "limits", "counters", "versions",

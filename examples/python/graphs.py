@@ -13,11 +13,11 @@ WIDTH, SIZES = 1024, [1, 64, 256, 512, 1024]
 def memory_of(order: list[int], apart: bool = False) -> int:
     """The scratch memory of all graphs, in MiB, once each size was captured."""
     torch._dynamo.reset()
-    pool = graphs.arena()
-    compiled = torch.compile(model, backend=graphs.backend(pool, one_arena_a_graph=apart), dynamic=True)
+    arena = graphs.arena()
+    compiled = torch.compile(model, backend=graphs.backend(arena, one_arena_a_graph=apart), dynamic=True)
     for rows in order:
         compiled(torch.randn(rows, WIDTH))
-    return int(graphs.report(pool).shared_bytes) >> 20
+    return int(graphs.report(arena).shared_bytes) >> 20
 
 
 layers = [(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()) for _ in range(6)]
