@@ -24,7 +24,8 @@ def prefill(cache, free, number, length):  # computes the keys and values of a p
 
 
 def main():
-    shared = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16)  # keys and values
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    shared = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16, device=device)  # keys and values
     cache, free = shared.torch(), list(range(BLOCKS))
     context = mp.get_context("spawn")
     requests, finished = context.Queue(), context.Queue()
