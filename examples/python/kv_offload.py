@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV pages that a card has no room for lie in pinned shared memory; the card of a second engine reads them in place."""
+"""KV pages that a GPU has no room for lie in pinned shared memory; the GPU of a second engine reads them in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 def second_engine(handle: onecopy.Handle, requests: mp.Queue[int | None]) -> None:
     pages = onecopy.open(handle, framework="torch")
     if DEVICE != "cpu":
-        pages = onecopy.view_on(pages, DEVICE)  # a tensor of the card; nothing is copied
+        pages = onecopy.view_on(pages, DEVICE)  # a tensor of the GPU; nothing is copied
     for number in iter(requests.get, None):
         print(f"page {number}: its keys sum to {pages[number].sum():g}", flush=True)
 
@@ -28,8 +28,8 @@ def main() -> None:
     engine.start()
     for number in range(PAGES):
         keys = torch.full((WIDTH,), float(number), device=DEVICE)  # as the first engine has computed them
-        pages[number].copy_(keys, non_blocking=True)  # at the speed of the link
-        requests.put(number)  # the engine gets it at once, and its card's work comes after the copy
+        pages[number].copy_(keys, non_blocking=True)
+        requests.put(number)  # the engine gets it at once, and the work of its GPU comes after the copy
     requests.put(None)
     engine.join()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DataLoader whose batches go to the card without a copy in the host's memory: the import is all that is new."""
+"""A DataLoader whose batches go to the GPU without a copy in CPU memory: the first import is all that is new."""
 
-import onecopy.multiprocessing as mp  # noqa: F401  was: nothing
+import onecopy.multiprocessing  # noqa: F401
 import torch
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that survive a crash. Run `publish` in one terminal and `serve` in others, and kill -9 what you like."""
+"""Weights that survive a crash: run `publish` in one terminal and `serve` in others, and kill any of them."""
 
 import os, signal, sys, tempfile, time
 
