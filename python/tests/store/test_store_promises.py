@@ -184,7 +184,7 @@ def test_a_version_that_nobody_had_open_is_gone_and_nobody_waits_twice_for_it(st
     store.publish("a", values(1))
     kill_both(store)
     for _ in range(2):
-        with pytest.raises(onecopy.StaleHandle):
+        with pytest.raises(onecopy.StaleHandle, match='"a" was lost with the last keeper; publish it again'):
             store.open("a")
     assert [v["awaited"] for v in store.list()[0]["versions"]] == [True]
 

@@ -33,13 +33,18 @@ void VersionRules::drop(std::uint64_t id) {
 }
 
 void VersionRules::throw_missing(const std::string& name, std::uint64_t number) const {
-  std::vector<std::uint64_t> here;
-  if (const auto* const object = catalog_.object(name))
-    for (const auto& [there, version] : object->versions)
-      if (holder_.is_here(version.record.id)) here.push_back(there);
-  if (here.empty())
+  const auto* const object = catalog_.object(name);
+  if (!object || object->versions.empty())
     throw_error(ErrorCode::stale_handle,
                 "the store has no object \"{}\"; `onecopy store ls` lists those it has", name);
+  std::vector<std::uint64_t> here;
+  for (const auto& [there, version] : object->versions)
+    if (holder_.is_here(version.record.id)) here.push_back(there);
+  if (here.empty())
+    throw_error(ErrorCode::stale_handle,
+                "\"{}\" was lost with the last keeper; publish it again, unless a process that has it "
+                "open gives it back",
+                name);
   const std::size_t first = here.size() > kMaxNamed ? here.size() - kMaxNamed : 0;
   throw_error(ErrorCode::stale_handle, "the store has no version {} of \"{}\"; it has {}", number, name,
               fmt::join(here.begin() + static_cast<std::ptrdiff_t>(first), here.end(), ", "));
