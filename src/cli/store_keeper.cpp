@@ -110,10 +110,23 @@ int end_by_force() {
   return 0;
 }
 
+/// Ends the keeper, and says what happens to the versions that it held.
+int end_in_order() {
+  store::Store store = store::Store::connect({.autostart = false});
+  Held lost, open;
+  for (const store::ObjectInfo& object : store.list())
+    for (const store::VersionInfo& version : object.versions)
+      if (!version.is_awaited) (version.readers == 0 ? lost : open).add(version);
+  store.stop();
+  fmt::print("The keeper has ended.\n");
+  if (lost.versions != 0) fmt::print("Lost: {}\n", lost.str());
+  if (open.versions != 0) fmt::print("Kept by the processes that have them open: {}\n", open.str());
+  return 0;
+}
+
 int stop_keeper(const KeeperOptions& options) {
   try {
-    store::Store::connect({.autostart = false}).stop();
-    return 0;
+    return end_in_order();
   } catch (const Error& error) {
     if (options.force) return end_by_force();
     if (error.code() == ErrorCode::peer_died) throw Error(ErrorCode::peer_died, "the store has no keeper");

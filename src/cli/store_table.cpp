@@ -118,13 +118,14 @@ std::string keeper_line(const StoreState& state) {
                      state.ends_with.empty() ? "" : fmt::format(", and ends with {}", state.ends_with));
 }
 
+std::string Held::str() const {
+  return fmt::format("{}, {}", plural(versions, "version"), format_bytes(bytes));
+}
+
 Held held(const store::ObjectInfo& object, bool awaited) {
   Held sum;
-  for (const store::VersionInfo& version : object.versions) {
-    if (version.is_awaited != awaited) continue;
-    ++sum.versions;
-    sum.bytes += version.bytes;
-  }
+  for (const store::VersionInfo& version : object.versions)
+    if (version.is_awaited == awaited) sum.add(version);
   return sum;
 }
 
@@ -140,13 +141,10 @@ std::string held_lines(const StoreState& state) {
     if (add(here, held(object))) ++objects;
     add(awaited, held(object, true));
   }
-  const auto sum = [](const Held& held) {
-    return fmt::format("{}, {}", plural(held.versions, "version"), format_bytes(held.bytes));
-  };
-  const std::string line = fmt::format("{}, {}\n", plural(objects, "object"), sum(here));
+  const std::string line = fmt::format("{}, {}\n", plural(objects, "object"), here.str());
   if (awaited.versions == 0) return line;
   return line + fmt::format("Of the last keeper: {}. Processes that have them open may give them back.\n",
-                            sum(awaited));
+                            awaited.str());
 }
 
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width) {

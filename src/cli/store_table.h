@@ -35,6 +35,12 @@ std::string keeper_line(const StoreState& state);
 struct Held {
   std::size_t versions = 0;
   std::uint64_t bytes = 0;
+
+  void add(const store::VersionInfo& version) noexcept {
+    ++versions;
+    bytes += version.bytes;
+  }
+  std::string str() const;  ///< "2 versions, 2.0 MiB"
 };
 
 /// Returns what the store holds of an object, or the versions of a former keeper that it still awaits.

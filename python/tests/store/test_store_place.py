@@ -281,6 +281,16 @@ def test_the_command_counts_what_a_keeper_holds_and_not_what_it_awaits(plain):
     assert 'onecopy_store_bytes{object="a"} 0\n' in metrics.stdout
 
 
+def test_stopping_the_store_says_what_is_lost_and_what_its_readers_keep(plain):
+    assert command("stop").stdout == "The keeper has ended.\n"
+    plain.put_bytes("a", b"x" * 4096)
+    plain.put_bytes("b", b"y" * 4096)
+    read = plain.open("b")
+    stopped = "The keeper has ended.\nLost: 1 version, 4.0 KiB\nKept by the processes that have them open: 1 version, 4.0 KiB\n"
+    assert command("stop").stdout == stopped
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize("directory", ["/nonexistent/x", "/dev/null/store", "/dev/null"])
 @pytest.mark.parametrize("words", [("store", "ls"), ("store", "status"), ("ls",)])
 def test_a_directory_that_cannot_be_used_is_an_error_of_ls(monkeypatch, directory, words):
