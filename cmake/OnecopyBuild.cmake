@@ -149,9 +149,13 @@ function(onecopy_install_completion data)
   install(FILES ${scripts}/onecopy.fish DESTINATION ${data}/fish/vendor_completions.d ${ARGN})
 endfunction()
 
-# onecopy_install_service(<data folder> <path of the command> [argument of install()...]): a unit for systemd --user.
+# onecopy_install_service(<data folder> <path of the command, below the prefix of the install or absolute> [argument of
+# install()...]): a unit for systemd --user. The prefix is known when the unit is installed.
 function(onecopy_install_service data command)
-  set(ONECOPY_COMMAND_PATH ${command})
-  configure_file(${PROJECT_SOURCE_DIR}/src/cli/onecopy-store.service.in ${PROJECT_BINARY_DIR}/onecopy-store.service @ONLY)
+  install(CODE "
+    set(ONECOPY_COMMAND_PATH \"${command}\")
+    cmake_path(ABSOLUTE_PATH ONECOPY_COMMAND_PATH BASE_DIRECTORY \"\${CMAKE_INSTALL_PREFIX}\")
+    configure_file(\"${PROJECT_SOURCE_DIR}/src/cli/onecopy-store.service.in\" \"${PROJECT_BINARY_DIR}/onecopy-store.service\" @ONLY)"
+    ${ARGN})
   install(FILES ${PROJECT_BINARY_DIR}/onecopy-store.service DESTINATION ${data}/systemd/user ${ARGN})
 endfunction()

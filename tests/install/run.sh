@@ -150,6 +150,7 @@ case $kind in
     install_to "$place/prefix"
     cd /
     "$place/prefix/bin/onecopy" --version
+    grep -qx "ExecStart=$place/prefix/bin/onecopy store serve --replace" "$place/prefix/share/systemd/user/onecopy-store.service"
     "$place/prefix/bin/onecopy" --help >/dev/null
     "$place/prefix/bin/onecopy" doctor
     ;;
