@@ -25,8 +25,6 @@ extern char** environ;
 namespace onecopy::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// Starts the program with posix_spawn instead of fork, so that no library's fork handler runs in between.
 int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, const Fd& child_stdout) {
   std::vector<char*> argv{const_cast<char*>("onecopy")};
@@ -51,10 +49,6 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw_errno("cannot start another process of this program", error);
   return pid;
-}
-
-std::chrono::milliseconds left_until(Deadline deadline) {
-  return deadline.whole_ms_left(std::chrono::hours(24));
 }
 
 /// Returns the reading and the writing end of a pipe.
@@ -87,17 +81,15 @@ void Child::send(const nlohmann::json& question) {
 
 nlohmann::json Child::ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
   send(question);
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = Deadline::after(timeout);
   std::size_t end;
   while ((end = pending_.find('\n')) == std::string::npos) {
-    pollfd poller{from_.get(), POLLIN, 0};
-    const int ready = ::poll(&poller, 1, static_cast<int>(left_until(deadline).count()));
-    if (ready < 0) continue;  // a signal
-    if (ready == 0)
+    if (!deadline.wait_for(from_.get(), POLLIN))
       throw_error(ErrorCode::timeout, "process {} did not answer within {} ms", pid_, timeout.count());
     std::array<char, 4096> buffer;
     const ssize_t got = ::read(from_.get(), buffer.data(), buffer.size());
     if (got == 0) throw_error(ErrorCode::peer_died, "process {} of this program ended unexpectedly", pid_);
+    if (got < 0 && errno != EINTR) throw_errno(fmt::format("cannot read from process {}", pid_), errno);
     if (got > 0) pending_.append(buffer.data(), static_cast<std::size_t>(got));
   }
   auto answer = nlohmann::json::parse(pending_.substr(0, end));
