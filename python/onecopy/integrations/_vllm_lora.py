@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
+import glob
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +19,7 @@ from ._packages import need
 
 _SCHEME = "onecopy:"
 _CONFIG = "adapter_config.json"
+_PREFIX = "onecopy-lora-"
 
 
 def install(manager: Any) -> None:
@@ -50,9 +55,35 @@ def _folder(path: str) -> Iterator[str]:
         raise InvalidArgument(f"{name!r} version {number} is not an adapter; publish its tensors together with the "
                               f"bytes of its {_CONFIG} under that name")  # fmt: skip
     files = need("safetensors.torch", "safetensors", "an adapter of the store")
-    with tempfile.TemporaryDirectory(prefix="onecopy-lora-") as folder:
+    _remove_abandoned()
+    with _locked_folder() as folder:
         tensors = {each: value for each, value in version.items() if not isinstance(value, bytes)}
         files.save_file(tensors, os.path.join(folder, "adapter_model.safetensors"))
         with open(os.path.join(folder, _CONFIG), "wb") as file:
             file.write(version[_CONFIG])
         yield folder
+
+
+@contextlib.contextmanager
+def _locked_folder() -> Iterator[str]:
+    """Makes a folder with a lock that ends with this process."""
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield folder
+        finally:
+            os.close(file)
+
+
+def _remove_abandoned() -> None:
+    """Removes the folders of processes that were killed. A folder without a lock may be a new one for a minute."""
+    for folder in glob.glob(os.path.join(tempfile.gettempdir(), f"{_PREFIX}*")):
+        with contextlib.suppress(OSError):  # of another user, locked, or removed meanwhile
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(file).st_mtime > 60:
+                    shutil.rmtree(folder)
+            finally:
+                os.close(file)

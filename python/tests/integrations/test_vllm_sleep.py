@@ -231,6 +231,30 @@ assert not os.path.exists(folder[0])
     )
 
 
+def test_the_folder_of_a_process_that_was_killed_while_it_loaded_an_adapter_is_removed(run):
+    pytest.importorskip("safetensors")
+    run(
+        ADAPTER
+        + """
+import signal, tempfile
+tempfile.tempdir = tempfile.mkdtemp()
+number = store.publish("sql", {"x": torch.ones(2), "adapter_config.json": b"{}"})
+path = f"onecopy:sql@{number}"
+if (child := os.fork()) == 0:
+    with lora._folder(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+with lora._folder(path) as own:
+    (left,) = {*os.listdir(tempfile.tempdir)} - {os.path.basename(own)}
+    for folder in os.listdir(tempfile.tempdir):
+        os.utime(os.path.join(tempfile.tempdir, folder), (0, 0))
+    with lora._folder(path) as other:
+        assert {*os.listdir(tempfile.tempdir)} == {os.path.basename(own), os.path.basename(other)}
+os.rmdir(tempfile.tempdir)
+"""
+    )
+
+
 def test_an_adapter_that_is_not_in_the_store_says_how_to_publish_it(run):
     pytest.importorskip("safetensors")
     run(
