@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -31,9 +32,15 @@ torch.set_num_threads(1)
 NAME = "checkpoint"
 
 
+@functools.cache
+def meetings() -> tempfile.TemporaryDirectory[str]:
+    """Returns the folder in which the ranks of each group meet, which is removed when this program ends."""
+    return tempfile.TemporaryDirectory(prefix="onecopy-ranks-")
+
+
 def start(program: Callable[..., None], world: int, *arguments: Any) -> list[int]:
     """Forks the ranks of a group, and returns their pids."""
-    meeting = tempfile.mktemp(prefix="onecopy-ranks-")
+    meeting = tempfile.mktemp(dir=meetings().name)
     pids = []
     for rank in range(world):
         pid = os.fork()

@@ -25,10 +25,19 @@ KILLS = int(os.environ.get("ONECOPY_CHECKPOINT_KILLS", "4"))
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def ranks(*arguments):
-    """Runs a program of groups of ranks."""
-    command = [sys.executable, str(Path(__file__).parents[1] / "checkpoint_programs.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120 + 10 * KILLS)
+@pytest.fixture
+def ranks(tmp_path):
+    """Runs programs of groups of ranks, which leave no files of their own where temporary files are."""
+    places = tmp_path / "temporary"
+    places.mkdir()
+
+    def run(*arguments):
+        command = [sys.executable, str(Path(__file__).parents[1] / "checkpoint_programs.py"), *map(str, arguments)]
+        environment = dict(os.environ, TMPDIR=str(places))
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120 + 10 * KILLS)
+
+    yield run
+    assert [name for name in os.listdir(places) if name.startswith("onecopy-")] == []
 
 
 def some_state(value=1.0):
@@ -42,27 +51,27 @@ def loaded(**options):
     return state, reader
 
 
-def test_two_ranks_save_and_die_and_others_load_resharded(store):
+def test_two_ranks_save_and_die_and_others_load_resharded(store, ranks):
     done = ranks("die_and_load")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_torchs_own_processes_save_into_the_store_while_the_trainer_goes_on(store):
+def test_torchs_own_processes_save_into_the_store_while_the_trainer_goes_on(store, ranks):
     done = ranks("processes")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_checkpoint_goes_from_a_folder_into_the_store_and_back(store, tmp_path):
+def test_a_checkpoint_goes_from_a_folder_into_the_store_and_back(store, ranks, tmp_path):
     done = ranks("folders", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_fsdp2_trains_on_from_a_checkpoint_as_it_did_before(store):
+def test_fsdp2_trains_on_from_a_checkpoint_as_it_did_before(store, ranks):
     done = ranks("train")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_last_checkpoint_is_whole_after_a_kill_of_any_rank_at_any_moment(store):
+def test_the_last_checkpoint_is_whole_after_a_kill_of_any_rank_at_any_moment(store, ranks):
     if KILLS > 100:  # minutes; ranks() has a limit of its own
         faulthandler.cancel_dump_traceback_later()
     seed = int(os.environ.get("ONECOPY_CHECKPOINT_SEED", random.randrange(1 << 30)))
