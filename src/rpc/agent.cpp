@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/moved_from.h"
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
@@ -180,16 +181,18 @@ Future::Future(Future&&) noexcept = default;
 Future& Future::operator=(Future&&) noexcept = default;
 Future::~Future() = default;
 
-Values Future::get() { return values_of(state_->agent.result(state_->member, state_->call)); }
+Future::State& Future::state() const { return of_object(state_, "Future"); }
+
+Values Future::get() { return values_of(state().agent.result(state().member, state().call)); }
 
 bool Future::wait_for(nanoseconds timeout) {
   const Deadline until = Deadline::after(timeout);
-  while (!state_->agent.node.wait(state_->call, until))
+  while (!state().agent.node.wait(state().call, until))
     if (until.left(nanoseconds{1}) == nanoseconds{0}) return false;
   return true;
 }
 
-bool Future::is_ready() const { return state_->agent.node.has_ended(state_->call); }
+bool Future::is_ready() const { return state().agent.node.has_ended(state().call); }
 
 Agent::Agent(AgentOptions options) {
   if (options.name.empty() || options.name.size() > kMaxNameBytes)
@@ -209,14 +212,16 @@ Agent::~Agent() {
   if (state_) shutdown();
 }
 
-const std::string& Agent::name() const noexcept { return state_->options.name; }
+Agent::State& Agent::state() const { return of_object(state_, "Agent"); }
 
-Bytes Agent::address() const { return state_->node.address().to_bytes(); }
+const std::string& Agent::name() const { return state().options.name; }
 
-std::string Agent::join(ByteSpan address) { return state_->node.join(Address::from_bytes(address)).name(); }
+Bytes Agent::address() const { return state().node.address().to_bytes(); }
+
+std::string Agent::join(ByteSpan address) { return state().node.join(Address::from_bytes(address)).name(); }
 
 void Agent::define(std::string_view name, Function function) {
-  state_->define(name, [function = std::move(function)](Message&& message) {
+  state().define(name, [function = std::move(function)](Message&& message) {
     if (body_form(message.tag) != 0)
       throw Error(ErrorCode::invalid_argument,
                   "this call's arguments are of another language: define_plain() takes them");
@@ -225,37 +230,37 @@ void Agent::define(std::string_view name, Function function) {
 }
 
 void Agent::define_plain(std::string_view name, PlainFunction function) {
-  state_->define(name, [function = std::move(function)](Message&& message) {
+  state().define(name, [function = std::move(function)](Message&& message) {
     return message_of(function(arguments_of(message)));
   });
 }
 
 Values Agent::call(std::string_view member, std::string_view function, Values&& arguments,
                    nanoseconds timeout) {
-  Member& to = state_->member(member);
+  Member& to = state().member(member);
   return values_of(
-      state_->result(to, state_->call(to, function, message_of(std::move(arguments)), timeout)));
+      state().result(to, state().call(to, function, message_of(std::move(arguments)), timeout)));
 }
 
 Value Agent::call_plain(std::string_view member, std::string_view function, Value::List arguments,
                         nanoseconds timeout) {
-  Member& to = state_->member(member);
+  Member& to = state().member(member);
   Message message = message_of(Value::tuple({Value::tuple(std::move(arguments)), Value()}));
-  return value_of(state_->result(to, state_->call(to, function, std::move(message), timeout)));
+  return value_of(state().result(to, state().call(to, function, std::move(message), timeout)));
 }
 
 Future Agent::call_async(std::string_view member, std::string_view function, Values&& arguments,
                          nanoseconds timeout) {
-  Member& to = state_->member(member);
-  CallRef call = state_->call(to, function, message_of(std::move(arguments)), timeout);
-  return Future(std::make_unique<Future::State>(*state_, to, std::move(call)));
+  Member& to = state().member(member);
+  CallRef call = state().call(to, function, message_of(std::move(arguments)), timeout);
+  return Future(std::make_unique<Future::State>(state(), to, std::move(call)));
 }
 
-std::size_t Agent::calls_under_way() const { return state_->node.calls_under_way(); }
+std::size_t Agent::calls_under_way() const { return state().node.calls_under_way(); }
 
 void Agent::shutdown() {
-  state_->node.stop();
-  state_->workers.join();
+  state().node.stop();
+  state().workers.join();
 }
 
 }  // namespace onecopy::rpc

@@ -57,7 +57,8 @@ struct AgentOptions {
 };
 
 /// The result of a call that may be in progress. Destroying the Future does not end the call. REQUIRES: the agent
-/// outlives it. Thread safety: all members may be called concurrently, except moving. Move-only.
+/// outlives it. Thread safety: all members may be called concurrently, except moving. Move-only: members of a Future that
+/// was moved from throw closed.
 class Future {
  public:
   Future(Future&&) noexcept;
@@ -76,6 +77,7 @@ class Future {
   friend class Agent;
   struct State;
   explicit Future(std::unique_ptr<State> state) noexcept;
+  State& state() const;
   std::unique_ptr<State> state_;
 };
 
@@ -87,7 +89,7 @@ class Future {
 /// all are busy, so a function may call back and wait, at any depth.
 ///
 /// A forked child must not use the agent it inherited. Thread safety: all members may be called concurrently, except
-/// moving. Move-only. The destructor shuts the agent down.
+/// moving. Move-only: members of an Agent that was moved from throw closed. The destructor shuts the agent down.
 class Agent {
  public:
   /// Starts an agent. Throws out_of_memory, out_of_descriptors, out_of_mappings, and invalid_argument for an empty
@@ -97,7 +99,7 @@ class Agent {
   Agent& operator=(Agent&&) noexcept;
   ~Agent();
 
-  const std::string& name() const noexcept;
+  const std::string& name() const;
   /// Returns the address that other members pass to join(). The address may reach them in any way, and names this
   /// process while the agent lives.
   Bytes address() const;
@@ -134,6 +136,7 @@ class Agent {
  private:
   friend class Future;
   struct State;
+  State& state() const;
   std::unique_ptr<State> state_;
 };
 

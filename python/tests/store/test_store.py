@@ -313,6 +313,13 @@ def test_an_impossible_argument_is_one_sentence(store, call, sentence):
         call(store)
 
 
+def test_a_tensor_without_a_name_is_refused(store):
+    with pytest.raises(onecopy.InvalidArgument, match="has no name; give each one a name"):
+        store.publish("a", {"": torch.ones(2)})
+    with pytest.raises(onecopy.InvalidArgument, match="has no name"):
+        store.draft("a", {"": ((2,), "float32")})
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\x7f"])
 def test_a_bad_name_is_refused_with_the_rule(store, name):
     with pytest.raises(onecopy.InvalidArgument, match="1 to 1024 bytes of text without control characters"):

@@ -88,9 +88,12 @@ void check_rows(const Table& table) {
 
 void check_names(const std::vector<Row>& rows) {
   std::unordered_set<std::string_view> names;
-  for (const Row& row : rows)
+  for (const Row& row : rows) {
+    if (row.name.empty())
+      throw Error(ErrorCode::invalid_argument, "a tensor of the version has no name; give each one a name");
     if (!names.insert(row.name).second)
       throw_error(ErrorCode::invalid_argument, "there are two tensors named \"{}\"", row.name);
+  }
 }
 
 std::uint64_t size_of_bytes(const Table& table) {

@@ -50,7 +50,7 @@ struct Table {
   std::vector<Part> parts;                ///< joined in this order they are the version's memory
 };
 
-/// Checks that all names differ. Throws invalid_argument.
+/// Checks that each row has a name of its own. Throws invalid_argument.
 void check_names(const std::vector<Row>& rows);
 /// Places the rows one after another and returns their total size in bytes. A row for which `first` has another number
 /// than its own gets the place of the row with that number, which comes before it. Throws invalid_argument for a name

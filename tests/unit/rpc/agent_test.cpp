@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <initializer_list>
 #include <thread>
 #include <vector>
 
@@ -41,6 +44,25 @@ TEST(Agent, CallsAFunctionOfItsOwnProcess) {
 TEST_F(AgentWithCallee, CallsAFunctionOfAnotherProcess) {
   for (std::int64_t i = 0; i < 1000; ++i)
     EXPECT_EQ(number_of(agent_.call("callee", "add one", number(i))), i + 1);
+}
+
+TEST(Agent, AndFutureThatWereMovedFromThrow) {
+  Agent agent({.name = "agent"});
+  agent.define("echo", [](Values&& values) { return std::move(values); });
+  agent.join(agent.address());
+  Future future = agent.call_async("agent", "echo");
+  Future moved = std::move(future);
+  Agent other = std::move(agent);
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+           [&] { agent.name(); }, [&] { agent.address(); }, [&] { agent.join({}); },
+           [&] { agent.define("echo", {}); }, [&] { agent.define_plain("echo", {}); },
+           [&] { agent.call("agent", "echo"); }, [&] { agent.call_async("agent", "echo"); },
+           [&] { agent.call_plain("agent", "echo"); }, [&] { agent.calls_under_way(); },
+           [&] { agent.shutdown(); }, [&] { future.get(); }, [&] { future.is_ready(); },
+           [&] { future.wait_for(std::chrono::seconds(0)); }})
+    expect_refusal(ErrorCode::closed, {"moved from"}, use);
+  moved.get();
+  other.call("agent", "echo");
 }
 
 TEST(Agent, LendsTensorsBothWays) {
