@@ -30,7 +30,10 @@ svg { width: 100%; height: auto; font: 13px system-ui, sans-serif; } svg text { 
 
 def look() -> dict[str, Any]:
     """Returns what all processes of this user say of themselves now."""
-    result = subprocess.run(COMMAND, capture_output=True, text=True, start_new_session=True)  # Ctrl-C is not for it
+    try:
+        result = subprocess.run(COMMAND, capture_output=True, text=True, start_new_session=True)  # Ctrl-C is not for it
+    except FileNotFoundError:
+        sys.exit("the command onecopy is not in PATH; with a virtual environment, activate it")
     if result.returncode:
         sys.exit(result.stderr.strip())
     found: dict[str, Any] = json.loads(result.stdout)
@@ -203,6 +206,7 @@ def main() -> None:
     )
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two samples (default: 0.5)")
     options = parser.parse_args()
+    look()  # fails before there is a file
     try:
         if options.file != "-":
             open(options.file, "a").close()  # fails before the watch, and leaves what is in a present file

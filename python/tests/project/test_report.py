@@ -126,6 +126,13 @@ def test_it_says_that_it_cannot_write_before_it_watches(tmp_path):
     assert "watching" not in lost.stderr
 
 
+def test_without_the_command_it_says_so_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = subprocess.run([sys.executable, REPORT, tmp_path / "page.html"], capture_output=True, text=True)
+    assert result.returncode == 1 and "onecopy is not in PATH" in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
 def test_it_leaves_no_part_of_a_page_that_cannot_be_written(tmp_path):
     file = tmp_path / "page.html"
     limited = [
