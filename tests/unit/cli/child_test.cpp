@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/child.h"
 
+#include <sys/resource.h>
+
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <fstream>
+#include <iostream>
 #include <string>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include "onecopy/core/error.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
 
 namespace onecopy::cli {
 namespace {
@@ -25,6 +33,26 @@ TEST(ChildOfTheCommand, LeavesCtrlCToTheParentFromTheStart) {
   const Child child(
       {"--gtest_filter=None"});  // this program again; it stays a zombie until the destructor reaps it
   EXPECT_NE(blocked_by(child.pid()) & 1u << (SIGINT - 1), 0u);
+}
+
+/// What the child of the next test runs: it answers nothing, and ends with its stdin.
+TEST(ChildOfTheCommand, DISABLED_AnswersNothing) {
+  for (std::string line; std::getline(std::cin, line);) {
+  }
+}
+
+TEST(ChildOfTheCommand, IsNotWaitedForWhereTheKernelRefusesToWait) {
+  const testing::Watchdog watchdog;
+  Child child(
+      {"--gtest_also_run_disabled_tests", "--gtest_filter=ChildOfTheCommand.DISABLED_AnswersNothing"});
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  testing::expect_refusal(ErrorCode::out_of_descriptors, {"cannot wait"}, [&] {
+    child.ask({{"question", 1}}, std::chrono::seconds(60));
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 }  // namespace
