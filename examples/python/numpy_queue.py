@@ -9,7 +9,7 @@ import onecopy
 def consume(batches, answers):
     for batch in batches:  # the producer's memory, until the queue is closed and empty
         answers.put(float(batch.sum()))
-        np.sqrt(batch, out=batch)
+        np.sqrt(batch, out=batch)  # changes the producer's array
 
 
 def main():
