@@ -141,7 +141,7 @@ std::string held_lines(const StoreState& state) {
     if (add(here, held(object))) ++objects;
     add(awaited, held(object, true));
   }
-  const std::string line = fmt::format("{}, {}\n", plural(objects, "object"), here.str());
+  std::string line = fmt::format("{}, {}\n", plural(objects, "object"), here.str());
   if (awaited.versions == 0) return line;
   return line + fmt::format("Of the last keeper: {}. Processes that have them open may give them back.\n",
                             awaited.str());
