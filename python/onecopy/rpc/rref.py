@@ -12,10 +12,11 @@ import torch
 from .. import _core
 from ..errors import PeerDied
 from . import registry, telemetry
+from .cells import Cell
 from .errors import RefusedValue, RemoteFailure
 from .futures import CallFuture, Future, done, error_of, failed
 from .peers import WorkerInfo
-from .references import Cell, Reference
+from .references import Reference
 
 LOST = -1  # stands for the session of a lost reference
 

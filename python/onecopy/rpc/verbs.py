@@ -11,8 +11,9 @@ from typing import Any
 
 from .. import _core
 from . import functions, rref, values
+from .cells import Cell
 from .errors import RemoteFailure
-from .references import Cell, Reference
+from .references import Reference
 from .registry import Deferred, verb
 from .rref import PyRRef
 from .serving import answer, run

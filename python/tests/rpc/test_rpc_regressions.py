@@ -21,9 +21,10 @@ import onecopy.distributed.autograd as dist_autograd
 import onecopy.rpc as native
 from onecopy.distributed import rpc
 from onecopy.errors import PeerDied
+from onecopy.rpc.cells import Cell
 from onecopy.rpc.futures import CallFuture
 from onecopy.rpc.group import Agent
-from onecopy.rpc.references import Cell, OwnedValues
+from onecopy.rpc.references import OwnedValues
 from processes import beside
 from rpc_group import Group, init, results, shared_group, shutdown, together, until
 
