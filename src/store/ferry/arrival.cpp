@@ -63,6 +63,12 @@ std::optional<ArrivingFiles> ArrivingFiles::find(Client& client, const Token& lo
   }
 }
 
+bool ArrivingFiles::is_whole() const {
+  const Mapping mapped = Mapping::of(arrived, bytes_of_arrived(table), Access::read_only);
+  const std::span chunks(mapped.data(), chunks_of(bytes_to_send(table)));
+  return std::ranges::all_of(chunks, [](std::byte one) { return one != std::byte{0}; });
+}
+
 Arrival::Arrival(std::shared_ptr<Client> client, std::shared_ptr<Membership> membership,
                  ArrivingFiles files)
     : client_(std::move(client)),
@@ -114,11 +120,27 @@ void Arrival::take(std::uint64_t chunk) noexcept {
   point("store.pull.chunk");
 }
 
-/// Lets the kernel prove that no process can write to the memory. A process that was killed may take a while to unmap it.
+Arrival Arrival::of_whole(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted,
+                          Fd memory) {
+  ArrivingFiles files{{}, std::move(wanted.table), std::move(memory), {}};
+  files.version = record_of(wanted.name, kCpu, files.table.size + size_of_bytes(files.table), wanted.keep);
+  files.version.token = local;
+  files.version.number = wanted.number;
+  files.version.kind = VersionKind::draft;
+  files.arrived = create_memfd("onecopy-store-arrived", bytes_of_arrived(files.table));
+  const Mapping arrived = Mapping::of(files.arrived, bytes_of_arrived(files.table), Access::read_write);
+  std::ranges::fill(std::span(arrived.data(), arrived.size()), std::byte{1});
+  auto membership = Membership::carry(client, local, true, kAway);
+  publish_draft(*client, files);
+  return {client, std::move(membership), std::move(files)};
+}
+
+/// A process that was killed may take a while to unmap the memory.
 void Arrival::seal() {
   constexpr std::chrono::milliseconds kPatience{10'000}, kPause{5};
   memory_.reset();
   const Deadline until = Deadline::after(kPatience);
+  if (files_.memory && (seals_of(files_.memory) & kSealWrite) != 0) return;
   while (files_.memory && !try_add_seals(files_.memory, kSealWrite)) {
     if (until.has_passed())
       throw Error(ErrorCode::system,
@@ -130,9 +152,7 @@ void Arrival::seal() {
 }
 
 std::uint64_t Arrival::commit() {
-  for (std::uint64_t chunk = 0; chunk < chunks(); ++chunk)
-    if (!has(chunk))
-      throw Error(ErrorCode::invalid_argument, fmt::format("chunk {} has not arrived", chunk));
+  if (!is_whole()) throw Error(ErrorCode::invalid_argument, "not all chunks have arrived");
   seal();
   point("store.pull.sealed");
   VersionRecord version = files_.version;

@@ -26,6 +26,8 @@ struct ArrivingFiles {
 
   /// Returns the files of a version that is arriving; nothing if the keeper has none of that token.
   static std::optional<ArrivingFiles> find(Client& client, const Token& local);
+  /// Returns whether all chunks are whole.
+  bool is_whole() const;
 };
 
 /// A version that arrives from another host.
@@ -45,7 +47,8 @@ class Arrival {
 
   struct Wanted {
     std::string name;
-    std::uint64_t number = 0;  ///< the version gets this number, or a larger one if it is taken
+    std::uint64_t number =
+        0;  ///< the version gets this number, or a larger one if it is taken, see kExactNumber
     std::uint32_t keep = 1;
     Table table;
   };
@@ -57,6 +60,10 @@ class Arrival {
   static Arrival begin(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted,
                        const std::function<void()>& has_room);
 
+  /// Begins with a version that this process has made, in `memory` that is sealed: all of it is whole.
+  static Arrival of_whole(const std::shared_ptr<Client>& client, const Token& local, Wanted wanted,
+                          Fd memory);
+
   std::uint64_t chunks() const noexcept { return chunks_of(bytes_); }
   /// Returns the number of bytes that come from another host.
   std::uint64_t bytes() const noexcept { return bytes_; }
@@ -65,6 +72,9 @@ class Arrival {
   std::span<std::byte> room(std::uint64_t chunk) const noexcept;
   /// Takes the chunk in room() as whole. REQUIRES: the memory there has the right checksum.
   void take(std::uint64_t chunk) noexcept;
+  bool is_whole() const { return files_.is_whole(); }
+  /// Lets the kernel prove that no process can write to the memory. REQUIRES: all chunks are whole.
+  void seal();
   /// Makes the version current, and returns its number. REQUIRES: all chunks are whole.
   std::uint64_t commit();
   /// Drops what has arrived.
@@ -72,7 +82,6 @@ class Arrival {
 
  private:
   Arrival(std::shared_ptr<Client> client, std::shared_ptr<Membership> membership, ArrivingFiles files);
-  void seal();
 
   std::shared_ptr<Client> client_;  // shared with the puller
   std::shared_ptr<Membership> membership_;

@@ -64,7 +64,9 @@ std::optional<OfferedVersion> OfferedVersion::arriving(Client& client, const std
   const Origins origins(client.home(Deadline::after(kKeeperPatience)), name);
   const auto last = origins.last();
   auto files = last ? ArrivingFiles::find(client, last->local) : std::nullopt;
-  if (!files || files->version.number <= beyond) return {};
+  if (!files) return {};
+  files->version.number &= ~kExactNumber;
+  if (files->version.number <= beyond) return {};
   OfferedVersion offered;
   offered.bytes_ = bytes_to_send(files->table);
   // A writable open file would keep the host from sealing the memory.

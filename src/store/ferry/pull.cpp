@@ -17,7 +17,7 @@
 namespace onecopy::store::ferry {
 namespace {
 
-constexpr std::chrono::milliseconds kConnectPatience{5'000}, kAway{5'000};
+constexpr std::chrono::milliseconds kConnectPatience{5'000}, kAway{5'000}, kLockPause{5};
 /// The time in which a host must send something if another host may be asked.
 constexpr std::chrono::milliseconds kSwitch{1'000};
 constexpr std::size_t kUnderWay = 4;  ///< chunks that are asked for before the first one has come
@@ -54,10 +54,12 @@ bool may_pass(const Error& error, bool follows) noexcept {
 Pull::Pull(PullOptions options)
     : options_(std::move(options)),
       context_(std::make_shared<const transport::TlsContext>(options_.key, kStoreProtocol)),
-      client_(std::make_shared<Client>(Places::of_this_user(), options_.keeper)),
+      client_(std::make_shared<Client>(options_.places, options_.keeper)),
       origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name) {
   check_name(options_.name);
   for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, kNow});
+  const Deadline until = Deadline::after(options_.lock_patience);
+  while (!origins_.try_lock() && !until.has_passed()) std::this_thread::sleep_for(kLockPause);
   if (!origins_.try_lock())
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("another process of this host pulls \"{}\"", options_.name));
@@ -179,24 +181,18 @@ std::optional<Arrival> Pull::resume(const Told& told) {
 
 /// Makes a version current that is here already. Returns its number; nothing if it is not here.
 std::optional<std::uint64_t> Pull::show_again(const Source& source, const Told& told) {
-  const auto pairs = origins_.pairs();
-  for (const std::uint64_t number : LocalVersions::of(*client_, options_.name).numbers) {
-    const auto local = token_of(*client_, options_.name, number);
-    const auto pair = std::ranges::find_if(pairs, [&](const Origins::Pair& p) {
-      return local && p.local == *local && p.origin == told.version;
-    });
-    if (pair == pairs.end()) continue;
-    client_->ask<Done>(Rollback{options_.name, number});
-    origins_.add({told.version, *local, told.number, number_for(source.at)});
-    return number;
-  }
-  return {};
+  const auto here = find_here(told.version);
+  if (!here) return {};
+  client_->ask<Done>(Rollback{options_.name, here->number});
+  origins_.add({told.version, here->local, told.number, number_for(source.at)});
+  return here->number;
 }
 
 /// Notes the version before it has a draft, so that another process finds what has arrived, and afterwards, so that hosts that
 /// pull from this one look at it. A version for which there is no room leaves no note, however often it is tried.
 Arrival Pull::begin(const Source& source, const Told& told) {
-  const Origins::Pair pair{told.version, random_token(), told.number, number_for(source.at)};
+  const Origins::Pair pair{told.version, random_token(), told.number & ~kExactNumber,
+                           number_for(source.at)};
   Table table = decode_table(told.table);
   Arrival arrival =
       Arrival::begin(client_, pair.local, {options_.name, told.number, told.keep, std::move(table)},

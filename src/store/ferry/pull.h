@@ -24,6 +24,8 @@ struct PullOptions {
   std::uint64_t number = 0;  ///< 0 for the newest version
   Bytes key;
   ConnectOptions keeper{};
+  Places places = Places::of_this_user();      ///< of the keeper
+  std::chrono::milliseconds lock_patience{0};  ///< the time for which another process may pull the object
   /// The time in which a host must send something. After that, another host is asked.
   std::chrono::milliseconds patience{10'000};
   /// A function that is called between two chunks and between two attempts. Its exceptions end the call of Pull that waits.
@@ -62,6 +64,27 @@ class Pull {
   /// Calls next() again after an error that may pass, such as one of a host that is away.
   std::optional<Pulled> next(std::chrono::milliseconds wait, const Retries& retries);
 
+  /// A version of which this host knows by others than its sources. Its number is the same on all hosts.
+  struct Chosen {
+    Token version{};
+    std::uint64_t number = 0;
+  };
+  /// Brings a version up to its last chunk, and shows it to nobody here. Returns its bytes. Throws as next(), and stale_handle if no source has
+  /// the version.
+  std::uint64_t stage(const Chosen& chosen);
+  /// Adds a version that this process has made, in `memory` that is sealed, as stage() does.
+  Arrival stage(const Chosen& chosen, std::uint32_t keep, Table table, Fd memory);
+  /// Lets the keeper hold for another Arrival::kAway what was staged.
+  void renew(const Token& version) { find_arrival(version); }
+  /// Returns the bytes of a version that is here whole; nothing if it is not.
+  std::optional<std::uint64_t> has(const Chosen& chosen);
+  /// Makes a version current that is here whole. Returns false if it is not.
+  bool show(const Chosen& chosen);
+  /// Drops what has arrived of a version that is not current.
+  void drop(const Token& version);
+  /// Returns the version that is current here; nothing if there is none. Throws invalid_argument for one that was published here.
+  std::optional<Token> shown() { return shown_origin(); }
+
   /// Returns the number of the version that is current here; 0 if there is none.
   std::uint64_t current() { return LocalVersions::of(*client_, options_.name).current; }
 
@@ -80,6 +103,10 @@ class Pull {
   Pulled bring(Source& source, const Told& told);
   std::optional<Arrival> resume(const Told& told);
   std::optional<std::uint64_t> show_again(const Source& source, const Told& told);
+  std::optional<Origins::Pair> find_here(const Token& version);
+  std::optional<Arrival> find_arrival(const Token& version);
+  std::optional<Told> told_of(Source& source, const Chosen& chosen);
+  std::uint64_t bring_whole(Source& source, const Told& told);
   Arrival begin(const Source& source, const Told& told);
   void take_all(Source& source, const Told& told, Arrival& arrival);
   bool offers(Source& source, const Told& wanted);

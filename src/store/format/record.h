@@ -23,6 +23,10 @@ enum class VersionKind : std::uint8_t {
   draft,    ///< a part of a transaction that processes still write, so that its chunks are not sealed
 };
 
+/// A bit in the number of a part of a transaction: the version gets this number, or the commit is refused. Without the bit it
+/// gets a larger one if the number is taken.
+inline constexpr std::uint64_t kExactNumber = std::uint64_t{1} << 63;
+
 /// A version as the keeper knows it, without the tensors.
 struct VersionRecord {
   std::uint64_t id = 0;      ///< the version's number in this keeper; never reused

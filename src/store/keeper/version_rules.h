@@ -139,6 +139,7 @@ class VersionRules {
   bool is_carried_on(const Token& token, const Transactions::Open& transaction) const;
   void note_carried();
   void forget_all(const Transactions::Records& records);
+  std::uint64_t number_for(const VersionRecord& part) const;
   std::vector<std::uint64_t> room_for_all(const Transactions::Records& parts) const;
   void write(const Record& record);
   void drop(std::uint64_t id);

@@ -99,6 +99,18 @@ std::vector<std::uint64_t> VersionRules::room_for_all(const Transactions::Record
   return dropped;
 }
 
+/// Returns the smallest number that a part may have. Throws invalid_argument if the one that it must have is taken.
+std::uint64_t VersionRules::number_for(const VersionRecord& part) const {
+  const std::uint64_t wanted = part.number & ~kExactNumber;
+  if (wanted == part.number) return std::max(wanted, catalog_.next_number(part.name));
+  const auto* const there = catalog_.find(part.name, wanted);
+  if (there && holder_.is_here(there->record.id))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the store has another version {} of \"{}\": remove it first", wanted, part.name));
+  return wanted;
+}
+
 std::uint64_t VersionRules::commit(const Token& transaction) {
   if (const auto number = catalog_.transactions().end_of(transaction); number.value_or(0) != 0)
     return *number;
@@ -112,7 +124,7 @@ std::uint64_t VersionRules::commit(const Token& transaction) {
                   "the draft of \"{}\" is not published yet, so the transaction is not complete",
                   part.name);
     check_kind(part);
-    record.version.number = std::max({record.version.number, part.number, catalog_.next_number(part.name)});
+    record.version.number = std::max(record.version.number, number_for(part));
   }
   if (record.version.number > kMaxNumber)
     throw Error(ErrorCode::unsupported, "an object of the transaction has no numbers left");

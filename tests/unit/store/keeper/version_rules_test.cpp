@@ -336,6 +336,32 @@ TEST(StoreTransactions, GiveAllPartsOneNumberThatNoneOfTheirObjectsHasHad) {
   EXPECT_EQ(keeper.publish("b"), 7u);
 }
 
+TEST(StoreTransactions, GiveAVersionOfAGroupItsNumberAlsoAfterALargerOne) {
+  Transacting keeper;
+  for (int i = 0; i < 3; ++i) keeper.publish("a", 1);
+  VersionRecord part = keeper.draft("a", 3);
+  part.number = 1 | kExactNumber;
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.open("a"), 1u);
+  EXPECT_EQ(keeper.record("a", 1).token, part.token);
+  EXPECT_EQ(keeper.open("a", 3), 3u);
+  EXPECT_EQ(keeper.publish("a"), 4u);
+}
+
+TEST(StoreTransactions, RefuseANumberThatAVersionHereHasUnlessItsMemoryIsLost) {
+  Transacting keeper;
+  keeper.publish("a");
+  VersionRecord part = keeper.draft("a");
+  part.number = 1 | kExactNumber;
+  keeper.rules->publish_part(keeper.transaction, part, keeper.hold());
+  EXPECT_THROW(keeper.rules->commit(keeper.transaction), Error);
+  EXPECT_EQ(keeper.open("a"), 1u);
+  keeper.here.erase(keeper.record("a", 1).id);
+  EXPECT_EQ(keeper.commit(), 1u);
+  EXPECT_EQ(keeper.record("a", 1).token, part.token);
+}
+
 TEST(StoreTransactions, PushNothingOutBeforeTheCommit) {
   Transacting keeper;
   for (int i = 0; i < 2; ++i) keeper.publish("a");
