@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace onecopy::store::group {
+
+struct KeyValue {
+  std::string key, value;
+  std::int64_t changed = 0;  ///< the revision that changed it last; never 0
+};
+
+/// Changes that are carried out together, if all conditions hold.
+struct Change {
+  struct When {
+    std::string key;
+    std::int64_t changed = 0;  ///< as in KeyValue; 0: there is no such key
+  };
+  struct Put {
+    std::string key, value;
+    std::int64_t lease = 0;  ///< the key goes when the lease ends; 0: the key stays
+  };
+  std::vector<When> when;
+  std::vector<Put> put;
+  std::vector<std::string> remove;
+};
+
+/// A directory that the hosts of a group share, such as etcd. Members throw timeout or peer_died if no answer came, so that a
+/// change may have been carried out or not; system with the directory's own words if it refused, and then nothing has changed;
+/// bad_secret for a wrong user or password.
+///
+/// Thread safety: none.
+class Directory {
+ public:
+  Directory() = default;
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  virtual ~Directory() = default;
+
+  /// Returns all keys from `from` to before `to`, at one moment, in order. An empty `to`: only the key `from`.
+  virtual std::vector<KeyValue> read(const std::string& from, const std::string& to) = 0;
+  /// Returns whether the conditions held. REQUIRES: a change names a key once.
+  virtual bool change(const Change& change) = 0;
+  /// Returns a lease, which ends that time after its last renewal.
+  virtual std::int64_t grant(std::chrono::seconds time) = 0;
+  /// Returns whether the lease had not ended.
+  virtual bool renew(std::int64_t lease) = 0;
+  /// Ends the lease, and removes its keys.
+  virtual void revoke(std::int64_t lease) = 0;
+};
+
+}  // namespace onecopy::store::group
