@@ -81,6 +81,16 @@ class StaleHandle(Error):
     code = "stale_handle"
 
 
+class Superseded(StaleHandle):
+    """The change of an object of a group was not carried out: another process has changed the object meanwhile."""
+
+
+class Stale(Error):
+    """The versions of this host may be old: etcd has not answered for longer than ``max_age``."""
+
+    code = "stale"
+
+
 class OutOfMemory(Error, MemoryError):
     """The memory, the address space or the limit of a cgroup is used up."""
 

@@ -54,10 +54,10 @@ class Host:
         line = self.server.stdout.readline()
         return re.fullmatch(r"Other hosts pull from (\S+)\.\n", line).group(1)
 
-    def connect(self):
+    def connect(self, **options):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ONECOPY_STORE_DIR", self.environment["ONECOPY_STORE_DIR"])
-            return onecopy.store.connect()
+            return onecopy.store.connect(**options)
 
     def ferry(self):
         """Returns the process that serves other hosts: the child of the command that is not in the keeper's group."""

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -22,17 +23,31 @@
 #include "store/ferry/host_key.h"
 #include "store/ferry/messages.h"
 #include "store/ferry/source.h"
+#include "store/group/host.h"
 #include "text.h"
 #include "transport/tls/tls_listener.h"
 
 namespace onecopy::cli {
 namespace {
 
-int serve(StreamSocket socket, const Bytes& key, std::uint64_t rate) noexcept {
+void be_member(const store::group::Config& config, bool joins) noexcept {
+  try {
+    store::group::Host(config, {.autostart = false}, joins).run([] { return false; });
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "onecopy: this host is no member of its group: {}\n", error.what());
+    ::sleep(1);  // this process is started again
+    std::_Exit(1);
+  }
+}
+
+int serve(StreamSocket socket, const Bytes& key, std::uint64_t rate,
+          const std::optional<store::group::Config>& group, bool joins) noexcept {
   try {
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);  // signals end this process, which has nothing to clean up
+    std::jthread member;
+    if (group) member = std::jthread([&] { be_member(*group, joins); });
     store::ferry::serve_hosts(std::move(socket), key, rate, [] { return ::pause() == 0; });
     return 0;
   } catch (const std::exception& error) {
@@ -44,13 +59,15 @@ int serve(StreamSocket socket, const Bytes& key, std::uint64_t rate) noexcept {
 
 }  // namespace
 
-FerryProcess::FerryProcess(const std::string& listen, std::uint64_t rate)
+FerryProcess::FerryProcess(const std::string& listen, std::uint64_t rate, const GroupOptions& group)
     : key_(store::ferry::store_key()),
       socket_(transport::TlsListener::listen(HostAddress(listen).resolve().front())),
       rate_(rate) {
   const transport::TlsContext check(key_, store::ferry::kStoreProtocol);  // throws without OpenSSL
+  const std::string at = socket_.address().substr(socket_.address().find(':') + 1);
+  group_ = group_config(group, at);
   start();
-  fmt::print("Other hosts pull from {}.\n", socket_.address().substr(socket_.address().find(':') + 1));
+  fmt::print("Other hosts pull from {}.\n", at);
   flush_output();
 }
 
@@ -58,10 +75,13 @@ void FerryProcess::start() {
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0) throw_errno("cannot start a process for other hosts", errno);
-  if (pid_ != 0) return;
+  if (pid_ != 0) {
+    joins_ = false;
+    return;
+  }
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) std::_Exit(1);
-  std::_Exit(serve(std::move(socket_), key_, rate_));
+  std::_Exit(serve(std::move(socket_), key_, rate_, group_, joins_));
 }
 
 FerryProcess::~FerryProcess() {

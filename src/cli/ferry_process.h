@@ -4,10 +4,12 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "onecopy/core/bytes.h"
 #include "os/stream_socket.h"
+#include "store_group.h"
 
 namespace onecopy::cli {
 
@@ -16,7 +18,8 @@ namespace onecopy::cli {
 class FerryProcess {
  public:
   /// Listens, and starts the process, which sends `rate` bytes per second or, for 0, as many as it can. Throws invalid_argument without a key, and system if the address is taken.
-  FerryProcess(const std::string& listen, std::uint64_t rate);
+  /// With the options of a group, this host is a member of it.
+  FerryProcess(const std::string& listen, std::uint64_t rate, const GroupOptions& group);
   ~FerryProcess();
   FerryProcess(const FerryProcess&) = delete;
   FerryProcess& operator=(const FerryProcess&) = delete;
@@ -33,6 +36,8 @@ class FerryProcess {
   Bytes key_;
   StreamSocket socket_;
   const std::uint64_t rate_;
+  std::optional<store::group::Config> group_;
+  bool joins_ = true;  ///< of the first process
   pid_t pid_ = 0;
 };
 

@@ -27,6 +27,7 @@
 #include "os/robust_mutex.h"
 #include "os/unix_socket.h"
 #include "probe.h"
+#include "store/group/config.h"
 #include "store_table.h"
 
 #ifndef SO_PEERPIDFD
@@ -130,8 +131,12 @@ Finding probe_runtime_directory() {
 Finding probe_store() {
   const StoreState state = store_state();
   const std::string end = state.keeper ? state.ends_with : what_ends(current_pid());
-  const std::string detail =
-      state.keeper ? fmt::format("a keeper listens in {}", state.home) : "no keeper; programs start one";
+  const auto group = state.keeper ? store::group::Config::find(state.home) : std::nullopt;
+  const std::string of_group =
+      group ? fmt::format(", as host {} of the group {}", group->host, group->group) : "";
+  const std::string detail = state.keeper ? fmt::format("a keeper listens in {}{}", state.home, of_group)
+                                          : "no keeper; programs start one";
+  if (group && !group->problem.empty()) return slower(detail, group->problem);
   if (end.empty()) return works(detail);
   return {Verdict::ok, detail,
           fmt::format("{} ends with {}. `onecopy store serve` as a service outlives it.",

@@ -14,7 +14,10 @@
 #include "interrupts.h"
 #include "load_file.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "os/deadline.h"
 #include "output_format.h"
+#include "store_group.h"
 #include "store_keeper.h"
 #include "store_table.h"
 #include "text.h"
@@ -28,6 +31,10 @@ struct StoreOptions {
   std::uint64_t version = 0;
   std::uint32_t keep = 2;  ///< the option of put
   std::uint32_t left = 0;  ///< the option of rm
+  bool is_everywhere = false;
+  std::size_t hosts = 0;  ///< of put --hosts; 0: all
+  double timeout = 60;
+  std::string hosts_of;  ///< the object of ls --hosts
 };
 using Options = std::shared_ptr<StoreOptions>;  // owners: the parser, which fills it in, and the command
 
@@ -42,7 +49,11 @@ int put(const StoreOptions& options) {
   store::PublishOptions publish;
   publish.keep = options.keep;
   publish.attributes["source"] = options.path;
-  const auto number = connect(true).publish(options.name, loaded.tensors, publish);
+  const auto number = options.is_everywhere || options.hosts != 0
+                          ? store::Group(connect()).publish(
+                                options.name, loaded.tensors, publish,
+                                {options.hosts, Deadline::after_seconds(options.timeout).left()})
+                          : connect(true).publish(options.name, loaded.tensors, publish);
   fmt::print("{} version {}: {}, {}\n", escaped(options.name), number,
              plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes));
   return 0;
@@ -71,7 +82,8 @@ int watch(const StoreOptions& options) {
 }
 
 int rollback(const StoreOptions& options) {
-  connect().rollback(options.name, options.version);
+  if (store::Group group(connect()); group.has(options.name)) group.rollback(options.name, options.version);
+  else connect().rollback(options.name, options.version);
   fmt::print("{} version {} is the current one\n", escaped(options.name), options.version);
   return 0;
 }
@@ -86,7 +98,11 @@ int remove(const StoreOptions& options) {
   store::Store store = connect();
   const std::size_t before = versions_of(store, options.name);
   if (before == 0) store.open(options.name);  // throws: there is no such object
-  store.remove(options.name, options.left);
+  if (store::Group group(store); !group.has(options.name)) store.remove(options.name, options.left);
+  else if (options.left == 0) group.remove(options.name);
+  else
+    throw Error(ErrorCode::invalid_argument,
+                "--keep is for objects of one host; each host keeps as many as put said");
   const std::size_t after = versions_of(store, options.name);
   fmt::print("{}: {} removed, {} left\n", escaped(options.name),
              plural(before - std::min(before, after), "version"), after);
@@ -106,6 +122,17 @@ void add_name(CLI::App& sub, const Options& options) {
   sub.add_option("NAME", options->name, "The name of the object")->required();
 }
 
+void add_everywhere(CLI::App& put, const Options& options) {
+  put.add_flag("--everywhere", options->is_everywhere,
+               "Publish in the group of this host: the version becomes current when all members have it");
+  put.add_option("--hosts", options->hosts,
+                 "As --everywhere, when so many hosts have it; the others catch up")
+      ->check(CLI::PositiveNumber);
+  put.add_option("--timeout", options->timeout, "With --everywhere or --hosts: the time for that")
+      ->capture_default_str()
+      ->type_name("SECONDS");
+}
+
 void add_changes(CLI::App& store, Command& command, const Options& options) {
   auto* const put_files = add(store, "put", "Publish the tensors of a safetensors or npy file",
                               "llama Llama-3-8B/ --keep 3", command, options, &put);
@@ -119,6 +146,7 @@ void add_changes(CLI::App& store, Command& command, const Options& options) {
                    ? "--keep is 0, and the new version itself counts; give 1 and more"
                    : "";
       });
+  add_everywhere(*put_files, options);
   auto* const back = add(store, "rollback", "Make an earlier version the current one again", "llama 3",
                          command, options, &rollback);
   add_name(*back, options);
@@ -139,11 +167,18 @@ void add_store(CLI::App& app, Command& command) {
   add_keeper_commands(*store, command);
   add_changes(*store, command, options);
   add_store_pull(*store, command);
+  add_group_commands(*store, command);
   auto* const ls =
       store->add_subcommand("ls", "List objects, versions and readers; * marks the current version");
   const auto format = add_format_option(*ls);
   ls->footer("Example:\n  onecopy store ls --format json | jq '.objects[].name'");
-  ls->callback([&command, format] { command = [format] { return list(*format); }; });
+  ls->add_option("--hosts", options->hosts_of, "What the hosts of the group have of an object")
+      ->type_name("NAME");
+  ls->callback([&command, format, options] {
+    command = [format, options] {
+      return options->hosts_of.empty() ? list(*format) : list_hosts(options->hosts_of);
+    };
+  });
   add_name(*add(*store, "watch", "Print each version that becomes the current one", "llama", command,
                 options, &watch),
            options);

@@ -17,6 +17,7 @@
 #include "onecopy/core/error.h"
 #include "output_format.h"
 #include "store/keeper/keeper.h"
+#include "store_group.h"
 #include "store_table.h"
 #include "supervise.h"
 #include "text.h"
@@ -31,6 +32,7 @@ struct KeeperOptions {
   bool force = false;
   std::string listen;
   std::uint64_t rate = 0;  ///< bytes per second
+  GroupOptions group;
 };
 using SharedKeeperOptions =
     std::shared_ptr<KeeperOptions>;  // owners: the parser, which fills it in, and the command
@@ -77,7 +79,7 @@ int run_keeper(const KeeperOptions& options) {
     run();
     return 0;
   }
-  if (!options.listen.empty()) ferry.emplace(options.listen, options.rate);
+  if (!options.listen.empty()) ferry.emplace(options.listen, options.rate, options.group);
   if (!ferry) return supervise(run, nullptr);
   if (!has_keeper(serve)) {
     const int status = supervise(run, &*ferry);
@@ -151,6 +153,7 @@ void add_hosts_options(CLI::App& serve, const SharedKeeperOptions& options, CLI:
       ->needs(listen)
       ->transform(CLI::AsSizeValue(false))
       ->type_name("BYTES");
+  add_group_options(serve, options->group);
 }
 
 void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& options) {
@@ -181,6 +184,8 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
       "  onecopy store serve --replace --max-bytes 64GiB\n"
       "Example, for hosts that know the key and pull from this one:\n"
       "  ONECOPY_STORE_KEY_FILE=~/store.key onecopy store serve --listen 0.0.0.0:7000\n"
+      "Example, for hosts that all show the same versions, which etcd knows:\n"
+      "  onecopy store serve --listen 10.0.0.2:7000 --group prod --etcd http://10.0.0.1:2379\n"
       "\n"
       "Exit status: 0 the keeper was told to end, or replaced; 1 it did not start, for example because "
       "there\n"

@@ -168,10 +168,11 @@ class Draft : public Contents {
 
  private:
   State& state() const;
-
   using Contents::Contents;
+  void seal();
   friend class Store;
   friend class Transaction;
+  friend class Group;
 };
 
 class Transaction;
@@ -208,14 +209,13 @@ Tensor stored_tensor(void* at, const Layout& layout);
 
 /// A version as listings show it.
 struct VersionInfo {
-  std::uint64_t number = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t number = 0, bytes = 0;
   std::int64_t made_at = 0;  ///< nanoseconds since 1970
   int publisher = 0;         ///< pid
   unsigned readers = 0;      ///< how often processes have the version open
   std::string device;
   bool is_awaited =
-      false;  ///< the keeper was killed, and a process that has the version open has not called the store since
+      false;  ///< the keeper was killed, and no process that has the version open has called since
 };
 struct ObjectInfo {
   std::string name;
@@ -226,8 +226,7 @@ struct ObjectInfo {
 
 /// The two processes of the keeper.
 struct KeeperInfo {
-  int worker = 0;
-  int guard = 0;
+  int worker = 0, guard = 0;
 };
 
 /// The store of this user. Users do not notice that a keeper is restarted, because calls wait for the new one and ask
@@ -290,11 +289,12 @@ class Store {
   Draft filled_draft(const std::string& name, std::span<const NamedTensor> tensors,
                      const PublishOptions& options);
   friend class Transaction;
+  friend class Group;
 
   std::shared_ptr<Client> client_;  // shared with the opened versions, drafts and watches
 };
 
 }  // namespace onecopy::store
 ONECOPY_API_END
-
-#include "onecopy/store/transaction.h"  // whose classes need those above
+#include "onecopy/store/group.h"        // whose classes need those above
+#include "onecopy/store/transaction.h"  // as well

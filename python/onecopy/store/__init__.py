@@ -19,7 +19,7 @@ from typing import Any, Literal, overload
 
 from .. import _core
 from ..__main__ import command_to_start as _command
-from ..errors import InvalidArgument, StaleHandle
+from ..errors import InvalidArgument, Stale, StaleHandle
 from . import _args as args
 from ._kv_pool import KvPool
 from ._publishing import Publishing
@@ -47,14 +47,18 @@ class Store(Publishing):
         Raises:
             StaleHandle: the version does not exist; the message lists the existing ones.
             InvalidArgument: a field of the key differs; the message names it.
+            Stale: the store was connected with ``max_age``, and etcd has not answered for longer.
         """
+        self._check_age()
         found = self._core.open(args.text(name, "name"), args.version(version), args.texts(key, "key"))
         return Version(found, self._framework)
 
     def follow(self, name: str, *, key: Mapping[str, str] | None = None) -> Follower:
         """Opens the current version at addresses where ``update()`` shows other versions. Raises as ``open()``, and
         InvalidArgument for a version that was published with ``place="as_is"``."""
-        return Follower(self._core.follow(args.text(name, "name"), args.texts(key, "key")), self._framework)
+        self._check_age()
+        found = self._core.follow(args.text(name, "name"), args.texts(key, "key"))
+        return Follower(found, self._framework, self._check_age)
 
     def kv_pool(self, name: str, *, block_bytes: int, budget: int = 0, space: str = "", parts: int = 1,
                 extent_bytes: int = 0, min_bytes: int = 0, max_bytes: int = 0, device: Any = "cpu",
@@ -210,18 +214,58 @@ class Store(Publishing):
             raise InvalidArgument(f"{name!r} holds tensors, not bytes; open() it")
         return bytes(found.tensors("onecopy")[0])
 
+    def hosts(self, name: str) -> list[dict[str, Any]]:
+        """Returns a dict for each host of the group of this host.
+
+        The dict has the name of the ``host`` and its ``address``; ``is_member`` and ``is_present``, which is False ten
+        seconds after the host has lost etcd; the ``version`` of the object that is whole there, or None, its ``bytes``
+        and whether it ``is_current`` there; and the ``problem`` of a host that cannot have the published version.
+
+        Raises:
+            InvalidArgument: this host belongs to no group.
+            PeerDied: etcd does not answer.
+        """
+        return self._core.hosts(args.text(name, "name"))
+
     def list(self) -> list[dict[str, Any]]:
         """Returns a dict for each object and KV pool: its name, ``is_kv_pool``, its ``current`` version, and its
         ``versions`` with their bytes, device and readers."""
         return self._core.list()
 
     def rollback(self, name: str, *, to: int) -> None:
-        """Makes an earlier version the current one again. Raises StaleHandle."""
-        self._core.rollback(args.text(name, "name"), args.number(to, "to", 1))
+        """Makes an earlier version the current one again, on all hosts if the object belongs to a group. Raises
+        StaleHandle, and Superseded if the object has changed in the group meanwhile."""
+        is_of_group = self._core.is_of_group(args.text(name, "name"))
+        (self._core.group_rollback if is_of_group else self._core.rollback)(name, args.number(to, "to", 1))
 
     def delete(self, name: str, *, keep: int = 0) -> None:
-        """Drops all versions except the ``keep`` that were current last. Versions stay open for their readers."""
-        self._core.remove(args.text(name, "name"), args.number(keep, "keep"))
+        """Drops all versions except the ``keep`` that were current last. Versions stay open for their readers.
+
+        An object of a group is deleted on all hosts, and ``keep`` must be 0.
+        """
+        if not self._core.is_of_group(args.text(name, "name")):
+            self._core.remove(name, args.number(keep, "keep"))
+        elif args.number(keep, "keep") == 0:
+            self._core.group_remove(name)
+        else:
+            raise InvalidArgument("keep is for objects of one host: the hosts of a group keep what publish() said")
+
+    def age(self) -> float | None:
+        """Returns the number of seconds since etcd has answered this host, None if it never has: the versions here are
+        at most so old. Raises InvalidArgument if this host belongs to no group."""
+        return self._core.age()
+
+    def leave(self, host: str = "") -> None:
+        """Makes a host leave the group, this one by default: ``publish(everywhere=True)`` then does not wait for it."""
+        self._core.leave(args.text(host, "host"))
+
+    def _check_age(self) -> None:
+        if self._max_age is None:
+            return
+        age = self.age()
+        if age is None or age > self._max_age:
+            since = "has never answered" if age is None else f"has not answered for {age:.1f} s"
+            raise Stale(f"the versions of this host may be old: etcd {since}, and max_age is {self._max_age} s")
 
     def keeper(self) -> dict[str, int]:
         """Returns the pids of the keeper's halves, ``worker`` and ``guard``."""
@@ -232,15 +276,17 @@ class Store(Publishing):
         self._core.stop()
 
 
-def connect(*, framework: Framework | None = None, autostart: bool = True) -> Store:
+def connect(*, framework: Framework | None = None, autostart: bool = True, max_age: float | None = None) -> Store:
     """Connects to the store of this user.
 
     Args:
         framework: the library of the tensors; None for torch if the program has imported torch, or else onecopy.
         autostart: starts the keeper if none runs. ``ONECOPY_STORE_AUTOSTART=0`` in the environment disables the start.
+        max_age: on a host of a group, the number of seconds without an answer of etcd after which ``open()``,
+            ``follow()`` and ``update()`` raise Stale; None for no limit.
 
     Raises:
         PeerDied: no keeper runs, and none may be started.
         Unsupported: the keeper cannot be started; the message says why.
     """
-    return Store(_core._store_connect(_command(), autostart), framework)
+    return Store(_core._store_connect(_command(), autostart), framework, max_age)

@@ -16,9 +16,10 @@ from ._versions import Draft, Framework
 class Publishing:
     """The part of ``Store`` that makes versions."""
 
-    def __init__(self, core: Any, framework: Framework | None) -> None:
+    def __init__(self, core: Any, framework: Framework | None, max_age: float | None = None) -> None:
         self._core = core
         self._framework = framework
+        self._max_age = max_age
 
     def publish(
         self,
@@ -32,6 +33,8 @@ class Publishing:
         device: Any = None,
         place: Literal["slot", "as_is"] = "slot",
         copy: bool = True,
+        everywhere: bool | int = False,
+        timeout: float | None = 60.0,
     ) -> int:
         """Publishes the tensors as the current version of an object, and returns its number.
 
@@ -52,13 +55,29 @@ class Publishing:
                 of torch in memory of torch first moves into memory of onecopy, which is one copy; a tensor that
                 ``open()`` returned is shared by both versions.
             copy: False raises Unsupported if a tensor would be copied for "as_is".
+            everywhere: True publishes in the group of this host: the version becomes current once every member of the
+                group has all of it. A number waits for so many hosts, and the others catch up. The version is in memory
+                of the host.
+            timeout: with ``everywhere``, the number of seconds for that.
 
         Raises:
+            Superseded: with ``everywhere``, the object has changed in the group meanwhile.
+            Timeout: with ``everywhere``, hosts have not got the version in time, and the message names them; or etcd
+                has not answered, and the message says that the version may become current.
+            Closed: this host changes nothing in its group, and the message says why.
+            PeerDied: with ``everywhere``, etcd does not answer.
             InvalidArgument: the name, the tensors or the devices do not fit.
             Unsupported: a tensor would be copied, and ``copy`` is False.
             OutOfMemory: memory or the keeper's limit is used up; nothing is left of the version.
         """
-        return self._publish(None, name, tensors, keep, key, attributes, checksums, device, place, copy)
+        hosts = None
+        if everywhere is not False:
+            hosts = 0 if everywhere is True else args.number(everywhere, "everywhere", 1)
+            if place == "as_is":
+                raise InvalidArgument('a version that goes to other hosts is copied: leave out place="as_is"')
+            device = "cpu" if device is None else device
+        options = (name, tensors, keep, key, attributes, checksums, device, place, copy)
+        return self._publish(None, *options, hosts=hosts, timeout=timeout)
 
     def _publish(
         self,
@@ -72,6 +91,8 @@ class Publishing:
         device: Any,
         place: str,
         copy: bool,
+        hosts: int | None = None,
+        timeout: float | None = None,
     ) -> int:
         if not isinstance(tensors, Mapping):
             kind = type(tensors).__name__
@@ -88,7 +109,17 @@ class Publishing:
         names = [each for each in everything if each not in beside]
         values = [everything[each] for each in names]
         texts = args.texts(key, "key"), args.texts(attributes, "attributes")
-        options = (args.number(keep, "keep"), *texts, bool(checksums), is_as_is, bool(copy), transaction, beside)
+        options = (
+            args.number(keep, "keep"),
+            *texts,
+            bool(checksums),
+            is_as_is,
+            bool(copy),
+            transaction,
+            beside,
+            hosts,
+            timeout,
+        )
         return self._core.publish(args.text(name, "name"), names, values, device, *options)
 
     def draft(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _args as args
@@ -100,6 +100,10 @@ class Follower(Version):
     """The current version of an object at fixed addresses, so that tensors and captured graphs stay valid after an
     update."""
 
+    def __init__(self, core: Any, framework: Framework | None, check_age: Callable[[], None]) -> None:
+        super().__init__(core, framework)
+        self._check_age = check_age
+
     def update(self, timeout: float | None = 10, *, to: int | None = None) -> int:
         """Shows the object's current version, or exactly the version ``to``, and returns its number.
 
@@ -117,7 +121,9 @@ class Follower(Version):
                 published with ``place="as_is"``; or a stream of the card is being captured.
             StaleHandle: the object or the version was deleted.
             Timeout: the keeper did not answer.
+            Stale: the store was connected with ``max_age``, and etcd has not answered for longer.
         """
+        self._check_age()
         return self._core.update(timeout, args.version(to, "to"))
 
 

@@ -16,6 +16,7 @@
 #include "binding/pin.h"
 #include "core/throw_error.h"
 #include "store/format/tied_tensors.h"
+#include "store/group.h"
 #include "store/incoming.h"
 #include "store/kv_pool.h"
 #include "store/pull.h"
@@ -108,7 +109,7 @@ std::uint64_t publish(store::Store& store, const std::string& name, const std::v
                       const nb::list& tensors, nb::handle device, std::uint32_t keep,
                       const store::Texts& key, const store::Texts& attributes, bool checksums,
                       bool is_as_is, bool copies, const store::Transaction* transaction,
-                      const nb::dict& bytes) {
+                      const nb::dict& bytes, nb::handle everywhere, nb::handle timeout) {
   const auto beside = content_of(bytes);
   if (is_as_is)
     return publish_as_it_is(store, name, names, tensors,
@@ -118,7 +119,9 @@ std::uint64_t publish(store::Store& store, const std::string& name, const std::v
       new_draft(store, name, names, from, device, {keep, key, attributes, beside, checksums});
   if (transaction) transaction->add(draft);
   copy_all(from, tensors_in(draft));
-  return without_gil([&] { return draft.publish(); });
+  if (everywhere.is_none()) return without_gil([&] { return draft.publish(); });
+  const store::Everywhere hosts = everywhere_arg(everywhere, timeout);
+  return without_gil([&] { return store::Group(store).publish(std::move(draft), hosts); });
 }
 
 nb::list list(store::Store& store) {
@@ -204,10 +207,11 @@ void init_store(nb::module_& m) {
   nb::class_<Store> all(m, "_Store");
   add_transactions(m, all);
   add_kv_pool(m, all);
+  add_group(m, all);
   all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
           nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none(),
-          nb::arg("bytes"))
+          nb::arg("bytes"), nb::arg("everywhere").none(), nb::arg("timeout").none())
       .def("draft", [](Store& s, const std::string& name,
                        std::uint32_t keep) { return without_gil([&] { return s.draft(name, keep); }); })
       .def(

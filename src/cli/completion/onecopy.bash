@@ -38,16 +38,19 @@ _onecopy() {
       load) options='--device' ;;
       open) options='--out --force --hold --format --json' ;;
       ls) options='--format --json --verbose -v --rpc --watch' ;;
-      doctor | gc | 'store ls' | 'store status') options='--format --json' ;;
-      'store put' | 'store rm') options='--keep' ;;
+      doctor | gc | 'store status') options='--format --json' ;;
+      'store ls') options='--format --json --hosts' ;;
+      'store put') options='--keep --everywhere --hosts --timeout' ;;
+      'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
-      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen --rate' ;;
+      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen --rate --group --etcd --name --address --state --etcd-ca --etcd-login' ;;
       'store pull') options='--version --also --follow --timeout' ;;
     esac
     case $command:$place:$typed in
       *:-*) _onecopy_offer $options --help -h --version --log-level ;;
       :* | help:0:*) _onecopy_offer share load open store ls doctor gc key help version ;;
-      store:*) _onecopy_offer serve status stop put pull ls watch rollback rm ;;
+      store:*) _onecopy_offer serve status stop put pull ls watch rollback rm leave group ;;
+      'store group:0:'*) _onecopy_offer restore ;;
       'store put:0:'* | 'store watch:0:'* | 'store rollback:0:'* | 'store rm:0:'*)
         mapfile -t objects < <(_onecopy_objects)
         _onecopy_offer "${objects[@]}" ;;

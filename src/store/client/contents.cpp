@@ -5,6 +5,7 @@
 #include "core/point.h"
 #include "core/throw_error.h"
 #include "os/log.h"
+#include "store/client/group_mark.h"
 #include "store/client/state.h"
 
 namespace onecopy::store {
@@ -87,18 +88,23 @@ void describe(ExportedMemory& exported, Table& table) {
                            static_cast<std::uint8_t>(exported.kind), std::move(exported.blob)});
 }
 
-std::uint64_t Draft::publish() {
+/// Makes the memory read-only for ever. Throws invalid_argument for a draft of another process.
+void Draft::seal() {
   State& s = state();
   if (s.is_joined)
     throw Error(ErrorCode::invalid_argument,
                 "a draft is published by the process that made it; call done() in the others");
-  if (!s.is_sealed) {
-    s.memory->protect();
-    point("store.draft.sealed");
-    if (s.table.checksums.size() == s.table.rows.size() && size() != 0)
-      s.table.checksums = checksums_of(s.table, *s.memory);
-    s.is_sealed = true;
-  }
+  if (s.is_sealed) return;
+  s.memory->protect();
+  point("store.draft.sealed");
+  if (s.table.checksums.size() == s.table.rows.size() && size() != 0)
+    s.table.checksums = checksums_of(s.table, *s.memory);
+  s.is_sealed = true;
+}
+
+std::uint64_t Draft::publish() {
+  State& s = state();
+  seal();
   ExportedMemory exported = s.memory->export_chunks();
   describe(exported, s.table);
   const Token transaction = s.membership ? s.membership->transaction() : Token{};
@@ -111,6 +117,8 @@ std::uint64_t Draft::publish() {
 
 std::uint64_t publish_version(Client& client, const Table& table, const VersionRecord& version,
                               std::span<const Fd> fds, const Token& transaction) {
+  if (transaction != version.token)  // otherwise the version comes from another host, or goes to the group
+    check_not_of_group(client, version.name, "publish it with everywhere=");
   const Fd file = write_table(table);
   std::vector<int> files = numbers_of(fds);
   files.insert(files.begin(), file.get());

@@ -14,6 +14,7 @@
 #include "os/process.h"
 #include "os/random.h"
 #include "store/client/as_is.h"
+#include "store/client/group_mark.h"
 #include "store/client/state.h"
 #include "store/format/record.h"
 #include "store/format/tied_tensors.h"
@@ -238,10 +239,14 @@ std::vector<ObjectInfo> Store::list() {
 
 void Store::rollback(const std::string& name, std::uint64_t number) {
   if (number == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
+  check_not_of_group(client(), name, "roll it back in the group");
   client().ask<Done>(Rollback{name, number});
 }
 
-void Store::remove(const std::string& name, std::uint32_t keep) { client().ask<Done>(Remove{name, keep}); }
+void Store::remove(const std::string& name, std::uint32_t keep) {
+  check_not_of_group(client(), name, "delete it in the group");
+  client().ask<Done>(Remove{name, keep});
+}
 
 KeeperInfo Store::keeper() {
   const auto info = client().ask<Welcome>(Describe{});

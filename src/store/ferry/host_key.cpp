@@ -13,14 +13,23 @@
 
 namespace onecopy::store::ferry {
 
+namespace {
+
+constexpr const char* kWhatToDo =
+    "write one secret into a file on each host, which only this user may read ((umask 077; onecopy key > "
+    "FILE)), "
+    "and set ONECOPY_STORE_KEY_FILE to its path";
+
+}  // namespace
+
 Bytes store_key() {
   const char* const path = std::getenv("ONECOPY_STORE_KEY_FILE");
-  constexpr const char* kWhatToDo =
-      "write one secret into a file on each host, which only this user may read ((umask 077; onecopy key > "
-      "FILE)), "
-      "and set ONECOPY_STORE_KEY_FILE to its path";
   if (!path || !*path)
     throw Error(ErrorCode::invalid_argument, fmt::format("there is no key for other hosts: {}", kWhatToDo));
+  return key_in(path);
+}
+
+Bytes key_in(const std::string& path) {
   std::ifstream file(path);
   if (!file)
     throw Error(ErrorCode::invalid_argument,

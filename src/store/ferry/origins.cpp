@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,19 +14,17 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "os/hmac.h"
+#include "store/client/group_mark.h"
 
 namespace onecopy::store::ferry {
 namespace {
 
 constexpr std::size_t kMaxRead = 1024;  ///< pairs; older ones are of no use
-constexpr std::size_t kNameBytes = 16;
 
 }  // namespace
 
 Origins::Origins(const std::string& home, const std::string& name) {
-  const Digest digest = sha256(std::as_bytes(std::span(name)));
-  path_ = fmt::format("{}/pulled-{:02x}", home, fmt::join(std::span(digest).first(kNameBytes), ""));
+  path_ = file_about(home, "pulled", name);
 }
 
 bool Origins::try_lock() {

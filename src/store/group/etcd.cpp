@@ -38,7 +38,7 @@ std::string from_base64(std::string text) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Returns the text of a number, as the gateway writes those of 64 bits.
+/// Returns the text of a number: the gateway writes numbers of 64 bits as texts.
 std::string text_of(std::int64_t number) { return std::to_string(number); }
 
 /// Returns a number that the gateway wrote as a text, and left out for 0.

@@ -15,7 +15,7 @@ namespace onecopy::store::group {
 
 struct EtcdOptions {
   std::vector<std::string> endpoints;  ///< such as https://10.0.0.1:2379, asked in this order
-  std::string ca_file;     ///< the certificates that sign those of https endpoints; empty: the system's
+  std::string ca_file;     ///< the certificates of who signs for https endpoints; empty: the system's
   std::string login_file;  ///< a file with USER:PASSWORD; empty: none
   std::chrono::milliseconds patience{2'000};  ///< the time for an answer of one endpoint
 };

@@ -38,7 +38,9 @@ Curl load_curl() {
   Curl curl{};
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(library->symbol(name));
-    if (!function) throw Error(ErrorCode::unsupported, fmt::format("{} has no {}", library->name(), name));
+    if (!function)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("etcd needs libcurl with {}, which {} has not", name, library->name()));
   };
   find(curl.global_init, "curl_global_init");
   find(curl.init, "curl_easy_init");

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of hosts with real processes and a real etcd: what happens when something fails, as the guide says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from random import Random
+
+import numpy as np
+import pytest
+
+import onecopy
+from store_group import Etcd, join
+from store_hosts import wait_until
+
+ELEMENTS = 5_000_000  # two chunks
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    made = Etcd(tmp_path / "etcd")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def group(hosts, etcd):
+    """Three hosts that are members of a group."""
+    made = [join(hosts(), f"h{i}", etcd.url) for i in range(3)]
+    wait_until(lambda: present(made[0]) == {"h0", "h1", "h2"})
+    return made
+
+
+def present(host):
+    with contextlib.suppress(onecopy.Error):
+        return {one["host"] for one in host.connect().hosts("llama") if one["is_present"] and one["is_member"]}
+    return set()
+
+
+def weights(number, elements=ELEMENTS):
+    return {"w": np.full(elements, number, np.float32)}
+
+
+def publish(host, number, **options):
+    return host.connect().publish("llama", weights(number), **{"everywhere": True, "timeout": 60, **options})
+
+
+def shown(host):
+    """Returns the number of the version that a reader sees, and the number in its elements."""
+    try:
+        version = host.connect(framework="numpy").open("llama")
+    except onecopy.StaleHandle:
+        return None
+    values = next(iter(version.values()))
+    assert (values == values[0]).all()
+    return version.version, int(values[0])
+
+
+def wait_for(hosts, number, value):
+    wait_until(lambda: [shown(one) for one in hosts] == [(number, value)] * len(hosts))
+
+
+def process_of(host):
+    return host.ferry()
+
+
+def test_a_published_version_is_whole_on_every_host_when_publish_returns(group):
+    for number in (1, 2, 3):
+        assert publish(group[number % 3], 10 * number) == number
+        for host in group:
+            assert host.connect().open("llama", number).version == number
+        wait_for(group, number, 10 * number)
+    there = group[0].connect().hosts("llama")
+    assert [(one["host"], one["version"], one["problem"]) for one in there] == [(f"h{i}", 3, "") for i in range(3)]
+
+
+def test_rollback_and_delete_are_for_all_hosts_and_numbers_go_on(group):
+    publish(group[0], 1), publish(group[1], 2)
+    group[2].connect().rollback("llama", to=1)
+    wait_for(group, 1, 1)
+    assert publish(group[0], 3) == 3
+    wait_for(group, 3, 3)
+    group[1].connect().delete("llama")
+    wait_until(lambda: [shown(one) for one in group] == [None] * 3)
+    assert publish(group[0], 4) == 4
+    wait_for(group, 4, 4)
+
+
+def test_an_object_of_the_group_is_not_changed_on_one_host(group):
+    publish(group[0], 1)
+    with pytest.raises(onecopy.InvalidArgument, match="belongs to the group.*everywhere="):
+        group[1].connect().publish("llama", weights(9))
+    wait_for(group, 1, 1)
+
+
+def test_an_object_that_one_host_has_published_alone_is_refused_by_the_group(group):
+    group[1].connect().publish("llama", weights(9))
+    with pytest.raises(onecopy.InvalidArgument, match="h1: .*published on this host"):
+        publish(group[0], 1)
+    with pytest.raises(onecopy.StaleHandle):
+        group[0].connect().open("llama")
+    assert shown(group[1]) == (1, 9)
+
+
+def test_publishers_process_dies_before_the_commit(group):
+    publish(group[0], 1)
+    os.kill(process_of(group[2]), signal.SIGSTOP)  # so that the publisher waits
+    child = group[1].start("put", "llama", str(save(group[1], 2)), "--everywhere")
+    wait_until(lambda: version_at(group[0], "h0") == 2)
+    child.kill()
+    child.wait()
+    os.kill(process_of(group[2]), signal.SIGCONT)
+    wait_until(lambda: version_at(group[0], "h0") == 1)  # the stage has ended, and its draft is dropped
+    assert [shown(one) for one in group] == [(1, 1)] * 3
+    assert publish(group[1], 3) == 2
+    wait_for(group, 2, 3)
+
+
+def save(host, number):
+    path = host.environment["ONECOPY_STORE_DIR"] + f"-{number}.npy"
+    np.save(path, weights(number)["w"])
+    return path
+
+
+def version_at(host, name):
+    return next(one["version"] for one in host.connect().hosts("llama") if one["host"] == name)
+
+
+def test_publisher_dies_after_the_commit_and_nothing_of_it_is_needed(group):
+    publish(group[0], 1)
+    os.kill(group[0].server.pid, signal.SIGKILL)
+    wait_for(group[1:], 1, 1)
+    os.kill(group[1].ferry(), signal.SIGKILL)  # and a process of another host is started again
+    group[0].connect().leave("h0")
+    wait_until(lambda: "h1" in present(group[2]))
+    assert publish(group[2], 2) == 2
+    wait_for(group[1:], 2, 2)
+
+
+def test_a_host_that_stops_while_it_passes_on_is_left_by_those_behind_it(group):
+    publish(group[0], 1)
+    os.kill(process_of(group[1]), signal.SIGSTOP)
+    assert publish(group[0], 2, everywhere=2) == 2  # h2 is behind h1 in the chain
+    wait_for([group[0], group[2]], 2, 2)
+    assert shown(group[1]) == (1, 1)
+    os.kill(process_of(group[1]), signal.SIGCONT)
+    wait_for(group, 2, 2)
+
+
+def test_a_member_that_is_away_is_missing_until_it_leaves(group):
+    publish(group[0], 1)
+    group[2].server.kill()
+    with pytest.raises(onecopy.Timeout, match="h2 .*"):
+        publish(group[0], 2, timeout=3)
+    assert shown(group[0]) == (1, 1)
+    group[0].run("leave", "h2")
+    assert publish(group[0], 3) == 2
+    wait_for(group[:2], 2, 3)
+
+
+def test_a_late_host_gets_what_is_current(group, hosts, etcd):
+    publish(group[0], 1), publish(group[0], 2)
+    late = join(hosts(), "h3", etcd.url)
+    wait_for([late], 2, 2)
+
+
+def test_a_host_without_room_fails_the_publish_at_once_and_is_named(group, hosts, etcd):
+    join(hosts(), "small", etcd.url, "--max-bytes", "1MiB")
+    wait_until(lambda: "small" in present(group[0]))
+    begin = time.monotonic()
+    with pytest.raises(onecopy.OutOfMemory, match="small: "):
+        publish(group[0], 1)
+    assert time.monotonic() - begin < 30
+    assert publish(group[0], 2, everywhere=3) == 1
+
+
+def test_both_halves_of_a_keeper_are_killed_and_the_host_gets_the_version_again(group, etcd):
+    publish(group[0], 1)
+    halves = group[1].connect().keeper().values()
+    for kill in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in halves:
+            os.kill(pid, kill)
+    group[1].server.wait()
+    join(group[1], "h1", etcd.url)
+    wait_for(group, 1, 1)
+
+
+def test_a_host_that_was_paused_longer_than_its_lease_begins_anew(group):
+    publish(group[0], 1)
+    os.kill(process_of(group[2]), signal.SIGSTOP)
+    wait_until(lambda: present(group[0]) == {"h0", "h1"})
+    os.kill(process_of(group[2]), signal.SIGCONT)
+    wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+    assert publish(group[0], 2) == 2
+    wait_for(group, 2, 2)
+
+
+def test_etcd_is_away(group, etcd):
+    publish(group[0], 1)
+    strict = group[1].connect(max_age=3)
+    follower = strict.follow("llama")
+    etcd.stop()
+    with pytest.raises((onecopy.PeerDied, onecopy.Closed), match="etcd does not answer"):
+        publish(group[0], 2)
+    wait_until(lambda: group[0].connect().age() > 3)
+    with pytest.raises(onecopy.errors.Stale, match="max_age"):
+        follower.update()
+    assert [shown(one) for one in group] == [(1, 1)] * 3
+    etcd.start()
+    wait_until(lambda: group[1].connect().age() < 3)
+    assert follower.update() == 1
+    wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+    assert publish(group[0], 3) == 2
+    wait_for(group, 2, 3)
+
+
+def test_etcd_lost_its_data_and_the_group_is_restored_by_hand(group, etcd):
+    publish(group[0], 1), publish(group[0], 2)
+    group[0].connect().rollback("llama", to=1)
+    wait_for(group, 1, 1)
+    etcd.lose_data()
+    wait_until(lambda: all("lost its data" in line for line in doctor_lines(group)))
+    with pytest.raises(onecopy.Closed, match="lost its data"):
+        publish(group[0], 3)
+    assert [shown(one) for one in group] == [(1, 1)] * 3
+    assert "h0" in group[0].run("group", "restore")
+    wait_until(lambda: not any("lost its data" in line for line in doctor_lines(group)))
+    assert [shown(one) for one in group] == [(1, 1)] * 3  # the rollback was not undone
+    assert publish(group[1], 3) == 3
+    wait_for(group, 3, 3)
+
+
+def doctor_lines(hosts):
+    return [host.connect()._core.group_problem() for host in hosts]
+
+
+def test_a_host_with_another_key_changes_nothing(group, hosts, etcd):
+    publish(group[0], 1)
+    stranger = hosts()
+    with open(stranger.environment["ONECOPY_STORE_KEY_FILE"], "w") as key:
+        key.write("another secret of these tests, as long\n")
+    join(stranger, "stranger", etcd.url)
+    wait_until(lambda: "stranger" in present(group[0]))
+    with pytest.raises(onecopy.Timeout, match="stranger has not got all of it"):
+        publish(group[0], 2, timeout=3)
+    assert shown(stranger) is None
+    assert [shown(one) for one in group] == [(1, 1)] * 3
+
+
+def test_two_hosts_of_one_name_are_refused(group, hosts, etcd):
+    other = join(hosts(), "h1", etcd.url)
+    wait_until(lambda: "another host h1" in other.connect()._core.group_problem())
+
+
+def test_a_rebooted_host_gets_the_version_again_with_its_number(group, etcd):
+    publish(group[0], 1), publish(group[0], 2)
+    host = group[1]
+    state = host.environment["ONECOPY_STORE_DIR"] + "-state"
+    host.server.terminate()
+    host.server.communicate()
+    assert os.path.exists(state)
+    join(host, "h1", etcd.url)
+    wait_for(group, 2, 2)
+
+
+def test_publishers_at_once_get_a_number_each_and_all_hosts_end_with_one_version(group):
+    children = [host.start("put", "llama", save(host, value), "--everywhere") for value, host in enumerate(group, 1)]
+    said = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], said
+    assert sorted(out.split()[2] for out, _ in said) == ["1:", "2:", "3:"]
+    last = next(value for value, (out, _) in enumerate(said, 1) if "version 3:" in out)
+    wait_for(group, 3, last)
+
+
+def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etcd):
+    random = Random(7)
+    value_of, outcomes = {}, set()
+
+    def check():
+        for host in group:
+            if (seen := shown(host)) is not None:
+                assert value_of.setdefault(seen[0], seen[1]) == seen[1]
+
+    def act(step):
+        host = random.choice(group)
+        if step == 0:
+            os.kill(host.ferry(), signal.SIGKILL)
+        elif step == 1:
+            os.kill(random.choice(list(host.connect().keeper().values())), signal.SIGKILL)
+        elif step == 2:
+            etcd.stop()
+            etcd.start()
+        elif (seen := shown(host)) is not None and seen[0] > 1:
+            host.connect().rollback("llama", to=seen[0] - 1)
+
+    for value in range(1, 13):
+        with contextlib.suppress(onecopy.Error):
+            act(random.randrange(4))
+        try:
+            number = publish(random.choice(group), value, timeout=30)
+            assert value_of.setdefault(number, value) == value
+            outcomes.add("committed")
+        except (onecopy.errors.Superseded, onecopy.Timeout, onecopy.PeerDied, onecopy.Closed) as error:
+            outcomes.add(type(error).__name__)
+        check()
+    assert "committed" in outcomes
+    wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+    number = publish(group[0], 99)
+    wait_for(group, number, 99)

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/group/host.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+
+namespace onecopy::store::group {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kIdle{2'000}, kSoon{50}, kAway{500};
+
+}  // namespace
+
+Host::Host(Config config, ConnectOptions keeper, bool joins)
+    : config_(std::move(config)),
+      keeper_(std::move(keeper)),
+      records_(config_.records()),
+      etcd_(config_.etcd),
+      remembered_(config_.memory),
+      lease_(etcd_),
+      client_(std::make_shared<Client>(Places::of_this_user(), keeper_)),
+      joins_(joins) {}
+
+Host::~Host() { lease_.end(); }
+
+void Host::run(const std::function<bool()>& is_over) {
+  doorbell_.emplace(config_.etcd, records_.watched());
+  while (!is_over()) {
+    is_soon_ = false;
+    std::chrono::milliseconds pause = kIdle;
+    try {
+      look();
+      failed_.clear();
+    } catch (const Error& error) {
+      if (failed_ == error.what()) say(failed_);  // and not of a keeper that is about to start
+      failed_ = error.what();
+      pause = kAway;
+    }
+    doorbell_->wait(is_soon_ ? kSoon : pause);
+  }
+}
+
+/// Reads the group's keys, and does what they ask for. `busy_with`: the object that is pulled meanwhile; then nothing else is pulled.
+void Host::look(const std::string& busy_with) {
+  home_ = client_->home(Deadline::after(kKeeperPatience));
+  joins_ = joins_ || !Config::find(home_);
+  lease_.tend();
+  view_ = records_.view(etcd_);
+  Config::note_answer(home_);
+  for (const std::string& problem : view_.problems)
+    if (problems_.emplace(problem, problem).second) log_warning(problem);
+  check_group();
+  if (const std::string lost = what_is_lost(view_, remembered_.group_id(), remembered_.all());
+      !lost.empty())
+    return stop(lost);
+  told_.clear();
+  be_member();
+  be_present();
+  const Records::View view = view_;
+  if (busy_with.empty())
+    for (const auto& [name, stage] : view.stages) this->stage(name, stage.value);
+  for (const auto& [name, current] : view.current)
+    if (name != busy_with) try_to_follow(name, current.value, !busy_with.empty());
+  if (busy_with.empty()) drop_stages();
+  if (busy_with.empty() && !is_soon_) say({});
+}
+
+void Host::put(const std::string& key, const std::string& value, std::int64_t lease) {
+  etcd_.change({.when = {}, .put = {{key, value, lease}}, .remove = {}});
+}
+
+/// Makes the group if this is its first host, and enters it.
+void Host::check_group() {
+  if (!remembered_.group_id().empty()) return;
+  if (view_.id.empty()) {
+    etcd_.change({.when = {{records_.group(), 0}},
+                  .put = {{records_.group(), Records::text_of_group(random_id()), 0}},
+                  .remove = {}});
+    view_ = records_.view(etcd_);
+  }
+  if (!view_.id.empty()) remembered_.join(view_.id);
+}
+
+/// Says what this host remembers, so that the group can be restored.
+void Host::stop(const std::string& problem) {
+  const std::string text = remembered_.text();
+  if (told_ != text) put(records_.told(config_.host), text);
+  told_ = text;
+  joins_ = true;  // once the group is restored
+  say(problem);
+}
+
+void Host::be_member() {
+  const auto there = view_.hosts.find(config_.host);
+  if (there != view_.hosts.end() && there->second.value.id != remembered_.host_id())
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the group has another host {} already, at {}: choose another name by --name",
+                            config_.host, there->second.value.address));
+  const auto member = view_.members.find(config_.host);
+  const bool is_member = member != view_.members.end() && member->second == remembered_.host_id();
+  if (!is_member && !joins_)
+    throw Error(ErrorCode::closed,
+                fmt::format("host {} has left the group {}; start `onecopy store serve` again to join it",
+                            config_.host, config_.group));
+  if (!is_member) put(records_.member(config_.host), remembered_.host_id());
+  if (joins_) config_.save(home_);
+  joins_ = false;
+}
+
+/// Begins a lease if there is none, and with it all that the host says.
+void Host::be_present() {
+  const bool is_present = view_.hosts.contains(config_.host);
+  if (is_present && !lease_.has_ended()) return;
+  lease_.begin();
+  reported_.clear();
+  put(records_.host(config_.host), Records::text_of(Present{remembered_.host_id(), config_.address}),
+      lease_.id());
+  is_soon_ = true;
+}
+
+/// Tells the user and other processes what keeps this host from changing anything; nothing if that is over.
+void Host::say(const std::string& problem) {
+  if (problem == said_) return;
+  said_ = problem;
+  if (problem.empty()) log_info("the group goes on");
+  else fmt::print(stderr, "onecopy: {}\n", problem);
+  try {
+    config_.problem = problem;
+    if (!home_.empty()) config_.save(home_);
+  } catch (const Error& error) {
+    log_warning(error.what());
+  }
+}
+
+}  // namespace onecopy::store::group

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "store/format/record.h"
+#include "store/group/directory.h"
+
+/// The keys of a group in its directory, described in docs/design/formats/store-group-v1.md.
+namespace onecopy::store::group {
+
+inline constexpr unsigned kGroupProtocol = 1;
+
+/// The version of an object that the group shows.
+struct Current {
+  std::uint64_t number = 0;      ///< 0: the object is deleted
+  std::uint64_t newest = 0;      ///< the largest number that a version of the object has had
+  std::uint64_t generation = 0;  ///< the number of changes of what is current
+  Token token{};                 ///< names the version on all hosts
+
+  bool operator==(const Current&) const = default;
+};
+
+/// A version that is about to become current: the right to publish the object.
+struct Stage {
+  std::uint64_t number = 0;
+  std::uint64_t generation = 0;  ///< of what was current when the stage began
+  Token token{};
+  std::string host, address;  ///< where the version is
+};
+
+/// The report of a host about an object.
+struct Report {
+  Token token{};                 ///< of the version that is whole there
+  std::uint64_t generation = 0;  ///< 0: the version is not current there
+  std::uint64_t number = 0, bytes = 0;
+  std::string problem;    ///< why the host cannot have the version of that token; empty if it has
+  std::uint8_t code = 0;  ///< the ErrorCode of the problem
+};
+
+/// A host whose lease has not ended.
+struct Present {
+  std::string id;  ///< of the host's directory: two hosts of one name differ
+  std::string address;
+};
+
+template <class T>
+struct Keyed {
+  T value;
+  std::int64_t changed = 0;  ///< as in KeyValue
+};
+
+/// Writes and reads the keys of a group. Those of stages and of what is current have a code that only who knows the group's key can
+/// make. Thread safety: const members may be called concurrently.
+class Records {
+ public:
+  /// Throws invalid_argument for a name that has other characters than letters, digits and "-_.".
+  Records(const std::string& group, Bytes key);
+
+  std::string group() const { return prefix_ + "group"; }
+  std::string host(const std::string& host) const { return prefix_ + "hosts/" + host; }
+  std::string member(const std::string& host) const { return prefix_ + "members/" + host; }
+  std::string current(const std::string& name) const { return prefix_ + "current/" + name; }
+  std::string stage(const std::string& name) const { return prefix_ + "stage/" + name; }
+  std::string whole(const std::string& name, const std::string& host) const {
+    return prefix_ + "whole/" + name + "//" + host;
+  }
+  /// Returns the key under which a host that has stopped says what it remembers.
+  std::string told(const std::string& host) const { return prefix_ + "told/" + host; }
+  const std::string& prefix() const noexcept { return prefix_; }
+
+  /// Contains all keys but the reports of hosts, at one moment.
+  struct View {
+    std::string id;  ///< of the group; empty if there is none
+    std::map<std::string, Keyed<Current>> current;
+    std::map<std::string, Keyed<Stage>> stages;
+    std::map<std::string, Keyed<Present>> hosts;
+    std::map<std::string, std::string> members;  ///< the ids of hosts by their names
+    std::vector<std::string> problems;  ///< keys that were written by somebody without the group's key
+  };
+  View view(Directory& directory) const;
+  std::pair<std::string, std::string> watched() const { return {prefix_ + "current/", prefix_ + "told/"}; }
+  std::map<std::string, Keyed<Report>> reports(Directory& directory, const std::string& name) const;
+
+  std::string text_of(const std::string& id, const std::string& name, const Current& current) const;
+  std::string text_of(const std::string& id, const std::string& name, const Stage& stage) const;
+  static std::string text_of(const Report& report);
+  static std::string text_of(const Present& present);
+  static std::string text_of_group(const std::string& id);
+
+ private:
+  std::string code(const std::string& id, const char* kind, const std::string& name, const Current& current,
+                   const std::string& place) const;
+  void add_to(View& view, const KeyValue& one) const;
+
+  std::string prefix_;
+  Bytes key_;
+};
+
+/// Throws invalid_argument for a name of a group or a host that has other characters than letters, digits and "-_.".
+void check_label(const std::string& label, const char* what);
+
+}  // namespace onecopy::store::group
