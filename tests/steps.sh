@@ -97,6 +97,9 @@ lint_steps() {
   step "lint: ruff" "$VENV/bin/ruff" check . || true
 }
 
+LEFT_TO_NIGHTLY=(-m "not nightly")  # python/tests/nightly.py lists them
+EXPLORED_LONGEST=ClaimExplored.ThreeThreadsOfOneBorrower  # an eighth of the time of all these tests
+
 # The Python package is made of the library: what ccache has by then is not compiled twice.
 library_step() {
   step "release: library" build release onecopy_rpc onecopy_graph onecopy_command || true
@@ -111,12 +114,12 @@ release_steps() {
   step "release: layers link downwards" build release onecopy_arrows || true
   step "release: headers are self-contained" build release onecopy_headers || true
   find_ucx
-  ctest_step "release: tests" release
+  ctest_step "release: tests" release ${EXPLORED_LONGEST:+-E "$EXPLORED_LONGEST"}
 }
 
 # For people: in a few minutes what most mistakes break. What it leaves out, `./dev test all` does.
 quick_steps() {
-  WITHOUT_PLUGS=yes python_steps --editable -m "not slow" &
+  WITHOUT_PLUGS=yes python_steps --editable -m "not slow and not nightly" &
   library_step
   if step "release: unit tests" build release onecopy_unit_tests; then ctest_step "unit tests" unit; fi
   wait
@@ -134,8 +137,10 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   step "lint: mypy" "$VENV/bin/mypy" || true  # reads the stub that the installation made
   # In parts at once: most of the time goes by in programs that import torch, one after another.
   local rpc=(python/tests/{rpc,distributed}) programs=(python/tests/{integrations,project}) multiprocessing=python/tests/multiprocessing
-  local apart=("$multiprocessing" "${rpc[@]}" "${programs[@]}")
+  local store=(python/tests/{store,checkpoint}) apart
+  apart=("$multiprocessing" "${rpc[@]}" "${programs[@]}" "${store[@]}")
   pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "--deselect=${WITH_CPP[1]}" "$@" &
+  pytest_step "python: store tests" "${store[@]}" "$@" &
   pytest_step "python: multiprocessing tests" "$multiprocessing" "$@" &
   pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=${WITH_CPP[0]}" "$@" &
   pytest_step "python: tests of programs" "${programs[@]}" "$@" &
@@ -224,7 +229,7 @@ NIGHTLY_STEPS=(old-torch two-torches rpc-torch rpc-hosts ray plugs soak kernels 
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
-    python) python_steps & ;;  # most tests wait for processes, so they run beside the builds
+    python) python_steps "${LEFT_TO_NIGHTLY[@]}" & ;;  # most tests wait for processes, so they run beside the builds
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
@@ -253,6 +258,7 @@ run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for 
       if [ "$1" = nightly ]; then
         export NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_STORE_STEPS=5000 ONECOPY_CHECKPOINT_KILLS=300 ONECOPY_FUZZ_SECONDS=60
         export ONECOPY_RPC_PROGRAMS=10000 ONECOPY_GRAPH_PROGRAMS=200 ONECOPY_LOADER_PROGRAMS=1000
+        LEFT_TO_NIGHTLY=() EXPLORED_LONGEST=
       fi
       run_steps "${CI_STEPS[@]}"
       report_cases

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+import nightly
 import rpc_group
 from programs_with_torch import Programs
 from spawn_with_torch import Spawner
@@ -66,13 +67,18 @@ def is_slow(path: Path) -> bool:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out the files of slow tests, which need not be imported then."""
-    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
+    return True if config.option.markexpr.startswith("not slow") and is_slow(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     for item in items:
         if is_slow(item.path):
             item.add_marker("slow")
+        if nightly.is_left_out(item.nodeid):
+            item.add_marker("nightly")
+    whole_files = not any("::" in argument for argument in config.args)
+    if whole_files and (wrong := nightly.without_test([item.nodeid for item in items])):
+        raise pytest.UsageError(f"nightly.py names no test: {wrong}")
 
 
 def pytest_addoption(parser):

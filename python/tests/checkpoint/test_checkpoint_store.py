@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import onecopy
 from onecopy.checkpoint import StoreReader, StoreWriter, export_folder, import_folder
 
-KILLS = int(os.environ.get("ONECOPY_CHECKPOINT_KILLS", "4"))
+KILLS = int(os.environ.get("ONECOPY_CHECKPOINT_KILLS", "2"))
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs of DataLoaders see what they see with torch alone: loader_programs.py.
 
-``ONECOPY_LOADER_PROGRAMS`` is how many (default 16), ``ONECOPY_LOADER_SEED`` the first seed.
+``ONECOPY_LOADER_PROGRAMS`` is how many (default 6), ``ONECOPY_LOADER_SEED`` the first seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-PROGRAMS = int(os.environ.get("ONECOPY_LOADER_PROGRAMS", "16"))
+PROGRAMS = int(os.environ.get("ONECOPY_LOADER_PROGRAMS", "6"))
 SEED = int(os.environ.get("ONECOPY_LOADER_SEED", "0"))
 PART = 50
 RUNNER = Path(__file__).parents[1] / "loader_programs.py"

@@ -20,7 +20,7 @@ import native_rpc_functions as theirs
 from onecopy import rpc
 from rpc_group import PATIENCE, said_in_a_fork, until
 
-KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "6"))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))
 WORKERS = ["w0", "w1", "w2"]
 EXPECTED = (rpc.PeerDied, rpc.Timeout, rpc.Cancelled, rpc.Busy)
