@@ -24,12 +24,13 @@ def test_the_page_has_the_counters_of_python(repository):
 
 @pytest.fixture
 def metrics(store) -> str:
-    """What Prometheus reads while this process shares a tensor and the store has an object."""
+    """What Prometheus reads while this process shares a tensor and the store has an object and a KV pool."""
     kept = onecopy.share(onecopy.zeros(3))
     store.publish("x", {"w": onecopy.zeros(3)})
+    pool = store.kv_pool("kv", block_bytes=4096, budget=1 << 20)
     command = [sys.executable, "-m", "onecopy", "ls", "--format", "prometheus"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert kept
+    assert kept and pool
     return text
 
 
