@@ -170,7 +170,11 @@ REASONS = (
     Reason("device meta", "no data", "a tensor on `meta` has no content: allocate it on a device"),
     Reason("it has elements of torch.", "dtype", "share `.view(torch.uint8)`, or put it into a queue"),
     Reason("no memory of its own", "parts", "share the tensors that it consists of: `.to_local()`, `.unbind()`"),
-    Reason("protocol, not", "not a tensor", "share only tensors; publish each tensor under a name of its own"),
+    Reason(
+        "protocol, not",
+        "not a tensor",
+        "put it into a dict: `share({'step': 7})`; publish each tensor under a name of its own",
+    ),
     Reason("array of another library", "foreign memory", "`onecopy.asarray(x)` copies it into memory of onecopy"),
     Reason("the elements of it", "dates", 'share integers: `x.view("int64")`'),
     Reason("of the dtype object", "objects", "put it into a queue, which pickles it, or use numbers"),
@@ -182,7 +186,7 @@ REASONS = (
 HEADS = {"publish": "a value in `publish({…})`", "put": "`put`, `send`", "to_device": "`to_device`, `view_on`"}
 
 HEAD = """\
-# What goes in
+# Which objects each function takes
 
 Which objects `share()`, `put()` and `send()` of queues and pipes, calls of `onecopy.rpc`, `publish()` of the store, `pin()`, `to_device()`
 and `view_on()` take. Look up the row of your object: **✓ means that the function takes it**; otherwise the word is the reason, and
@@ -190,8 +194,10 @@ and `view_on()` take. Look up the row of your object: **✓ means that the funct
 
 - `publish()` takes a mapping of names to tensors; the column is for the values of that mapping, so a dict within it is refused.
 - `share()`, `pin()`, `to_device()` and `view_on()` also take dicts, lists and tuples of these objects, up to 32 deep. Plain values in
-  them, such as numbers and texts, pass unchanged. An error names the place of the object in them.
+  them, such as numbers and texts, pass unchanged. An error names the place of the object in them. `to_device()` returns plain values
+  unchanged, also alone.
 - Queues and pipes pickle what is not a tensor, so they take nearly everything.
+- Elements are bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128, and the 8-bit floats of torch.
 
 <!-- python python/tests/verbs.py writes this page -->
 """
