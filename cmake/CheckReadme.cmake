@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: the first program on the pages for C++ and Python, and its output, are
-# those of the examples, which the tests run; every path that the front pages name exists.
+# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: the first program on the page for C++ and in the guide to sharing, and its
+# output, are those of the examples, which the tests run; every path that the front pages name exists.
+set(page_of_cpp docs/reference/cpp.md)
+set(page_of_python docs/guides/sharing.md)
 foreach(language IN ITEMS cpp python)
-  set(page docs/reference/${language}.md)
+  set(page ${page_of_${language}})
   file(READ ${SOURCE_DIR}/${page} text)
   set(example examples/${language}/two_processes)
   set(suffix ${language})
