@@ -98,7 +98,7 @@ lint_steps() {
 }
 
 LEFT_TO_NIGHTLY=(-m "not nightly")  # python/tests/nightly.py lists them
-EXPLORED_LONGEST=ClaimExplored.ThreeThreadsOfOneBorrower  # an eighth of the time of all these tests
+EXPLORED_LONGEST=ClaimExplored.ThreeThreadsOfOneBorrower  # half a minute
 
 # The Python package is made of the library: what ccache has by then is not compiled twice.
 library_step() {
