@@ -174,9 +174,6 @@ class Agent(Serving):
         if isinstance(to, WorkerInfo):
             to = to.id
         if isinstance(to, str):
-            latest = None if self.endpoint is None else self._members.get(self.endpoint.number_of(to))
-            if latest is not None and not latest.has_ended:
-                return latest
             named = [m for m in self._members.values() if m.info.name == to]
             if not named:
                 raise RuntimeError(

@@ -205,7 +205,7 @@ def test_etcd_is_away(group, etcd):
     etcd.stop()
     with pytest.raises((onecopy.PeerDied, onecopy.Closed), match="etcd does not answer"):
         publish(group[0], 2)
-    wait_until(lambda: group[0].connect().age() > 3)
+    wait_until(lambda: group[1].connect().age() > 3)
     with pytest.raises(onecopy.errors.Stale, match="max_age"):
         follower.update()
     assert [shown(one) for one in group] == [(1, 1)] * 3
