@@ -372,8 +372,8 @@ def programs_with_torch():
 
 
 def reads_at_its_start(name: str) -> bool:
-    """Whether a variable is read by an interpreter or a loader before the first line of a program."""
-    return name.startswith(("LD_", "PYTHON"))
+    """Whether a variable is read by an interpreter, malloc or a loader before the first line of a program."""
+    return name.startswith(("LD_", "MALLOC_", "PYTHON"))
 
 
 @pytest.fixture

@@ -54,10 +54,7 @@ void raise(const Error& error) {
 
 void init_errors(nb::module_&) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    if (!pointer) {  // not an exception of C++: the interpreter ends this daemon thread
-      if (is_finalizing()) park();
-      std::terminate();
-    }
+    check_thrown(pointer);
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {

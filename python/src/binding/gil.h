@@ -69,6 +69,13 @@ inline void take_gil(PyThreadState* state) {
   }
 }
 
+/// Parks a thread that the interpreter ends: nanobind gives a translator of exceptions no exception then.
+inline void check_thrown(const std::exception_ptr& thrown) {
+  if (thrown) return;
+  if (is_finalizing()) park();
+  std::terminate();
+}
+
 /// The number of bytes from which copies are made without the GIL.
 inline constexpr std::size_t kLargeCopy = std::size_t{64} << 10;
 

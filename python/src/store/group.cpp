@@ -44,6 +44,7 @@ store::Everywhere everywhere_arg(nb::handle hosts, nb::handle timeout) {
 
 void add_group(nb::module_& m, nb::class_<Store>& all) {
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    check_thrown(thrown);
     try {
       std::rethrow_exception(thrown);
     } catch (const store::Superseded& error) {

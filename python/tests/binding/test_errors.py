@@ -12,9 +12,11 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 
 
 def test_each_cause_has_a_class_and_a_code():
-    codes = [kind.code for kind in CLASSES if kind not in (errors.Error, errors.MissingPackage)]
+    special = (errors.Error, errors.MissingPackage, errors.Superseded)
+    codes = [kind.code for kind in CLASSES if kind not in special]
     assert errors.MissingPackage.code == errors.Unsupported.code
-    assert len(set(codes)) == len(codes) == 19
+    assert errors.Superseded.code == errors.StaleHandle.code
+    assert len(set(codes)) == len(codes) == 20
     for kind in CLASSES:
         assert getattr(onecopy, kind.__name__) is kind
         assert kind.__doc__

@@ -42,7 +42,7 @@ def test_the_text_of_a_queue_that_nobody_has_open_is_stale():
 
 def test_the_text_of_a_queue_travels_by_a_name_in_the_store(store):
     queue = onecopy.Queue()
-    store.publish("frames", {"": onecopy.zeros(1)}, attributes={"queue": str(queue.handle())})
+    store.publish("frames", {"none": onecopy.zeros(1)}, attributes={"queue": str(queue.handle())})
     onecopy.Queue.connect(store.open("frames").attributes["queue"]).put("x")
     assert queue.get(timeout=60) == "x"
 
