@@ -164,7 +164,12 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason("non-leaf tensor", "autograd", "call `.detach()`; `onecopy.rpc` and the store do so themselves"),
-    Reason("lazily conjugated", "conjugated", "`.resolve_conj().resolve_neg()`, or share it in a dict"),
+    Reason(
+        "lazily conjugated",
+        "conjugated",
+        "call `x.resolve_conj().resolve_neg()`; or share it in a dict, which says that it is conjugated, and open "
+        'that with `framework="torch"`',
+    ),
     Reason("cannot cross without pickle", "needs pickle", "send its state, or make it a dataclass"),
     Reason("layout torch.sparse", "sparse", "share its indices and values, or put it into a queue"),
     Reason("device meta", "no data", "a tensor on `meta` has no content: allocate it on a device"),
@@ -183,14 +188,19 @@ REASONS = (
     Reason("Bundle cannot be pickled", "Bundle", "send `bundle.handle`"),
 )
 
-HEADS = {"publish": "a value in `publish({…})`", "put": "`put`, `send`", "to_device": "`to_device`, `view_on`"}
+HEADS = {
+    "publish": "a value in `publish({…})`",
+    "put": "`put`, `send` (queues, pipes)",
+    "call": "`call` (`onecopy.rpc`)",
+    "to_device": "`to_device`, `view_on`",
+}
 
 HEAD = """\
 # Which objects each function takes
 
-Which objects `share()`, `put()` and `send()` of queues and pipes, calls of `onecopy.rpc`, `publish()` of the store, `pin()`, `to_device()`
-and `view_on()` take. Look up the row of your object: **✓ means that the function takes it**; otherwise the word is the reason, and
-[the second table](#refused) says what to do.
+This page says which objects you can share, send, publish and pin. Find the row of your object: **✓ means that the function takes it**. Any
+other word is the reason for the refusal, and [the second table](#refused) says what to do instead. In short: dense tensors of plain
+numbers go everywhere, queues take nearly everything, and the store takes tensors only.
 
 - `publish()` takes a mapping of names to tensors; the column is for the values of that mapping, so a dict within it is refused.
 - `share()`, `pin()`, `to_device()` and `view_on()` also take dicts, lists and tuples of these objects, up to 32 deep. Plain values in
