@@ -7,7 +7,9 @@ import re
 import pytest
 
 LITERALS = r'(?:"(?:[^"\\]|\\.)*"\s*)+'
-ERROR = re.compile(rf"\b(?:throw_e|E)rror\(\s*ErrorCode::(\w+),\s*(?:fmt::format\(\s*)?(?:std::string\(\s*)?({LITERALS})")
+ERROR = re.compile(
+    rf"\b(?:throw_e|E)rror\(\s*ErrorCode::(\w+),\s*(?:fmt::format\(\s*)?(?:std::string\(\s*)?({LITERALS})"
+)
 # Errors about an argument say what to pass instead; an error of the code protocol is a bug of onecopy.
 SAY_IT_THEMSELVES = {"invalid_argument", "protocol"}
 SECTIONS = {"src/store": "The store", "src/channel": "Queues, pipes and listeners"}
