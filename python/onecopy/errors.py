@@ -82,7 +82,8 @@ class StaleHandle(Error):
 
 
 class Superseded(StaleHandle):
-    """The change of an object of a group was not carried out: another process has changed the object meanwhile."""
+    """The change of an object of a group was not carried out, since another process has changed
+    the object meanwhile."""
 
 
 class Stale(Error):
