@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "onecopy/store/group.h"
 #include "os/file.h"
@@ -109,10 +110,8 @@ std::optional<Config> group_config(const GroupOptions& options, const std::strin
   store::group::check_label(config.host, "a host of a group");
   const bool is_everywhere = at.starts_with("0.0.0.0:") || at.starts_with("[::]:");
   if (options.address.empty() && is_everywhere)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("other hosts cannot reach this one at {}: say by --address HOST:PORT where they can",
-                    at));
+    throw_error(ErrorCode::invalid_argument,
+                "other hosts cannot reach this one at {}: say by --address HOST:PORT where they can", at);
   config.address = options.address.empty() ? at : HostAddress(options.address).str();
   config.key_file = absolute(variable("ONECOPY_STORE_KEY_FILE"));
   config.etcd.endpoints = options.endpoints;

@@ -42,7 +42,7 @@ store::Everywhere everywhere_arg(nb::handle hosts, nb::handle timeout) {
   return {nb::cast<std::size_t>(hosts), deadline_of(timeout).left(std::chrono::hours(24 * 365))};
 }
 
-void add_group(nb::module_& m, nb::class_<Store>& all) {
+void add_group(nb::class_<Store>& all) {
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     check_thrown(thrown);
     try {
@@ -52,7 +52,6 @@ void add_group(nb::module_& m, nb::class_<Store>& all) {
       PyErr_SetObject(kind.ptr(), nb::str(error.what()).ptr());
     }
   });
-  static_cast<void>(m);
   all.def("is_of_group",
           [](Store& s, const std::string& name) { return without_gil([&] { return Group(s).has(name); }); })
       .def("group_rollback",

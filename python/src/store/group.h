@@ -7,7 +7,7 @@
 namespace onecopy::python {
 
 /// Adds what Store does in a group of hosts.
-void add_group(nb::module_& m, nb::class_<store::Store>& store);
+void add_group(nb::class_<store::Store>& store);
 
 /// Returns the number of hosts that publish() waits for, 0 for all, and the time.
 store::Everywhere everywhere_arg(nb::handle hosts, nb::handle timeout);

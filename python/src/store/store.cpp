@@ -207,7 +207,7 @@ void init_store(nb::module_& m) {
   nb::class_<Store> all(m, "_Store");
   add_transactions(m, all);
   add_kv_pool(m, all);
-  add_group(m, all);
+  add_group(all);
   all.def("publish", &publish, nb::arg("name"), nb::arg("names"), nb::arg("tensors"),
           nb::arg("device").none(), nb::arg("keep"), nb::arg("key"), nb::arg("attributes"),
           nb::arg("checksums"), nb::arg("is_as_is"), nb::arg("copies"), nb::arg("transaction").none(),

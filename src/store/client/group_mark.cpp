@@ -8,6 +8,7 @@
 
 #include <span>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/hmac.h"
@@ -31,10 +32,9 @@ void mark_as_of_group(const std::string& home, const std::string& name) {
 
 void check_not_of_group(Client& client, const std::string& name, const char* what_to_do) {
   if (is_of_group(client, name))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("\"{}\" belongs to the group of this host, and would differ from the other hosts: {}",
-                    name, what_to_do));
+    throw_error(ErrorCode::invalid_argument,
+                "\"{}\" belongs to the group of this host, and would differ from the other hosts: {}", name,
+                what_to_do);
 }
 
 }  // namespace onecopy::store

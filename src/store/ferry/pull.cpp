@@ -22,12 +22,6 @@ constexpr std::chrono::milliseconds kConnectPatience{5'000}, kAway{5'000}, kLock
 constexpr std::chrono::milliseconds kSwitch{1'000};
 constexpr std::size_t kUnderWay = 4;  ///< chunks that are asked for before the first one has come
 
-Token random_token() {
-  Token token{};
-  random_bytes(std::as_writable_bytes(std::span(token)));
-  return token;
-}
-
 std::uint64_t number_for(const HostAddress& host) {
   const std::string& text = host.str();
   const Digest digest = sha256(std::as_bytes(std::span(text)));
@@ -191,7 +185,7 @@ std::optional<std::uint64_t> Pull::show_again(const Source& source, const Told& 
 /// Notes the version before it has a draft, so that another process finds what has arrived, and afterwards, so that hosts that
 /// pull from this one look at it. A version for which there is no room leaves no note, however often it is tried.
 Arrival Pull::begin(const Source& source, const Told& told) {
-  const Origins::Pair pair{told.version, random_token(), told.number & ~kExactNumber,
+  const Origins::Pair pair{told.version, random_value<Token>(), told.number & ~kExactNumber,
                            number_for(source.at)};
   Table table = decode_table(told.table);
   Arrival arrival =

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base64.h"
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/file.h"
 
@@ -65,14 +66,14 @@ Etcd::Etcd(EtcdOptions options) : options_(std::move(options)) {
     throw Error(ErrorCode::invalid_argument, "give the URL of etcd, such as http://10.0.0.1:2379");
   for (const std::string& endpoint : options_.endpoints)
     if (!endpoint.starts_with("http://") && !endpoint.starts_with("https://"))
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("\"{}\" is not the URL of etcd, such as http://10.0.0.1:2379", endpoint));
+      throw_error(ErrorCode::invalid_argument,
+                  "\"{}\" is not the URL of etcd, such as http://10.0.0.1:2379", endpoint);
   if (options_.login_file.empty()) return;
   login_ = try_read_text(options_.login_file).value_or("");
   while (!login_.empty() && (login_.back() == '\n' || login_.back() == '\r')) login_.pop_back();
   if (login_.find(':') == std::string::npos)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} cannot be read, or has no line USER:PASSWORD", options_.login_file));
+    throw_error(ErrorCode::invalid_argument, "{} cannot be read, or has no line USER:PASSWORD",
+                options_.login_file);
 }
 
 /// Sends a request to an endpoint.
@@ -94,9 +95,8 @@ void Etcd::log_in(const std::string& endpoint) {
   if (!request.failure.empty()) return;  // the request that needs the login says so
   const json answer = json::parse(request.answer, nullptr, false);
   if (request.status > kMaxOk || !answer.is_object() || !answer.contains("token"))
-    throw Error(ErrorCode::bad_secret,
-                fmt::format("etcd at {} refuses the user of {}: {}", endpoint, options_.login_file,
-                            words_of(request.answer, request.status)));
+    throw_error(ErrorCode::bad_secret, "etcd at {} refuses the user of {}: {}", endpoint,
+                options_.login_file, words_of(request.answer, request.status));
   token_ = answer["token"].get<std::string>();
 }
 
@@ -112,13 +112,13 @@ void Etcd::send(const char* path, HttpRequest& request, bool may_repeat) {
     }
     if (request.failure.empty()) {
       if (request.status <= kMaxOk) return;
-      throw Error(ErrorCode::system,
-                  fmt::format("etcd at {} says: {}", endpoint, words_of(request.answer, request.status)));
+      throw_error(ErrorCode::system, "etcd at {} says: {}", endpoint,
+                  words_of(request.answer, request.status));
     }
     failures.push_back(request.failure);
     if ((!request.is_unsent && !may_repeat) || (request.is_over && request.is_over())) break;
   }
-  throw Error(ErrorCode::peer_died, fmt::format("etcd does not answer: {}", fmt::join(failures, "; ")));
+  throw_error(ErrorCode::peer_died, "etcd does not answer: {}", fmt::join(failures, "; "));
 }
 
 json Etcd::ask(const char* path, const json& question, bool may_repeat) {
@@ -126,8 +126,7 @@ json Etcd::ask(const char* path, const json& question, bool may_repeat) {
   request.body = question.dump();
   send(path, request, may_repeat);
   json answer = json::parse(request.answer, nullptr, false);
-  if (!answer.is_object())
-    throw Error(ErrorCode::protocol, fmt::format("etcd answers {} with what is no JSON", path));
+  if (!answer.is_object()) throw_error(ErrorCode::protocol, "etcd answers {} with what is no JSON", path);
   return answer;
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "store/client/group_mark.h"
 #include "store/client/state.h"
@@ -49,9 +50,8 @@ Records::View begin_turn(Publication& publication, group::Etcd& etcd, const Reco
     if (publication.try_begin(view)) return view;
     if (until.has_passed()) {
       const auto holder = view.stages.find(name);
-      throw Error(ErrorCode::timeout,
-                  fmt::format("another process publishes \"{}\"{}", name,
-                              holder == view.stages.end() ? "" : " on " + holder->second.value.host));
+      throw_error(ErrorCode::timeout, "another process publishes \"{}\"{}", name,
+                  holder == view.stages.end() ? "" : " on " + holder->second.value.host);
     }
     std::this_thread::sleep_for(until.left(kPause));
   }
@@ -148,15 +148,14 @@ void Group::change(const std::string& object, std::uint64_t number, std::chrono:
   if (number != 0) {
     const auto local = ferry::token_of(client, object, number);
     if (!local)
-      throw Error(ErrorCode::stale_handle,
-                  fmt::format("this host has no version {} of \"{}\": roll back on a host that has", number,
-                              object));
+      throw_error(ErrorCode::stale_handle,
+                  "this host has no version {} of \"{}\": roll back on a host that has", number, object);
     token = ferry::Origins(link.home, object).origin_of(*local);
   }
   const Records::View view = link.records.view(link.etcd);
   const auto now = view.current.find(object);
   if (now == view.current.end())
-    throw Error(ErrorCode::stale_handle, fmt::format("the group has no object \"{}\"", object));
+    throw_error(ErrorCode::stale_handle, "the group has no object \"{}\"", object);
   const Attempt attempt = group::rollback_of(link.records, view, object, number, token);
   if (now->second.value.number != number) {
     const auto outcome = attempt.carry_out(link.etcd, link.records, until);
@@ -217,9 +216,8 @@ void Group::leave(const std::string& host) {
   if (!view.members.contains(leaving)) {
     std::vector<std::string> members;
     for (const auto& [name, id] : view.members) members.push_back(name);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is no member of the group {}, which has {}", leaving, link.config.group,
-                            fmt::join(members, ", ")));
+    throw_error(ErrorCode::invalid_argument, "{} is no member of the group {}, which has {}", leaving,
+                link.config.group, fmt::join(members, ", "));
   }
   link.etcd.change({.when = {}, .put = {}, .remove = {link.records.member(leaving)}});
 }
@@ -236,16 +234,15 @@ std::vector<std::string> Group::restore() {
     const auto told = group::Remembered::from_text(one.value);
     const std::string host = one.key.substr(from.size());
     if (told.group_id() != merged.group_id())
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} belongs to another group of this name: start it anew, without {}", host,
-                              link.config.memory));
+      throw_error(ErrorCode::invalid_argument,
+                  "{} belongs to another group of this name: start it anew, without {}", host,
+                  link.config.memory);
     if (host != link.config.host) heard.push_back(host);
     for (const auto& [name, current] : told.all()) {
       group::Current& best = newest[name];
       if (best.generation == current.generation && best != current)
-        throw Error(ErrorCode::invalid_argument,
-                    fmt::format("hosts have shown two versions of generation {} of \"{}\"",
-                                current.generation, name));
+        throw_error(ErrorCode::invalid_argument, "hosts have shown two versions of generation {} of \"{}\"",
+                    current.generation, name);
       if (best.generation < current.generation) best = current;
     }
   }

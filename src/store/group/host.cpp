@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 
@@ -99,15 +100,15 @@ void Host::stop(const std::string& problem) {
 void Host::be_member() {
   const auto there = view_.hosts.find(config_.host);
   if (there != view_.hosts.end() && there->second.value.id != remembered_.host_id())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the group has another host {} already, at {}: choose another name by --name",
-                            config_.host, there->second.value.address));
+    throw_error(ErrorCode::invalid_argument,
+                "the group has another host {} already, at {}: choose another name by --name", config_.host,
+                there->second.value.address);
   const auto member = view_.members.find(config_.host);
   const bool is_member = member != view_.members.end() && member->second == remembered_.host_id();
   if (!is_member && !joins_)
-    throw Error(ErrorCode::closed,
-                fmt::format("host {} has left the group {}; start `onecopy store serve` again to join it",
-                            config_.host, config_.group));
+    throw_error(ErrorCode::closed,
+                "host {} has left the group {}; start `onecopy store serve` again to join it", config_.host,
+                config_.group);
   if (!is_member) put(records_.member(config_.host), remembered_.host_id());
   if (joins_) config_.save(home_);
   joins_ = false;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "store/client/group_mark.h"
@@ -68,7 +69,7 @@ void Host::while_pulling(const std::string& name, const Token& version) {
   const auto current = view_.current.find(name);
   if (stage != view_.stages.end() && stage->second.value.token == version) return;
   if (current != view_.current.end() && current->second.value.token == version) return;
-  throw Error(ErrorCode::stale_handle, fmt::format("the version of \"{}\" will not be current", name));
+  throw_error(ErrorCode::stale_handle, "the version of \"{}\" will not be current", name);
 }
 
 void Host::stage(const std::string& name, const Stage& stage) {

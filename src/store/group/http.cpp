@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/shared_library.h"
 
@@ -33,14 +34,14 @@ Curl load_curl() {
   std::string why;
   const auto library = SharedLibrary::open({"libcurl.so.4", "libcurl-gnutls.so.4"}, &why);
   if (!library)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("etcd needs libcurl, which is not here (Debian: libcurl4): {}", why));
+    throw_error(ErrorCode::unsupported, "etcd needs libcurl, which is not here (Debian: libcurl4): {}",
+                why);
   Curl curl{};
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(library->symbol(name));
     if (!function)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("etcd needs libcurl with {}, which {} has not", name, library->name()));
+      throw_error(ErrorCode::unsupported, "etcd needs libcurl with {}, which {} has not", name,
+                  library->name());
   };
   find(curl.global_init, "curl_global_init");
   find(curl.init, "curl_easy_init");

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/fields.h"
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/hmac.h"
 #include "store/client/membership.h"
@@ -60,8 +61,8 @@ std::string place_of(const Stage& stage) { return stage.host + " " + stage.addre
 void check_label(const std::string& label, const char* what) {
   const auto is_good = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; };
   if (!label.empty() && label.size() <= 128 && std::ranges::all_of(label, is_good)) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} is a name of up to 128 letters, digits and -_. , not \"{}\"", what, label));
+  throw_error(ErrorCode::invalid_argument, "{} is a name of up to 128 letters, digits and -_. , not \"{}\"",
+              what, label);
 }
 
 Records::Records(const std::string& group, Bytes key)
@@ -152,10 +153,10 @@ Records::View Records::view(Directory& directory) const {
       };
       const auto found = read_record(one.value, read);
       if (!found || found->second != kGroupProtocol)
-        throw Error(ErrorCode::version_mismatch,
-                    fmt::format("{} in etcd is of another version of onecopy than this one, which has "
-                                "protocol {}: {}",
-                                one.key, kGroupProtocol, one.value));
+        throw_error(ErrorCode::version_mismatch,
+                    "{} in etcd is of another version of onecopy than this one, which has "
+                    "protocol {}: {}",
+                    one.key, kGroupProtocol, one.value);
       view.id = found->first;
     }
   for (const KeyValue& one : all) add_to(view, one);

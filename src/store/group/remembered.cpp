@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/random.h"
@@ -21,11 +22,7 @@ namespace onecopy::store::group {
 
 using nlohmann::json;
 
-std::string random_id() {
-  Token token{};
-  random_bytes(std::as_writable_bytes(std::span(token)));
-  return store::text_of(token);
-}
+std::string random_id() { return store::text_of(random_value<Token>()); }
 
 Remembered::Remembered(std::string path) : path_(std::move(path)), host_id_(random_id()) {
   struct stat status {};
@@ -50,11 +47,10 @@ void Remembered::read(const std::string& text) {
       all_[name] = {one.at("number"), one.at("newest"), one.at("generation"), take_token(rest)};
     }
   } catch (const std::exception& error) {
-    throw Error(
-        ErrorCode::bad_file,
-        fmt::format("{} does not say what this host has shown, so that it could show an older version: "
-                    "remove the file only if no other host of the group has a later generation ({})",
-                    path_, error.what()));
+    throw_error(ErrorCode::bad_file,
+                "{} does not say what this host has shown, so that it could show an older version: "
+                "remove the file only if no other host of the group has a later generation ({})",
+                path_, error.what());
   }
 }
 

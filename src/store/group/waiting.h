@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/log.h"
@@ -33,13 +34,11 @@ class Waiting {
         members_(std::move(members)),
         until_(until) {
     if (hosts_ > members_.size() || members_.empty())
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("the version is to be on {} hosts, and the group has {}", hosts_, members_.size()));
+      throw_error(ErrorCode::invalid_argument, "the version is to be on {} hosts, and the group has {}",
+                  hosts_, members_.size());
     if ((hosts_ == 0 ? members_.size() : hosts_) > kMaxHosts)
-      throw Error(
-          ErrorCode::unsupported,
-          fmt::format("a publish waits for {} hosts at most: give their number by everywhere=", kMaxHosts));
+      throw_error(ErrorCode::unsupported,
+                  "a publish waits for {} hosts at most: give their number by everywhere=", kMaxHosts);
   }
 
   /// Returns whether the version may become current although run() has thrown.
@@ -75,8 +74,8 @@ class Waiting {
     const auto outcome = publication_.try_commit(chosen, until_);
     may_be_committed_ = outcome == Attempt::Outcome::unknown;
     if (outcome != Attempt::Outcome::unknown) return outcome == Attempt::Outcome::committed;
-    throw Error(ErrorCode::timeout, fmt::format("etcd has not answered: version {} may become current",
-                                                publication_.stage().number));
+    throw_error(ErrorCode::timeout, "etcd has not answered: version {} may become current",
+                publication_.stage().number);
   }
 
   void wait_for_readers(const std::map<std::string, std::int64_t>& chosen) const noexcept {
@@ -100,8 +99,7 @@ class Waiting {
       lines.push_back(fmt::format("{}: {}", host, problem.second));
       code = problem.first;
     }
-    throw Error(code,
-                fmt::format("hosts of the group cannot have the version: {}", fmt::join(lines, "; ")));
+    throw_error(code, "hosts of the group cannot have the version: {}", fmt::join(lines, "; "));
   }
 
   /// Returns the members that have not got the version, and what is known of them.
@@ -117,11 +115,9 @@ class Waiting {
   }
 
   [[noreturn]] void give_up(const Publication::Progress& progress) const {
-    throw Error(
-        ErrorCode::timeout,
-        fmt::format("version {} does not become current, because it is not on all hosts in time: {}",
-                    publication_.stage().number,
-                    fmt::join(missing(records_.view(directory_), progress), "; ")));
+    throw_error(ErrorCode::timeout,
+                "version {} does not become current, because it is not on all hosts in time: {}",
+                publication_.stage().number, fmt::join(missing(records_.view(directory_), progress), "; "));
   }
 
   Directory& directory_;
