@@ -44,9 +44,9 @@ def watch(seconds: float, every: float) -> tuple[dict[str, Any], list[tuple[floa
     """Returns the last look, and the memory of each process at each look. Ctrl-C ends the watch early."""
     past: list[tuple[float, dict[int, int]]] = []
     last, start = look(), time.monotonic()
-    if seconds > 0:
-        print(f"watching for {seconds:g} s; Ctrl-C ends this early, and writes the page", file=sys.stderr, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
+        if seconds > 0:
+            print(f"watching for {seconds:g} s; Ctrl-C ends this early, and writes the page", file=sys.stderr, flush=True)
         while True:
             at = time.monotonic() - start
             past.append((at, {owner["pid"]: owner["stats"]["bytes_shared"] for owner in last["owners"]}))
