@@ -46,7 +46,7 @@ def watch(seconds: float, every: float) -> tuple[dict[str, Any], list[tuple[floa
     last, start = look(), time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         if seconds > 0:
-            print(f"watching for {seconds:g} s; Ctrl-C ends this early, and writes the page", file=sys.stderr, flush=True)
+            print(f"watching for {seconds:g} s; Ctrl-C writes the page earlier", file=sys.stderr, flush=True)
         while True:
             at = time.monotonic() - start
             past.append((at, {owner["pid"]: owner["stats"]["bytes_shared"] for owner in last["owners"]}))
