@@ -9,7 +9,8 @@ log_of() { echo "$LOGS/${1//[^a-z0-9]/_}"; }
 
 count() { echo "$*" >>"$LOGS/counts"; }  # count <passed> <failed> <skipped>
 
-summary() {  # the names of failed steps again, since the end of a long log is what is kept
+summary() {  # the names of failed cases and steps again, since the end of a long log is what is kept
+  grep -hE '^(failed|unexpected): ' "$LOGS/skips_are_expected.log" 2>/dev/null | cut -c 1-300 || true
   [ ! -e "$LOGS/failed" ] || sed 's/^/failed step: /' "$LOGS/failed"
   awk '{ p += $1; f += $2; s += $3 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped"; exit f > 0 }' "$LOGS/counts"
 }

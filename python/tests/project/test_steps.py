@@ -27,3 +27,16 @@ def test_a_run_with_a_failure_ends_with_its_name_and_status_1(tmp_path, order):
     result = summary(tmp_path, *order)
     assert result.returncode == 1
     assert result.stdout.splitlines()[-2:] == ["failed step: one", "1 passed, 1 failed, 0 skipped"]
+
+
+def test_a_run_names_failed_cases_and_unexpected_skips_at_its_end(tmp_path):
+    lines = [
+        "unexpected: python__tests: a.b::c: no reason given",
+        "failed: python__tests: a.b::d",
+        "        assert 1 == 2",
+    ]
+    said = tmp_path / "said"
+    said.write_text("\n".join(lines) + "\n")
+    result = summary(tmp_path, f"step 'skips are expected' bash -c 'cat {said}; exit 1' || true")
+    end = ["failed step: skips are expected", "0 passed, 1 failed, 0 skipped"]
+    assert result.stdout.splitlines()[-4:] == [*lines[:2], *end]
