@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "core/throw_error.h"
 #include "memory/safetensors.h"
 #include "os/file.h"
-#include "os/random.h"
+#include "os/replacing_file.h"
 #include "safetensors_dtype.h"
 #include "safetensors_json.h"
 
@@ -105,33 +99,6 @@ class PackedWriter {
   Bytes buffer_;
 };
 
-/// A new file beside `path` that replaces it, or is removed. Each writer has its own, because several may write to one
-/// path.
-class ReplacingFile {
- public:
-  explicit ReplacingFile(std::string path)
-      : path_(std::move(path)),
-        temporary_(fmt::format("{}.{:016x}.part", path_, random_value<std::uint64_t>())),
-        fd_(open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL, 0644)) {}
-  ~ReplacingFile() {
-    if (!done_) ::unlink(temporary_.c_str());
-  }
-  ReplacingFile(const ReplacingFile&) = delete;
-  ReplacingFile& operator=(const ReplacingFile&) = delete;
-
-  const Fd& fd() const noexcept { return fd_; }
-  void finish() {
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_errno("cannot replace " + path_, errno);
-    done_ = true;
-  }
-
- private:
-  std::string path_;
-  std::string temporary_;
-  Fd fd_;
-  bool done_ = false;
-};
-
 }  // namespace
 
 void write_safetensors(const std::string& path, std::span<const Named> tensors,
@@ -146,7 +113,7 @@ void write_safetensors(const std::string& path, std::span<const Named> tensors,
   }
   Bytes length(8);
   write_value<std::uint64_t>(length.data(), json.size());
-  ReplacingFile file(path);
+  ReplacingFile file(path, 0644);
   write_all(file.fd(), length);
   write_all(file.fd(), std::as_bytes(std::span(json)));
   PackedWriter writer(file.fd());

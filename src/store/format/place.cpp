@@ -9,12 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/random.h"
+#include "os/replacing_file.h"
 
 namespace onecopy::store {
 namespace {
@@ -25,8 +25,9 @@ constexpr std::chrono::milliseconds kAnswer{2000};
 void put_link(const std::string& target, const std::string& path) {
   const std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
-  if (::symlink(target.c_str(), fresh.c_str()) != 0 || std::rename(fresh.c_str(), path.c_str()) != 0)
+  if (::symlink(target.c_str(), fresh.c_str()) != 0)
     throw_errno(fmt::format("cannot make the link {}", path), errno);
+  rename_over(fresh, path);
 }
 
 }  // namespace
@@ -79,10 +80,7 @@ Digest Place::make_secret() const {
 }
 
 void Place::write_secret(const Digest& secret) const {
-  const std::string fresh = secret_path() + ".new";
-  write_all(open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC), std::as_bytes(std::span(secret)));
-  if (std::rename(fresh.c_str(), secret_path().c_str()) != 0)
-    throw_errno(fmt::format("cannot write {}", secret_path()), errno);
+  replace_file(secret_path(), std::as_bytes(std::span(secret)));
 }
 
 void Place::link_to(const Place& home) const {

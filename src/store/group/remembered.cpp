@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/group/remembered.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -16,6 +13,7 @@
 #include "onecopy/core/error.h"
 #include "os/file.h"
 #include "os/random.h"
+#include "os/replacing_file.h"
 #include "store/client/membership.h"
 
 namespace onecopy::store::group {
@@ -98,16 +96,8 @@ std::string Remembered::text() const {
 }
 
 void Remembered::write() const {
-  const std::string next = path_ + ".new";
-  {
-    const Fd file = open_file(next, O_WRONLY | O_CREAT | O_TRUNC);
-    const std::string content = text();
-    write_all(file, std::as_bytes(std::span(content)));
-    if (::fsync(file.get()) != 0) throw_errno("cannot write " + next, errno);
-  }
-  if (::rename(next.c_str(), path_.c_str()) != 0) throw_errno("cannot replace " + path_, errno);
-  const Fd directory = open_file(directory_of(path_), O_RDONLY | O_DIRECTORY);
-  if (::fsync(directory.get()) != 0) throw_errno("cannot write " + directory_of(path_), errno);
+  const std::string content = text();
+  replace_file(path_, std::as_bytes(std::span(content)), true);
 }
 
 }  // namespace onecopy::store::group

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <span>
 #include <string>
@@ -12,6 +10,7 @@
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/read_lock.h"
+#include "os/replacing_file.h"
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
@@ -46,8 +45,7 @@ void Worker::rewrite_index() noexcept {
     const std::string fresh = holdings_.index_path + ".new";
     Log index = Log::create(fresh);
     for (const Record& record : rules_.records()) index.append(record);
-    if (std::rename(fresh.c_str(), holdings_.index_path.c_str()) != 0)
-      throw_errno("cannot put a new index into the directory of the store", errno);
+    rename_over(fresh, holdings_.index_path);
     point("store.index.rewritten");
     const int fd = index.fd().get();
     guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
