@@ -52,6 +52,18 @@ class Networks:
         """Returns the address of the host at its cable to the host ``of``."""
         return f"10.213.{16 * min(host, of) + max(host, of)}.{host + 1}"
 
+    def own_address(self, host: int) -> str:
+        """Returns an address of the host that is the same at all its cables."""
+        return f"10.214.0.{host + 1}"
+
+    def give_own_addresses(self) -> None:
+        for host in range(len(self.holders)):
+            self._run(host, "ip", "addr", "add", f"{self.own_address(host)}/32", "dev", "lo")
+            for other in range(len(self.holders)):
+                if other != host:
+                    via = ["via", self.address(other, host), "src", self.own_address(host)]
+                    self._run(host, "ip", "route", "add", f"{self.own_address(other)}/32", *via)
+
     def cut(self, one: int, other: int) -> None:
         self._run(one, "ip", "link", "set", f"to{other}", "down")
 

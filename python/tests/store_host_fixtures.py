@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from store_hosts import Cable, Host
+import networks
+from store_group import Etcd, join, present
+from store_hosts import Cable, Host, wait_until
 
 
 @pytest.fixture
@@ -40,3 +44,33 @@ def pair(hosts, cable):
     """A host that serves, the cable to it, and a host that pulls."""
     there, here = hosts(), hosts()
     return there, cable(there.serve()), here
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    made = Etcd.started(tmp_path / "etcd")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def group(hosts, etcd):
+    """Three hosts that are members of a group."""
+    made = [join(hosts(), f"h{i}", etcd.url) for i in range(3)]
+    wait_until(lambda: present(made[0]) == {"h0", "h1", "h2"})
+    return made
+
+
+@pytest.fixture
+def connected():
+    """A function that makes network namespaces which are connected with each other."""
+    if why := networks.obstacle():
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+
+        def connect(count):
+            made = networks.Networks(count)
+            stack.callback(made.close)
+            return made
+
+        yield connect

@@ -60,7 +60,7 @@ int serve(StreamSocket socket, const Bytes& key, std::uint64_t rate,
 }  // namespace
 
 FerryProcess::FerryProcess(const std::string& listen, std::uint64_t rate, const GroupOptions& group)
-    : key_(store::ferry::store_key()),
+    : key_(store::ferry::store_keys().front()),
       socket_(transport::TlsListener::listen(HostAddress(listen).resolve().front())),
       rate_(rate) {
   const transport::TlsContext check(key_, store::ferry::kStoreProtocol);  // throws without OpenSSL

@@ -12,10 +12,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "onecopy/core/error.h"
 #include "os/cgroup_owner.h"
@@ -28,6 +31,7 @@
 #include "os/unix_socket.h"
 #include "probe.h"
 #include "store/group/config.h"
+#include "store/group/etcd.h"
 #include "store_table.h"
 
 #ifndef SO_PEERPIDFD
@@ -128,10 +132,14 @@ Finding probe_runtime_directory() {
   return works(fmt::format("{}: connected through a path in it", directory));
 }
 
+std::optional<store::group::Config> group_of(const StoreState& state) {
+  return state.keeper ? store::group::Config::find(state.home) : std::nullopt;
+}
+
 Finding probe_store() {
   const StoreState state = store_state();
   const std::string end = state.keeper ? state.ends_with : what_ends(current_pid());
-  const auto group = state.keeper ? store::group::Config::find(state.home) : std::nullopt;
+  const auto group = group_of(state);
   const std::string of_group =
       group ? fmt::format(", as host {} of the group {}", group->host, group->group) : "";
   const std::string detail = state.keeper ? fmt::format("a keeper listens in {}{}", state.home, of_group)
@@ -143,15 +151,40 @@ Finding probe_store() {
                       state.keeper ? "The keeper" : "One that is started here", end)};
 }
 
+/// Looks at the etcd of this host's group. REQUIRES: there is a group.
+Finding probe_etcd() {
+  constexpr std::int64_t kMany = 1'000'000;
+  try {
+    store::group::Etcd etcd(group_of(store_state())->etcd);
+    const std::vector<std::string> alarms = etcd.alarms();
+    const auto changes = etcd.uncompacted();
+    const std::string detail =
+        fmt::format("it answers; {}", changes ? fmt::format("it keeps all its {} changes", *changes)
+                                              : "it drops old changes");
+    if (!alarms.empty())
+      return slower(fmt::format("{}; its alarms: {}", detail, fmt::join(alarms, ", ")),
+                    "Nothing can be published. Give it space: `etcdctl compact`, `etcdctl defrag`, "
+                    "`etcdctl alarm disarm`, or a larger --quota-backend-bytes.");
+    if (changes && *changes > kMany)
+      return slower(detail,
+                    "Start it with --auto-compaction-retention=1h: it runs out of space otherwise.");
+    return works(detail);
+  } catch (const Error& error) {
+    return slower(error.what(), "The versions here stay, and nothing is published until it answers.");
+  }
+}
+
 }  // namespace
 
 std::vector<Probe> process_probes() {
-  return {{"passing descriptors", probe_descriptor_passing, true},
-          {"noticing deaths", probe_pidfd, true},
-          {"robust mutex", probe_robust_mutex, true},
-          {"abstract sockets", probe_abstract_socket},
-          {"runtime directory", probe_runtime_directory},
-          {"store", probe_store}};
+  std::vector<Probe> probes{{"passing descriptors", probe_descriptor_passing, true},
+                            {"noticing deaths", probe_pidfd, true},
+                            {"robust mutex", probe_robust_mutex, true},
+                            {"abstract sockets", probe_abstract_socket},
+                            {"runtime directory", probe_runtime_directory},
+                            {"store", probe_store}};
+  if (group_of(store_state())) probes.push_back({"etcd", probe_etcd});
+  return probes;
 }
 
 }  // namespace onecopy::cli

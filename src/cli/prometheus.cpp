@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "prometheus.h"
 
+#include <algorithm>
+#include <chrono>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "onecopy/core/error.h"
+#include "os/log.h"
 #include "output_format.h"
 #include "share/format/info_text.h"
+#include "store/group/config.h"
 
 namespace onecopy::cli {
 namespace {
@@ -48,6 +53,42 @@ constexpr StoreMetric kStoreMetrics[] = {
      }},
 };
 
+/// Returns the numbers of the group of the keeper in that directory, and those that etcd knows if it answers.
+std::string group_metrics(const std::string& home) {
+  using store::group::Config;
+  const auto group = home.empty() ? std::nullopt : Config::find(home);
+  if (!group) return {};
+  std::string text;
+  const auto add = [&](const char* metric, const char* type, const char* help, auto value) {
+    text +=
+        header(metric, type, help) + fmt::format("{}{{group=\"{}\"}} {}\n", metric, group->group, value);
+  };
+  if (const auto age = Config::since_answer(home))
+    add("onecopy_group_age_seconds", "gauge", "seconds since etcd has answered this host",
+        std::chrono::duration<double>(*age).count());
+  add("onecopy_group_stopped", "gauge", "1 if this host changes nothing in its group, else 0",
+      group->problem.empty() ? 0 : 1);
+  add("onecopy_group_pulled_bytes_total", "counter", "bytes that have come from other hosts",
+      Config::pulled(home));
+  try {
+    store::group::Etcd etcd(group->etcd);
+    const auto view = group->records().view(etcd);
+    add("onecopy_group_members", "gauge", "the hosts that are members of the group", view.members.size());
+    add("onecopy_group_missing_members", "gauge", "the members that do not reach etcd",
+        std::ranges::count_if(view.members,
+                              [&](const auto& one) { return !view.hosts.contains(one.first); }));
+    if (!view.current.empty())
+      text += header("onecopy_group_generation", "gauge",
+                     "the number of changes of what is current of an object");
+    for (const auto& [name, current] : view.current)
+      text += fmt::format("onecopy_group_generation{{group=\"{}\",object={}}} {}\n", group->group,
+                          json_text(escaped(name), -1), current.value.generation);
+  } catch (const Error& error) {
+    log_debug(error.what());  // the age says it
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string prometheus_text(const std::vector<ListedOwner>& owners, std::size_t silent,
@@ -87,7 +128,7 @@ std::string prometheus_text(const StoreState& state) {
         text += fmt::format("{}{{object={},namespace=\"{}\"}} {}\n", full, json_text(escaped(name), -1), i,
                             metric.value(namespaces[i]));
   }
-  return text;
+  return text + group_metrics(state.home);
 }
 
 }  // namespace onecopy::cli

@@ -89,6 +89,12 @@ void add_group_options(CLI::App& serve, GroupOptions& options) {
       ->needs(group)
       ->type_name("HOST:PORT");
   serve
+      .add_option(
+          "--rack", options.rack,
+          "The rack of this host: versions go from host to host within a rack, then to the next one")
+      ->needs(group)
+      ->type_name("NAME");
+  serve
       .add_option("--state", options.state,
                   "A directory on a disk, where this host remembers what it has shown; default: "
                   "~/.local/state/onecopy")
@@ -113,6 +119,8 @@ std::optional<Config> group_config(const GroupOptions& options, const std::strin
     throw_error(ErrorCode::invalid_argument,
                 "other hosts cannot reach this one at {}: say by --address HOST:PORT where they can", at);
   config.address = options.address.empty() ? at : HostAddress(options.address).str();
+  config.rack = options.rack;
+  if (!config.rack.empty()) store::group::check_label(config.rack, "a rack");
   config.key_file = absolute(variable("ONECOPY_STORE_KEY_FILE"));
   config.etcd.endpoints = options.endpoints;
   config.etcd.ca_file = absolute(options.ca_file);

@@ -12,7 +12,7 @@ namespace onecopy::cli {
 
 /// The options of `store serve` about a group.
 struct GroupOptions {
-  std::string group, name, address, state, ca_file, login_file;
+  std::string group, name, address, rack, state, ca_file, login_file;
   std::vector<std::string> endpoints;
 };
 /// Adds them to a command that has --listen. REQUIRES: `options` lives as long as the parser.

@@ -15,6 +15,7 @@
 #include "ferry_process.h"
 #include "keeper_processes.h"
 #include "onecopy/core/error.h"
+#include "onecopy/store/group.h"
 #include "output_format.h"
 #include "store/keeper/keeper.h"
 #include "store_group.h"
@@ -119,7 +120,7 @@ int end_in_order() {
   for (const store::ObjectInfo& object : store.list())
     for (const store::VersionInfo& version : object.versions)
       if (!version.is_awaited) (version.readers == 0 ? lost : open).add(version);
-  store.stop();
+  store::Group(store).stop();
   fmt::print("The keeper has ended.\n");
   if (lost.versions != 0) fmt::print("Lost: {}\n", lost.str());
   if (open.versions != 0) fmt::print("Kept by the processes that have them open: {}\n", open.str());
@@ -203,8 +204,9 @@ void add_keeper_commands(CLI::App& store, Command& command) {
       "Example:\n  onecopy store status\n\n"
       "Exit status: 0 if a keeper answers, 1 if there is none or it does not answer.");
   about->callback([&command, format] { command = [format] { return say_status(*format); }; });
-  auto* const end = add_keeper_command(store, "stop", "End the keeper; what no process has open is gone",
-                                       command, options, &stop_keeper);
+  auto* const end = add_keeper_command(
+      store, "stop", "End the keeper, and leave the group; what no process has open is gone", command,
+      options, &stop_keeper);
   end->footer("Example:\n  onecopy store stop");
   end->add_flag("--force", options->force,
                 "Kill the processes of a keeper that does not answer, or of another version of onecopy");

@@ -34,7 +34,7 @@ store::ferry::PullOptions options_of(const PullRequest& request) {
   for (const std::string& also : request.also) options.sources.emplace_back(also);
   options.name = request.name;
   options.number = request.version;
-  options.key = store::ferry::store_key();
+  options.keys = store::ferry::store_keys();
   options.keeper = {true, "/proc/self/exe"};
   return options;
 }

@@ -60,16 +60,16 @@ class Group {
   /// Makes a draft the current version of its object on all hosts, and returns its number. REQUIRES: no process writes to the
   /// draft, which cannot be used afterwards.
   ///
-  /// Throws Superseded if the object has changed meanwhile; timeout, with the names of the hosts that do not have the version yet, or because etcd did not answer: only then, and the text says so, the version may become current. Throws the error of
+  /// Throws superseded if the object has changed meanwhile; timeout, with the names of the hosts that do not have the version yet, or because etcd did not answer: only then, and the text says so, the version may become current. Throws the error of
   /// the first host that cannot have the version, such as out_of_memory. Throws unsupported for memory of a card.
   std::uint64_t publish(Draft draft, const Everywhere& everywhere = {});
   /// Copies the tensors into a version in memory of the host, and publishes the version. Throws what the other publish() throws.
   std::uint64_t publish(const std::string& object, std::span<const NamedTensor> tensors,
                         const PublishOptions& options = {}, const Everywhere& everywhere = {});
-  /// Makes an earlier version, which this host has, current again on all hosts. Throws stale_handle, Superseded, timeout.
+  /// Makes an earlier version, which this host has, current again on all hosts. Throws stale_handle, superseded, timeout.
   void rollback(const std::string& object, std::uint64_t number,
                 std::chrono::nanoseconds timeout = std::chrono::seconds(60));
-  /// Deletes an object on all hosts. Throws stale_handle, Superseded, timeout.
+  /// Deletes an object on all hosts. Throws stale_handle, superseded, timeout.
   void remove(const std::string& object, std::chrono::nanoseconds timeout = std::chrono::seconds(60));
 
   std::vector<GroupHost> hosts(const std::string& object);
@@ -80,6 +80,9 @@ class Group {
 
   /// Makes a host leave the group: publishers wait for it no longer. Throws invalid_argument for a host that is not a member.
   void leave(const std::string& host = {});
+  /// Makes this host leave its group, if it is a member of one, and ends the keeper as Store::stop() does. A host that does not reach
+  /// etcd stays a member, which a warning says.
+  void stop();
   /// Writes what the hosts remember into etcd, which has lost it. Returns the hosts that were heard.
   std::vector<std::string> restore();
 

@@ -272,7 +272,10 @@ class Store(Publishing):
         return self._core.keeper()
 
     def stop(self) -> None:
-        """Ends the keeper, and returns when its processes have ended. Versions that no process has open are lost."""
+        """Ends the keeper, and returns when its processes have ended. Versions that no process has open are lost.
+
+        A host of a group leaves it.
+        """
         self._core.stop()
 
 

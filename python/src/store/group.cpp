@@ -63,7 +63,8 @@ void add_group(nb::class_<Store>& all) {
       .def("hosts", &hosts, nb::sig("def hosts(self, name: str) -> list[dict[str, typing.Any]]"))
       .def("age", &age)
       .def("group_problem", [](Store& s) { return without_gil([&] { return Group(s).problem(); }); })
-      .def("leave", [](Store& s, const std::string& host) { without_gil([&] { Group(s).leave(host); }); });
+      .def("leave", [](Store& s, const std::string& host) { without_gil([&] { Group(s).leave(host); }); })
+      .def("stop", [](Store& s) { without_gil([&] { Group(s).stop(); }); });
 }
 
 }  // namespace onecopy::python

@@ -23,7 +23,7 @@ void init(Pull* self, const std::vector<std::string>& addresses, const std::stri
     for (const std::string& address : addresses) options.sources.emplace_back(address);
     options.name = name;
     options.number = number;
-    options.key = store::ferry::store_key();
+    options.keys = store::ferry::store_keys();
     options.keeper = {true, command};
     options.look = &handle_signals;
     new (self) Pull(std::move(options));

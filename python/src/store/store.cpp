@@ -238,8 +238,7 @@ void init_store(nb::module_& m) {
             pids["guard"] = keeper.guard;
             return pids;
           },
-          nb::sig("def keeper(self) -> dict[str, int]"))
-      .def("stop", [](Store& s) { without_gil([&] { s.stop(); }); });
+          nb::sig("def keeper(self) -> dict[str, int]"));
   m.def("_store_connect", &connect);
 }
 

@@ -9,62 +9,14 @@ import signal
 import time
 from random import Random
 
-import numpy as np
 import pytest
 
 import onecopy
-from store_group import Etcd, join
+from store_group import join, present, problems, publish, save, shown, version_at, wait_for, weights
 from store_hosts import wait_until
 
-ELEMENTS = 5_000_000  # two chunks
-
-
-@pytest.fixture
-def etcd(tmp_path):
-    made = Etcd(tmp_path / "etcd")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def group(hosts, etcd):
-    """Three hosts that are members of a group."""
-    made = [join(hosts(), f"h{i}", etcd.url) for i in range(3)]
-    wait_until(lambda: present(made[0]) == {"h0", "h1", "h2"})
-    return made
-
-
-def present(host):
-    with contextlib.suppress(onecopy.Error):
-        return {one["host"] for one in host.connect().hosts("llama") if one["is_present"] and one["is_member"]}
-    return set()
-
-
-def weights(number, elements=ELEMENTS):
-    return {"w": np.full(elements, number, np.float32)}
-
-
-def publish(host, number, **options):
-    return host.connect().publish("llama", weights(number), **{"everywhere": True, "timeout": 60, **options})
-
-
-def shown(host):
-    """Returns the number of the version that a reader sees, and the number in its elements."""
-    try:
-        version = host.connect(framework="numpy").open("llama")
-    except onecopy.StaleHandle:
-        return None
-    values = next(iter(version.values()))
-    assert (values == values[0]).all()
-    return version.version, int(values[0])
-
-
-def wait_for(hosts, number, value):
-    wait_until(lambda: [shown(one) for one in hosts] == [(number, value)] * len(hosts))
-
-
-def process_of(host):
-    return host.ferry()
+# ONECOPY_GROUP_SEED repeats a run.
+FAULTS = int(os.environ.get("ONECOPY_GROUP_FAULTS", "12"))
 
 
 def test_a_published_version_is_whole_on_every_host_when_publish_returns(group):
@@ -107,26 +59,16 @@ def test_an_object_that_one_host_has_published_alone_is_refused_by_the_group(gro
 
 def test_publishers_process_dies_before_the_commit(group):
     publish(group[0], 1)
-    os.kill(process_of(group[2]), signal.SIGSTOP)  # so that the publisher waits
+    os.kill(group[2].ferry(), signal.SIGSTOP)  # so that the publisher waits
     child = group[1].start("put", "llama", str(save(group[1], 2)), "--everywhere")
     wait_until(lambda: version_at(group[0], "h0") == 2)
     child.kill()
     child.wait()
-    os.kill(process_of(group[2]), signal.SIGCONT)
+    os.kill(group[2].ferry(), signal.SIGCONT)
     wait_until(lambda: version_at(group[0], "h0") == 1)  # the stage has ended, and its draft is dropped
     assert [shown(one) for one in group] == [(1, 1)] * 3
     assert publish(group[1], 3) == 2
     wait_for(group, 2, 3)
-
-
-def save(host, number):
-    path = host.environment["ONECOPY_STORE_DIR"] + f"-{number}.npy"
-    np.save(path, weights(number)["w"])
-    return path
-
-
-def version_at(host, name):
-    return next(one["version"] for one in host.connect().hosts("llama") if one["host"] == name)
 
 
 def test_publisher_dies_after_the_commit_and_nothing_of_it_is_needed(group):
@@ -142,11 +84,11 @@ def test_publisher_dies_after_the_commit_and_nothing_of_it_is_needed(group):
 
 def test_a_host_that_stops_while_it_passes_on_is_left_by_those_behind_it(group):
     publish(group[0], 1)
-    os.kill(process_of(group[1]), signal.SIGSTOP)
+    os.kill(group[1].ferry(), signal.SIGSTOP)
     assert publish(group[0], 2, everywhere=2) == 2  # h2 is behind h1 in the chain
     wait_for([group[0], group[2]], 2, 2)
     assert shown(group[1]) == (1, 1)
-    os.kill(process_of(group[1]), signal.SIGCONT)
+    os.kill(group[1].ferry(), signal.SIGCONT)
     wait_for(group, 2, 2)
 
 
@@ -190,9 +132,9 @@ def test_both_halves_of_a_keeper_are_killed_and_the_host_gets_the_version_again(
 
 def test_a_host_that_was_paused_longer_than_its_lease_begins_anew(group):
     publish(group[0], 1)
-    os.kill(process_of(group[2]), signal.SIGSTOP)
+    os.kill(group[2].ferry(), signal.SIGSTOP)
     wait_until(lambda: present(group[0]) == {"h0", "h1"})
-    os.kill(process_of(group[2]), signal.SIGCONT)
+    os.kill(group[2].ferry(), signal.SIGCONT)
     wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
     assert publish(group[0], 2) == 2
     wait_for(group, 2, 2)
@@ -222,19 +164,15 @@ def test_etcd_lost_its_data_and_the_group_is_restored_by_hand(group, etcd):
     group[0].connect().rollback("llama", to=1)
     wait_for(group, 1, 1)
     etcd.lose_data()
-    wait_until(lambda: all("lost its data" in line for line in doctor_lines(group)))
+    wait_until(lambda: all("lost its data" in line for line in problems(group)))
     with pytest.raises(onecopy.Closed, match="lost its data"):
         publish(group[0], 3)
     assert [shown(one) for one in group] == [(1, 1)] * 3
     assert "h0" in group[0].run("group", "restore")
-    wait_until(lambda: not any("lost its data" in line for line in doctor_lines(group)))
+    wait_until(lambda: not any("lost its data" in line for line in problems(group)))
     assert [shown(one) for one in group] == [(1, 1)] * 3  # the rollback was not undone
     assert publish(group[1], 3) == 3
     wait_for(group, 3, 3)
-
-
-def doctor_lines(hosts):
-    return [host.connect()._core.group_problem() for host in hosts]
 
 
 def test_a_host_with_another_key_changes_nothing(group, hosts, etcd):
@@ -276,7 +214,7 @@ def test_publishers_at_once_get_a_number_each_and_all_hosts_end_with_one_version
 
 
 def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etcd):
-    random = Random(7)
+    random = Random(int(os.environ.get("ONECOPY_GROUP_SEED", "7")))
     value_of, outcomes = {}, set()
 
     def check():
@@ -296,7 +234,7 @@ def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etc
         elif (seen := shown(host)) is not None and seen[0] > 1:
             host.connect().rollback("llama", to=seen[0] - 1)
 
-    for value in range(1, 13):
+    for value in range(1, FAULTS + 1):
         with contextlib.suppress(onecopy.Error):
             act(random.randrange(4))
         try:
@@ -308,5 +246,5 @@ def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etc
         check()
     assert "committed" in outcomes
     wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
-    number = publish(group[0], 99)
-    wait_for(group, number, 99)
+    number = publish(group[0], FAULTS + 1)
+    wait_for(group, number, FAULTS + 1)

@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-import networks
 import onecopy
 from store_hosts import CHUNK, number_in, wait_until, weights
 
@@ -24,21 +23,6 @@ def can_mount():
 
 
 wants_mounts = pytest.mark.skipif(not can_mount(), reason="needs root, who may make namespaces")
-
-
-@pytest.fixture
-def connected():
-    """A function that makes network namespaces which are connected with each other."""
-    if why := networks.obstacle():
-        pytest.skip(why)
-    with contextlib.ExitStack() as stack:
-
-        def connect(count):
-            made = networks.Networks(count)
-            stack.callback(made.close)
-            return made
-
-        yield connect
 
 
 def bytes_of_chunks(host):

@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <span>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -22,27 +22,31 @@ constexpr const char* kWhatToDo =
 
 }  // namespace
 
-Bytes store_key() {
+std::vector<Bytes> store_keys() {
   const char* const path = std::getenv("ONECOPY_STORE_KEY_FILE");
   if (!path || !*path)
     throw Error(ErrorCode::invalid_argument, fmt::format("there is no key for other hosts: {}", kWhatToDo));
-  return key_in(path);
+  return keys_in(path);
 }
 
-Bytes key_in(const std::string& path) {
+std::vector<Bytes> keys_in(const std::string& path) {
   std::ifstream file(path);
   if (!file)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("the key file {} cannot be read: {}", path, kWhatToDo));
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  if (text.size() < transport::TlsContext::kMinSecretBytes)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("the key in {} has {} bytes, and needs at least {}: `onecopy key` prints a new one",
-                    path, text.size(), transport::TlsContext::kMinSecretBytes));
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
+  std::vector<Bytes> keys;
+  for (std::string line; std::getline(file, line) || keys.empty();) {
+    while (!line.empty() && line.back() == '\r') line.pop_back();
+    if (line.empty() && !keys.empty()) continue;
+    if (line.size() < transport::TlsContext::kMinSecretBytes)
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("the key in {} has {} bytes, and needs at least {}: `onecopy key` prints a new one",
+                      path, line.size(), transport::TlsContext::kMinSecretBytes));
+    const auto bytes = std::as_bytes(std::span(line));
+    keys.emplace_back(bytes.begin(), bytes.end());
+  }
+  return keys;
 }
 
 }  // namespace onecopy::store::ferry

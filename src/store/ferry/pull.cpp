@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <thread>
 #include <utility>
 
@@ -18,9 +17,6 @@ namespace onecopy::store::ferry {
 namespace {
 
 constexpr std::chrono::milliseconds kConnectPatience{5'000}, kAway{5'000}, kLockPause{5};
-/// The time in which a host must send something if another host may be asked.
-constexpr std::chrono::milliseconds kSwitch{1'000};
-constexpr std::size_t kUnderWay = 4;  ///< chunks that are asked for before the first one has come
 
 std::uint64_t number_for(const HostAddress& host) {
   const std::string& text = host.str();
@@ -47,10 +43,11 @@ bool may_pass(const Error& error, bool follows) noexcept {
 
 Pull::Pull(PullOptions options)
     : options_(std::move(options)),
-      context_(std::make_shared<const transport::TlsContext>(options_.key, kStoreProtocol)),
       client_(std::make_shared<Client>(options_.places, options_.keeper)),
       origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name) {
   check_name(options_.name);
+  for (const Bytes& key : options_.keys)
+    contexts_.push_back(std::make_shared<const transport::TlsContext>(key, kStoreProtocol));
   for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, kNow});
   const Deadline until = Deadline::after(options_.lock_patience);
   while (!origins_.try_lock() && !until.has_passed()) std::this_thread::sleep_for(kLockPause);
@@ -106,10 +103,20 @@ std::optional<Pulled> Pull::next_of(Source& source, std::chrono::milliseconds wa
   return bring(source, told);
 }
 
+Stream Pull::connect(const HostAddress& to) const {
+  for (const auto& context : contexts_) {
+    try {
+      return Stream::connect(to, context, Deadline::after(kConnectPatience));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::bad_secret || context == contexts_.back()) throw;
+    }
+  }
+  throw Error(ErrorCode::bad_secret, "there is no key for other hosts");
+}
+
 /// Asks a host for its version. Throws the error that the host answers.
 Told Pull::look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait) {
-  if (!source.stream)
-    source.stream = Stream::connect(source.at, context_, Deadline::after(kConnectPatience));
+  if (!source.stream) source.stream = connect(source.at);
   const auto wait_ms = static_cast<std::uint32_t>(wait.count());
   source.stream->tell(Look{kProtocol, Question::look, options_.name, number, known, wait_ms},
                       options_.patience);
@@ -193,78 +200,6 @@ Arrival Pull::begin(const Source& source, const Told& told) {
                      [&] { origins_.add(pair); });
   origins_.add(pair);
   return arrival;
-}
-
-/// Takes the chunks that are missing, from the source and then from others that have the version.
-void Pull::take_all(Source& source, const Told& told, Arrival& arrival) {
-  std::exception_ptr last;
-  const auto take_from = [&](Source& from) {
-    try {
-      if (&from != &source && !offers(from, told)) return false;
-      take_chunks(from, arrival);
-      return true;
-    } catch (const Error& error) {
-      log_warning(fmt::format("{} gives no more of version {} of \"{}\": {}", from.at.str(), told.number,
-                              options_.name, error.what()));
-      last = std::current_exception();
-      leave(from);
-      return false;
-    }
-  };
-  if (take_from(source)) return;
-  for (Source& other : sources_)
-    if (&other != &source && take_from(other)) return;
-  std::rethrow_exception(last);
-}
-
-bool Pull::offers(Source& source, const Told& wanted) {
-  if (look(source, 0, {}, {}).version == wanted.version) return true;
-  return look(source, wanted.number, {}, {}).version == wanted.version;
-}
-
-void Pull::take_chunks(Source& source, Arrival& arrival) {
-  const std::chrono::milliseconds patience = sources_.size() > 1 ? kSwitch : options_.patience;
-  std::deque<std::uint64_t> missing, asked;
-  for (std::uint64_t chunk = 0; chunk < arrival.chunks(); ++chunk)
-    if (!arrival.has(chunk)) missing.push_back(chunk);
-  Deadline progress = Deadline::after(patience);
-  std::size_t wrong = 0;
-  while (!missing.empty() || !asked.empty()) {
-    options_.look();
-    while (!missing.empty() && asked.size() < kUnderWay) {
-      source.stream->tell(Take{kProtocol, Question::take, missing.front()}, patience);
-      asked.push_back(missing.front());
-      missing.pop_front();
-    }
-    const auto told = source.stream->hear<Chunk>(patience);
-    const std::uint64_t chunk = asked.front();
-    asked.pop_front();
-    if (told.chunk != chunk || (told.bytes != 0 && told.bytes != arrival.room(chunk).size()))
-      throw Error(ErrorCode::protocol, "it sent another chunk than it was asked for");
-    const std::uint64_t taken = take_chunk(source, arrival, told, patience);
-    taken_ += taken;
-    if (taken != 0) progress = Deadline::after(patience);
-    else missing.push_front(chunk);
-    if (taken == 0 && told.bytes != 0 && ++wrong > 1)
-      throw Error(ErrorCode::bad_file,
-                  fmt::format("{} has sent two chunks with a wrong checksum", source.at.str()));
-    if (progress.has_passed())
-      throw Error(ErrorCode::timeout, fmt::format("no chunk has come for {} ms", patience.count()));
-  }
-}
-
-/// Returns the bytes of the chunk; 0 if the host has not got the chunk, or the checksum is wrong.
-std::uint64_t Pull::take_chunk(Source& source, Arrival& arrival, const Chunk& told,
-                               std::chrono::milliseconds patience) {
-  if (told.bytes == 0) return 0;
-  const std::uint32_t crc = source.stream->receive(arrival.room(told.chunk), patience);
-  if (source.stream->hear<Checksum>(patience).crc == crc) {
-    arrival.take(told.chunk);
-    return told.bytes;
-  }
-  log_warning(fmt::format("chunk {} of \"{}\" came from {} with a wrong checksum, and is asked for again",
-                          told.chunk, options_.name, source.at.str()));
-  return 0;
 }
 
 }  // namespace onecopy::store::ferry

@@ -22,7 +22,7 @@ struct PullOptions {
   std::vector<HostAddress> sources;  ///< asked in this order
   std::string name;
   std::uint64_t number = 0;  ///< 0 for the newest version
-  Bytes key;
+  std::vector<Bytes> keys;   ///< tried in this order
   ConnectOptions keeper{};
   Places places = Places::of_this_user();      ///< of the keeper
   std::chrono::milliseconds lock_patience{0};  ///< the time for which another process may pull the object
@@ -44,7 +44,7 @@ struct Pulled {
 ///
 /// Guarantees. A version is current here only once it is whole. A version of a smaller number follows one of a larger number only
 /// if both come from one host, which has rolled back. What has arrived of a version stays for
-/// another pull if this process ends, see Arrival.
+/// another pull if this process ends, see Arrival. A source that is slow is left for one that is twice as fast, if there is one.
 ///
 /// Thread safety: none.
 class Pull {
@@ -85,6 +85,8 @@ class Pull {
   /// Returns the version that is current here; nothing if there is none. Throws invalid_argument for one that was published here.
   std::optional<Token> shown() { return shown_origin(); }
 
+  /// Returns all bytes of chunks that have come.
+  std::uint64_t taken() const noexcept { return taken_; }
   /// Returns the number of the version that is current here; 0 if there is none.
   std::uint64_t current() { return LocalVersions::of(*client_, options_.name).current; }
 
@@ -93,10 +95,13 @@ class Pull {
     HostAddress at;
     std::optional<Stream> stream;
     Deadline away_until = kNow;  ///< before that another source is asked
+    std::optional<double>
+        rate{};  ///< bytes per second, of one that was slow; 0: it has not got the version
   };
 
   std::optional<Pulled> next_of(Source& source, std::chrono::milliseconds wait);
   static void leave(Source& source) noexcept;
+  Stream connect(const HostAddress& to) const;
   Told look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait);
   std::optional<Token> shown_origin();
   void check_order(const Source& source, const Told& told) const;
@@ -111,15 +116,17 @@ class Pull {
   void take_all(Source& source, const Told& told, Arrival& arrival);
   bool offers(Source& source, const Told& wanted);
   void take_chunks(Source& source, Arrival& arrival);
+  Source& fastest();
+  void check_rate(Source& source, std::uint64_t bytes, TimePoint since) const;
   std::uint64_t take_chunk(Source& source, Arrival& arrival, const Chunk& told,
                            std::chrono::milliseconds patience);
 
   const PullOptions options_;
-  const std::shared_ptr<const transport::TlsContext> context_;
+  std::vector<std::shared_ptr<const transport::TlsContext>> contexts_;  // shared with connections
   const std::shared_ptr<Client> client_;
   Origins origins_;
   std::vector<Source> sources_;
-  std::uint64_t taken_ = 0;  ///< all bytes of chunks that have come
+  std::uint64_t taken_ = 0;
 };
 
 }  // namespace onecopy::store::ferry

@@ -60,8 +60,9 @@ std::uint32_t Stream::send(ByteSpan bytes, std::chrono::milliseconds patience, s
   return crc;
 }
 
-std::uint32_t Stream::receive(std::span<std::byte> into, std::chrono::milliseconds patience) {
-  std::uint32_t crc = 0;
+std::uint32_t Stream::receive(std::span<std::byte> into, std::chrono::milliseconds patience,
+                              std::uint32_t before) {
+  std::uint32_t crc = before;
   while (!into.empty()) {
     stream_->begin_turn();
     std::size_t got = 0;

@@ -28,8 +28,9 @@ class Stream {
 
   /// Sends bytes, and returns their CRC-32C, which costs little while they are in the processor's cache.
   std::uint32_t send(ByteSpan bytes, std::chrono::milliseconds patience, std::uint32_t before = 0);
-  /// Fills `into`, and returns the CRC-32C of what is in the memory then.
-  std::uint32_t receive(std::span<std::byte> into, std::chrono::milliseconds patience);
+  /// Fills `into`, and returns the CRC-32C of what is in the memory then, behind that of bytes `before`.
+  std::uint32_t receive(std::span<std::byte> into, std::chrono::milliseconds patience,
+                        std::uint32_t before = 0);
   template <class Message>
   void tell(const Message& message, std::chrono::milliseconds patience) {
     send_frame(write_fields(message), patience);

@@ -16,7 +16,7 @@
 
 namespace onecopy::store::group {
 
-/// A thread that watches the group's keys, and wakes the host after each change.
+/// A thread that watches the group's keys, and wakes the host after each change; so do the threads of Fetches.
 /// Thread safety: wait() is for one thread.
 class Doorbell {
  public:
@@ -35,6 +35,12 @@ class Doorbell {
           }
         }) {}
 
+  /// Wakes the host. Thread safety: may be called concurrently.
+  void ring() {
+    const std::lock_guard lock(mutex_);
+    has_rung_ = true;
+    rung_.notify_one();
+  }
   /// Waits until the bell has rung since the last call.
   void wait(std::chrono::milliseconds max) {
     std::unique_lock lock(mutex_);
@@ -43,12 +49,6 @@ class Doorbell {
 
  private:
   static constexpr std::chrono::milliseconds kPause{500};
-
-  void ring() {
-    const std::lock_guard lock(mutex_);
-    has_rung_ = true;
-    rung_.notify_one();
-  }
 
   std::mutex mutex_;
   std::condition_variable rung_;

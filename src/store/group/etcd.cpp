@@ -167,6 +167,23 @@ bool Etcd::renew(std::int64_t lease) {
 
 void Etcd::revoke(std::int64_t lease) { ask("/v3/lease/revoke", {{"ID", text_of(lease)}}); }
 
+std::vector<std::string> Etcd::alarms() {
+  std::vector<std::string> words;
+  const json answer = ask("/v3/maintenance/alarm", {{"action", "GET"}});
+  for (const json& one : answer.value("alarms", json::array())) words.push_back(one.value("alarm", "?"));
+  return words;
+}
+
+std::optional<std::int64_t> Etcd::uncompacted() {
+  try {
+    const json answer = ask("/v3/kv/range", {{"key", to_base64("/")}, {"revision", "1"}});
+    return number_in(answer.value("header", json::object()), "revision");
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).find("compacted") == std::string_view::npos) throw;
+    return {};
+  }
+}
+
 void Etcd::watch(const std::string& from, const std::string& to, const std::function<void()>& changed,
                  const std::function<bool()>& is_over) {
   HttpRequest request;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,11 @@ class Etcd final : public Directory {
   std::int64_t grant(std::chrono::seconds time) override;
   bool renew(std::int64_t lease) override;
   void revoke(std::int64_t lease) override;
+
+  /// Returns the alarms of etcd in its own words, such as NOSPACE.
+  std::vector<std::string> alarms();
+  /// Returns the number of changes that etcd keeps; nothing if it has ever dropped old ones.
+  std::optional<std::int64_t> uncompacted();
 
   /// Calls `changed` once etcd watches the keys from `from` to before `to`, and after each change of them, until the watch ends
   /// or `is_over` returns true. Throws as the other members.

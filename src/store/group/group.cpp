@@ -10,6 +10,7 @@
 
 #include "core/throw_error.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "store/client/group_mark.h"
 #include "store/client/state.h"
 #include "store/ferry/host_key.h"
@@ -72,7 +73,7 @@ void wait_until_shown(Client& client, const std::string& name, const Token& toke
 ferry::Pull pull_of(const Config& config, const Client& client, const std::string& name) {
   ferry::PullOptions options;
   options.name = name;
-  options.key = ferry::key_in(config.key_file);
+  options.keys = ferry::keys_in(config.key_file);
   options.keeper.autostart = false;
   options.places = client.places();
   options.lock_patience = kLock;
@@ -114,7 +115,7 @@ std::uint64_t Group::publish(Draft draft, const Everywhere& everywhere) {
   describe(exported, s.table);
   Fd memory = exported.fds.empty() ? Fd() : std::move(exported.fds.front());
   Publication publication(link.etcd, link.records, name,
-                          {0, 0, s.version.token, link.config.host, link.config.address});
+                          {0, 0, s.version.token, link.config.host, link.config.address, 0});
   const Records::View view = begin_turn(publication, link.etcd, link.records, name, until);
   group::Waiting waiting(link.etcd, link.records, publication, everywhere.hosts, view.members, until);
   std::optional<ferry::Pull> pull(pull_of(link.config, client, name));
@@ -220,6 +221,18 @@ void Group::leave(const std::string& host) {
                 link.config.group, fmt::join(members, ", "));
   }
   link.etcd.change({.when = {}, .put = {}, .remove = {link.records.member(leaving)}});
+}
+
+void Group::stop() {
+  const bool is_of_group = name().has_value();
+  try {
+    if (is_of_group) leave();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument)  // of a host that has left already
+      log_warning("publishers wait for this host until `onecopy store leave` takes it out: {}",
+                  error.what());
+  }
+  store_.stop();
 }
 
 std::vector<std::string> Group::restore() {

@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kIdle{2'000}, kSoon{50}, kAway{500};
+constexpr std::chrono::milliseconds kIdle{2'000}, kHeld{250}, kSoon{50}, kAway{500};
 
 }  // namespace
 
@@ -38,6 +38,7 @@ void Host::run(const std::function<bool()>& is_over) {
     try {
       look();
       failed_.clear();
+      if (!held_.empty()) pause = kHeld;
     } catch (const Error& error) {
       if (failed_ == error.what()) say(failed_);  // and not of a keeper that is about to start
       failed_ = error.what();
@@ -47,13 +48,13 @@ void Host::run(const std::function<bool()>& is_over) {
   }
 }
 
-/// Reads the group's keys, and does what they ask for. `busy_with`: the object that is pulled meanwhile; then nothing else is pulled.
-void Host::look(const std::string& busy_with) {
+/// Reads the group's keys, and does what they ask for.
+void Host::look() {
   home_ = client_->home(Deadline::after(kKeeperPatience));
-  joins_ = joins_ || !Config::find(home_);
+  joins_ = joins_ || !Config::is_in(home_);
   lease_.tend();
   view_ = records_.view(etcd_);
-  Config::note_answer(home_);
+  note_answer();
   for (const std::string& problem : view_.problems)
     if (problems_.emplace(problem, problem).second) log_warning(problem);
   check_group();
@@ -63,13 +64,40 @@ void Host::look(const std::string& busy_with) {
   told_.clear();
   be_member();
   be_present();
-  const Records::View view = view_;
-  if (busy_with.empty())
-    for (const auto& [name, stage] : view.stages) this->stage(name, stage.value);
-  for (const auto& [name, current] : view.current)
-    if (name != busy_with) try_to_follow(name, current.value, !busy_with.empty());
-  if (busy_with.empty()) drop_stages();
-  if (busy_with.empty() && !is_soon_) say({});
+  if (!has_signed_) sign();
+  release_held();
+  end_fetches();
+  for (const auto& [name, stage] : view_.stages)
+    if (!fetches_.is_under_way(name)) this->stage(name, stage.value);
+  for (const auto& [name, current] : view_.current)
+    if (!fetches_.is_under_way(name)) try_to_follow(name, current.value);
+  drop_stages();
+  if (!is_soon_) say({});
+}
+
+/// Lets other processes know how old the versions here are. A host that cannot do so goes on.
+void Host::note_answer() {
+  std::string problem;
+  try {
+    Config::note_answer(home_);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  if (std::exchange(unnoted_, problem) != problem && !problem.empty()) log_warning(problem);
+}
+
+/// Signs what is current with the first key, if it was signed with another one, so that hosts may forget that one. Once after the
+/// start, since hosts may have the keys in another order meanwhile.
+void Host::sign() {
+  has_signed_ = true;
+  for (const std::string& name : view_.outdated) {
+    const Keyed<Current>& now = view_.current.at(name);
+    const std::string key = records_.current(name), text = records_.text_of(view_.id, name, now.value);
+    has_signed_ = etcd_.change({.when = {{key, now.changed}, {records_.stage(name), 0}},
+                                .put = {{key, text, 0}},
+                                .remove = {}}) &&
+                  has_signed_;
+  }
 }
 
 void Host::put(const std::string& key, const std::string& value, std::int64_t lease) {
@@ -120,8 +148,8 @@ void Host::be_present() {
   if (is_present && !lease_.has_ended()) return;
   lease_.begin();
   reported_.clear();
-  put(records_.host(config_.host), Records::text_of(Present{remembered_.host_id(), config_.address}),
-      lease_.id());
+  put(records_.host(config_.host),
+      Records::text_of(Present{remembered_.host_id(), config_.address, config_.rack}), lease_.id());
   is_soon_ = true;
 }
 

@@ -10,6 +10,7 @@
 #include "store/ferry/pull.h"
 #include "store/group/config.h"
 #include "store/group/doorbell.h"
+#include "store/group/fetches.h"
 #include "store/group/remembered.h"
 #include "store/group/rules.h"
 
@@ -19,10 +20,10 @@ namespace onecopy::store::group {
 /// in the group.
 ///
 /// Guarantees. The host shows what the group has made current, whole, in the order of generations; never an older generation than
-/// it has shown, also after a restart of the machine. While etcd does not answer, or has lost changes, nothing changes here.
+/// it has shown, also after a restart of the machine. A version that was shown stays here until all members that reach etcd show a later one. While etcd does not answer, or has lost changes, nothing changes here.
 ///
 /// Mechanism. One thread reads the group's keys whenever a watch tells of a change, and every few seconds. Another thread has the watch,
-/// whose content it ignores: what counts is what is read.
+/// whose content it ignores: what counts is what is read. Further threads bring versions, see Fetches.
 ///
 /// Thread safety: none.
 class Host {
@@ -36,8 +37,14 @@ class Host {
 
  private:
   using Chosen = ferry::Pull::Chosen;
+  struct Held {
+    std::uint64_t generation;  ///< at which the version was shown here
+    Reading reading;
+  };
 
-  void look(const std::string& busy_with = {});
+  void look();
+  void note_answer();
+  void sign();
   void put(const std::string& key, const std::string& value, std::int64_t lease = 0);
   void check_group();
   void be_present();
@@ -45,15 +52,22 @@ class Host {
   void stop(const std::string& problem);
   void say(const std::string& problem);
   void stage(const std::string& name, const Stage& stage);
-  void try_to_follow(const std::string& name, const Current& current, bool is_busy);
-  void follow(const std::string& name, const Current& current, bool is_busy);
+  void try_to_follow(const std::string& name, const Current& current);
+  void follow(const std::string& name, const Current& current);
   void show(const std::string& name, const Current& current, ferry::Pull& pull);
-  void fetch(const std::string& name, const Current& current, ferry::Pull& pull);
+  void end_fetches();
+  void fetch(const std::string& name, const Chosen& chosen, const std::string& publisher);
+  void refuse(const std::string& name, const Stage& stage, const Error& error);
+  void complain(const std::string& name, const Error& error);
+  bool is_staged(const std::string& name, const Token& version) const;
+  bool is_wanted(const std::string& name, const Token& version) const;
+  void hold_shown(const std::string& name);
+  void release_held();
+  void report_shown(const std::string& name, const Current& current, ferry::Pull& pull);
   void report(const std::string& name, const Report& report);
   void drop_stages();
-  std::optional<ferry::Pull> pull(const std::string& name, const std::string& publisher,
-                                  std::function<void()> look);
-  void while_pulling(const std::string& name, const Token& version);
+  std::optional<ferry::Pull> pull(
+      const std::string& name, const std::string& publisher, std::function<void()> look = [] {});
 
   Config config_;
   const ConnectOptions keeper_;
@@ -63,16 +77,19 @@ class Host {
   Lease lease_;
   std::shared_ptr<Client> client_;  // shared with its readings
   std::string home_;
-  bool joins_;
+  bool joins_, has_signed_ = false;
   Records::View view_;
   std::map<std::string, std::string> reported_;  ///< the reports under the present lease, by object
   std::map<std::string, Token> staged_;          ///< what was staged here, by object
+  std::map<std::string, Deadline>
+      retry_at_;  ///< the times before which a failed fetch is not repeated, by object
+  std::multimap<std::string, Held> held_;        ///< versions that were shown here before, by object
   Deadline renew_at_ = kNow;                     ///< the time to say again that what is staged is to stay
-  Deadline look_at_ = kNow;                      ///< the time of the next look() while something is pulled
   bool is_soon_ = false;                         ///< something is to be tried again soon
   std::map<std::string, std::string> problems_;  ///< of objects, as far as the user was told
-  std::string said_, told_, failed_;
+  std::string said_, told_, failed_, unnoted_;
   std::optional<Doorbell> doorbell_;
+  Fetches fetches_{[this] { doorbell_->ring(); }};
 };
 
 }  // namespace onecopy::store::group

@@ -2,6 +2,7 @@
 // What a host of a group does about its objects.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/throw_error.h"
@@ -14,7 +15,7 @@
 namespace onecopy::store::group {
 namespace {
 
-constexpr std::chrono::milliseconds kPatience{2'000};
+constexpr std::chrono::milliseconds kPatience{2'000}, kRetryStage{50}, kRetry{1'000};
 constexpr std::chrono::minutes kRenew{1};
 
 /// Returns whether an error says that a version cannot be here, so that its publisher need not wait.
@@ -41,7 +42,7 @@ std::optional<ferry::Pull> Host::pull(const std::string& name, const std::string
   for (const std::string& host : sources_of(view_.hosts, publisher, config_.host))
     options.sources.emplace_back(view_.hosts.at(host).value.address);
   options.name = name;
-  options.key = ferry::key_in(config_.key_file);
+  options.keys = ferry::keys_in(config_.key_file);
   options.keeper = keeper_;
   options.patience = kPatience;
   options.look = std::move(look);
@@ -55,34 +56,71 @@ std::optional<ferry::Pull> Host::pull(const std::string& name, const std::string
   }
 }
 
-/// Goes on with other objects. Throws stale_handle if the version is no longer wanted.
-void Host::while_pulling(const std::string& name, const Token& version) {
-  constexpr std::chrono::milliseconds kLook{250};
-  if (!look_at_.has_passed()) return;
-  look_at_ = Deadline::after(kLook);
-  try {
-    look(name);
-  } catch (const Error& error) {
-    log_debug(error.what());
-  }
+bool Host::is_staged(const std::string& name, const Token& version) const {
   const auto stage = view_.stages.find(name);
+  return stage != view_.stages.end() && stage->second.value.token == version;
+}
+
+bool Host::is_wanted(const std::string& name, const Token& version) const {
   const auto current = view_.current.find(name);
-  if (stage != view_.stages.end() && stage->second.value.token == version) return;
-  if (current != view_.current.end() && current->second.value.token == version) return;
-  throw_error(ErrorCode::stale_handle, "the version of \"{}\" will not be current", name);
+  return is_staged(name, version) ||
+         (current != view_.current.end() && current->second.value.token == version);
+}
+
+/// Lets a thread bring a version, unless enough are under way, or an attempt has just failed.
+void Host::fetch(const std::string& name, const Chosen& chosen, const std::string& publisher) {
+  if (const auto at = retry_at_.find(name); at != retry_at_.end() && !at->second.has_passed()) {
+    is_soon_ = is_soon_ || is_staged(name, chosen.version);
+    return;
+  }
+  auto fetch = std::make_shared<Fetch>(chosen.version);  // shared with its thread
+  auto pull = this->pull(name, publisher, [fetch] { fetch->look(); });
+  if (pull) fetches_.try_begin(name, fetch, *std::move(pull), chosen);
+}
+
+/// Ends the fetches of versions that are no longer wanted, and says why others have failed. What has come is found in the keeper.
+void Host::end_fetches() {
+  fetches_.keep([this](const std::string& name, const Token& version) { return is_wanted(name, version); });
+  for (const auto& [name, fetch] : fetches_.take_ended()) {
+    Config::add_pulled(home_, fetch->bytes);
+    if (!is_wanted(name, fetch->version)) staged_[name] = fetch->version;  // which drop_stages() drops
+    if (!fetch->error || !is_wanted(name, fetch->version)) continue;
+    const bool is_staged = this->is_staged(name, fetch->version);
+    retry_at_.insert_or_assign(name, Deadline::after(is_staged ? kRetryStage : kRetry));
+    if (is_staged) refuse(name, view_.stages.at(name).value, *fetch->error);
+    else complain(name, *fetch->error);
+  }
+}
+
+/// Tells the publisher of a version why it is not here, if it need not wait for it.
+void Host::refuse(const std::string& name, const Stage& stage, const Error& error) {
+  log_info("version {} of \"{}\" is not here: {}", stage.number, name, error.what());
+  is_soon_ = true;
+  if (!is_final(error.code())) return;
+  report(name, {stage.token, 0, remembered_.of(name).generation, stage.number, 0, error.what(),
+                static_cast<std::uint8_t>(error.code())});
+}
+
+/// Tells the user once why the group's version of an object is not shown here.
+void Host::complain(const std::string& name, const Error& error) {
+  const std::string problem = fmt::format("version {} of \"{}\" is current in the group, and not here: {}",
+                                          view_.current.at(name).value.number, name, error.what());
+  if (std::exchange(problems_[name], problem) != problem) fmt::print(stderr, "onecopy: {}\n", problem);
 }
 
 void Host::stage(const std::string& name, const Stage& stage) {
   const auto current = view_.current.find(name);
   const std::uint64_t generation = current == view_.current.end() ? 0 : current->second.value.generation;
   if (stage.generation != generation) return;
-  mark_as_of_group(home_, name);
-  auto pull =
-      this->pull(name, stage.host, [this, name, token = stage.token] { while_pulling(name, token); });
-  if (!pull) return;
+  if (stage.protocol < kLowestGroupProtocol || stage.protocol > kGroupProtocol)
+    return refuse(name, stage,
+                  Error(ErrorCode::version_mismatch,
+                        fmt::format("this host does not speak protocol {} of groups", stage.protocol)));
   const Chosen chosen{stage.token, stage.number};
-  Report report{stage.token, 0, stage.number, 0, {}, 0};
   try {
+    mark_as_of_group(home_, name);
+    auto pull = this->pull(name, stage.host);
+    if (!pull) return;
     auto bytes = pull->has(chosen);
     if (!bytes && staged_.contains(name) &&
         staged_[name] == stage.token) {  // both halves of the keeper were killed
@@ -94,38 +132,33 @@ void Host::stage(const std::string& name, const Stage& stage) {
       is_soon_ = true;
       return;
     }
-    if (!bytes) bytes = pull->stage(chosen);
+    if (!bytes) {
+      pull.reset();
+      return fetch(name, chosen, stage.host);
+    }
     if (renew_at_.has_passed()) {
       pull->renew(stage.token);
       renew_at_ = Deadline::after(kRenew);
     }
     staged_[name] = stage.token;
-    report.bytes = *bytes;
+    report(name, {stage.token, 0, remembered_.of(name).generation, stage.number, *bytes, {}, 0});
   } catch (const Error& error) {
-    log_info("version {} of \"{}\" is not here: {}", stage.number, name, error.what());
-    is_soon_ = true;
-    if (!is_final(error.code())) return;
-    report.problem = error.what();
-    report.code = static_cast<std::uint8_t>(error.code());
+    refuse(name, stage, error);
   }
-  this->report(name, report);
 }
 
 /// Follows an object, whose problems keep no other object from being followed.
-void Host::try_to_follow(const std::string& name, const Current& current, bool is_busy) {
+void Host::try_to_follow(const std::string& name, const Current& current) {
   try {
-    follow(name, current, is_busy);
+    follow(name, current);
   } catch (const Error& error) {
-    const std::string problem =
-        fmt::format("version {} of \"{}\" is current in the group, and not here: {}", current.number, name,
-                    error.what());
-    if (std::exchange(problems_[name], problem) != problem) fmt::print(stderr, "onecopy: {}\n", problem);
+    complain(name, error);
   }
 }
 
-void Host::follow(const std::string& name, const Current& current, bool is_busy) {
+void Host::follow(const std::string& name, const Current& current) {
   mark_as_of_group(home_, name);
-  auto pull = this->pull(name, {}, [this, name, token = current.token] { while_pulling(name, token); });
+  auto pull = this->pull(name, {});
   if (!pull) return;
   const Chosen chosen{current.token, current.number};
   const auto shown = pull->shown();
@@ -134,9 +167,7 @@ void Host::follow(const std::string& name, const Current& current, bool is_busy)
   switch (step_for(current, local)) {
     case Step::stop: return;
     case Step::none: break;
-    case Step::fetch:
-      if (!is_busy) fetch(name, current, *pull);
-      return;
+    case Step::fetch: pull.reset(); return fetch(name, chosen, {});
     case Step::show: return show(name, current, *pull);
     case Step::remove:
       if (local.noted != current) remembered_.note(name, current);
@@ -144,44 +175,63 @@ void Host::follow(const std::string& name, const Current& current, bool is_busy)
       return;
   }
   if (view_.stages.contains(name) && staged_.contains(name)) return;  // what it says is about the stage
-  const Report report{
-      current.token, current.generation, current.number, pull->has(chosen).value_or(0), {}, 0};
-  this->report(name, report);
+  report_shown(name, current, *pull);
 }
 
 /// Notes what is shown before anybody sees it, so that nothing older is shown afterwards.
 void Host::show(const std::string& name, const Current& current, ferry::Pull& pull) {
-  if (remembered_.of(name) != current) remembered_.note(name, current);
+  if (remembered_.of(name) != current) {
+    hold_shown(name);
+    remembered_.note(name, current);
+  }
   if (!pull.show({current.token, current.number})) {
     is_soon_ = true;
     return;
   }
   staged_.erase(name);
   problems_.erase(name);
-  this->report(name, {current.token,
-                      current.generation,
-                      current.number,
-                      pull.has({current.token, current.number}).value_or(0),
-                      {},
-                      0});
+  report_shown(name, current, pull);
 }
 
-void Host::fetch(const std::string& name, const Current& current, ferry::Pull& pull) {
-  pull.stage({current.token, current.number});
-  const auto now = view_.current.find(name);
-  if (now != view_.current.end() && now->second.value == current) show(name, current, pull);
-  else is_soon_ = true;
+void Host::report_shown(const std::string& name, const Current& current, ferry::Pull& pull) {
+  report(name, {current.token,
+                current.generation,
+                current.generation,
+                current.number,
+                pull.has({current.token, current.number}).value_or(0),
+                {},
+                0});
+}
+
+/// Keeps the version that is shown here until all members that are present have gone on from it.
+void Host::hold_shown(const std::string& name) {
+  try {
+    auto reading = client_->open(name, 0, nullptr, Deadline::after(kKeeperPatience));
+    held_.emplace(name, Held{remembered_.of(name).generation, *std::move(reading)});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::stale_handle) throw;
+  }
+}
+
+void Host::release_held() {
+  std::map<std::string, Keyed<Report>> reports;
+  std::string name_of_reports;
+  std::erase_if(held_, [&](const auto& held) {
+    if (std::exchange(name_of_reports, held.first) != held.first)
+      reports = records_.reports(etcd_, held.first);
+    return std::ranges::all_of(view_.members, [&](const auto& member) {
+      const auto report = reports.find(member.first);
+      return !view_.hosts.contains(member.first) ||
+             (report != reports.end() && report->second.value.shown > held.second.generation);
+    });
+  });
 }
 
 /// Drops versions whose publisher has ended or was superseded.
 void Host::drop_stages() {
   for (auto one = staged_.begin(); one != staged_.end();) {
     const auto& [name, token] = *one;
-    const auto stage = view_.stages.find(name);
-    const auto current = view_.current.find(name);
-    const bool is_wanted = (stage != view_.stages.end() && stage->second.value.token == token) ||
-                           (current != view_.current.end() && current->second.value.token == token);
-    auto pull = is_wanted ? std::nullopt : this->pull(name, {}, [] {});
+    auto pull = is_wanted(name, token) || fetches_.is_under_way(name) ? std::nullopt : this->pull(name, {});
     if (pull) pull->drop(token);
     one = pull ? staged_.erase(one) : std::next(one);
   }

@@ -45,16 +45,27 @@ Current current_in(const json& r) {
   return {r.at("number"), r.at("newest"), r.at("generation"), token_in(r, "token")};
 }
 Stage stage_in(const json& r) {
-  return {r.at("number"), r.at("generation"), token_in(r, "token"), r.at("host"), r.at("address")};
+  return {r.at("number"), r.at("generation"), token_in(r, "token"),
+          r.at("host"),   r.at("address"),    r.at("protocol")};
 }
 Report report_in(const json& r) {
-  return {token_in(r, "token"), r.at("generation"), r.at("number"),
+  return {token_in(r, "token"), r.at("generation"), r.at("shown"), r.at("number"),
           r.at("bytes"),        r.at("problem"),    r.at("code")};
 }
 
 /// Returns what the code of a stage is made of beside its address.
 Current numbers_of(const Stage& stage) { return {stage.number, 0, stage.generation, stage.token}; }
-std::string place_of(const Stage& stage) { return stage.host + " " + stage.address; }
+std::string place_of(const Stage& stage) {
+  return fmt::format("{} {} {}", stage.host, stage.address, stage.protocol);
+}
+
+std::string code(const Bytes& key, const std::string& id, const char* kind, const std::string& name,
+                 const Current& current, const std::string& place) {
+  FieldWriter writer;
+  writer(std::string("onecopy group 1"), id, std::string(kind), name, current.number, current.newest,
+         current.generation, current.token, place);
+  return fmt::format("{:02x}", fmt::join(hmac_sha256(key, writer.take()), ""));
+}
 
 }  // namespace
 
@@ -65,17 +76,9 @@ void check_label(const std::string& label, const char* what) {
               what, label);
 }
 
-Records::Records(const std::string& group, Bytes key)
-    : prefix_("/onecopy/" + group + "/"), key_(std::move(key)) {
+Records::Records(const std::string& group, std::vector<Bytes> keys)
+    : prefix_("/onecopy/" + group + "/"), keys_(std::move(keys)) {
   check_label(group, "a group of hosts");
-}
-
-std::string Records::code(const std::string& id, const char* kind, const std::string& name,
-                          const Current& current, const std::string& place) const {
-  FieldWriter writer;
-  writer(std::string("onecopy group 1"), id, std::string(kind), name, current.number, current.newest,
-         current.generation, current.token, place);
-  return fmt::format("{:02x}", fmt::join(hmac_sha256(key_, writer.take()), ""));
 }
 
 std::string Records::text_of(const std::string& id, const std::string& name, const Current& current) const {
@@ -83,7 +86,7 @@ std::string Records::text_of(const std::string& id, const std::string& name, con
               {"newest", current.newest},
               {"generation", current.generation},
               {"token", store::text_of(current.token)},
-              {"code", code(id, "current", name, current, "")}}
+              {"code", code(keys_.front(), id, "current", name, current, "")}}
       .dump();
 }
 
@@ -93,13 +96,15 @@ std::string Records::text_of(const std::string& id, const std::string& name, con
               {"token", store::text_of(stage.token)},
               {"host", stage.host},
               {"address", stage.address},
-              {"code", code(id, "stage", name, numbers_of(stage), place_of(stage))}}
+              {"protocol", stage.protocol},
+              {"code", code(keys_.front(), id, "stage", name, numbers_of(stage), place_of(stage))}}
       .dump();
 }
 
 std::string Records::text_of(const Report& report) {
   return json{{"token", store::text_of(report.token)},
               {"generation", report.generation},
+              {"shown", report.shown},
               {"number", report.number},
               {"bytes", report.bytes},
               {"problem", report.problem},
@@ -108,7 +113,11 @@ std::string Records::text_of(const Report& report) {
 }
 
 std::string Records::text_of(const Present& present) {
-  return json{{"id", present.id}, {"address", present.address}, {"protocol", kGroupProtocol}}.dump();
+  return json{{"id", present.id},
+              {"address", present.address},
+              {"rack", present.rack},
+              {"protocols", {present.lowest, present.highest}}}
+      .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string Records::text_of_group(const std::string& id) {
@@ -120,22 +129,29 @@ void Records::add_to(View& view, const KeyValue& one) const {
   const std::size_t slash = key.find('/');
   const std::string kind = key.substr(0, slash),
                     name = slash == std::string::npos ? "" : key.substr(slash + 1);
-  const auto has_code = [&](const std::string& wanted) {
+  const auto has_code = [&](const Current& numbers, const std::string& place) {
     const auto found =
         read_record(one.value, [](const json& r) { return r.at("code").get<std::string>(); });
-    if (found && equal_in_constant_time(bytes_of(*found), bytes_of(wanted))) return true;
+    for (const Bytes& secret : keys_) {
+      const std::string wanted = code(secret, view.id, kind.c_str(), name, numbers, place);
+      if (!found || !equal_in_constant_time(bytes_of(*found), bytes_of(wanted))) continue;
+      if (kind == "current" && &secret != keys_.data()) view.outdated.push_back(name);
+      return true;
+    }
     view.problems.push_back(fmt::format("{} was not written with this group's key", one.key));
     return false;
   };
   if (kind == "current") {
     const auto current = read_record(one.value, current_in).value_or(Current{});
-    if (has_code(code(view.id, "current", name, current, ""))) view.current[name] = {current, one.changed};
+    if (has_code(current, "")) view.current[name] = {current, one.changed};
   } else if (kind == "stage") {
     const auto stage = read_record(one.value, stage_in).value_or(Stage{});
-    if (has_code(code(view.id, "stage", name, numbers_of(stage), place_of(stage))))
-      view.stages[name] = {stage, one.changed};
+    if (has_code(numbers_of(stage), place_of(stage))) view.stages[name] = {stage, one.changed};
   } else if (kind == "hosts") {
-    const auto read = [](const json& r) { return Present{r.at("id"), r.at("address")}; };
+    const auto read = [](const json& r) {
+      const json& protocols = r.at("protocols");
+      return Present{r.at("id"), r.at("address"), r.at("rack"), protocols.at(0), protocols.at(1)};
+    };
     if (auto host = read_record(one.value, read)) view.hosts[name] = {*std::move(host), one.changed};
   } else if (kind == "members") {
     view.members[name] = one.value;

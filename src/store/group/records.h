@@ -14,7 +14,7 @@
 /// The keys of a group in its directory, described in docs/design/formats/store-group-v1.md.
 namespace onecopy::store::group {
 
-inline constexpr unsigned kGroupProtocol = 1;
+inline constexpr unsigned kLowestGroupProtocol = 1, kGroupProtocol = 1;
 
 /// The version of an object that the group shows.
 struct Current {
@@ -32,12 +32,14 @@ struct Stage {
   std::uint64_t generation = 0;  ///< of what was current when the stage began
   Token token{};
   std::string host, address;  ///< where the version is
+  unsigned protocol = 0;      ///< by which the hosts agree on the version
 };
 
 /// The report of a host about an object.
 struct Report {
   Token token{};                 ///< of the version that is whole there
   std::uint64_t generation = 0;  ///< 0: the version is not current there
+  std::uint64_t shown = 0;       ///< the generation that is shown there
   std::uint64_t number = 0, bytes = 0;
   std::string problem;    ///< why the host cannot have the version of that token; empty if it has
   std::uint8_t code = 0;  ///< the ErrorCode of the problem
@@ -47,6 +49,8 @@ struct Report {
 struct Present {
   std::string id;  ///< of the host's directory: two hosts of one name differ
   std::string address;
+  std::string rack = {};  ///< hosts of one rack are neighbours in the chain
+  unsigned lowest = kLowestGroupProtocol, highest = kGroupProtocol;
 };
 
 template <class T>
@@ -55,12 +59,12 @@ struct Keyed {
   std::int64_t changed = 0;  ///< as in KeyValue
 };
 
-/// Writes and reads the keys of a group. Those of stages and of what is current have a code that only who knows the group's key can
-/// make. Thread safety: const members may be called concurrently.
+/// Writes and reads the keys of a group. Those of stages and of what is current have a code that only who knows a key of the group
+/// can make: the first key makes codes, and those of the others are accepted. Thread safety: const members may be called concurrently.
 class Records {
  public:
   /// Throws invalid_argument for a name that has other characters than letters, digits and "-_.".
-  Records(const std::string& group, Bytes key);
+  Records(const std::string& group, std::vector<Bytes> keys);
 
   std::string group() const { return prefix_ + "group"; }
   std::string host(const std::string& host) const { return prefix_ + "hosts/" + host; }
@@ -81,6 +85,7 @@ class Records {
     std::map<std::string, Keyed<Stage>> stages;
     std::map<std::string, Keyed<Present>> hosts;
     std::map<std::string, std::string> members;  ///< the ids of hosts by their names
+    std::vector<std::string> outdated;  ///< the names in `current` whose code is not of the first key
     std::vector<std::string> problems;  ///< keys that were written by somebody without the group's key
   };
   View view(Directory& directory) const;
@@ -94,12 +99,10 @@ class Records {
   static std::string text_of_group(const std::string& id);
 
  private:
-  std::string code(const std::string& id, const char* kind, const std::string& name, const Current& current,
-                   const std::string& place) const;
   void add_to(View& view, const KeyValue& one) const;
 
   std::string prefix_;
-  Bytes key_;
+  std::vector<Bytes> keys_;
 };
 
 /// Throws invalid_argument for a name of a group or a host that has other characters than letters, digits and "-_.".

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "onecopy/core/error.h"
 #include "onecopy/store/group.h"
 #include "os/log.h"
@@ -115,6 +116,7 @@ bool Publication::try_begin(const Records::View& view) {
   seen_ = now.changed;
   stage_.number = now.value.newest + 1;
   stage_.generation = now.value.generation;
+  stage_.protocol = protocol_of(view.hosts);
   const std::string key = records_.stage(name_);
   const bool has_begun =
       directory_.change({.when = {{key, 0}, {records_.current(name_), seen_}},
@@ -206,15 +208,34 @@ std::string what_is_lost(const Records::View& view, const std::string& group_id,
   return {};
 }
 
+unsigned protocol_of(const std::map<std::string, Keyed<Present>>& hosts) {
+  const auto by = [](auto field) { return [field](const auto& host) { return host.second.value.*field; }; };
+  const auto oldest = std::ranges::min_element(hosts, {}, by(&Present::highest));
+  const auto newest = std::ranges::max_element(hosts, {}, by(&Present::lowest));
+  if (oldest == hosts.end()) return kGroupProtocol;
+  const Present &old = oldest->second.value, &fresh = newest->second.value;
+  if (old.highest < fresh.lowest)
+    throw_error(
+        ErrorCode::version_mismatch,
+        "host {} speaks protocol {} of groups at most, and {} speaks {} at least: install a version of "
+        "onecopy that both can speak with",
+        oldest->first, old.highest, newest->first, fresh.lowest);
+  return old.highest;
+}
+
 std::vector<std::string> sources_of(const std::map<std::string, Keyed<Present>>& hosts,
                                     const std::string& publisher, const std::string& self) {
-  std::vector<std::string> ring, sources;
-  for (const auto& [host, present] : hosts) ring.push_back(host);
-  const auto first = std::ranges::lower_bound(ring, publisher);
-  std::rotate(ring.begin(), first, ring.end());
-  const auto here = std::ranges::find(ring, self);
-  sources.assign(std::make_reverse_iterator(here), ring.rend());
-  if (here != ring.end()) sources.insert(sources.end(), here + 1, ring.end());
+  std::vector<std::pair<std::string, std::string>> ring;  // a rack and a host
+  for (const auto& [host, present] : hosts) ring.emplace_back(present.value.rack, host);
+  std::ranges::sort(ring);
+  const auto host_of = &std::pair<std::string, std::string>::second;
+  if (const auto first = std::ranges::find(ring, publisher, host_of); first != ring.end())
+    std::rotate(ring.begin(), first, ring.end());
+  const auto here = std::ranges::find(ring, self, host_of);
+  std::vector<std::string> sources;
+  for (auto at = here; at != ring.begin();) sources.push_back((--at)->second);
+  for (auto at = here; at != ring.end(); ++at)
+    if (at != here) sources.push_back(at->second);
   return sources;
 }
 

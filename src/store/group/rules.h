@@ -91,7 +91,7 @@ class Publication {
   bool try_begin(const Records::View& view);
   /// REQUIRES: try_begin() has returned true.
   const Stage& stage() const noexcept { return stage_; }
-  /// Keeps the right. Throws Superseded if it was lost.
+  /// Keeps the right. Throws superseded if it was lost.
   void tend();
 
   /// The reports of the hosts.
@@ -104,7 +104,7 @@ class Publication {
   Progress progress();
   /// Returns whether the hosts show the version, or a later one.
   bool is_shown(const std::map<std::string, std::int64_t>& hosts);
-  /// Makes the version current if the hosts still have it. Returns refused if a host has it no longer: look at progress() again. Throws Superseded if the object has changed meanwhile.
+  /// Makes the version current if the hosts still have it. Returns refused if a host has it no longer: look at progress() again. Throws superseded if the object has changed meanwhile.
   Attempt::Outcome try_commit(const std::map<std::string, std::int64_t>& hosts, Deadline until);
 
  private:
@@ -123,7 +123,11 @@ class Publication {
 std::string what_is_lost(const Records::View& view, const std::string& group_id,
                          const std::map<std::string, Current>& noted);
 
-/// Returns the hosts from which one pulls a version, in order: towards the publisher first, so that hosts form a chain.
+/// Returns the highest protocol that all hosts which are present speak. Throws version_mismatch, with their names, if there is none.
+unsigned protocol_of(const std::map<std::string, Keyed<Present>>& hosts);
+
+/// Returns the hosts from which one pulls a version, in order: towards the publisher first, so that hosts form a chain, which goes from
+/// rack to rack.
 std::vector<std::string> sources_of(const std::map<std::string, Keyed<Present>>& hosts,
                                     const std::string& publisher, const std::string& self);
 

@@ -71,7 +71,7 @@ class PullTest : public ::testing::Test {
     PullOptions options;
     for (const FalseSource* const host : hosts) options.sources.push_back(host->address());
     options.name = "w";
-    options.key = test_key();
+    options.keys = {test_key()};
     options.keeper.autostart = false;
     return Pull(std::move(options));
   }

@@ -14,12 +14,13 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
-#include "onecopy/store/group.h"
+#include "support/refusal.h"
 #include "unit/store/group/fake_directory.h"
 
 namespace onecopy::store::group {
 namespace {
 
+using onecopy::testing::expect_refusal;
 using Outcome = Attempt::Outcome;
 
 Bytes key_of_tests() { return Bytes(32, std::byte{7}); }
@@ -36,12 +37,12 @@ class GroupRules : public ::testing::Test {
 
   Records::View view() { return records_.view(directory_); }
   void say_whole(const std::string& host, const Token& token) {
-    directory_.put(records_.whole("llama", host), Records::text_of(Report{token, 0, 1, 8, {}, 0}));
+    directory_.put(records_.whole("llama", host), Records::text_of(Report{token, 0, 0, 1, 8, {}, 0}));
   }
   Current current() { return view().current["llama"].value; }
   std::unique_ptr<Publication> begun(std::uint32_t token) {
     auto publication = std::make_unique<Publication>(directory_, records_, "llama",
-                                                     Stage{0, 0, token_of_number(token), "h0", "h0:1"});
+                                                     Stage{0, 0, token_of_number(token), "h0", "h0:1", 0});
     EXPECT_TRUE(publication->try_begin(view()));
     return publication;
   }
@@ -52,7 +53,7 @@ class GroupRules : public ::testing::Test {
   }
 
   FakeDirectory directory_;
-  const Records records_{"prod", key_of_tests()};
+  const Records records_{"prod", {key_of_tests()}};
 };
 
 TEST_F(GroupRules, AVersionIsCurrentOnceItsHostsHaveItWhole) {
@@ -73,7 +74,7 @@ TEST_F(GroupRules, NumbersGoOnAfterARollback) {
 
 TEST_F(GroupRules, OnePublisherAtATime) {
   const auto first = begun(1);
-  Publication second(directory_, records_, "llama", {0, 0, token_of_number(2), "h1", "h1:1"});
+  Publication second(directory_, records_, "llama", {0, 0, token_of_number(2), "h1", "h1:1", 0});
   EXPECT_FALSE(second.try_begin(view()));
   EXPECT_EQ(view().stages["llama"].value.host, "h0");
 }
@@ -84,7 +85,8 @@ TEST_F(GroupRules, RollbackBetweenStageAndCommitSupersedesThePublisher) {
   const auto publication = begun(3);
   say_whole("h1", token_of_number(3));
   rollback_of(records_, view(), "llama", 1, token_of_number(1)).carry_out(directory_, records_, kNow);
-  EXPECT_THROW(publication->try_commit(publication->progress().whole, kNow), Superseded);
+  expect_refusal(ErrorCode::stale_handle, {"is not current"},
+                 [&] { publication->try_commit(publication->progress().whole, kNow); });
   EXPECT_EQ(current().number, 1U);
 }
 
@@ -92,7 +94,8 @@ TEST_F(GroupRules, AStageEndsWithItsLease) {
   const auto publication = begun(1);
   say_whole("h1", token_of_number(1));
   directory_.end_lease_of(records_.stage("llama"));
-  EXPECT_THROW(publication->try_commit(publication->progress().whole, kNow), Superseded);
+  expect_refusal(ErrorCode::stale_handle, {"is not current"},
+                 [&] { publication->try_commit(publication->progress().whole, kNow); });
   publish(2);
 }
 
@@ -126,7 +129,7 @@ TEST_F(GroupRules, ACommitWhoseAnswerWasLostIsReadBack) {
 
 TEST_F(GroupRules, KeysThatWereWrittenWithoutTheKeyOfTheGroupAreIgnoredAndNamed) {
   publish(1);
-  const Records stranger("prod", Bytes(32, std::byte{8}));
+  const Records stranger("prod", {Bytes(32, std::byte{8})});
   directory_.put(records_.current("llama"),
                  stranger.text_of("a group", "llama", {9, 9, 9, token_of_number(9)}));
   EXPECT_FALSE(view().current.contains("llama"));
@@ -135,6 +138,29 @@ TEST_F(GroupRules, KeysThatWereWrittenWithoutTheKeyOfTheGroupAreIgnoredAndNamed)
   directory_.put(records_.current("other"),
                  records_.text_of("a group", "llama", {9, 9, 9, token_of_number(9)}));
   EXPECT_FALSE(view().current.contains("other"));
+}
+
+TEST_F(GroupRules, WhileTheKeyIsChangedBothKeysAreAccepted) {
+  publish(1);
+  const Bytes fresh(32, std::byte{8});
+  const Records changing("prod", {fresh, key_of_tests()}), changed("prod", {fresh});
+  const Records::View seen = changing.view(directory_);
+  EXPECT_EQ(seen.current.at("llama").value, current());
+  EXPECT_EQ(seen.outdated, std::vector<std::string>{"llama"});
+  EXPECT_TRUE(changed.view(directory_).current.empty());
+  directory_.put(records_.current("llama"), changing.text_of("a group", "llama", current()));
+  EXPECT_EQ(changed.view(directory_).current.size(), 1U);
+  EXPECT_TRUE(changing.view(directory_).outdated.empty());
+}
+
+TEST(GroupProtocols, APublishUsesTheHighestThatAllHostsSpeak) {
+  std::map<std::string, Keyed<Present>> hosts;
+  hosts["a"].value = {"", "", "", 1, 2};
+  hosts["b"].value = {"", "", "", 2, 3};
+  EXPECT_EQ(protocol_of(hosts), 2U);
+  hosts["c"].value = {"", "", "", 3, 4};
+  expect_refusal(ErrorCode::version_mismatch, {"host a speaks protocol 2", "c speaks 3"},
+                 [&] { protocol_of(hosts); });
 }
 
 TEST(GroupSteps, AHostShowsTheNewestChangeThatItHasAndNeverAnOlderOne) {
@@ -167,6 +193,15 @@ TEST(GroupSources, HostsFormAChainThatBeginsAtThePublisher) {
   EXPECT_EQ(sources_of(hosts, "c", "a"), (Names{"d", "c", "b"}));
   EXPECT_EQ(sources_of(hosts, "c", "b"), (Names{"a", "d", "c"}));
   EXPECT_EQ(sources_of(hosts, "x", "a"), (Names{"b", "c", "d"}));
+}
+
+TEST(GroupSources, TheChainGoesFromRackToRack) {
+  std::map<std::string, Keyed<Present>> hosts;
+  for (const char* const name : {"a", "c"}) hosts[name].value.rack = "west";
+  for (const char* const name : {"b", "d"}) hosts[name].value.rack = "east";
+  using Names = std::vector<std::string>;  // b and d, then a and c
+  EXPECT_EQ(sources_of(hosts, "d", "c"), (Names{"a", "d", "b"}));
+  EXPECT_EQ(sources_of(hosts, "d", "b"), (Names{"c", "a", "d"}));
 }
 
 /// Publishers, hosts and a directory whose answers are lost, with random steps.
@@ -237,10 +272,8 @@ class RandomGroup {
   void publisher(Publisher& one) {
     try {
       step(one);
-    } catch (const Superseded&) {
-      end(one, false);
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::system) end(one, false);
+      if (error.code() == ErrorCode::stale_handle || error.code() == ErrorCode::system) end(one, false);
     }
   }
   void end(Publisher& one, std::optional<bool> outcome) {
@@ -251,7 +284,7 @@ class RandomGroup {
     if (!one.publication) {
       one.token = ++tokens_;
       one.publication = std::make_unique<Publication>(
-          directory_, records_, "llama", Stage{0, 0, token_of_number(one.token), "h0", "h0:1"});
+          directory_, records_, "llama", Stage{0, 0, token_of_number(one.token), "h0", "h0:1", 0});
     }
     if (!one.has_begun) {
       one.has_begun = one.publication->try_begin(records_.view(directory_));
@@ -273,7 +306,7 @@ class RandomGroup {
     if (const auto stage = view.stages.find("llama"); stage != view.stages.end()) {
       host.whole.insert(stage->second.value.token);
       directory_.put(records_.whole("llama", host.name),
-                     Records::text_of(Report{stage->second.value.token, 0, 1, 8, {}, 0}));
+                     Records::text_of(Report{stage->second.value.token, 0, 0, 1, 8, {}, 0}));
     }
     const auto at = view.current.find("llama");
     if (at == view.current.end()) return;
@@ -318,7 +351,7 @@ class RandomGroup {
   }
 
   std::mt19937 random_;
-  const Records records_{"prod", key_of_tests()};
+  const Records records_{"prod", {key_of_tests()}};
   FakeDirectory directory_;
   std::array<Publisher, 2> publishers_;
   std::array<Host, 3> hosts_{Host{"h0", {}, {}, {}, 0}, Host{"h1", {}, {}, {}, 0},

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of hosts whose network, etcd or key changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+import onecopy
+from store_group import Etcd, join, present, publish, save, shown, starve, wait_for
+from store_hosts import COMMAND, KEY, wait_until
+
+
+@pytest.fixture
+def three_members(tmp_path):
+    cluster = Etcd.cluster_of(tmp_path, 3)
+    yield cluster
+    for one in cluster:
+        one.stop()
+
+
+def test_one_of_three_members_of_etcd_is_killed(hosts, three_members):
+    urls = ",".join(one.url for one in three_members)
+    group = [join(hosts(), f"h{i}", urls) for i in range(2)]
+    wait_until(lambda: present(group[0]) == {"h0", "h1"})
+    for number, member in enumerate(three_members, 1):
+        member.stop()
+        assert publish(group[number % 2], number) == number
+        wait_for(group, number, number)
+        member.start()
+    three_members[0].stop(), three_members[1].stop()
+    with pytest.raises(onecopy.Error, match="etcd"):
+        publish(group[0], 9, timeout=5)
+    assert [shown(host) for host in group] == [(3, 3)] * 2
+    three_members[0].launch(), three_members[1].start()
+    wait_until(lambda: present(group[0]) == {"h0", "h1"})
+    number = publish(group[0], 10)
+    wait_for(group, number, 10)
+
+
+def test_the_key_is_changed_host_by_host_while_versions_are_published(group, etcd):
+    fresh = "another secret of these tests, as long"
+    value = 1
+    publish(group[0], value)
+    for content in (f"{KEY}\n{fresh}\n", f"{fresh}\n{KEY}\n", f"{fresh}\n"):
+        for host in group:
+            host.server.terminate()
+            host.server.communicate()
+            with open(host.environment["ONECOPY_STORE_KEY_FILE"], "w") as key:
+                key.write(content)
+            join(host, host.name, etcd.url)
+            wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+            value += 1
+            assert publish(group[value % 3], value) == value
+            wait_for(group, value, value)
+
+
+def test_a_key_that_no_publish_has_used_takes_over_what_is_current(group, etcd):
+    publish(group[0], 1)
+    fresh = "another secret of these tests, as long"
+    for content in (f"{KEY}\n{fresh}\n", f"{fresh}\n{KEY}\n", f"{fresh}\n"):
+        for host in group:
+            host.server.terminate()
+            host.server.communicate()
+            with open(host.environment["ONECOPY_STORE_KEY_FILE"], "w") as key:
+                key.write(content)
+            join(host, host.name, etcd.url)
+            wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+            wait_for(group, 1, 1)
+    assert [one.connect()._core.group_problem() for one in group] == [""] * 3
+
+
+def test_store_stop_leaves_the_group(group):
+    publish(group[0], 1)
+    group[2].run("stop")
+    assert present(group[0]) == {"h0", "h1"}
+    assert publish(group[0], 2) == 2
+
+
+def test_a_version_stays_until_all_members_that_are_present_have_gone_on(group):
+    publish(group[0], 1, keep=1)
+    feed = starve(group[2].ferry())  # so that it cannot go on
+    assert publish(group[0], 2, everywhere=2, keep=1) == 2
+    wait_for(group[:2], 2, 2)
+    assert group[1].connect().open("llama", 1).version == 1
+    feed()
+    wait_for(group, 2, 2)
+    wait_until(lambda: not has(group[1], 1))
+
+
+def has(host, version):
+    with contextlib.suppress(onecopy.StaleHandle):
+        return host.connect().open("llama", version) is not None
+    return False
+
+
+def test_prometheus_has_the_numbers_of_the_group(group, repository):
+    publish(group[0], 1)
+    text = ls(group[1])
+    helped = dict(re.findall(r"^# HELP (onecopy_group_\w+) (.+)$", text, re.MULTILINE))
+    page = (repository / "docs/reference/counters.md").read_text()
+    assert helped == dict(re.findall(r"^\| `(onecopy_group_\w+)` \| ([^|]+) \|$", page, re.MULTILINE))
+    assert 'onecopy_group_members{group="prod"} 3\n' in text
+    assert 'onecopy_group_missing_members{group="prod"} 0\n' in text
+    assert 'onecopy_group_generation{group="prod",object="llama"} 1\n' in text
+    assert 'onecopy_group_pulled_bytes_total{group="prod"} 20000000\n' in text
+    os.kill(group[2].server.pid, signal.SIGKILL)
+    wait_until(lambda: 'onecopy_group_missing_members{group="prod"} 1\n' in ls(group[1]))
+
+
+def ls(host):
+    done = subprocess.run(
+        [*COMMAND, "ls", "--format", "prometheus"],
+        env={**os.environ, **host.environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_cut_links_between_hosts_and_to_etcd(connected, hosts, tmp_path):
+    net = connected(4)
+    net.give_own_addresses()
+    etcd = Etcd.started(tmp_path / "etcd", at=net.own_address(3), enter=net.enter(3))
+    try:
+        group = [join(hosts(net.enter(i)), f"h{i}", etcd.url, at=net.own_address(i)) for i in range(3)]
+        wait_until(lambda: len(members(etcd)) == 3)
+        path = save(group[0], 1)
+        assert "version 1" in group[0].run("put", "llama", path, "--everywhere")
+        net.cut(0, 1)  # the way of the chain from h0 to h1
+        assert "version 2" in group[0].run("put", "llama", path, "--everywhere")
+        wait_for(group, 2, 1)
+        net.cut(1, 3)
+        assert "h1 " in group[0].run("put", "llama", path, "--everywhere", "--timeout", "3", status=1)
+        assert [shown(host) for host in group] == [(2, 1)] * 3
+        net.mend(1, 3), net.mend(0, 1)
+        wait_until(lambda: len(members(etcd)) == 3)
+        assert "version 3" in group[0].run("put", "llama", path, "--everywhere")
+        wait_for(group, 3, 1)
+    finally:
+        etcd.stop()
+
+
+def members(etcd):
+    return etcd.ctl("get", "--prefix", "--keys-only", "/onecopy/prod/hosts/").split()
