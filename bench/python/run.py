@@ -23,6 +23,7 @@ import machine
 import many_tensors
 import rpc_calls
 import store_checkpoint
+import store_hosts
 import store_keeper
 import store_restart
 import store_versions
@@ -75,6 +76,7 @@ ROWS = {
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
     "store-kv-pool": store_keeper.kv_pool,
+    "store-hosts": store_hosts.hosts,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,
