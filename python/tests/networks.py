@@ -34,6 +34,7 @@ class Networks:
             )
             for _ in range(count)
         ]
+        self.has_own_addresses = False
         for holder in self.holders:
             assert holder.stdout and holder.stdout.readline() == "there\n"
         for one, other in itertools.combinations(range(count), 2):
@@ -61,14 +62,16 @@ class Networks:
             self._run(host, "ip", "addr", "add", f"{self.own_address(host)}/32", "dev", "lo")
             for other in range(len(self.holders)):
                 if other != host:
-                    via = ["via", self.address(other, host), "src", self.own_address(host)]
-                    self._run(host, "ip", "route", "add", f"{self.own_address(other)}/32", *via)
+                    self._route(host, other)
+        self.has_own_addresses = True
 
     def cut(self, one: int, other: int) -> None:
         self._run(one, "ip", "link", "set", f"to{other}", "down")
 
     def mend(self, one: int, other: int) -> None:
         self._run(one, "ip", "link", "set", f"to{other}", "up")
+        if self.has_own_addresses:  # a cut removes the way to them at one end
+            self._route(one, other)
 
     def close(self) -> None:
         for holder in self.holders:
@@ -76,6 +79,10 @@ class Networks:
             holder.wait()
             if holder.stdout:
                 holder.stdout.close()
+
+    def _route(self, host: int, other: int) -> None:
+        via = ["via", self.address(other, host), "src", self.own_address(host)]
+        self._run(host, "ip", "route", "add", f"{self.own_address(other)}/32", *via)
 
     def _run(self, host: int, *command: str) -> None:
         subprocess.run([*self.enter(host), *command], check=True)

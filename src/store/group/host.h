@@ -20,7 +20,8 @@ namespace onecopy::store::group {
 /// in the group.
 ///
 /// Guarantees. The host shows what the group has made current, whole, in the order of generations; never an older generation than
-/// it has shown, also after a restart of the machine. A version that was shown stays here until all members that reach etcd show a later one. While etcd does not answer, or has lost changes, nothing changes here.
+/// it has shown, also after a restart of the machine. A version that was shown stays here until all members that reach etcd show a
+/// later one. While etcd does not answer, or has lost changes, nothing changes here.
 ///
 /// Mechanism. One thread reads the group's keys whenever a watch tells of a change, and every few seconds. Another thread has the watch,
 /// whose content it ignores: what counts is what is read. Further threads bring versions, see Fetches.
