@@ -24,10 +24,13 @@ MODULES = ("onecopy", "onecopy.store", "onecopy.torch", "onecopy.hf", "onecopy.r
 # Public names that the page has elsewhere: modules of their own, and the errors, which have another table.
 ELSEWHERE = {"errors", "hf", "store", "torch", "__version__"}
 # Classes of which a row is enough: values, and classes that torch or Python describe.
-ROWS = {"DType", "Message", "PipeHandle", "GraphRow", "Report", "Route", "WorkerInfo", "Call", "Reference", "StoreReader",
-        "StoreWriter", "Offer"}  # fmt: skip
-# Classes whose other methods are for onecopy itself.
-ONLY = {"Arena": {"park", "resume"}, "Stream": {"close"}}
+ROWS = {"DType", "Message", "PipeHandle", "GraphRow", "Report", "Route", "WorkerInfo", "StoreReader", "StoreWriter", "Offer"}  # fmt: skip
+# Classes whose other methods are for onecopy itself, or torch describes them.
+ONLY = {"Arena": {"park", "resume"}, "Stream": {"close"},
+        "Call": {"add_done_callback", "cancel", "done", "then", "trace", "wait"},
+        "PyRRef": {"local_value", "owner", "remote", "rpc_async", "rpc_sync", "to_here"}}  # fmt: skip
+# Classes of which a program gets objects by calls alone.
+MADE_BY_CALLS = {"Call", "Stream"}
 # Attributes without a docstring.
 TEXTS = {"Draft.version": "The number of the version, once it is published",
          "Transaction.number": "The number of the versions, once they are current"}  # fmt: skip
@@ -124,7 +127,8 @@ def rows_of(module: str, name: str) -> Iterator[str]:
     """Yields the rows of a function, or of a class with its methods and properties."""
     value = getattr(importlib.import_module(module), name)
     prefix = "" if module == "onecopy" else module.rsplit(".", maxsplit=1)[-1] + "."
-    is_made_elsewhere = isinstance(value, type) and module in ("onecopy.store", "onecopy.graphs")
+    is_made_by_calls = module in ("onecopy.store", "onecopy.graphs") or name in MADE_BY_CALLS
+    is_made_elsewhere = isinstance(value, type) and is_made_by_calls
     yield row(name if is_made_elsewhere else signature(prefix + name, value), value)
     if not isinstance(value, type) or name in ROWS:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the host that cards use, and copies to cards and back. Private: import the names from ``onecopy``."""
+"""CPU memory that GPUs use, and copies to GPUs and back. Private: import the names from ``onecopy``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 def pin(value: Any, device: Any = None) -> Any:
-    """Pins memory for the cards of this process: copies of it run at the speed of the link, and do
-    not block the caller.
+    """Pins CPU memory for the GPUs of this process: copies of it run at the speed of the link, and
+    do not block the caller.
 
     Torch's ``tensor.is_pinned()`` is true then, and ``tensor.to("cuda", non_blocking=True)``
     returns at once. Other processes pin the same memory for themselves; nothing is copied. A torch
     tensor outside shared memory moves there first, as with ``share()``. Released memory is reused
-    only after the cards have finished the work that was queued at that time. Memory is pinned in
+    only after the GPUs have finished the work that was queued at that time. Memory is pinned in
     pieces of 64 MiB, and stays pinned for later tensors until ``unpin()``, ``trim()``, or until
     the limit needs the room.
 
     Args:
         value: a tensor of onecopy or torch, a Bundle, a ``torch.nn.Module``, or a mapping, list or
             tuple of them. Tensors in it that are on devices are left as they are.
-        device: the card whose driver pins the memory, e.g. "cuda:1"; None for a card that this
-            process uses already. Every card can use the pinned memory.
+        device: the GPU whose driver pins the memory, e.g. "cuda:1"; None for a GPU that this
+            process uses already. Every GPU can use the pinned memory.
 
     Returns:
         The value.
@@ -35,7 +35,7 @@ def pin(value: Any, device: Any = None) -> Any:
     Raises:
         InvalidArgument: value is or contains an object without memory, and the error is a TypeError,
             too; or the memory belongs to another library or a device.
-        Unsupported: a tensor of torch has no memory of its own, this process sees no card, or the
+        Unsupported: a tensor of torch has no memory of its own, this process sees no GPU, or the
             driver cannot pin this memory.
         OutOfMemory: the limit ``ONECOPY_PIN_LIMIT``, by default half of the machine's memory, is
             reached.
@@ -50,7 +50,7 @@ _pin = pin  # load() has an argument of this name
 
 def unpin(value: Any) -> None:
     """Undoes ``pin()`` for the tensors of ``value``. Memory that other tensors of this process share stays
-    pinned. Waits for the cards' work. No other thread may copy the tensors during the call."""
+    pinned. Waits for the GPUs' work. No other thread may copy the tensors during the call."""
     _core._unpin(value)
 
 
@@ -63,10 +63,10 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
     """Copies all tensors of a value to a device, into memory that other processes can open::
 
         weights = onecopy.open(handle, framework="torch", pin=True)
-        on_card = onecopy.to_device(weights, "cuda:0")
+        there = onecopy.to_device(weights, "cuda:0")
 
     Neighbouring tensors are copied together, at the speed of the link if the memory is pinned.
-    Memory of 32 MiB or more is pinned by this call, see ``pin()``. Copies from a card to ``"cpu"``
+    Memory of 32 MiB or more is pinned by this call, see ``pin()``. Copies from a GPU to ``"cpu"``
     lie in pinned memory, and are complete on return.
 
     Args:
@@ -82,7 +82,7 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
 
     Raises:
         InvalidArgument: value is or contains an object that is neither a tensor nor a plain value, and
-            the error is a TypeError, too; or the memory belongs to another library or to another card.
+            the error is a TypeError, too; or the memory belongs to another library or to another GPU.
         Unsupported: a tensor of torch is not dense or its elements are not plain numbers, or this
             process sees no such device.
         OutOfMemory: the device has too little memory.
@@ -101,13 +101,13 @@ def load(
 ) -> dict[str, Any]:
     """Loads all tensors of a safetensors file, or of a directory of files, into shared memory of a device.
 
-    A load to a card goes through a small ring of pinned memory: threads fill the ring from the page
-    cache, or by direct reads, while the card copies. No other memory of the host is used.
+    A load to a GPU goes through a small ring of pinned memory: threads fill the ring from the page
+    cache, or by direct reads, while the GPU copies. No other CPU memory is used.
 
     Args:
         path: the file or directory, as in ``load_safetensors()``, which does the work for the cpu.
         device: "cpu", "cuda:0", "npu:0", or a ``torch.device``.
-        pin: pins the memory for cards, see ``pin()``; for the cpu only.
+        pin: pins the memory for GPUs, see ``pin()``; for the cpu only.
         framework: None for tensors of onecopy, or "torch" or "numpy".
         progress: called from time to time with the bytes done and the bytes in all. Its exceptions
             end the loading, and so do those of a signal handler: Ctrl-C ends it at once.
@@ -154,15 +154,15 @@ def _state_of(path: Any) -> str:
 
 
 def view_on(value: Any, device: Any) -> Any:
-    """Returns tensors of a card on memory of the host. The card reads and writes the memory over the
-    link, and nothing is copied::
+    """Returns tensors of a GPU that use the CPU memory of ``value``. The GPU reads and writes the
+    memory over the link, and nothing is copied::
 
         experts = onecopy.open(handle, framework="torch")
         y = x @ onecopy.view_on(experts["expert.7"], "cuda:0")
 
-    Use it for tensors that are read once or seldom, or that do not fit on the card. The call pins
+    Use it for tensors that are read once or seldom, or that do not fit on the GPU. The call pins
     memory that is not pinned. A view keeps the memory alive. After the last view is released, the
-    memory is reused only when the card has finished the work that was queued at that time. Each side
+    memory is reused only when the GPU has finished the work that was queued at that time. Each side
     sees the other's writes after it has synchronized. A view cannot be shared: share the tensor that
     it is a view of.
 
@@ -177,10 +177,10 @@ def view_on(value: Any, device: Any) -> Any:
 
     Raises:
         InvalidArgument: value is or contains an object that is neither a tensor nor a plain value, and
-            the error is a TypeError, too; or the memory belongs to another library or to a card, or
+            the error is a TypeError, too; or the memory belongs to another library or to a GPU, or
             there is no such device.
         Unsupported: a tensor of torch is not dense or its elements are not plain numbers, this process
-            sees no card, or its card cannot access memory of the host.
+            sees no GPU, or its GPU cannot access CPU memory.
         OutOfMemory: the limit of ``pin()`` is reached.
     """
     return _core._view_on(value, device)

@@ -46,8 +46,8 @@ def init(
         allow: patterns of functions that others may call besides exported functions, e.g. ["package.*"].
         max_calls: the maximum number of pending calls to one member.
         when_full: what a call beyond max_calls does: "wait" until another call ends, or "refuse", which raises Busy.
-        device_maps: {member: {device here: device there}}. Without a map, a tensor on a card goes to the same card in a
-            member of this host that numbers the cards alike; sending the tensor to any other member raises an error.
+        device_maps: {member: {device here: device there}}. Without a map, a tensor on a GPU goes to the same GPU in a
+            member of this host that numbers the GPUs alike; sending the tensor to any other member raises an error.
         transport: how messages go to members on other hosts, the same in all members: "tls", or "ucx", which does not
             encrypt. The default is the value of ONECOPY_RPC_FABRIC, or "tls".
 

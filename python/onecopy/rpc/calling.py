@@ -67,7 +67,7 @@ def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> Py
 
 
 class Call(CallFuture):
-    """A pending call. ``wait()`` and ``await`` return its result, or raise its exception.
+    """A pending call, whose ``wait()`` and ``await`` return the result or raise the exception of the function.
 
     Thread safety: all members may be called concurrently."""
 
@@ -82,8 +82,8 @@ class Call(CallFuture):
         return trace
 
     def cancel(self) -> bool:
-        """Fails the call at once with Cancelled, and sets current_call().cancelled for its function. A function that
-        has not started does not start. Returns False if the outcome had arrived already."""
+        """Fails the call at once with Cancelled, and sets ``current_call().cancelled`` for its function. A function
+        that has not started does not start. Returns False if the outcome had arrived already."""
         if self.done():
             return False
         self.agent.note(self.to.id, "cancel", self._listed.number)

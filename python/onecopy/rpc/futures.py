@@ -48,7 +48,7 @@ class CallFuture(torch.futures.Future):
         self._agent, self.seconds, self._turn = agent, seconds, threading.Lock()
 
     def wait(self) -> Any:
-        """Waits for the result and returns the result. Raises the call's error."""
+        """Waits for the call and returns its result. Raises the call's error."""
         if not self._is_settled:
             call = self._call
             if call is not None:

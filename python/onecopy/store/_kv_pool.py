@@ -82,7 +82,7 @@ class KvPool:
         self._core.complete(numbers, part)
 
     def fail(self, numbers: Sequence[int]) -> None:
-        """Takes the keys of blocks that are being written. The leases stay."""
+        """Gives up writing blocks: no process finds their keys. The leases stay until ``release()``."""
         self._core.fail(numbers)
 
     def tickets(self, numbers: Sequence[int]) -> list[int]:
