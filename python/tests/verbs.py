@@ -58,33 +58,33 @@ KINDS = (
     Kind("a tensor of torch", lambda: torch.ones(2, 3)),
     Kind("a strided view", lambda: torch.arange(6.0).reshape(2, 3).t()),
     Kind("a `torch.nn.Parameter`", lambda: torch.nn.Parameter(torch.ones(3))),
+    Kind("a `torch.nn.Module`", lambda: torch.nn.Linear(2, 2)),
+    Kind("an array of numpy", lambda: numpy.ones(3)),
+    Kind("a number of numpy", lambda: numpy.int64(3)),
+    Kind("a dict of tensors", lambda: {"a": torch.ones(2)}),
+    Kind("a list of tensors", lambda: [torch.ones(2)]),
+    Kind("a `Bundle`", _opened),
+    Kind("bytes", lambda: b"abc"),
+    Kind("a bytearray", lambda: bytearray(b"abc")),
+    Kind("an int", lambda: 5),
+    Kind("a str", lambda: "text"),
+    Kind("None", lambda: None),
+    Kind("another object", lambda: NotImplemented),
     Kind("a tensor inside an autograd graph", lambda: torch.ones(3, requires_grad=True) * 2),
-    Kind("a lazily conjugated tensor", lambda: torch.ones(3, dtype=torch.complex64).conj()),
     Kind("a tensor of a subclass of `torch.Tensor`", lambda: torch.ones(3).as_subclass(_Subclass)),
     Kind("a sparse tensor", lambda: torch.eye(2).to_sparse()),
     Kind("a quantized tensor", lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
     Kind("a tensor of int4", _of_bits("int4")),
     Kind("a tensor of float4", _of_bits("float4_e2m1fn_x2")),
     Kind("a nested tensor", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    Kind("a lazily conjugated tensor", lambda: torch.ones(3, dtype=torch.complex64).conj()),
     Kind("a tensor on `meta`", lambda: torch.ones(3, device="meta")),
-    Kind("a `torch.nn.Module`", lambda: torch.nn.Linear(2, 2)),
-    Kind("an array of numpy", lambda: numpy.ones(3)),
     Kind("an array of times", lambda: numpy.zeros(2, "datetime64[s]")),
     Kind("an array of Python objects", lambda: numpy.array([None])),
     Kind("a masked array", lambda: numpy.ma.masked_array([1.0, 2.0], [0, 1])),
-    Kind("a number of numpy", lambda: numpy.int64(3)),
-    Kind("a bytearray", lambda: bytearray(b"abc")),
-    Kind("bytes", lambda: b"abc"),
     Kind("an `array.array`", lambda: array.array("f", [1, 2])),
-    Kind("an int", lambda: 5),
-    Kind("a str", lambda: "text"),
-    Kind("None", lambda: None),
-    Kind("a dict of tensors", lambda: {"a": torch.ones(2)}),
     Kind("another mapping", lambda: MappingProxyType({"a": torch.ones(2)})),
-    Kind("a list of tensors", lambda: [torch.ones(2)]),
-    Kind("a `Bundle`", _opened),
     Kind("a set", lambda: {1}),
-    Kind("another object", lambda: NotImplemented),
 )
 
 
@@ -198,16 +198,16 @@ HEADS = {
 HEAD = """\
 # Which objects each function takes
 
-This page says which objects you can share, send, publish and pin. Find the row of your object: **✓ means that the function takes it**. Any
-other word is the reason for the refusal, and [the second table](#refused) says what to do instead. In short: dense tensors of plain
-numbers go everywhere, queues take nearly everything, and the store takes tensors only.
+Which objects can you share, send, publish and pin? Find the row of your object: **✓ means that the function takes it**. Any other word is
+the reason for the refusal, and [the second table](#refused) says what to do instead. In short: dense tensors of plain numbers go
+everywhere, queues take nearly everything, and the store takes tensors, arrays and bytes.
 
-- `publish()` takes a mapping of names to tensors; the column is for the values of that mapping, so a dict within it is refused.
+- `publish()` takes a mapping of names to tensors. Its column is for the values of that mapping, so a dict within it is refused.
 - `share()`, `pin()`, `to_device()` and `view_on()` also take dicts, lists and tuples of these objects, up to 32 deep. Plain values in
-  them, such as numbers and texts, pass unchanged. An error names the place of the object in them. `to_device()` returns plain values
-  unchanged, also alone.
-- Queues and pipes pickle what is not a tensor, so they take nearly everything.
+  them, such as numbers and texts, pass unchanged. An error names the place of the object in them.
+- Queues and pipes pickle what is not a tensor.
 - Elements are bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128, and the 8-bit floats of torch.
+- The common objects come first in the table, and the rare ones after `another object`.
 
 <!-- python python/tests/verbs.py writes this page -->
 """
