@@ -158,7 +158,7 @@ class Draft(_Tensors):
         return self._core.handle()
 
     def done(self) -> None:
-        """Says that this process has written its part of a draft that it joined. REQUIRES: no tensor of it is in use."""
+        """Says that this process has written its part of a draft that it joined. No tensor of it may be in use."""
         self._made, self._has_ended = {}, True
         self._core.done()
 
