@@ -86,7 +86,7 @@ void Host::note_answer() {
   if (std::exchange(unnoted_, problem) != problem && !problem.empty()) log_warning(problem);
 }
 
-/// Signs what is current with the first key, if it was signed with another one, so that hosts may forget that one. Once after the
+/// Signs what is current with the first key, so that hosts may forget the other key. Once after the
 /// start, since hosts may have the keys in another order meanwhile.
 void Host::sign() {
   has_signed_ = true;

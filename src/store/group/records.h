@@ -59,8 +59,8 @@ struct Keyed {
   std::int64_t changed = 0;  ///< as in KeyValue
 };
 
-/// Writes and reads the keys of a group. Those of stages and of what is current have a code that only who knows a key of the group
-/// can make: the first key makes codes, and those of the others are accepted. Thread safety: const members may be called concurrently.
+/// Writes and reads the keys of a group. Stages and what is current have a code that only who knows a key of the group can make.
+/// The first key makes codes; codes of the other keys are accepted. Thread safety: const members may be called concurrently.
 class Records {
  public:
   /// Throws invalid_argument for a name that has other characters than letters, digits and "-_.".
