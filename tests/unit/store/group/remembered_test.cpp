@@ -54,7 +54,7 @@ TEST_F(RememberedTest, ADamagedFileIsRefusedAndNotForgotten) {
 TEST_F(RememberedTest, AChangeThatCannotBeWrittenIsNotRemembered) {
   Remembered remembered(directory_ + "/group");
   std::filesystem::remove_all(directory_);
-  expect_refusal(ErrorCode::system, {"group.new"}, [&] { remembered.note("llama", {1, 1, 1, {}}); });
+  expect_refusal(ErrorCode::system, {"/group."}, [&] { remembered.note("llama", {1, 1, 1, {}}); });
   EXPECT_EQ(remembered.of("llama").generation, 0U);
 }
 
