@@ -59,6 +59,18 @@ class Host:
             patch.setenv("ONECOPY_STORE_DIR", self.environment["ONECOPY_STORE_DIR"])
             return onecopy.store.connect(**options)
 
+    def connect_without_starting(self):
+        """Waits for the keeper that serve() starts, which may come after the line that serve() reads."""
+        found = []
+
+        def is_there():
+            with contextlib.suppress(onecopy.PeerDied):
+                found.append(self.connect(autostart=False))
+            return found
+
+        wait_until(is_there)
+        return found[0]
+
     def ferry(self):
         """Returns the process that serves other hosts: the child of the command that is not in the keeper's group."""
         children = subprocess.run(["pgrep", "-P", str(self.server.pid)], capture_output=True, text=True).stdout.split()

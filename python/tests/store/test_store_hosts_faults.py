@@ -189,7 +189,7 @@ def test_serve_goes_on_with_a_keeper_that_another_process_starts_meanwhile(hosts
 def test_a_keeper_that_serve_has_started_ends_with_it(hosts):
     host = hosts()
     host.serve()
-    keeper = host.connect().keeper()
+    keeper = host.connect_without_starting().keeper()
     host.server.send_signal(signal.SIGTERM)
     assert host.server.wait(timeout=60) == 0
     wait_until(lambda: not any(map(is_alive, keeper.values())))
