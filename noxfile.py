@@ -160,7 +160,8 @@ def plugs(session: nox.Session) -> None:
         if not (files / name).is_dir():
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
-    names = "ray trainers verl refit vllm vllm_sleep sglang sglang_loader lmcache joblib jax huggingface".split()
+    names = "ray trainers verl refit vllm vllm_sleep vllm_offloading sglang sglang_loader lmcache".split()
+    names += ("sglang_storage", "joblib", "jax", "huggingface")
     chosen = [*map(test_file, names), test_file("checkpoint_engine")]
     chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))

@@ -2,13 +2,13 @@
 """The part of vLLM's offloading that the KV pool plugs into, as stubs of vLLM 0.32, and what its own file says of them."""
 
 import abc
-import ast
 import enum
 import os
 import sys
 import types
 from dataclasses import dataclass
-from pathlib import Path
+
+from abstract_methods import abstract_methods
 
 #: The folder of vLLM's package, whose base.py is compared with the stubs.
 FILES = os.environ.get("ONECOPY_VLLM")
@@ -29,20 +29,7 @@ OTHERS = {
 
 def abstract_methods_of_vllm():
     """Returns the abstract methods of each class in vLLM's own base.py; None without the file."""
-    path = Path(FILES or "/nonexistent") / "v1" / "kv_offload" / "base.py"
-    if not path.exists():
-        return None
-    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-    return {
-        one.name: {
-            method.name
-            for method in one.body
-            if isinstance(method, ast.FunctionDef)
-            and any(isinstance(mark, ast.Name) and mark.id == "abstractmethod" for mark in method.decorator_list)
-        }
-        for one in classes
-        if one.name in ABSTRACT
-    }
+    return abstract_methods(FILES, "v1/kv_offload/base.py", ABSTRACT)
 
 
 class LookupResult(enum.Enum):

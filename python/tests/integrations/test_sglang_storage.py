@@ -3,6 +3,7 @@
 
 import abc
 import hashlib
+import os
 import sys
 import types
 
@@ -11,11 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
+from abstract_methods import abstract_methods
 
 PAGE, TOKEN_BYTES = 16, 256  # tokens of a page, and bytes of a token's keys, and as many of its values
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(8)]
 #: The abstract methods of SGLang 0.5.23.
-ABSTRACT = ("get", "batch_get", "set", "batch_set", "exists")
+ABSTRACT = {"get", "batch_get", "set", "batch_set", "exists"}
 
 
 class HostPool:
@@ -75,6 +77,12 @@ def stored(engine, pages):
     for page in pages:
         engine.mem_pool_host.memory[:, page] = torch.tensor([[10 * page + 1], [10 * page + 2]])
     return engine.batch_set_v1([KEYS[page] for page in pages], indices(pages))
+
+
+def test_the_plug_implements_each_abstract_method_of_sglang(plug):
+    assert plug.__abstractmethods__ == frozenset()
+    found = abstract_methods(os.environ.get("ONECOPY_SGLANG"), "srt/mem_cache/hicache_storage.py", {"HiCacheStorage"})
+    assert found is None or found == {"HiCacheStorage": ABSTRACT}, "a new release of SGLang has other abstract methods"
 
 
 def test_pages_that_one_engine_stored_are_read_by_another(engine):

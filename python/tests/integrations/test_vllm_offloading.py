@@ -88,8 +88,6 @@ class Engine:
 def test_the_plug_implements_each_abstract_method_of_vllm():
     plug = vllm.install()
     assert plug.OnecopySpec.__abstractmethods__ == frozenset()
-    engine = Engine.__new__(Engine)
-    del engine
     found = vllm.abstract_methods_of_vllm()
     assert found is None or found == vllm.ABSTRACT, "a new release of vLLM has other abstract methods"
 
