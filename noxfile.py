@@ -161,7 +161,7 @@ def plugs(session: nox.Session) -> None:
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
     names = "ray trainers verl refit vllm vllm_sleep vllm_offloading sglang sglang_loader lmcache".split()
-    names += ("sglang_storage", "joblib", "jax", "huggingface")
+    names += ("sglang_storage", "sglang_linker", "joblib", "jax", "huggingface")
     chosen = [*map(test_file, names), test_file("checkpoint_engine")]
     chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
     pytest(session, *chosen, ONECOPY_VLLM=str(files / "vllm"), ONECOPY_SGLANG=str(files / "sglang"))
@@ -194,4 +194,4 @@ def sglang(session: nox.Session) -> None:
     install(session)
     session.install("-r", "python/requirements-sglang.txt", "-r", "python/requirements-torch.txt")
     session.install("--no-deps", SGLANG, "xgrammar==0.2.7", "outlines==0.1.11")
-    pytest(session, "-W", "default", test_file("sglang_engine"), ONECOPY_SGLANG_ENGINE="1")
+    pytest(session, "-W", "default", *map(test_file, ("sglang_engine", "sglang_linker")), ONECOPY_SGLANG_ENGINE="1")

@@ -10,7 +10,8 @@ MODULES = [
     "onecopy", "onecopy.store", "onecopy.torch", "onecopy.hf", "onecopy.graphs", "onecopy.rpc",
     "onecopy.distributed.rpc", "onecopy.distributed.autograd",
     *(f"onecopy.integrations.{name}" for name in (
-        "ray", "vllm", "vllm_offloading", "sglang", "sglang_storage", "lmcache", "joblib", "verl", "nemo_rl")),
+        "ray", "vllm", "vllm_offloading", "sglang", "sglang_storage", "sglang_linker", "lmcache", "joblib", "verl",
+        "nemo_rl")),
     "onecopy.errors"]  # fmt: skip
 
 # Names of the package by subject. The classes of errors have a page of their own.

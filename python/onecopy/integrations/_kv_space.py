@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import store
@@ -81,3 +81,16 @@ def open_pool(options: Mapping[str, Any], *, layout: Any, parts: int = 1, **fiel
         budget=int(float(options.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30)),
         extent_bytes=int(options.get("onecopy.extent_bytes", 0)),
     )  # fmt: skip
+
+
+def copy_pages(
+    pool: store.KvPool, blocks: Sequence[int], rows: Sequence[int], pages: Any, offset: int, to_pool: bool
+) -> None:
+    """Copies rows of an engine's tensor into blocks at an offset, or out of them, and waits for the copies."""
+    if pages.device.type == "cpu":
+        return pool.copy_blocks(blocks, rows, pages, offset=offset, to_pool=to_pool)
+    size = pages.shape[1] * pages.element_size()
+    for block, row in zip(blocks, rows):
+        there = pool.block(block)[offset : offset + size].view(pages.dtype)
+        there.copy_(pages[row]) if to_pool else pages[row].copy_(there)
+    return None

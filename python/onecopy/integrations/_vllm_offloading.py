@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from .. import InvalidArgument, StaleHandle, Timeout, store
-from ._kv_space import open_pool
+from ._kv_space import copy_pages, open_pool
 from ._packages import need
 
 _WHAT = "onecopy.integrations.vllm_offloading"
@@ -181,20 +181,11 @@ class OnecopyWorker(_base.OffloadingWorker):  # type: ignore[name-defined]
             blocks, rows = numbers[at : at + count], [int(row) for row in engine.block_ids[at : at + count]]
             offset = self._start
             for tensor, page in group:
-                self._copy_pages(blocks, rows, tensor.view(len(tensor), -1)[:, :page], offset, to_pool)
+                copy_pages(self._pool, blocks, rows, tensor.view(len(tensor), -1)[:, :page], offset, to_pool)
                 offset += page
                 size += page * count
             at += count
         return size
-
-    def _copy_pages(self, blocks: Sequence[int], rows: Sequence[int], pages: Any, offset: int, to_pool: bool) -> None:
-        if pages.device.type == "cpu":
-            return self._pool.copy_blocks(blocks, rows, pages, offset=offset, to_pool=to_pool)
-        size = pages.shape[1] * pages.element_size()
-        for block, row in zip(blocks, rows):  # on a card: copies that return when they are complete
-            there = self._pool.block(block)[offset : offset + size].view(pages.dtype)
-            there.copy_(pages[row]) if to_pool else pages[row].copy_(there)
-        return None
 
     def get_finished(self) -> list[Any]:
         done, self._done = self._done, []

@@ -166,7 +166,7 @@ def test_the_examples_use_the_api_as_it_is_typed(tmp_path):
 # graphs.backend() returns a function of torch's GraphModule, whose type torch does not complete; nor does torch complete the
 # bases of the classes for checkpoints, and vLLM, SGLang, LMCache and NeMo-RL the bases of their plugs.
 INFERRED = ("onecopy.rpc", "onecopy.checkpoint", "onecopy.distributed", "onecopy.integrations.ray",
-            "onecopy.integrations.lmcache", "onecopy.integrations.sglang_storage",
+            "onecopy.integrations.lmcache", "onecopy.integrations.sglang_storage", "onecopy.integrations.sglang_linker",
             "onecopy.integrations.vllm_offloading", "onecopy.integrations.nemo_rl", "onecopy.graphs.backend")  # fmt: skip
 MOST_INFERRED = 98
 

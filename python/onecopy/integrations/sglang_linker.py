@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An external linker for SGLang, with which a KV pool of the store has the only copy of pages on the host::
+
+--enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
+  --unified-cache-external-linker-config '{"linker": "OnecopyLinker",
+    "linker_module_path": "onecopy.integrations.sglang_linker",
+    "linker_extra_config": {"onecopy.weights": "llama-3.1-8b@1", "onecopy.max_gib": 16}}'
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._sglang_linker import OnecopyLinker
+
+__all__ = ["OnecopyLinker"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OnecopyLinker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._sglang_linker import OnecopyLinker
+
+    return OnecopyLinker
