@@ -12,10 +12,11 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from ..errors import Timeout
-from . import functions, registry, rref, telemetry
+from . import registry, rref, telemetry
 from .errors import Cancelled, RefusedValue
 from .futures import CallFuture, error_of, future_in_loop
 from .peers import WorkerInfo
+from .references import Reference
 from .registry import verb
 from .rref import PyRRef
 
@@ -39,10 +40,10 @@ def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None)
     future = CallFuture(agent, agent.seconds_for(timeout))
     try:
         if not telemetry.is_profiled():
-            agent.endpoint.begin(to, function, args, kwargs, timeout, future)
+            agent.endpoint.begin(to, function, args, kwargs, timeout, None, future)
             return future
         with telemetry.range_of_call("async", function, agent, to):
-            agent.endpoint.begin(to, function, args, kwargs, timeout, future)
+            agent.endpoint.begin(to, function, args, kwargs, timeout, None, future)
     except RefusedValue as refused:
         raise refused.located(func=function, args=args, kwargs=kwargs) from None
     return future
@@ -51,17 +52,16 @@ def begin(to: Any, function: Any, args: Any, kwargs: Any, timeout: float | None)
 def remote(to: Any, function: Any, args: Any, kwargs: Any, timeout: float) -> PyRRef:
     """Returns at once a reference to the result of function(*args, **kwargs), which stays in the member."""
     agent = registry.current()
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
-    found = agent.resolve(function, "torch")  # how both sides find it, or None for a function that crosses as a value
-    if (operator := functions.operator_of(function)) is not None:
-        functions.check_operator(operator, args, kwargs)
-    made = (function if found is None else found[2], args, kwargs)
+
+    def send(reference: Reference, made: Any) -> None:
+        agent.endpoint.begin(to, function, args, kwargs, timeout, reference, made)
+
     try:
-        owner = agent.member(to).info.id
+        owner = agent.endpoint.number_of(to)
         if not telemetry.is_profiled():
-            return rref.begin(agent, owner, ".make", made, timeout)
+            return rref.begin(agent, owner, send, timeout)
         with telemetry.range_of_call("remote", function, agent, to):
-            return rref.begin(agent, owner, ".make", made, timeout)
+            return rref.begin(agent, owner, send, timeout)
     except RefusedValue as refused:
         raise refused.located(func=function, args=args, kwargs=kwargs) from None
 

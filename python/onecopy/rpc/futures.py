@@ -192,10 +192,3 @@ def done(value: Any) -> Future:
     future: Future = torch.futures.Future()
     future.set_result(value)
     return future
-
-
-def failed(error: Exception) -> Future:
-    """Returns a torch.futures.Future that has failed with this error."""
-    future: Future = torch.futures.Future()
-    future.set_exception(error)
-    return future

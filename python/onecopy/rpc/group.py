@@ -241,11 +241,10 @@ class Agent(Serving):
         timeout: float | None = -1.0,
         *,
         is_result: bool = False,
-        reference: tuple[int, int] | None = None,
     ) -> CallFuture:
         """Returns a Future of the result of a verb. Raises TypeError for a value that cannot be sent."""
         future = CallFuture(self, self.seconds_for(timeout))
-        self.endpoint.begin_verb(to, verb, args, future.seconds, is_result, reference, future)
+        self.endpoint.begin_verb(to, verb, args, future.seconds, is_result, None, future)
         return future
 
     def note(self, to: int, verb: str, value: Any) -> None:

@@ -14,6 +14,7 @@ counts of a member end with the member.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import queue
@@ -27,7 +28,8 @@ from . import telemetry
 from .cells import Cell
 from .registry import verb
 
-_GATHERING = 0.001  # seconds during which drops of references are gathered
+_GATHERING = 0.005  # seconds after which the drop thread sends drops of references that no call has sent
+_MANY_DROPS = 64  # the number for one owner that the next remote() call to the owner sends
 _MAX_DROPS = 1000  # the maximum in one message
 
 
@@ -139,13 +141,16 @@ class References:
     def __init__(self, agent: Any) -> None:
         self._agent, self._numbers = agent, itertools.count()
         self.owned = OwnedValues()
-        # An item is a reference to drop, as (owner, id), a function to run, or None to end the thread. A destructor may
-        # call put() at any moment.
-        self._drops: queue.SimpleQueue[tuple[int, Reference] | Callable[[], Any] | None] = queue.SimpleQueue()
+        # Owner -> references to drop there. A destructor may append at any moment.
+        self._drops: dict[int, collections.deque[Reference]] = {}
+        self._is_gathering = False  # whether the drop thread will send the drops
+        # Functions to run after the drops were sent; None ends the drop thread.
+        self._functions: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_drops, name="onecopy-rpc-drops", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # references to values of others
+        self.outcomes = threading.RLock()  # held while a reference takes the outcome of the call that makes its value
 
     def new_id(self) -> Reference:
         """Returns an id that no other reference or fork of the group has."""
@@ -217,41 +222,50 @@ class References:
         self.owned.forget_unheld()
 
     def drop(self, owner: int, reference: Reference) -> None:
-        """Drops a count at an owner in the drop thread. A destructor may call drop() at any moment."""
-        self._drops.put((owner, reference))
+        """Drops a count at an owner soon. A destructor may call drop() at any moment."""
+        try:
+            self._drops[owner].append(reference)
+        except KeyError:
+            self._drops.setdefault(owner, collections.deque()).append(reference)
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._functions.put(_only_send)
+
+    def send_many(self, owner: int) -> None:
+        """Sends the drops for an owner if there are many. Called before a call to the owner, so that a program that
+        makes and deletes references rarely wakes the drop thread."""
+        if len(self._drops.get(owner, ())) >= _MANY_DROPS:
+            self._send(owner)
 
     def later(self, function: Callable[[], Any]) -> None:
         """Runs a function in the drop thread, after the queued drops. A destructor may call later() at any moment."""
-        self._drops.put(function)
+        self._functions.put(function)
 
     def stop(self) -> None:
         """Ends the drop thread."""
-        self._drops.put(None)
+        self._functions.put(None)
         self._thread.join()
 
     def _send_drops(self) -> None:
-        while True:
-            taken = [self._drops.get()]
-            if type(taken[0]) is tuple:  # more drops may follow, and no thread waits for drops
-                time.sleep(_GATHERING)
-            while not self._drops.empty():
-                taken.append(self._drops.get())
-            for are_drops, some in itertools.groupby(taken, lambda one: type(one) is tuple):
-                if are_drops:
-                    self._send(some)
-                    continue
-                for function in some:
-                    if not callable(function):
-                        return
-                    telemetry.attempt(function)
+        while function := self._functions.get():
+            time.sleep(_GATHERING)  # more drops may follow, and no thread waits for drops
+            self._is_gathering = False  # before the drops are read, so that a later drop() asks again
+            for owner in list(self._drops):
+                self._send(owner)
+            telemetry.attempt(function)
 
-    def _send(self, drops: Iterable[Any]) -> None:
-        gathered = collections.defaultdict(list)
-        for owner, reference in drops:
-            gathered[owner].append(reference)
-        for owner, references in gathered.items():
-            for i in range(0, len(references), _MAX_DROPS):
-                telemetry.attempt(self._agent.note, owner, "drop", references[i : i + _MAX_DROPS])
+    def _send(self, owner: int) -> None:
+        drops = self._drops[owner]
+        while drops:
+            some: list[Reference] = []
+            with contextlib.suppress(IndexError):  # another thread may send drops, too
+                while len(some) < _MAX_DROPS:
+                    some.append(drops.popleft())
+            telemetry.attempt(self._agent.note, owner, "drop", some)
+
+
+def _only_send() -> None:
+    """Is put into the queue of functions when there are drops to send."""
 
 
 @verb("drop")

@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from .. import _core
 from ..errors import MissingPackage
 
@@ -43,8 +45,7 @@ class Deferred:
 
 def verb(name: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
     """Returns a decorator that registers a function as a verb. A name with a leading dot is called and has an answer;
-    other names are of notes. prepare(agent, caller's id, args, reference to the result or None) returns the
-    arguments."""
+    other names are of notes. prepare(agent, caller's id, args) returns the arguments."""
 
     def register(function: F) -> F:
         handlers[name] = function, prepare
@@ -126,6 +127,16 @@ def autograd() -> AutogradHooks:
             raise missing from error
     assert hooks is not None
     return hooks
+
+
+def backward(value: Any, context_id: int, retain_graph: bool) -> None:
+    """Runs backward from a value in a context of distributed autograd, or without a context if the id is -1."""
+    if not isinstance(value, torch.Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    if context_id == -1:
+        torch.autograd.backward([value], retain_graph=retain_graph)
+    else:
+        autograd().backward(context_id, [value], retain_graph)
 
 
 context: Callable[[], Any] = _core._rpc_context  # this thread's context of distributed autograd, or None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..errors import PeerDied
 from . import registry, telemetry
 from .cells import Cell
 from .errors import RefusedValue, RemoteFailure
-from .futures import CallFuture, Future, done, error_of, failed
+from .futures import CallFuture, Future, done, error_of
 from .peers import WorkerInfo
 from .references import Reference
 
@@ -28,7 +28,9 @@ class PyRRef:
     _cell: Cell | None = None
     _fork: Reference = (0, 0)
     _session = 0  # the session with the owner in which the reference is counted; 0 if unknown
-    _creation: CallFuture | None = None  # the call that makes the value, until its answer is handled
+    _call: Any = None  # a _core._RpcCall that makes the value, until its outcome is taken
+    _seconds = 0.0  # the timeout of the call
+    _answer: tuple[Any] | None = None  # the value, if the answer of the call contained it
     _error: Exception | None = None  # why the value does not exist
     _is_deleted = True
     _created: Future | None = None
@@ -69,12 +71,29 @@ class PyRRef:
 
     def confirmed_by_owner(self) -> bool:
         """Returns whether the owner is known to count this reference."""
-        creation = self._creation
-        if creation is not None and creation.done():
-            self._creation = None
+        call = self._call
+        if call is not None and call.done:
+            self._settle()
+        return self._call is None
+
+    def _settle(self, call: Any = None) -> None:
+        """Takes the outcome of the call that makes the value. Called by a worker, too, if want() was called."""
+        with self._agent.references.outcomes:
+            if self._call is None:
+                return
+            answer, error, _ = self._agent.endpoint.outcome(self._call, self._seconds)
             if self._session != LOST:  # a lost reference keeps its error
-                self._error = _why_not_made(error_of(creation))
-        return self._creation is None
+                self._answer, self._error = answer, error and _why_not_made(error)
+            self._call = None
+        if self._created is not None:
+            self._complete(self._created)
+
+    def _complete(self, created: Future) -> Future:
+        created.set_result(None) if self._error is None else created.set_exception(self._error)
+        return created
+
+    def complete(self, answer: Any, error: Exception) -> None:  # the endpoint could not send the call
+        self._error = _why_not_made(error)
 
     def owner(self) -> WorkerInfo:
         """Returns the owner's WorkerInfo."""
@@ -85,12 +104,13 @@ class PyRRef:
         return self.owner().name
 
     def to_here(self, timeout: float = -1.0) -> Any:
-        """Waits until the value is made, and returns a copy.
-
-        Raises the failure to make the value, and RuntimeError after `timeout` seconds or if the owner has ended."""
+        """Waits until the value is made, and returns a copy. Raises the failure to make the value, and RuntimeError
+        after `timeout` seconds or if the owner has ended."""
         if self._cell is not None:
             return self._cell.value()
         self._wait_until_made(timeout)
+        if self._answer is not None and not self._agent.endpoint.is_gone(self._owner):
+            return self._answer[0]
         return self._agent.call_verb(self._owner, ".fetch", (self._reference,), timeout)
 
     def local_value(self) -> Any:
@@ -121,7 +141,7 @@ class PyRRef:
         """Runs backward from the value, a scalar tensor, in a context of distributed autograd, or without a context on
         the owner alone."""
         if self._cell is not None:
-            return backward(self._cell.value(), dist_autograd_ctx_id, retain_graph)
+            return registry.backward(self._cell.value(), dist_autograd_ctx_id, retain_graph)
         if dist_autograd_ctx_id == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         self._check()
@@ -141,26 +161,28 @@ class PyRRef:
     def _get_future(self) -> Future:
         """Returns a Future that is done when the value is made or, in another process, when the owner's answer has
         arrived."""
-        if self._created is None:
-            creation = self._creation
-            if self._cell is not None:
-                self._created = self._cell.future
-            elif creation is not None:
-                self._created = creation.then(lambda made: made.value())
-            else:
-                self._created = done(None) if self._error is None else failed(self._error)
-        return self._created
+        if self._created is None and self._cell is not None:
+            self._created = self._cell.future
+        if self._created is not None:
+            return self._created
+        with self._agent.references.outcomes:
+            created, call = torch.futures.Future(), self._call
+            if call is None:
+                return self._complete(created)
+            self._created = created
+        if not call.want(self):
+            self._settle()
+        return created
 
     def _wait_until_made(self, timeout: float) -> None:
         """Waits until the value is made, so that a method call does not block a second worker of the owner. Does not
         wait if the owner is on another host or the value may take longer than the call. Raises the failure to make the
         value."""
-        creation = self._creation
-        if creation is not None and not self._agent.member(self._owner).is_far:
+        call = self._call
+        if call is not None and not self._agent.member(self._owner).is_far:
             seconds = self._agent.seconds_for(timeout)
-            if not seconds or 0 < creation.seconds <= seconds:
-                with contextlib.suppress(Exception):  # _check() raises the error
-                    creation.wait()
+            if not seconds or 0 < self._seconds <= seconds:
+                call.wait()
         self._check()
 
     def _check(self) -> None:
@@ -182,13 +204,11 @@ def _text(number: Reference) -> str:
     return f"GloballyUniqueId(created_on={number[0]}, local_id={number[1]})"
 
 
-def _why_not_made(error: Exception | None) -> Exception | None:
-    if error is None or "more than set timeout" not in str(error):
+def _why_not_made(error: Exception) -> Exception:
+    if "more than set timeout" not in str(error):
         return error
-    text = (
-        "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist."
-    )
-    return RuntimeError(f"{text} ({error})")
+    text = "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist"
+    return RuntimeError(f"{text}. ({error})")
 
 
 class RRefProxy:
@@ -222,26 +242,18 @@ def _invoke(rref: PyRRef, how: str, name: str, args: tuple[Any, ...], kwargs: di
             timeout = max(left, 1e-6)
     value = (rref if rref.is_owner() else rref._reference, name, args, kwargs)
     if how == "remote":
-        return begin(agent, rref._owner, ".make_method", value, timeout)
+        method = functools.partial(agent.endpoint.begin_verb, rref._owner, ".method", value)
+        return begin(agent, rref._owner, functools.partial(method, agent.seconds_for(timeout), False), timeout)
     if how == "async":
         return agent.begin_verb(rref._owner, ".method", value, timeout)
     rref._wait_until_made(timeout)
     return agent.call_verb(rref._owner, ".method", value, timeout)
 
 
-def backward(value: Any, context_id: int, retain_graph: bool) -> None:
-    """Runs backward from a value in a context of distributed autograd, or without a context if the id is -1."""
-    if not isinstance(value, torch.Tensor):
-        raise RuntimeError("RRef should contain a tensor for .backward()")
-    if context_id == -1:
-        torch.autograd.backward([value], retain_graph=retain_graph)
-    else:
-        registry.autograd().backward(context_id, [value], retain_graph)
-
-
 # --- making references
 
 _kind: type[PyRRef] = PyRRef
+_Send = Callable[[Reference, Any], None]  # sends a call that makes a value; its last argument gets the call
 
 
 def use(kind: type[PyRRef]) -> None:
@@ -255,28 +267,27 @@ def new() -> PyRRef:
     return _kind.__new__(_kind)
 
 
-def begin(agent: Any, owner: int, verb: str, args: tuple[Any, ...], timeout: float) -> PyRRef:
-    """Calls a verb that makes a value, and returns a reference to the value."""
-    reference, rref = agent.references.new_id(), new()
+def begin(agent: Any, owner: int, send: _Send, timeout: float) -> PyRRef:
+    """Returns a reference to the value that a call makes."""
+    reference, rref, seconds = agent.references.new_id(), new(), agent.seconds_for(timeout)
     if owner == agent.info.id:
-        _begin_here(agent, verb, rref, rref._own(agent, reference, Cell()), args, timeout)
+        _begin_here(agent, send, rref, rref._own(agent, reference, Cell()), CallFuture(agent, seconds))
         return rref
+    agent.references.send_many(owner)
+    rref._seconds = seconds
+    send(reference, rref)
     rref._hold(agent, owner, reference, agent.references.new_id())
-    try:
-        rref._creation = agent.begin_verb(owner, verb, args, timeout, reference=reference)
-    except BaseException:
-        rref._is_deleted = True  # no message was sent, so no count must be dropped
-        raise
     rref._session = agent.endpoint.session_with(owner)
     return rref
 
 
-def _begin_here(agent: Any, verb: str, rref: PyRRef, cell: Cell, args: tuple[Any, ...], timeout: float) -> None:
-    """Calls a verb of this process. The table of values keeps the cell while the function runs."""
+def _begin_here(agent: Any, send: _Send, rref: PyRRef, cell: Cell, made: CallFuture) -> None:
+    """Calls this process. The table of values keeps the cell while the function runs."""
     reference, me, owned = rref._reference, agent.info.id, agent.references.owned
     owned.enter(reference, cell)
     owned.count(reference, me)
-    rref._created = made = agent.begin_verb(me, verb, args, timeout, reference=reference)
+    send(reference, made)
+    rref._created = made.then(lambda made: made.value() and None)
 
     def is_made(made: CallFuture) -> None:
         error = error_of(made)

@@ -16,13 +16,15 @@ import torch
 import onecopy
 
 from . import functions, registry, streams
+from .cells import Cell
 from .errors import RefusedValue, RemoteFailure
 from .futures import Future
 from .peers import Member, WorkerInfo
-from .references import References
+from .references import Reference, References
 from .registry import ASYNC_MARK, Deferred
 
 _OF_TORCH, _VERB = 0, 2  # kinds of targets
+_CONSTANTS, _MAX_CONSTANT = {type(None), bool, int, float, str, bytes}, 512  # the max size in bytes
 _NAMED = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -103,82 +105,88 @@ class Serving:
             names[name] = function
         return function, names, sys.intern(name), getattr(function, ASYNC_MARK, False), None
 
-    def serve(self, function: Any, sender: int, call: int, args: tuple[Any, ...]) -> tuple[Any] | None:
+    def serve(self, function: Any, sender: int, call: int, args: tuple[Any, ...], cell: Any) -> tuple[Any] | None:
         """Runs a verb. Returns (answer,), or None for a deferred answer."""
-        return self.answer_of(sender, call, function(self, sender, *args))
+        return self.answer_of(sender, call, function(self, sender, *args), cell)
 
-    def finish(self, function: Any, sender: int, call: int, result: Any) -> tuple[Any] | None:
-        """Returns answer_of() of a function's result, which may be a coroutine, a generator or a Future."""
-        return self.answer_of(sender, call, self.finished(function, result))
-
-    def finished(self, function: Any, result: Any) -> Any:
-        """Returns the answer for a function's result: runs a coroutine, and refuses a generator."""
+    def finish(self, function: Any, sender: int, call: int, result: Any, cell: Any) -> tuple[Any] | None:
+        """Returns answer_of() of a function's result. Runs a coroutine, and refuses a generator."""
         if inspect.iscoroutine(result):
-            return asyncio.run(result)
+            return self.answer_of(sender, call, asyncio.run(result), cell)
         if inspect.isgenerator(result):
             result.close()
             raise TypeError(
                 f"{functions.text_name_of(function)} is a generator function: call it with onecopy.rpc.stream()"
             )
-        return answer(self, function, checked_future(function, result))
+        return self.answer_of(sender, call, answer(self, function, checked_future(function, result)), cell)
 
-    def answer_of(self, sender: int, call: int, result: Any) -> tuple[Any] | None:
-        """Returns (answer,), or None for a failure, which is sent here, and for a deferred answer."""
+    def new_cell(self, reference: Reference, sender: int) -> Cell:
+        """Returns the cell for the result of a call that makes a reference. Called in the order of the lane."""
+        return self.references.owned.made_by(reference, sender, self.info.id)
+
+    @staticmethod
+    def keep(cell: Cell, result: Any) -> tuple[Any] | None:
+        """Sets a cell to a result. Returns the answer that tells the caller: (result,) for a small value that cannot
+        change, so that to_here() need not ask for it, or else None."""
+        cell.set(result)
+        return (result,) if type(result) in _CONSTANTS and sys.getsizeof(result) <= _MAX_CONSTANT else None
+
+    def answer_of(self, sender: int, call: int, result: Any, cell: Cell | None = None) -> tuple[Any] | None:
+        """Returns (answer,), or None for a failure, which is sent here, and for a deferred answer. `cell` gets the
+        result of a call that makes a reference."""
         if isinstance(result, RemoteFailure):
-            self.fail(sender, call, result)
+            self.fail(sender, call, result, cell)
             return None
         if not isinstance(result, Deferred):
-            return (result,)
+            return (result if cell is None else self.keep(cell, result),)
         if self._members[sender].is_program:
             text = "the function gives its result later, which no program in C++ can take"
             self.fail(sender, call, RemoteFailure(RuntimeError, f"On {self.info}:\n{text}"))
             return None
         context = registry.context()
         result.future.add_done_callback(
-            lambda future: self.run_soon(self._answer_later, sender, call, context, result.then, future)
+            lambda future: self.run_soon(self._answer_later, sender, call, context, result.then, future, cell)
         )
         return None
 
-    def _answer_later(self, sender: int, call: int, context: Any, then: Callable[[Any], Any], future: Any) -> None:
+    def _answer_later(
+        self, sender: int, call: int, context: Any, then: Callable[[Any], Any], future: Any, cell: Cell | None
+    ) -> None:
         try:
             with registry.within(context):
-                answer = self.answer_of(sender, call, then(future.value()))
+                answer = self.answer_of(sender, call, then(future.value()), cell)
                 if answer is not None:
                     self.endpoint.answer(sender, call, answer[0])
         except BaseException as error:
-            self.fail(sender, call, _failure(error))
+            self.fail(sender, call, _failure(error), cell)
 
-    def fail(self, to: int, call: int, failure: RemoteFailure) -> None:
-        """Answers a call with a failure."""
+    def fail(self, to: int, call: int, failure: RemoteFailure, cell: Cell | None = None) -> None:
+        """Answers a call with a failure, to which `cell` is set."""
+        if cell is not None:
+            cell.set(failure)
         code = getattr(failure.kind, "code", "")  # which is a slot of SystemExit
         self.endpoint.fail(to, call, failure.kind, failure.text, code if isinstance(code, str) else "")
 
     def refuse(self, sender: int, call: int, error: Any, reference: Any) -> None:
-        """Answers a call that was not run or whose answer could not be written, unless its number is 0. Fails the value
-        that the call should have made if `reference` is not None, so that no member waits for the value."""
-        failure = self.refusal(error)
-        if reference is not None:
-            self.references.owned.made_by(tuple(reference), sender, self.info.id).set(failure)
-        if call:
-            self.fail(sender, call, failure)
-
-    def refusal(self, error: Any) -> RemoteFailure:
-        """Makes the failure of a call that was not run."""
-        if isinstance(error, _NotServed):
-            return error.failure
+        """Answers a call that was not run or whose answer could not be written. Fails the value that the call should
+        have made if `reference` is not None, so that no member waits for the value."""
         kind = type(error) if isinstance(error, Exception) else RuntimeError
         if issubclass(kind, (AttributeError, onecopy.Error)):  # an unknown name, or a malformed message
             kind = RuntimeError
-        return RemoteFailure(kind, f"On {self.info}:\n{error}")
+        cell = None if reference is None else self.new_cell(reference, sender)
+        is_known = isinstance(error, _NotServed)
+        self.fail(sender, call, error.failure if is_known else RemoteFailure(kind, f"On {self.info}:\n{error}"), cell)
 
-    def answer_error(self, sender: int, call: int, error: Exception, kind: int, has_run: bool) -> None:
+    def answer_error(
+        self, sender: int, call: int, error: Exception, kind: int, has_run: bool, cell: Cell | None
+    ) -> None:
         """Answers a call with the exception of a function, or with the reason why its result could not be written.
         `kind` is an Endpoint::Target::Kind."""
         if has_run or kind == _VERB:
             failure = _failure(error)
         else:
             failure = failure_of(self, error) if kind == _OF_TORCH else RemoteFailure.of(error, self.info)
-        self.fail(sender, call, failure)
+        self.fail(sender, call, failure, cell)
 
     def run_soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Runs a function in a worker."""
@@ -230,13 +238,13 @@ def run(agent: Any, function: Any, args: Any, kwargs: Any, is_checked: bool = Fa
         return failure_of(agent, error)
 
 
-def answer(agent: Any, function: Any, result: Any, then: Callable[[Any], Any] = lambda outcome: outcome) -> Any:
-    """Returns then(result), or a Deferred if the result is the Future of a function with ASYNC_MARK."""
+def answer(agent: Any, function: Any, result: Any) -> Any:
+    """Returns the result, or a Deferred if the result is the Future of a function with ASYNC_MARK."""
     if not getattr(function, ASYNC_MARK, False) or not isinstance(result, torch._C.Future):
-        return then(result)
+        return result
     settled: Future = torch.futures.Future()  # never fails
     result.add_done_callback(lambda _: settled.set_result(None))
-    return Deferred(settled, lambda _: then(_outcome(agent, result)))
+    return Deferred(settled, lambda _: _outcome(agent, result))
 
 
 def _outcome(agent: Any, future: Future) -> Any:

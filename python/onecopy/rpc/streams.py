@@ -186,7 +186,7 @@ def stream(
     return made
 
 
-def _add_item(agent: Any, caller: int, args: tuple[int, Any], reference: Any) -> tuple[torch.futures.Future[bool]]:
+def _add_item(agent: Any, caller: int, args: tuple[int, Any]) -> tuple[torch.futures.Future[bool]]:
     """Adds a received item, in the order of the lane."""
     number, item = args
     with _lock:
@@ -235,7 +235,7 @@ def _send_all(agent: Any, items: Iterator[Any], running: Any, number: int, windo
 
 def _send(agent: Any, running: Any, number: int, index: int, item: Any) -> torch.futures.Future[bool]:
     if running.caller_id == agent.info.id:
-        return _add_item(agent, running.caller_id, (number, item), None)[0]
+        return _add_item(agent, running.caller_id, (number, item))[0]
     left = running.remaining()
     try:
         seconds = 0.0 if left is None else max(left, 1e-6)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from . import functions, rref, values
+from . import functions, registry, rref, values
 from .cells import Cell
 from .errors import RemoteFailure
 from .references import Reference
@@ -27,49 +27,21 @@ def _apply(agent: Any, caller: int, function: Any, args: Any, kwargs: Any) -> An
 # Arguments of verbs are prepared in the order of the lane, since a later drop may remove the value of a reference.
 
 
-def _with_cell(agent: Any, caller: int, args: tuple[Any, ...], reference: Any) -> tuple[Any, ...]:
+def _with_cell(agent: Any, caller: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Replaces the first argument, a reference or an RRef to a value of this process, by its cell."""
     given = args[0]
     return (given._cell if isinstance(given, PyRRef) else agent.references.owned.cell(tuple(given)), *args[1:])
 
 
-def _with_new_cell(agent: Any, caller: int, args: tuple[Any, ...], reference: Reference) -> tuple[Any, ...]:
-    return (agent.references.owned.made_by(tuple(reference), caller, agent.info.id), *args)
-
-
-def _with_both_cells(agent: Any, caller: int, args: tuple[Any, ...], reference: Reference) -> tuple[Any, ...]:
-    return _with_new_cell(agent, caller, _with_cell(agent, caller, args, None), reference)
-
-
-def _run_method_of(agent: Any, cell: Cell, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Waits until the value is made, and runs a method of it. Returns (method or None, result)."""
+@verb(".method", _with_cell)
+def _run_method(agent: Any, caller: int, cell: Cell, name: str, args: Any, kwargs: Any) -> Any:
+    """Waits until the value is made, and runs a method of it."""
     try:
         functions.check_method(name)
         method = getattr(cell.value(), name)
     except BaseException as error:
-        return None, RemoteFailure.of(error, agent.info, unescaped=True)
-    return method, run(agent, method, args, kwargs, is_checked=True)
-
-
-@verb(".method", _with_cell)
-def _run_method(agent: Any, caller: int, *args: Any) -> Any:
-    return answer(agent, *_run_method_of(agent, *args))
-
-
-@verb(".make_method", _with_both_cells)
-def _make_by_method(agent: Any, caller: int, cell: Cell, *args: Any) -> Any:
-    return answer(agent, *_run_method_of(agent, *args), cell.set)  # the answer tells the caller that the value is made
-
-
-@verb(".make", _with_new_cell)
-def _make(agent: Any, caller: int, cell: Cell, function: Any, args: Any, kwargs: Any) -> Any:
-    if is_named := isinstance(function, str):
-        try:
-            function = functions.find(function)
-        except BaseException as error:
-            cell.set(agent.refusal(error))
-            return cell.made()
-    return answer(agent, function, run(agent, function, args, kwargs, is_checked=is_named), cell.set)
+        return RemoteFailure.of(error, agent.info, unescaped=True)
+    return answer(agent, method, run(agent, method, args, kwargs, is_checked=True))
 
 
 def _of_value(cell: Cell, then: Callable[[Any], Any]) -> Any:
@@ -89,7 +61,7 @@ def _type(agent: Any, caller: int, cell: Cell) -> Any:
 
 @verb(".backward", _with_cell)
 def _backward(agent: Any, caller: int, cell: Cell, context_id: int, retain_graph: bool) -> Any:
-    return Deferred(cell.future, lambda made: rref.backward(Cell.unwrap(made), context_id, retain_graph))
+    return Deferred(cell.future, lambda made: registry.backward(Cell.unwrap(made), context_id, retain_graph))
 
 
 # --- sending references: see references.py

@@ -140,6 +140,15 @@ bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts
   return true;
 }
 
+Message encode_for_program(nb::handle value, Giving& giving) {
+  Message message;
+  TensorCounts counts;
+  if (!encode_for_program(value, message, counts))
+    throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
+  giving.count(rpc::Route::copy, counts.copied);
+  return message;
+}
+
 void decode_body(Message&& message, const rpc::CallContext& context, const Hooks& hooks, nb::handle agent,
                  std::uint32_t sender, bool makes_context, Body& body) {
   const auto form = static_cast<BodyForm>(rpc::body_form(message.tag));

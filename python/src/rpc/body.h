@@ -47,6 +47,8 @@ Message encode_body(nb::handle value, const Hooks& hooks, const Receiver& receiv
 /// Writes a value for a program in C++, which takes plain values and tensors of the CPU. Returns false for any other
 /// value.
 bool encode_for_program(nb::handle value, Message& message, TensorCounts& counts);
+/// Writes a value for a program in C++. Throws TypeError for a value that such a program does not take.
+Message encode_for_program(nb::handle value, Giving& giving);
 
 /// A received value.
 struct Body {
@@ -65,6 +67,8 @@ void decode_body(Message&& message, const rpc::CallContext& context, const Hooks
 struct CallValues {
   nb::object args;    ///< a tuple
   nb::object kwargs;  ///< a dict, or None
+  nb::object cell =
+      nb::none();  ///< the place of the result at its owner for a call that makes a reference, or None
 };
 /// Returns the arguments in `value`. Throws bad_handle for other types, on which the interpreter relies.
 CallValues arguments_of(nb::handle value);

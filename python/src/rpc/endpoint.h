@@ -45,6 +45,8 @@ class Endpoint {
   nb::bytes address();
   /// Adds another member, or this process. Returns (name, number, pid).
   nb::object join(const nb::bytes& address, bool is_program);
+  /// Returns the number of the member with that name, number or WorkerInfo.
+  std::uint32_t number_of(nb::handle to) { return member_for(to).number(); }
   bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
   bool has_left(std::uint32_t number);
   /// Returns whether the member has ended, or has lost its connection and has no new one.
@@ -69,9 +71,10 @@ class Endpoint {
   /// C++. A native call to this process itself passes the arguments without a copy.
   nb::object call(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                   nb::handle timeout, bool is_native);
-  /// Starts a call of torch's interface, whose outcome completes `future`, a CallFuture.
+  /// Starts a call of torch's interface, whose outcome completes `future`, a CallFuture. `reference` is the reference
+  /// that the call makes to its result, or None: the answer is then (result,) for a small constant, and else None.
   void begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs, nb::handle timeout,
-             nb::handle future);
+             nb::handle reference, nb::handle future);
   /// Calls a verb with `args` and returns its result. `is_result` is whether the tensors of `args` answer a message of
   /// the member.
   nb::object call_verb(std::uint32_t to, const std::string& verb, nb::handle args, double seconds,

@@ -61,7 +61,8 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
            nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
            nb::arg("is_native") = false)
       .def("begin", &Endpoint::begin, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
+           nb::arg("reference").none(), nb::arg("future"))
       .def("begin_native", &Endpoint::begin_native, nb::keep_alive<0, 1>(), nb::arg("to"),
            nb::arg("function"), nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
            nb::arg("future"), nb::arg("is_stream"))
@@ -92,6 +93,7 @@ void def_calls(nb::class_<Endpoint>& endpoint) {
 void def_members(nb::class_<Endpoint>& endpoint) {
   endpoint.def("address", &Endpoint::address)
       .def("join", &Endpoint::join, nb::arg("address"), nb::arg("is_program") = false)
+      .def("number_of", &Endpoint::number_of, nb::arg("to").none())
       .def("is_far", &Endpoint::is_far, nb::arg("number"))
       .def("has_left", &Endpoint::has_left, nb::arg("number"))
       .def(

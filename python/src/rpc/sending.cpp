@@ -120,10 +120,9 @@ rpc::CallRef Endpoint::send(const Request& request) {
       message.tag = tag_of(BodyForm::here);
       if (!autograd.is_none()) add_context(autograd, context);
     } else if (peer.is_program) {
-      TensorCounts counts;
-      if (!encode_for_program(request.values, message, counts))
-        throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
-      giving.count(rpc::Route::copy, counts.copied);
+      if (!request.reference.is_none())
+        call_python([&] { agent_.attr("member")(to.number()).attr("refuse_program")(); });
+      message = encode_for_program(request.values, giving);
     } else {
       message = encode_body(request.values, hooks_, request.is_result ? peer.of_answers : peer.of_calls,
                             giving, autograd, context);
@@ -237,12 +236,14 @@ nb::object Endpoint::call(nb::handle to, nb::handle function, nb::handle args, n
 }
 
 void Endpoint::begin(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                     nb::handle timeout, nb::handle future) {
+                     nb::handle timeout, nb::handle reference, nb::handle future) {
   rpc::Member& member = member_for(to);
   const double seconds = seconds_of(timeout, usual_timeout);
   Request made =
       request(member, callee(function, Naming::torch), function, args, kwargs, deadline_after(seconds));
   made.future = future;
+  made.reference = nb::borrow(reference);
+  made.is_in_order = !reference.is_none();
   send_for(made, seconds);
 }
 

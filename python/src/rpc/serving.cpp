@@ -185,9 +185,11 @@ void Endpoint::serve(rpc::Work& work) {
     values = arguments_of(body.value);
     body.value.reset();
     if (!target->prepare.is_none())
-      values.args = call_python(
-          [&] { return nb::object(target->prepare(from, values.args, reference_of(work.context))); });
-    work.context.parts &= ~rpc::CallContext::kResult;  // the target sets the value from here on
+      values.args = call_python([&] { return nb::object(target->prepare(from, values.args)); });
+    if (work.context.has(rpc::CallContext::kResult))
+      values.cell = call_python(
+          [&] { return nb::object(agent_.attr("new_cell")(reference_of(work.context), from)); });
+    work.context.parts &= ~rpc::CallContext::kResult;  // run_target() sets the value from here on
   } catch (nb::python_error& error) {
     return refuse(work, error.value());
   }
@@ -207,7 +209,7 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
     const nb::object value = nb::borrow(error.value());
     call_python([&] {
       agent_.attr("answer_error")(work.from->number(), work.call, value, static_cast<int>(target.kind),
-                                  has_run);
+                                  has_run, values.cell);
     });
   }
 }
@@ -216,21 +218,21 @@ void Endpoint::run_target(const Target& target, rpc::Work& work, const CallValue
 /// coroutine or a Future; a function of torch's interface may only if marked as asynchronous. Throws the function's
 /// exception.
 nb::object Endpoint::run_function(const Target& target, const rpc::Work& work, const CallValues& values) {
-  const std::uint32_t from = work.from->number();
-  nb::object told;
-  if (target.kind == Target::Kind::verb) {
-    told = call_python(
-        [&] { return nb::object(agent_.attr("serve")(target.function, from, work.call, values.args)); });
-  } else {
-    PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
-    nb::object result =
-        call_python([&] { return owned(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
-    const bool is_native = target.kind == Target::Kind::native;
-    if (!target.is_asynchronous && (!is_native || is_ordinary(result.ptr()))) return result;
-    told = call_python(
-        [&] { return nb::object(agent_.attr("finish")(target.function, from, work.call, result)); });
-  }
-  return told.is_none() ? nb::object() : tuple_item(told, 0);
+  const auto finish = [&](const char* how, nb::handle given) {
+    const nb::object told = call_python([&] {
+      return nb::object(
+          agent_.attr(how)(target.function, work.from->number(), work.call, given, values.cell));
+    });
+    return told.is_none() ? nb::object() : tuple_item(told, 0);
+  };
+  if (target.kind == Target::Kind::verb) return finish("serve", values.args);
+  PyObject* const kwargs = values.kwargs.is_none() ? nullptr : values.kwargs.ptr();
+  nb::object result =
+      call_python([&] { return owned(PyObject_Call(target.function.ptr(), values.args.ptr(), kwargs)); });
+  const bool is_native = target.kind == Target::Kind::native;
+  if (target.is_asynchronous || (is_native && !is_ordinary(result.ptr()))) return finish("finish", result);
+  if (values.cell.is_none()) return result;
+  return call_python([&] { return nb::object(agent_.attr("keep")(values.cell, result)); });
 }
 
 /// Sends an answer. Throws the exceptions of writing the result.
@@ -250,13 +252,7 @@ void Endpoint::answer(rpc::Member& to, std::uint64_t call, nb::handle result, De
   try {
     const Peer& peer = this->peer(to);
     if (peer.is_program) {
-      TensorCounts counts;
-      if (!encode_for_program(result, message, counts)) {
-        const std::string type = nb::type_name(result.type()).c_str();
-        throw nb::type_error(
-            ("a " + type + " cannot cross to a program in C++: only plain values and tensors can").c_str());
-      }
-      giving.count(rpc::Route::copy, counts.copied);
+      message = encode_for_program(result, giving);
     } else {
       message = encode_body(result, hooks_, peer.of_answers, giving, giving.thread.autograd(), context);
     }

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed import rpc
+from onecopy.rpc import references
 from rpc_group import Group, until
 
 kept = {}
@@ -143,6 +144,40 @@ def methods_in_all_ways(name):
     return counter.rpc_sync().add(1), counter.rpc_async().add(1).wait(), made.to_here(), made.rpc_sync().bit_length()
 
 
+def a_number():
+    return 5
+
+
+def a_list():
+    return kept.setdefault("list", [1])
+
+
+def lengthen():
+    kept["list"].append(2)
+
+
+def make_by(name, to, function):
+    kept[name] = rpc.remote(to, function)
+
+
+def fetch_and_count_calls(name):
+    """Returns what to_here() returns, and how many calls it made."""
+    agent = rpc._get_current_rpc_agent()
+    made = []
+    agent.call_verb = lambda *args: made.append(args) or type(agent).call_verb(agent, *args)
+    try:
+        return kept[name].to_here(), len(made)
+    finally:
+        del agent.call_verb
+
+
+def make_and_forget_many(to, number):
+    """Makes references while the thread that sends drops does not look again for an hour."""
+    references._GATHERING = 3600
+    for _ in range(number):
+        rpc.remote(to, a_list).to_here()
+
+
 def has_ended(rank):
     return rpc._get_current_rpc_agent().member(rank).has_ended
 
@@ -201,6 +236,26 @@ def test_a_value_lives_while_any_process_has_a_reference(three):
     until(lambda: three[1](owned) == 0, "the value has not gone with its last reference")
 
 
+def test_a_small_constant_comes_with_the_answer_that_it_was_made(three):
+    three[0](make_by, "number", "worker1", a_number)
+    assert three[0](fetch_and_count_calls, "number") == (5, 0)
+    three[0](give, "number", "worker2")
+    assert three[2](fetch_and_count_calls, "number") == (5, 1)
+
+
+def test_a_value_that_can_change_is_fetched_as_it_is_now(three):
+    three[0](make_by, "list", "worker1", a_list)
+    assert three[0](fetch_and_count_calls, "list") == ([1], 1)
+    three[1](lengthen)
+    assert three[0](fetch_and_count_calls, "list") == ([1, 2], 1)
+
+
+def test_a_program_that_deletes_many_references_frees_their_values_by_its_next_calls(three):
+    three[0](make_and_forget_many, "worker1", 1000)
+    assert three[1](owned) < 1000 // 4
+    leave_others(three)
+
+
 def test_a_reference_goes_home_and_back(three):
     three[0](make, "c", "worker1", 1)
     three[0](give, "c", "worker1")
@@ -235,6 +290,15 @@ def test_a_value_whose_owner_was_killed_is_an_error_at_once(three):
     with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
         three[0](fetch, "c")
     three[0](forget, "c")
+
+
+def test_a_constant_whose_owner_was_killed_is_an_error_too(three):
+    three[0](make_by, "number", "worker1", a_number)
+    assert three[0](fetch_and_count_calls, "number") == (5, 0)
+    three[1].kill()
+    until(lambda: three[0](has_ended, 1), "worker0 has not seen the end of worker1")
+    with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+        three[0](fetch, "number")
 
 
 def test_who_gave_a_reference_may_be_killed(three):
