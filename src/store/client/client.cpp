@@ -7,9 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "core/point.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "store/client/link_watch.h"
 #include "store/client/start_keeper.h"
@@ -37,10 +36,9 @@ void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& ent
 [[noreturn]] void rethrow(const Error& error, TimePoint begin) {
   if (error.code() != ErrorCode::timeout) throw;
   const auto waited = std::chrono::steady_clock::now() - begin;
-  throw Error(
-      ErrorCode::timeout,
-      fmt::format("the store's keeper has not answered for {} ms; it may be stopped (SIGSTOP, a debugger)",
-                  std::chrono::ceil<std::chrono::milliseconds>(waited).count()));
+  throw_error(ErrorCode::timeout,
+              "the store's keeper has not answered for {} ms; it may be stopped (SIGSTOP, a debugger)",
+              std::chrono::ceil<std::chrono::milliseconds>(waited).count());
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 
 #include "core/moved_from.h"
+#include "core/throw_error.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 #include "os/page_tables.h"
 #include "store/client/as_is.h"
 #include "store/client/kv_pool_blocks.h"
@@ -36,10 +36,8 @@ constexpr std::uint64_t kUsualBlock = 4096;  ///< blocks of this size fit small 
 KvGeometry geometry_for(const std::string& name, const KvPoolOptions& options) {
   const std::uint64_t budget = options.budget;
   if (budget == 0)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("there is no KV pool \"{}\": give budget=, the bytes of all its blocks, to make it",
-                    name));
+    throw_error(ErrorCode::invalid_argument,
+                "there is no KV pool \"{}\": give budget=, the bytes of all its blocks, to make it", name);
   std::uint64_t extent = options.extent_bytes;
   if (extent == 0) {
     extent = std::min(budget, std::clamp(budget / 256 / kMiB * kMiB, 64 * kMiB, 1024 * kMiB));
@@ -87,11 +85,10 @@ void make_kv_pool(Client& client, const std::string& name, const KvPoolOptions& 
 void check_kv_pool(const std::string& name, const VersionRecord& version, const Table& table,
                    Device device) {
   if (version.kind != VersionKind::kv_pool || table.rows.size() != 1)
-    throw Error(ErrorCode::invalid_argument, fmt::format("\"{}\" is an object, not a KV pool", name));
+    throw_error(ErrorCode::invalid_argument, "\"{}\" is an object, not a KV pool", name);
   if (device_of(table) != device)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the KV pool \"{}\" lies on {}, and {} was asked for", name,
-                            device_of(table).str(), device.str()));
+    throw_error(ErrorCode::invalid_argument, "the KV pool \"{}\" lies on {}, and {} was asked for", name,
+                device_of(table).str(), device.str());
 }
 
 /// Throws invalid_argument if the KV pool has another budget or other extents than were asked for.
@@ -216,9 +213,9 @@ void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const
   const auto fits = [&](std::uint32_t row) { return row < array.count; };
   if (numbers.size() != rows.size() || offset > s.block_bytes || array.bytes > s.block_bytes - offset ||
       !std::ranges::all_of(rows, fits))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} blocks of {} bytes do not fit {} of {} rows of {} bytes at offset {}",
-                            numbers.size(), s.block_bytes, rows.size(), array.count, array.bytes, offset));
+    throw_error(ErrorCode::invalid_argument,
+                "{} blocks of {} bytes do not fit {} of {} rows of {} bytes at offset {}", numbers.size(),
+                s.block_bytes, rows.size(), array.count, array.bytes, offset);
   s.control.check_leased(numbers);
   auto* const pool = static_cast<std::byte*>(s.memory.data());
   const Device pools = s.memory.device();

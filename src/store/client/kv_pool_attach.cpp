@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "store/client/kv_pool_change.h"
 
@@ -117,7 +117,7 @@ KvSpace& KvPoolBlocks::new_space(const KvPoolOptions& options) const {
   if (one == all + kKvSpaces)
     one = std::find_if(all, all + kKvSpaces, [](const KvSpace& s) { return s.extents == 0; });
   if (one == all + kKvSpaces)
-    throw Error(ErrorCode::out_of_memory, fmt::format("the KV pool has {} namespaces already", kKvSpaces));
+    throw_error(ErrorCode::out_of_memory, "the KV pool has {} namespaces already", kKvSpaces);
   ++one->serial;
   one->name = kv_key(options.space);
   one->block_bytes = options.block_bytes;
@@ -202,7 +202,7 @@ void KvPoolBlocks::take_row() {
     row = std::find_if(rows, rows + kKvUsers, is_free);
   }
   if (row == rows + kKvUsers)
-    throw Error(ErrorCode::out_of_memory, fmt::format("{} processes use the KV pool already", kKvUsers));
+    throw_error(ErrorCode::out_of_memory, "{} processes use the KV pool already", kKvUsers);
   row->copies_from_card = copies_from_card_ ? 1 : 0;
   row->leased_bytes = 0;
   std::atomic_signal_fence(std::memory_order_seq_cst);

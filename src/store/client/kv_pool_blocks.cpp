@@ -7,14 +7,14 @@
 #include <fmt/format.h>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "store/client/kv_pool_change.h"
 
 namespace onecopy::store {
 namespace {
 
 [[noreturn]] void refuse(std::uint32_t block, const char* what) {
-  throw Error(ErrorCode::invalid_argument, fmt::format("block {} {}", block, what));
+  throw_error(ErrorCode::invalid_argument, "block {} {}", block, what);
 }
 
 [[noreturn]] void throw_stopped(ErrorCode code) {
@@ -118,9 +118,8 @@ void KvPoolBlocks::take_all(std::span<std::uint32_t> numbers) {
 
 void KvPoolBlocks::check_mine(std::uint32_t number, const char* what) const {
   if (number >= memory_.geometry.blocks())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the KV pool has {} blocks, and {} is none of them", memory_.geometry.blocks(),
-                            number));
+    throw_error(ErrorCode::invalid_argument, "the KV pool has {} blocks, and {} is none of them",
+                memory_.geometry.blocks(), number);
   if (mine()[number] == 0) refuse(number, what);
 }
 
@@ -204,8 +203,7 @@ std::vector<std::optional<std::uint32_t>> KvPoolBlocks::write(std::span<const st
 void KvPoolBlocks::complete(std::span<const std::uint32_t> numbers, std::uint32_t part) {
   const std::uint32_t parts = space().parts;
   if (part >= parts)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a block has {} parts, and {} is none of them", parts, part));
+    throw_error(ErrorCode::invalid_argument, "a block has {} parts, and {} is none of them", parts, part);
   const Change change(*this);
   for (const std::uint32_t number : numbers)
     check_mine(number, "is completed, and this process has not leased it");
@@ -247,13 +245,12 @@ std::vector<std::uint32_t> KvPoolBlocks::join(std::span<const std::uint64_t> tic
   for (const std::uint64_t ticket : tickets) {
     const auto number = static_cast<std::uint32_t>(ticket);
     if (!index_.is_of(number, space_))
-      throw Error(ErrorCode::stale_handle, fmt::format("the namespace has no block {} any longer", number));
+      throw_error(ErrorCode::stale_handle, "the namespace has no block {} any longer", number);
     const KvRecord& r = index_.record(number);
     if (r.generation != ticket >> 32 || (r.users == 0 && r.state == KvState::none))
-      throw Error(
-          ErrorCode::stale_handle,
-          fmt::format("block {} was given away: the process that sent the ticket has ended or released it",
-                      number));
+      throw_error(ErrorCode::stale_handle,
+                  "block {} was given away: the process that sent the ticket has ended or released it",
+                  number);
   }
   for (const std::uint32_t number : numbers) lease(number);
   return numbers;
@@ -291,9 +288,9 @@ std::uint32_t KvPoolBlocks::pin(std::span<const std::string> texts, std::uint32_
       blocks.push_back(block);
   const std::uint32_t most = space().extents * space().per_extent / 4;
   if (seconds != 0 && blocks.size() + index_.pinned(space_) > most)
-    throw Error(ErrorCode::out_of_memory,
-                fmt::format("{} blocks are to be pinned; {} are, and at most {} of the namespace may be",
-                            blocks.size(), index_.pinned(space_), most));
+    throw_error(ErrorCode::out_of_memory,
+                "{} blocks are to be pinned; {} are, and at most {} of the namespace may be", blocks.size(),
+                index_.pinned(space_), most);
   for (const std::uint32_t block : blocks)
     index_.record(block).group = seconds == 0 ? 0 : kv_seconds() + seconds;
   return static_cast<std::uint32_t>(blocks.size());

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <thread>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/file.h"
 #include "os/hmac.h"
 #include "os/process.h"
@@ -40,11 +40,10 @@ KvPoolLock::KvPoolLock(const std::string& directory, const std::string& name, De
     : path_(path_of_lock(directory, name)) {
   while (!try_lock()) {
     if (deadline.has_passed())
-      throw Error(
-          ErrorCode::timeout,
-          fmt::format("{} is making or opening the KV pool \"{}\" and does not get on: let it go on, "
-                      "or end it",
-                      holder(), name));
+      throw_error(ErrorCode::timeout,
+                  "{} is making or opening the KV pool \"{}\" and does not get on: let it go on, "
+                  "or end it",
+                  holder(), name);
     std::this_thread::sleep_for(kNextAttempt);
   }
 }

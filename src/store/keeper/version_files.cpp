@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/keeper/version_files.h"
 
-#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/memfd.h"
 #include "os/read_lock.h"
 #include "store/format/message.h"
@@ -16,8 +15,8 @@ namespace {
 
 void check_seals(const Fd& fd, int wanted, const char* what) {
   if ((seals_of(fd) & wanted) != wanted)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} of a published version is not sealed: it could still be changed", what));
+    throw_error(ErrorCode::invalid_argument,
+                "{} of a published version is not sealed: it could still be changed", what);
 }
 
 bool is_pipe(const Fd& fd) noexcept {
@@ -60,8 +59,8 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   }
   // The bytes beside the tensors are in the table.
   if (bytes > version.bytes || version.bytes - bytes > file_size(fds.front()))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("chunks of {} bytes came for a version of {}", bytes, version.bytes));
+    throw_error(ErrorCode::invalid_argument, "chunks of {} bytes came for a version of {}", bytes,
+                version.bytes);
 }
 
 }  // namespace onecopy::store

@@ -105,9 +105,8 @@ std::uint64_t VersionRules::number_for(const VersionRecord& part) const {
   if (wanted == part.number) return std::max(wanted, catalog_.next_number(part.name));
   const auto* const there = catalog_.find(part.name, wanted);
   if (there && holder_.is_here(there->record.id))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("the store has another version {} of \"{}\": remove it first", wanted, part.name));
+    throw_error(ErrorCode::invalid_argument, "the store has another version {} of \"{}\": remove it first",
+                wanted, part.name);
   return wanted;
 }
 
