@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/address.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/hmac.h"
 #include "os/host_port.h"
 #include "os/process.h"
@@ -33,7 +31,7 @@ struct Head {
 static_assert(sizeof(Head) == 48);
 
 [[noreturn]] void refuse_address(const char* problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("this address of a member of a group {}", problem));
+  throw_error(ErrorCode::bad_handle, "this address of a member of a group {}", problem);
 }
 
 void append(Bytes& out, ByteSpan bytes) {
@@ -76,10 +74,9 @@ Address Address::from_bytes(ByteSpan bytes) {
   const Head head = load<Head>(cut(rest, sizeof(Head)).data());
   if (head.magic != kMagic) refuse_address("does not begin with \"OCRM\"");
   if (head.version != kVersion)
-    throw Error(
-        ErrorCode::version_mismatch,
-        fmt::format("this address of a member of a group has version {}, this program reads version {}",
-                    head.version, kVersion));
+    throw_error(ErrorCode::version_mismatch,
+                "this address of a member of a group has version {}, this program reads version {}",
+                head.version, kVersion);
   Address address;
   const ByteSpan name = cut(rest, head.name_bytes);
   address.name.assign(reinterpret_cast<const char*>(name.data()), name.size());

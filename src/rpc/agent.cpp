@@ -9,7 +9,7 @@
 
 #include "core/moved_from.h"
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
@@ -23,15 +23,13 @@ using std::chrono::nanoseconds;
 
 [[noreturn]] void throw_end(const Node& node, const Member& member, End end) {
   switch (end) {
-    case End::late:
-      throw Error(ErrorCode::timeout, fmt::format("{} has not answered a call in time", member.name()));
+    case End::late: throw_error(ErrorCode::timeout, "{} has not answered a call in time", member.name());
     case End::member_ended:
-      throw Error(
-          ErrorCode::peer_died,
-          fmt::format("{} has {} while it was called; the function may have run, and is not run again",
-                      member.name(), why_ended(member)));
+      throw_error(ErrorCode::peer_died,
+                  "{} has {} while it was called; the function may have run, and is not run again",
+                  member.name(), why_ended(member));
     case End::cancelled: throw Error(ErrorCode::closed, "the call was cancelled");
-    default: throw Error(ErrorCode::closed, fmt::format("{} has left the group", node.name()));
+    default: throw_error(ErrorCode::closed, "{} has left the group", node.name());
   }
 }
 
@@ -96,9 +94,8 @@ struct Agent::State {
 
   Member& member(std::string_view name) {
     if (Member* const found = node.find(name)) return node.session_with(*found);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("\"{}\" is not a member of the group of {}: join() its address first", name,
-                            options.name));
+    throw_error(ErrorCode::invalid_argument,
+                "\"{}\" is not a member of the group of {}: join() its address first", name, options.name);
   }
   Deadline deadline(nanoseconds timeout) const {
     if (timeout == nanoseconds{0}) timeout = options.timeout;
@@ -162,8 +159,7 @@ void Agent::State::serve(Work& work) {
 Message Agent::State::run_function(Work& work) {
   const auto function = std::static_pointer_cast<const BodyFunction>(work.function->callable());
   if (!function)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("no function \"{}\" is defined", work.function->name()));
+    throw_error(ErrorCode::invalid_argument, "no function \"{}\" is defined", work.function->name());
   return (*function)(std::move(work.message));
 }
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/member.h"
 
-#include <fmt/format.h>
-
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::rpc {
 
@@ -16,8 +14,8 @@ const char* why_ended(const Member& member) noexcept {
 }
 
 void throw_ended_early(const Member& member) {
-  throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
-                                                member.name(), member.address.pid));
+  throw_error(ErrorCode::peer_died, "{} (pid {}) has ended before it could be called", member.name(),
+              member.address.pid);
 }
 
 std::function<void()> TransportHost::end_of(const Member& member) const {

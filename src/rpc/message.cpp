@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/message.h"
-
-#include <fmt/format.h>
+#include "core/throw_error.h"
 
 namespace onecopy::rpc {
 
 void refuse_message(const char* problem) {
-  throw Error(ErrorCode::bad_handle, fmt::format("a message of another member {}", problem));
+  throw_error(ErrorCode::bad_handle, "a message of another member {}", problem);
 }
 
 void append_name(Bytes& data, std::string_view name) {

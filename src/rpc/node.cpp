@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/hosts/tls_transport.h"
@@ -38,8 +38,8 @@ SpinTimes spin_of(const NodeOptions& options) {
   unsigned us = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), us);
   if (error != std::errc{} || *end != '\0')
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("ONECOPY_RPC_SPIN_US must be a number of microseconds, not \"{}\"", text));
+    throw_error(ErrorCode::invalid_argument,
+                "ONECOPY_RPC_SPIN_US must be a number of microseconds, not \"{}\"", text);
   return {std::chrono::microseconds(us), std::chrono::microseconds(us)};
 }
 
@@ -98,7 +98,7 @@ void Node::check_can_send(const Member& to) const {
                 "rpc does not survive fork(): this process was forked from a member of the group, and has "
                 "to join as one of its own");
   if (is_stopped()) throw Error(ErrorCode::closed, "this process has left the group");
-  if (to.has_ended) throw Error(ErrorCode::peer_died, fmt::format("{} has {}", to.name(), why_ended(to)));
+  if (to.has_ended) throw_error(ErrorCode::peer_died, "{} has {}", to.name(), why_ended(to));
 }
 
 /// Returns the connection. Throws peer_died if the member has just ended.
@@ -144,8 +144,7 @@ void Node::wait_for_room(Member& to, Deadline deadline) {
       return;
     }
     if (deadline.has_passed())
-      throw Error(ErrorCode::timeout,
-                  fmt::format("{} has read none of the calls that wait for it in time", to.name()));
+      throw_error(ErrorCode::timeout, "{} has read none of the calls that wait for it in time", to.name());
     look_once();
     std::this_thread::sleep_for(kPause);
   }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
@@ -70,14 +70,13 @@ Member& Node::enter_locked(const Address& address, bool may_restart) {
                            (known->transport && known->transport->has_exited(*known));
     if ((may_restart || known->may_restart) && has_ended && known->name() == address.name)
       return begin_session(*known, address);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("member {} of the group is {}, and cannot be {} as well", address.number,
-                            known->name(), address.name));
+    throw_error(ErrorCode::invalid_argument, "member {} of the group is {}, and cannot be {} as well",
+                address.number, known->name(), address.name);
   }
   if (address.number == options_.number && !is_own(address))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("member {} of the group is {}, this process, and cannot be {} (pid {}) as well",
-                            address.number, options_.name, address.name, address.pid));
+    throw_error(ErrorCode::invalid_argument,
+                "member {} of the group is {}, this process, and cannot be {} (pid {}) as well",
+                address.number, options_.name, address.name, address.pid);
   return add(std::make_unique<Member>(address));
 }
 
@@ -182,7 +181,7 @@ void Node::connect(Member& to, Deadline deadline) {
     serve_if_all_are_busy();
     if (!waiter_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
         deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
-      throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));
+      throw_error(ErrorCode::timeout, "{} has not answered the greeting in time", to.name());
   }
   if (!to.out.load(std::memory_order_acquire)) {
     check_can_send(to);

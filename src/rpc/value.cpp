@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/rpc/value.h"
-
-#include <fmt/format.h>
+#include "core/throw_error.h"
 
 #include <array>
 
@@ -38,8 +37,7 @@ Value Value::foreign(Foreign foreign) { return of(std::move(foreign)); }
 template <class T>
 const T& Value::get(const char* wanted) const {
   if (const T* const found = std::get_if<T>(&value_)) return *found;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} is wanted, and this value is {}", wanted, name(kind())));
+  throw_error(ErrorCode::invalid_argument, "{} is wanted, and this value is {}", wanted, name(kind()));
 }
 
 bool Value::as_bool() const { return get<bool>("a bool"); }

@@ -8,8 +8,8 @@
 #include <map>
 #include <utility>
 
+#include "core/throw_error.h"
 #include "core/utf8.h"
-#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "value/reader.h"
 #include "value/writer.h"
@@ -109,7 +109,7 @@ bool ValueWalk::is_again(const void* object) {
 }
 
 [[noreturn]] void refuse_kind(const std::string& what) {
-  throw Error(ErrorCode::unsupported, fmt::format("a program in C++ cannot take {}", what));
+  throw_error(ErrorCode::unsupported, "a program in C++ cannot take {}", what);
 }
 
 /// A sink that makes rpc values of what value::Reader reads.

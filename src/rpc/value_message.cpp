@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/rpc/value_message.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "rpc/value_codec.h"
 #include "value/tags.h"
 
@@ -16,8 +14,7 @@ constexpr const char* kPickle = "pickle";
 constexpr std::uint8_t kTensorFlags = value::kHarmlessFlags | value::kNumpyArray;
 
 [[noreturn]] void refuse(const char* problem) {
-  throw Error(ErrorCode::bad_handle,
-              fmt::format("the message of a Python program is malformed: {}", problem));
+  throw_error(ErrorCode::bad_handle, "the message of a Python program is malformed: {}", problem);
 }
 
 /// The data and the tensors of a message; large data lies in its last tensor.
@@ -48,11 +45,10 @@ Value tensor_of(const Message& message) {
 Value value_of_user(const Message& message) {
   if (message.tag == 0 && message.data.empty() && message.tensors.size() == 1)
     return message.tensors.front();
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("this message (tag {:#x}, {} bytes, {} tensors) was put by a program in C++ and is not "
-                  "a value: read its tag, data and tensors",
-                  message.tag, message.data.size(), message.tensors.size()));
+  throw_error(ErrorCode::unsupported,
+              "this message (tag {:#x}, {} bytes, {} tensors) was put by a program in C++ and is not "
+              "a value: read its tag, data and tensors",
+              message.tag, message.data.size(), message.tensors.size());
 }
 
 }  // namespace
@@ -80,8 +76,8 @@ Message to_message(const Value& value) {
   if (value.kind() != Value::Kind::foreign) return encode_value(value, message, 0), message;
   const Value::Foreign& foreign = value.as_foreign();
   if (foreign.format != kPickle)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("Python does not know the format \"{}\"; it knows \"pickle\"", foreign.format));
+    throw_error(ErrorCode::invalid_argument, "Python does not know the format \"{}\"; it knows \"pickle\"",
+                foreign.format);
   message.tag = value::kPickleForm;
   message.data = foreign.data;
   message.tensors = foreign.tensors;

@@ -8,7 +8,7 @@
 #include "array/exports.h"
 #include "binding/args.h"
 #include "binding/device.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/share/share.h"
 
@@ -49,7 +49,7 @@ Tensor from_capsule(nb::handle capsule, const char* argument) {
     if (PyCapsule_IsValid(capsule.ptr(), kOldName) != 0)
       return take<DLManagedTensor>(capsule, kOldName, "used_dltensor");
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", argument, error.what()));
+    throw_error(error.code(), "{}: {}", argument, error.what());
   }
   raise_type_error(
       fmt::format("{}.__dlpack__() returned {}, which is not a DLPack capsule, or was used before",
@@ -90,7 +90,7 @@ Device device_of(nb::handle object, const char* argument) {
   try {
     return from_dl({static_cast<std::int32_t>(number), static_cast<std::int32_t>(at)});
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", argument, error.what()));
+    throw_error(error.code(), "{}: {}", argument, error.what());
   }
 }
 

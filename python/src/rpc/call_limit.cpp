@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "rpc/endpoint.h"
 
 namespace onecopy::python {
@@ -26,10 +26,10 @@ void CallLimit::acquire(nb::handle agent, const rpc::Member& to, Deadline deadli
   while (use.under_way >= max_) {
     if (to.has_ended) throw Error(ErrorCode::peer_died, "the member has ended");
     if (deadline.has_passed())
-      throw Error(ErrorCode::timeout,
-                  fmt::format("{} calls to {} are under way, as many as init(max_calls={}) "
-                              "allows, and none of them has ended before this call's deadline",
-                              use.under_way, to.name(), max_));
+      throw_error(ErrorCode::timeout,
+                  "{} calls to {} are under way, as many as init(max_calls={}) "
+                  "allows, and none of them has ended before this call's deadline",
+                  use.under_way, to.name(), max_);
     ++waiting_;
     without_gil([&] {  // a release just before the wait is noticed after one slice
       const LockGuard lock(mutex_);

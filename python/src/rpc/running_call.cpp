@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "binding/gil.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "rpc/endpoint.h"
 #include "rpc/times.h"
 
@@ -35,9 +35,8 @@ void RunningCall::check() const {
     raise(agent_.attr("error_named")(
         "cancelled", fmt::format("{} was cancelled by {}", function_, nb::str(caller()).c_str())));
   if (!deadline_.has_passed()) return;
-  throw Error(ErrorCode::timeout, fmt::format("{} is {:.3f} s behind the deadline that {} gave", function_,
-                                              static_cast<double>(now_ns() - ns_of(deadline_)) / 1e9,
-                                              nb::str(caller()).c_str()));
+  throw_error(ErrorCode::timeout, "{} is {:.3f} s behind the deadline that {} gave", function_,
+              static_cast<double>(now_ns() - ns_of(deadline_)) / 1e9, nb::str(caller()).c_str());
 }
 
 void RunningCall::cancel() {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/hosts/tls_options.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <span>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/host_port.h"
 #include "transport/tls/tls_context.h"
 
@@ -30,25 +28,22 @@ std::string usual_listen(bool has_key, bool is_forced) {
 
 Bytes key_of(const std::string& text) {
   if (!text.empty() && text.size() < transport::TlsContext::kMinSecretBytes)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("ONECOPY_RPC_KEY has {} bytes, and needs at least {}: `onecopy key` prints a new one",
-                    text.size(), transport::TlsContext::kMinSecretBytes));
+    throw_error(ErrorCode::invalid_argument,
+                "ONECOPY_RPC_KEY has {} bytes, and needs at least {}: `onecopy key` prints a new one",
+                text.size(), transport::TlsContext::kMinSecretBytes);
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }
 
 bool is_forced_by(const std::string& link) {
   if (!link.empty() && link != "auto" && link != "tcp")
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("ONECOPY_RPC_LINK must be auto or tcp, not \"{}\"", link));
+    throw_error(ErrorCode::invalid_argument, "ONECOPY_RPC_LINK must be auto or tcp, not \"{}\"", link);
   return link == "tcp";
 }
 
 std::string fabric_by(const char* name, const std::string& transport) {
   if (!transport.empty() && transport != "tls" && transport != "ucx")
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} must be tls or ucx, not \"{}\"", name, transport));
+    throw_error(ErrorCode::invalid_argument, "{} must be tls or ucx, not \"{}\"", name, transport);
   return transport == "tls" ? "" : transport;
 }
 
@@ -56,11 +51,11 @@ void check_loopback(const TlsOptions& options) {
   if (!options.key.empty() || options.listen.empty()) return;
   const HostPort at = HostPort::parse(options.listen);
   if (at.is_loopback()) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("without a key rpc listens on 127.0.0.1 alone, and not on {}: set "
-                          "ONECOPY_RPC_KEY to one secret of "
-                          "the group in all members (`onecopy key` prints a new one)",
-                          at.str()));
+  throw_error(ErrorCode::invalid_argument,
+              "without a key rpc listens on 127.0.0.1 alone, and not on {}: set "
+              "ONECOPY_RPC_KEY to one secret of "
+              "the group in all members (`onecopy key` prints a new one)",
+              at.str());
 }
 
 std::chrono::milliseconds peer_timeout_of(const std::string& text) {
@@ -70,10 +65,9 @@ std::chrono::milliseconds peer_timeout_of(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (error != std::errc{} || end != text.data() + text.size() ||
       !(seconds >= kMinSeconds && seconds <= kMaxSeconds))
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("ONECOPY_RPC_PEER_TIMEOUT must be a number of seconds from {} to {}, not \"{}\"",
-                    kMinSeconds, kMaxSeconds, text));
+    throw_error(ErrorCode::invalid_argument,
+                "ONECOPY_RPC_PEER_TIMEOUT must be a number of seconds from {} to {}, not \"{}\"",
+                kMinSeconds, kMaxSeconds, text);
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 

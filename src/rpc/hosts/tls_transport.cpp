@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/hosts/endpoint.h"
@@ -70,7 +70,7 @@ TlsLinkRef TlsTransport::make_link(std::unique_ptr<TlsStream> stream, Side side)
 /// before they connect, so each of them learns the reason.
 void TlsTransport::watch(Member& member) {
   const auto refuse = [&](ErrorCode code, const std::string& why) {
-    throw Error(code, fmt::format("{} {}", member.name(), why));
+    throw_error(code, "{} {}", member.name(), why);
   };
   const std::string set_key =
       "set ONECOPY_RPC_KEY to one secret of the group in all members (`onecopy key` prints a new one)";
@@ -163,8 +163,7 @@ void TlsTransport::take_link(Member& member, const PeerRef& peer) {
   std::shared_ptr<RingConnection> lane;
   {
     const LockGuard lock(member.opening);
-    if (member.has_ended || !member.state)
-      throw Error(ErrorCode::peer_died, fmt::format("{} has ended", member.name()));
+    if (member.has_ended || !member.state) throw_error(ErrorCode::peer_died, "{} has ended", member.name());
     if (!member.inbound) member.inbound = std::make_unique<Inbound>();
     lane = std::make_shared<RingConnection>(member.inbound->sender_to_itself(), host_.bell());
     state_of(member).links.push_back(peer->link);
