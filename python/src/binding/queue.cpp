@@ -36,10 +36,9 @@ bool put_now(Queue& queue, const Message& message, const Departure& departure, D
 
 bool put_until(Queue& queue, const Message& message, Deadline deadline) {
   const Departure departure(message.tensors);
-  const auto attempt = [&](nanoseconds time) {
-    return unless_stopped([&] { return queue.try_put(message, time, departure.stream); });
-  };
-  return put_now(queue, message, departure, deadline) || wait_until(deadline, attempt);
+  return put_now(queue, message, departure, deadline) || wait_until(deadline, [&](nanoseconds time) {
+           return unless_stopped([&] { return queue.try_put(message, time, departure.stream); });
+         });
 }
 
 std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream) {
