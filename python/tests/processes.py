@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,36 @@ def run(context: Any, target: Any, *arguments: Any, exitcode: int | None = 0) ->
     """Runs a child to its end."""
     with running(context, target, *arguments, exitcode=exitcode):
         pass
+
+
+def kill_while_it_stores(start: Callable[[], Callable[[], Any]], pool: Any, blocks: int) -> None:
+    """Forks a child, which calls what start() returns again and again, and kills it once it has stored some blocks."""
+    end = pool.stats()["stored"] + blocks
+    if (pid := os.fork()) == 0:
+        try:
+            work = start()
+            while True:
+                work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    try:
+        while stored(pool) < end:
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the child has ended"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def stored(pool: Any) -> int:
+    """Returns how many blocks were stored in a KV pool; -1 if a process without a processor is in a call meanwhile."""
+    import onecopy
+
+    try:
+        return int(pool.stats()["stored"])
+    except onecopy.Timeout:
+        return -1
 
 
 def same_storage(a: Any, b: Any) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
+import random
 import sys
 import types
 
@@ -18,6 +19,8 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from abstract_methods import abstract_methods
+from conftest import KILLS
+from processes import kill_while_it_stores
 
 PAGE, LAYERS, HEADS = 4, 2, 2
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(64)]
@@ -228,6 +231,31 @@ def test_an_offload_for_whose_pages_there_is_no_room_is_not_successful(store, pl
     assert not engine.offload(pages)
     engine.pool.release(half)
     assert engine.offload(pages[:8])
+
+
+def test_engines_that_are_killed_while_they_offload_leave_whole_pages_only(store, plug):
+    pages, rng, seen = list(range(64)), random.Random(1), 0
+    cache = Cache(64, 512)
+    reader = Engine(plug, cache)
+
+    def start():
+        engine, chosen = Engine(plug, cache), random.Random(kill)
+        engine.fill(pages, 1)
+        return lambda: engine.linker.offload(transfers(chosen.sample(pages, 3)))
+
+    for kill in range(KILLS):
+        kill_while_it_stores(start, reader.pool, rng.randrange(1, 12))
+        found = [page for page in pages if reader.lookup([page], str(page))]
+        seen += len(found)
+        for page in found:
+            reader.load([page], str(page))
+        reader.fill(pages)
+        assert reader.finish_loads() or not found
+        assert reader.has(found), f"after {kill + 1} kills"
+        stats = reader.pool.stats()
+        assert (stats["leased"], stats["writing"]) == (0, 0), f"after {kill + 1} kills"
+    print(f"\n{KILLS} kills, {reader.pool.stats()['stored']} pages stored, {seen} read")
+    assert seen > KILLS and len(reader.pool.allocate(8)) == 8
 
 
 def test_ranks_and_engines_with_other_weights_or_numbers_share_no_page(store, plug):

@@ -4,6 +4,7 @@
 import abc
 import hashlib
 import os
+import random
 import sys
 import types
 
@@ -13,9 +14,11 @@ torch = pytest.importorskip("torch")
 
 import onecopy
 from abstract_methods import abstract_methods
+from conftest import KILLS
+from processes import kill_while_it_stores
 
 PAGE, TOKEN_BYTES = 16, 256  # tokens of a page, and bytes of a token's keys, and as many of its values
-KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(8)]
+KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(24)]
 #: The abstract methods of SGLang 0.5.23.
 ABSTRACT = {"get", "batch_get", "set", "batch_set", "exists"}
 
@@ -25,7 +28,7 @@ class HostPool:
 
     page_size, layout, dtype, storage_format_tag = PAGE, "page_first", torch.bfloat16, "v1"
 
-    def __init__(self, pages=8):
+    def __init__(self, pages=24):
         self.memory = torch.zeros((2, pages, PAGE * TOKEN_BYTES), dtype=torch.uint8)
 
     def get_page_buffer_meta(self, indices):
@@ -107,6 +110,28 @@ def test_a_page_that_was_looked_up_stays_until_it_was_read(engine):
         first._pages.pool.block(number).fill_(99)
     assert second.batch_get_v1(KEYS[:1], indices([3])) == [True]
     assert int(second.mem_pool_host.memory[1, 3, 0]) == 2
+
+
+def test_engines_that_are_killed_while_they_store_leave_whole_pages_only(engine):
+    small = {"onecopy.max_gib": 8 * 2 * PAGE * TOKEN_BYTES / (1 << 30)}
+    reader, pages, rng, seen = engine(**small), list(range(24)), random.Random(1), 0
+    pool = reader._pages.pool
+    expected = torch.tensor([[10 * page + run for page in pages] for run in (1, 2)], dtype=torch.uint8)
+
+    def start():
+        writer, chosen = engine(**small), random.Random(kill)
+        return lambda: stored(writer, chosen.sample(pages, 3))
+
+    for kill in range(KILLS):
+        kill_while_it_stores(start, pool, rng.randrange(1, 12))
+        reader.mem_pool_host.memory.zero_()
+        found = [page for page in pages if reader.batch_get_v1([KEYS[page]], indices([page])) == [True]]
+        seen += len(found)
+        memory = reader.mem_pool_host.memory[:, found]
+        assert bool((memory == expected[:, found, None]).all()), f"after {kill + 1} kills"
+        assert (pool.stats()["leased"], pool.stats()["writing"]) == (0, 0), f"after {kill + 1} kills"
+    print(f"\n{KILLS} kills, {pool.stats()['stored']} pages stored, {seen} read")
+    assert seen > KILLS and len(pool.allocate(4)) == 4
 
 
 def test_ranks_share_pages_of_latent_attention_and_no_others(engine):

@@ -2,6 +2,7 @@
 """onecopy.integrations.vllm_offloading: engines share one KV pool. Stubs of vLLM's interface stand for the engine."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ torch = pytest.importorskip("torch")
 
 import kv_offload_interface as vllm
 import onecopy
+from conftest import KILLS
 from kv_offload_interface import GPULoadStoreSpec, LookupResult, request
 from onecopy.integrations._kv_space import FIELDS, space_of
+from processes import kill_while_it_stores
 
 KEYS = [bytes([number]) * 32 + b"\0\0\0\0" for number in range(8)]
 
@@ -139,6 +142,26 @@ def test_an_engine_that_is_killed_leaves_what_it_stored(store):
         assert engine.wait(60) == -signal.SIGKILL
     third = Engine()
     assert third.lookup([0, 1]) == [LookupResult.HIT] * 2 and third.load([0, 1])
+
+
+def test_engines_that_are_killed_while_they_store_leave_whole_blocks_only(store):
+    small = {"ranks": 2, "onecopy.max_gib": 6 * 2 * 8192 / (1 << 30)}
+    reader, rng, seen = Engine(**small), random.Random(1), 0
+    pool = reader.manager._pool
+
+    def start():
+        engine, chosen = Engine(**small), random.Random(kill)
+        return lambda: engine.store(chosen.sample(range(8), 3))
+
+    for kill in range(KILLS):
+        kill_while_it_stores(start, pool, rng.randrange(1, 12))
+        request = str(kill)
+        found = [number for number in range(8) if reader.lookup([number], request) == [LookupResult.HIT]]
+        seen += len(found)
+        assert reader.load(found, request), f"after {kill + 1} kills"
+        assert (pool.stats()["leased"], pool.stats()["writing"]) == (0, 0), f"after {kill + 1} kills"
+    print(f"\n{KILLS} kills, {pool.stats()['stored']} blocks stored, {seen} read")
+    assert seen > KILLS and len(pool.allocate(3)) == 3
 
 
 def test_a_worker_whose_scheduler_was_killed_stores_nothing_into_the_blocks_of_others(store):
