@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -103,15 +104,15 @@ std::optional<Pulled> Pull::next_of(Source& source, std::chrono::milliseconds wa
   return bring(source, told);
 }
 
+/// REQUIRES: there is a key.
 Stream Pull::connect(const HostAddress& to) const {
-  for (const auto& context : contexts_) {
+  for (auto context = contexts_.begin();; ++context) {
     try {
-      return Stream::connect(to, context, Deadline::after(kConnectPatience));
+      return Stream::connect(to, *context, Deadline::after(kConnectPatience));
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::bad_secret || context == contexts_.back()) throw;
+      if (error.code() != ErrorCode::bad_secret || std::next(context) == contexts_.end()) throw;
     }
   }
-  throw Error(ErrorCode::bad_secret, "there is no key for other hosts");
 }
 
 /// Asks a host for its version. Throws the error that the host answers.
