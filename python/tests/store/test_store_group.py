@@ -213,7 +213,7 @@ def test_publishers_at_once_get_a_number_each_and_all_hosts_end_with_one_version
     wait_for(group, 3, last)
 
 
-def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etcd):
+def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etcd, watchdog):
     random = Random(int(os.environ.get("ONECOPY_GROUP_SEED", "7")))
     value_of, outcomes = {}, set()
 
@@ -235,6 +235,7 @@ def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etc
             host.connect().rollback("llama", to=seen[0] - 1)
 
     for value in range(1, FAULTS + 1):
+        watchdog()
         with contextlib.suppress(onecopy.Error):
             act(random.randrange(4))
         try:

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 import onecopy
-from store_group import Etcd, join, present, publish, save, shown, starve, wait_for
+from store_group import Etcd, join, present, problems, publish, save, shown, starve, wait_for
 from store_hosts import COMMAND, KEY, wait_until
 
 
@@ -30,6 +30,7 @@ def test_one_of_three_members_of_etcd_is_killed(hosts, three_members):
     wait_until(lambda: present(group[0]) == {"h0", "h1"})
     for number, member in enumerate(three_members, 1):
         member.stop()
+        wait_until(lambda: problems(group) == [""] * 2)  # the other two may have to elect a leader
         assert publish(group[number % 2], number) == number
         wait_for(group, number, number)
         member.start()
@@ -38,7 +39,7 @@ def test_one_of_three_members_of_etcd_is_killed(hosts, three_members):
         publish(group[0], 9, timeout=5)
     assert [shown(host) for host in group] == [(3, 3)] * 2
     three_members[0].launch(), three_members[1].start()
-    wait_until(lambda: present(group[0]) == {"h0", "h1"})
+    wait_until(lambda: present(group[0]) == {"h0", "h1"} and problems(group) == [""] * 2)
     number = publish(group[0], 10)
     wait_for(group, number, 10)
 
