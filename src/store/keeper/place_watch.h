@@ -19,6 +19,8 @@ class PlaceWatch {
 
   Clock::time_point next() const noexcept { return next_; }
   void ring() noexcept { is_rung_ = true; }
+  /// Returns whether no directory could be made at the last look, so that no process finds the keeper.
+  bool is_lost() const noexcept { return is_lost_; }
   /// Looks if it is time to. Returns `whole` if it is not.
   HeldPlaces::State look(Clock::time_point now, HeldPlaces& places, std::optional<UnixSocket>& listener,
                          const Digest& secret) {
@@ -27,12 +29,14 @@ class PlaceWatch {
     const auto state = places.look(listener, secret);
     if (is_rung_) places.answer_bell();
     is_rung_ = false;
+    is_lost_ = state == HeldPlaces::State::lost;
     return state;
   }
 
  private:
   Clock::time_point next_;
   bool is_rung_ = false;
+  bool is_lost_ = false;
 };
 
 }  // namespace onecopy::store

@@ -110,7 +110,6 @@ void Worker::look_after_places() {
   std::optional<UnixSocket> listener;
   try {
     const auto state = place_watch_.look(Clock::now(), holdings_.places, listener, holdings_.secret);
-    is_lost_ = state == HeldPlaces::State::lost;
     if (state == HeldPlaces::State::made_again) {
       holdings_.index_path = holdings_.places.index();
       rewrite_index();

@@ -52,7 +52,9 @@ class Worker final : private VersionHolder {
   void watch_guard();
   void tidy_up();
   std::chrono::milliseconds patience() const;
-  bool is_unused() const noexcept { return connections_.empty() && (is_lost_ || rules_.is_unused()); }
+  bool is_unused() const noexcept {
+    return connections_.empty() && (place_watch_.is_lost() || rules_.is_unused());
+  }
   void look_after_places();
   void accept_some();
   void close_strangers();
@@ -107,7 +109,6 @@ class Worker final : private VersionHolder {
   PlaceWatch place_watch_{Clock::now()};
   bool is_starved_ = false;  ///< the listener is ignored, because there are no free descriptors
   bool is_stopping_ = false;
-  bool is_lost_ = false;      ///< no directory can be made in which clients would find the keeper
   bool is_replaced_ = false;  ///< another keeper has taken the versions over
 };
 

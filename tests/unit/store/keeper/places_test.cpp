@@ -98,5 +98,22 @@ TEST_F(HeldPlacesTest, AreLookedAfterEachMinuteAndWhenAProcessRings) {
   EXPECT_EQ(look(), State::made_again);
 }
 
+TEST_F(HeldPlacesTest, StayLostUntilALookMakesThemAgain) {
+  PlaceWatch::Clock::time_point now{};
+  PlaceWatch watch(now);
+  std::optional<UnixSocket> listener;
+  const auto look = [&] { return watch.look(now, held_, listener, secret_); };
+  std::filesystem::remove_all(parent_);
+  EXPECT_EQ(look(), State::lost);
+  EXPECT_TRUE(watch.is_lost());
+  now += PlaceWatch::kInterval - 1ns;
+  EXPECT_EQ(look(), State::whole) << "an event wakes the worker too early for a look";
+  EXPECT_TRUE(watch.is_lost());
+  std::filesystem::create_directories(parent_);
+  now += 1ns;
+  EXPECT_EQ(look(), State::made_again);
+  EXPECT_FALSE(watch.is_lost());
+}
+
 }  // namespace
 }  // namespace onecopy::store
