@@ -81,9 +81,11 @@ class StaleHandle(Error):
     code = "stale_handle"
 
 
-class Superseded(StaleHandle):
+class Superseded(Error):
     """The change of an object of a group was not carried out, since another process has changed
     the object meanwhile."""
+
+    code = "superseded"
 
 
 class Stale(Error):

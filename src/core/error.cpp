@@ -56,6 +56,7 @@ const char* name(ErrorCode code) noexcept {
     case ErrorCode::remote_error: return "remote_error";
     case ErrorCode::protocol: return "protocol";
     case ErrorCode::system: return "system";
+    case ErrorCode::superseded: return "superseded";
   }
   return "unknown";
 }

@@ -58,7 +58,7 @@ void throw_failure(Message answer) {
   else if (body_form(answer.tag) != 0) refuse_message("has a failure of an unknown form");
   if (answer.data.empty()) refuse_message("has a failure without a code");
   auto code = static_cast<ErrorCode>(answer.data.front());
-  if (code > ErrorCode::system) code = ErrorCode::remote_error;
+  if (code > kLastErrorCode) code = ErrorCode::remote_error;
   throw Error(code,
               std::string(reinterpret_cast<const char*>(answer.data.data() + 1), answer.data.size() - 1));
 }

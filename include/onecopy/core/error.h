@@ -32,8 +32,10 @@ enum class ErrorCode : std::uint8_t {
   protocol,            ///< a peer violated the protocol
   /// A function that was called in another process, or here by another process, has thrown.
   remote_error,
-  system,  ///< an operating-system call failed; see Error::vendor_code()
+  system,      ///< an operating-system call failed; see Error::vendor_code()
+  superseded,  ///< another process has changed the object meanwhile, so that this change was not carried out
 };
+inline constexpr ErrorCode kLastErrorCode = ErrorCode::superseded;
 
 /// The vendor that defines the number in Error::vendor_code().
 enum class ErrorDomain : std::uint8_t { none, posix, cuda, ascend };

@@ -17,12 +17,6 @@
 ONECOPY_API_BEGIN
 namespace onecopy::store {
 
-/// Says that another process has changed the object meanwhile, so that this change was not carried out. Its code is stale_handle.
-class Superseded : public Error {
- public:
-  explicit Superseded(const std::string& message) : Error(ErrorCode::stale_handle, message) {}
-};
-
 /// The number of hosts that must have a version before it becomes current.
 struct Everywhere {
   std::size_t hosts = 0;  ///< 0: all members of the group

@@ -34,7 +34,7 @@ class Turn {
 
 /// Returns the error code of a word, or remote_error for other words.
 ErrorCode code_named(const std::string& word) {
-  for (int i = 0; i <= static_cast<int>(ErrorCode::system); ++i)
+  for (int i = 0; i <= static_cast<int>(kLastErrorCode); ++i)
     if (word == name(static_cast<ErrorCode>(i))) return static_cast<ErrorCode>(i);
   return ErrorCode::remote_error;
 }

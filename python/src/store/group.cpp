@@ -43,15 +43,6 @@ store::Everywhere everywhere_arg(nb::handle hosts, nb::handle timeout) {
 }
 
 void add_group(nb::class_<Store>& all) {
-  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
-    check_thrown(thrown);
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const store::Superseded& error) {
-      const nb::object kind = nb::module_::import_("onecopy.errors").attr("Superseded");
-      PyErr_SetObject(kind.ptr(), nb::str(error.what()).ptr());
-    }
-  });
   all.def("is_of_group",
           [](Store& s, const std::string& name) { return without_gil([&] { return Group(s).has(name); }); })
       .def("group_rollback",

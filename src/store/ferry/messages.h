@@ -81,7 +81,7 @@ struct Told {
   std::optional<ErrorCode> error() const noexcept {
     if (refusal == 0) return {};
     const auto code = static_cast<ErrorCode>(refusal - 1);
-    return code > ErrorCode::system ? ErrorCode::protocol : code;
+    return code > kLastErrorCode ? ErrorCode::protocol : code;
   }
 };
 /// The answer to Take, which the bytes of the chunk and their checksum follow.

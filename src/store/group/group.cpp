@@ -161,8 +161,8 @@ void Group::change(const std::string& object, std::uint64_t number, std::chrono:
   if (now->second.value.number != number) {
     const auto outcome = attempt.carry_out(link.etcd, link.records, until);
     if (outcome == Attempt::Outcome::refused)
-      throw Superseded(fmt::format("\"{}\" has changed meanwhile; it was at generation {}", object,
-                                   now->second.value.generation));
+      throw_error(ErrorCode::superseded, "\"{}\" has changed meanwhile; it was at generation {}", object,
+                  now->second.value.generation);
     if (outcome == Attempt::Outcome::unknown)
       throw Error(ErrorCode::timeout, "etcd has not answered: the change may be carried out yet");
   }

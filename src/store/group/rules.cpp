@@ -9,7 +9,6 @@
 
 #include "core/throw_error.h"
 #include "onecopy/core/error.h"
-#include "onecopy/store/group.h"
 #include "os/log.h"
 
 namespace onecopy::store::group {
@@ -132,9 +131,9 @@ bool Publication::try_begin(const Records::View& view) {
 void Publication::tend() {
   lease_.tend();
   if (lease_.has_ended())
-    throw Superseded(
-        fmt::format("version {} of \"{}\" has lost its turn: this process has not reached etcd for {} s",
-                    stage_.number, name_, Lease::kTime.count() / 2));
+    throw_error(ErrorCode::superseded,
+                "version {} of \"{}\" has lost its turn: this process has not reached etcd for {} s",
+                stage_.number, name_, Lease::kTime.count() / 2);
 }
 
 Publication::Progress Publication::progress() {
@@ -144,7 +143,7 @@ Publication::Progress Publication::progress() {
     if (report.value.problem.empty()) progress.whole[host] = report.changed;
     else
       progress.problems[host] = {static_cast<ErrorCode>(std::min<std::uint8_t>(
-                                     report.value.code, static_cast<std::uint8_t>(ErrorCode::system))),
+                                     report.value.code, static_cast<std::uint8_t>(kLastErrorCode))),
                                  report.value.problem};
   }
   return progress;
@@ -176,13 +175,13 @@ Attempt::Outcome Publication::try_commit(const std::map<std::string, std::int64_
   const Current now = current_of(view, name_).value;
   const auto stage = view.stages.find(name_);
   if (now.generation != stage_.generation)
-    throw Superseded(fmt::format(
-        "version {} of \"{}\" is not current: it was made after generation {}, and the group is at "
-        "generation {} by now, with version {}",
-        stage_.number, name_, stage_.generation, now.generation, now.number));
+    throw_error(ErrorCode::superseded,
+                "version {} of \"{}\" is not current: it was made after generation {}, and the group is at "
+                "generation {} by now, with version {}",
+                stage_.number, name_, stage_.generation, now.generation, now.number);
   if (stage == view.stages.end() || stage->second.changed != staged_)
-    throw Superseded(
-        fmt::format("version {} of \"{}\" is not current: its turn has ended", stage_.number, name_));
+    throw_error(ErrorCode::superseded, "version {} of \"{}\" is not current: its turn has ended",
+                stage_.number, name_);
   return outcome;
 }
 

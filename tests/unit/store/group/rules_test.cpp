@@ -85,7 +85,7 @@ TEST_F(GroupRules, RollbackBetweenStageAndCommitSupersedesThePublisher) {
   const auto publication = begun(3);
   say_whole("h1", token_of_number(3));
   rollback_of(records_, view(), "llama", 1, token_of_number(1)).carry_out(directory_, records_, kNow);
-  expect_refusal(ErrorCode::stale_handle, {"is not current"},
+  expect_refusal(ErrorCode::superseded, {"is not current"},
                  [&] { publication->try_commit(publication->progress().whole, kNow); });
   EXPECT_EQ(current().number, 1U);
 }
@@ -94,7 +94,7 @@ TEST_F(GroupRules, AStageEndsWithItsLease) {
   const auto publication = begun(1);
   say_whole("h1", token_of_number(1));
   directory_.end_lease_of(records_.stage("llama"));
-  expect_refusal(ErrorCode::stale_handle, {"is not current"},
+  expect_refusal(ErrorCode::superseded, {"is not current"},
                  [&] { publication->try_commit(publication->progress().whole, kNow); });
   publish(2);
 }
@@ -273,7 +273,7 @@ class RandomGroup {
     try {
       step(one);
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::stale_handle || error.code() == ErrorCode::system) end(one, false);
+      if (error.code() == ErrorCode::superseded || error.code() == ErrorCode::system) end(one, false);
     }
   }
   void end(Publisher& one, std::optional<bool> outcome) {
