@@ -150,7 +150,8 @@ class References:
         self._thread.start()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # references to values of others
-        self.outcomes = threading.RLock()  # held while a reference takes the outcome of the call that makes its value
+        # Is held while a reference takes the outcome of the call that makes its value.
+        self.outcomes: contextlib.AbstractContextManager[bool] = threading.RLock()
 
     def new_id(self) -> Reference:
         """Returns an id that no other reference or fork of the group has."""

@@ -225,6 +225,7 @@ unsigned protocol_of(const std::map<std::string, Keyed<Present>>& hosts) {
 std::vector<std::string> sources_of(const std::map<std::string, Keyed<Present>>& hosts,
                                     const std::string& publisher, const std::string& self) {
   std::vector<std::pair<std::string, std::string>> ring;  // a rack and a host
+  ring.reserve(hosts.size());
   for (const auto& [host, present] : hosts) ring.emplace_back(present.value.rack, host);
   std::ranges::sort(ring);
   const auto host_of = &std::pair<std::string, std::string>::second;
@@ -232,6 +233,7 @@ std::vector<std::string> sources_of(const std::map<std::string, Keyed<Present>>&
     std::rotate(ring.begin(), first, ring.end());
   const auto here = std::ranges::find(ring, self, host_of);
   std::vector<std::string> sources;
+  sources.reserve(ring.size());
   for (auto at = here; at != ring.begin();) sources.push_back((--at)->second);
   for (auto at = here; at != ring.end(); ++at)
     if (at != here) sources.push_back(at->second);
