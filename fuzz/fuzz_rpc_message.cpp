@@ -62,7 +62,7 @@ void check_failure(std::uint32_t tag, const Bytes& data) {
   try {
     throw_failure({tag, data, {}});
   } catch (const Error& error) {
-    require(error.code() <= ErrorCode::system, "a failure has a code that exists");
+    require(error.code() <= kLastErrorCode, "a failure has a code that exists");
     if (body_form(tag) != 0 || data.empty()) return;
     const auto end = std::find(data.begin() + 1, data.end(), std::byte{0});
     const Message again = encode_failure(error.code(), error.what());

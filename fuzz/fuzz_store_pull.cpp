@@ -39,7 +39,7 @@ void check_chunks(const Table& table) {
 
 void check_told(Told told) {
   const auto error = told.error();
-  require(!error || *error <= ErrorCode::system, "an error has a known code");
+  require(!error || *error <= kLastErrorCode, "an error has a known code");
   constexpr std::size_t kCheckedFrom = 12, kCrc = 8;
   if (told.table.size() >= kCheckedFrom)
     write_value(told.table.data() + kCrc, crc32c(ByteSpan(told.table).subspan(kCheckedFrom)));

@@ -28,9 +28,9 @@ TEST(Error, CarriesCodeMessageAndVendorCode) {
 
 TEST(Error, EveryCodeHasANameOfItsOwn) {
   std::set<std::string> names;
-  for (int code = 0; code <= static_cast<int>(ErrorCode::system); ++code)
+  for (int code = 0; code <= static_cast<int>(kLastErrorCode); ++code)
     names.insert(name(static_cast<ErrorCode>(code)));
-  EXPECT_EQ(names.size(), static_cast<std::size_t>(ErrorCode::system) + 1);
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(kLastErrorCode) + 1);
   EXPECT_EQ(names.count("unknown"), 0u);
 }
 
