@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+wants_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="wants torch installed")
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +114,13 @@ assert len(kept) == 12 and all(bool((x[:, -1] == i).all()) for x, i in kept)
 """
 
 
+@wants_torch
 @pytest.mark.parametrize("mode", ["import", "context"])
 def test_a_loader_with_four_workers_needs_less_than_four_gib_of_addresses(run_python, mode):
     run_python(LOADER, mode, str(4096))
 
 
+@wants_torch
 @pytest.mark.parametrize("mode", ["import", "context"])
 @pytest.mark.parametrize("more", [64, 300])
 def test_a_loader_with_too_few_addresses_fails_with_the_name_of_the_limit(tmp_path, mode, more):
@@ -135,6 +140,7 @@ def test_a_loader_with_too_few_addresses_fails_with_the_name_of_the_limit(tmp_pa
     assert "terminate called" not in ran.stderr
 
 
+@wants_torch
 def test_an_ended_worker_of_which_a_tensor_is_kept_costs_one_descriptor_and_two_mappings(run_python):
     run_python(
         """
