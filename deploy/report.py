@@ -40,22 +40,24 @@ def look() -> dict[str, Any]:
     return found
 
 
+def memory_of(found: dict[str, Any]) -> dict[int, int]:
+    """Returns the bytes that each process shares."""
+    return {owner["pid"]: owner["stats"]["bytes_shared"] for owner in found["owners"]}
+
+
 def watch(seconds: float, every: float) -> tuple[dict[str, Any], list[tuple[float, dict[int, int]]]]:
     """Returns the last look, and the memory of each process at each look. Ctrl-C ends the watch early."""
-    past: list[tuple[float, dict[int, int]]] = []
     last, start = look(), time.monotonic()
+    past = [(0.0, memory_of(last))]
     with contextlib.suppress(KeyboardInterrupt):
         if seconds > 0:
             print(f"watching for {seconds:g} s; Ctrl-C writes the page earlier", file=sys.stderr, flush=True)
-        while True:
-            at = time.monotonic() - start
-            past.append((at, {owner["pid"]: owner["stats"]["bytes_shared"] for owner in last["owners"]}))
-            if at >= seconds:
-                break
-            if len(past) >= MAX_MOMENTS:
-                del past[1::2]
+        while (at := time.monotonic() - start) < seconds:
             time.sleep(min(every, seconds - at))
             last = look()
+            past.append((time.monotonic() - start, memory_of(last)))
+            if len(past) >= MAX_MOMENTS:
+                del past[1::2]
     return last, past
 
 
