@@ -67,7 +67,7 @@ class _Engine:
         ids = self._torch.tensor([_PROMPT], device=self._device)
         return int(self.model.generate(ids, max_new_tokens=1, do_sample=False)[0, -1])
 
-    def logits(self) -> str:
+    def logits(self, _: str = "") -> str:
         """Returns a digest of the logits of the prompt."""
         with self._torch.no_grad():
             logits = self.model(self._torch.tensor([_PROMPT], device=self._device)).logits

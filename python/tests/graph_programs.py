@@ -61,11 +61,11 @@ class Place:
     def layers(self, width=None):
         return Layers(width or self.width, self.device)
 
-    def decoders(self):
-        """Returns two that are equal, and three caches for each."""
+    def decoders(self, caches=3):
+        """Returns two that are equal, and caches for each."""
         pair = [Decoder(self.width, self.device) for _ in range(2)]
         pair[1].load_state_dict(pair[0].state_dict())
-        return *pair, *[[torch.zeros(32, self.width, device=self.device) for _ in range(3)] for _ in range(2)]
+        return *pair, *[[torch.zeros(32, self.width, device=self.device) for _ in range(caches)] for _ in range(2)]
 
     def same(self, a, b):
         return torch.allclose(a, b, rtol=2e-3 if self.is_card else 1e-4, atol=2e-3 if self.is_card else 1e-5)

@@ -144,10 +144,10 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _StaticInput:
-    """The address and layout of an input in place at the capture; the tensor itself may change later."""
+    """The address and layout of an input in place at the capture. A graph does not keep the tensor: the address of each
+    call's own tensor is compared before a replay (I3)."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
         self.address = tensor.data_ptr()
         self.layout = _layout_of(tensor)
 
@@ -283,8 +283,8 @@ class CudaGraph:
         call = _core._GraphCall(self._arena.lock.core, str(self._arena.device), executable, done.gather, done.scatter)
         for index, memory in self._copied_inputs:
             call.add_copied_input(index, memory.data_ptr(), extent_of(memory))
-        for index, static in self._static_inputs.items():
-            call.add_static_input(index, static.tensor)
+        for index in self._static_inputs:
+            call.add_static_input(index, arguments[index])
         if self._policy == "copy":
             for source, memory in zip(done.sources, self._sources, strict=True):
                 call.add_output_copy(_whole(source, memory))
@@ -306,6 +306,18 @@ class CudaGraph:
         else:
             return False
         return True
+
+    def again(self, arguments: Sequence[Any]) -> CudaGraph | None:
+        """Captures the function once more, for inputs at these addresses, and keeps this graph for its own.
+
+        Returns None if the other graph would need more memory than the shared pages, or has no room.
+        """
+        if self._policy == "private" or not self._arena.footprint.aliases:
+            return None
+        try:
+            return CudaGraph(self._function, arguments, self._in_place, self._arena, self._policy, self._is_random)
+        except (OutOfMemory, OutOfMappings):
+            return None
 
     def move(self, arguments: Sequence[Any]) -> None:
         """Captures the graph again, for inputs at these addresses.

@@ -149,6 +149,8 @@ class Function:
         self.arena = options.arena_of(code.device)
         self.name = code.name
         self.entries: dict[Key, Graph | Eager] = {}
+        self._elsewhere: dict[Key, list[Graph]] = {}
+        """Further graphs of a shape, whose inputs in place are at other addresses; the most recently used one last."""
         self._table: Any = None
         """The fast path: graphs that are replayed without Python."""
         self._ticks = itertools.count(1)
@@ -210,9 +212,10 @@ class Function:
             return self._run_eagerly(entry.reason, arguments)
         entry.evacuate()
         if not entry.is_in_place(arguments):
-            if self._would_be_wasted(key, arguments):
+            other = self._at(key, arguments)
+            if other is None and self._would_be_wasted(key, arguments):
                 return self._run_eagerly(_MOVING, arguments)
-            entry = self._move(key, entry, arguments)
+            entry = self._move(key, entry, other, arguments)
             if isinstance(entry, Eager):
                 return self._code.run(arguments)
         self._replays += 1
@@ -293,38 +296,74 @@ class Function:
 
     def _evict(self) -> None:
         key = min(self.entries, key=lambda k: _last_use(self.entries[k]))
-        self._disable_fast_path(self.entries.pop(key))
+        self._disable_fast_path(self._forget(key))
         self.evicted += 1
 
     def _give_up(self, key: Key, reason: str, windows: int | None = None) -> None:
         """Marks the shape as one that runs eagerly."""
         self._count_eager(reason)
+        self._elsewhere.pop(key, None)
         self._keep(key, Eager(reason, windows))
 
-    def _move(self, key: Key, entry: Graph, arguments: list[Any]) -> Graph | Eager:
-        """Moves the graph to the addresses of these inputs. Returns the graph, or an Eager if it cannot be moved."""
+    def _at(self, key: Key, arguments: Sequence[Any]) -> Graph | None:
+        """Returns the graph of the shape that was captured for inputs at these addresses, if there is one."""
+        return next((graph for graph in self._elsewhere.get(key, ()) if graph.is_in_place(arguments)), None)
+
+    def _move(self, key: Key, entry: Graph, other: Graph | None, arguments: list[Any]) -> Graph | Eager:
+        """Serves the shape by another graph, for inputs at these addresses.
+
+        Returns `other`, which was captured for them, or a graph that is captured now, or an Eager if none can be.
+        """
         self.moves += 1
-        self._thrash.note_miss()
         moves = entry.describe_moves(arguments)
         self._disable_fast_path(entry)
         try:
-            entry.move(arguments)
-            self._enable_fast_path(entry, arguments)
-            self.recaptures += self._on_card
+            moved = self._swap(key, entry, other) if other is not None else self._recapture(key, entry, arguments)
+            self.entries[key] = moved
+            self._enable_fast_path(moved, arguments)
+            self._use(moved)
             self.moved_to.append(moves)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
         except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
         except Exception:
-            del self.entries[key]
+            self._forget(key)
             raise
         return self.entries[key]
 
+    def _swap(self, key: Key, entry: Graph, other: Graph) -> Graph:
+        """Keeps the graph for the addresses it has, and returns the other one."""
+        others = self._elsewhere[key]
+        others.remove(other)
+        others.append(entry)
+        other.evacuate()
+        return other
+
+    def _recapture(self, key: Key, entry: Graph, arguments: list[Any]) -> Graph:
+        """Captures another graph of the shape while there are few, or else moves the one that was used longest ago."""
+        self._thrash.note_miss()
+        self.recaptures += self._on_card
+        others = self._elsewhere.setdefault(key, [])
+        if isinstance(entry, CudaGraph) and len(others) < _MAX_PLACES - 1:
+            other = entry.again(arguments)
+            if other is not None:
+                others.append(entry)
+                return other
+        if others:
+            others.append(entry)
+            entry = others.pop(0)
+        entry.move(arguments)
+        return entry
+
+    def _forget(self, key: Key) -> Graph | Eager:
+        self._elsewhere.pop(key, None)
+        return self.entries.pop(key)
+
     def forget_graphs(self) -> object:
         """Removes all graphs in a forked child, and returns them so that the caller can keep them alive."""
-        had = self.entries, self._table
-        self.entries, self._table = {}, None
+        had = self.entries, self._elsewhere, self._table
+        self.entries, self._elsewhere, self._table = {}, {}, None
         return had
 
 
@@ -351,6 +390,8 @@ _NEW = (
     "nearly every call has new sizes, or new numbers in CPU tensors; "
     "pad sizes, and pass changing numbers as tensors on the device"
 )
+_MAX_PLACES = 4
+"""The max number of graphs of a shape, for inputs in place at as many addresses; caches that take turns need two."""
 _CAPTURED = "it was called during the capture of another graph"
 _NESTED = "it was called by an operator of another captured function"
 _GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"

@@ -71,7 +71,7 @@ torch::AotiShim::View GraphCall::must_view(nb::handle tensor) const {
 }
 
 void GraphCall::add_static_input(std::size_t index, nb::handle tensor) {
-  static_inputs_.push_back({index, nb::borrow(tensor), TensorSignature(must_view(tensor))});
+  static_inputs_.push_back({index, TensorSignature(must_view(tensor))});
 }
 
 void GraphCall::add_output_copy(nb::handle tensor) {
@@ -178,7 +178,6 @@ nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& 
 }
 
 int GraphCall::traverse(visitproc visit, void* arg) {
-  for (const StaticInput& input : static_inputs_) Py_VISIT(input.tensor.ptr());
   for (const Result& result : results_) Py_VISIT(result.object.ptr());
   Py_VISIT(lock_object_.ptr());
   return 0;
@@ -186,9 +185,7 @@ int GraphCall::traverse(visitproc visit, void* arg) {
 
 void GraphCall::clear() {
   close();
-  std::vector<StaticInput> static_inputs;  // destructors may run Python code, which may call traverse()
-  std::vector<Result> results;
-  static_inputs.swap(static_inputs_);
+  std::vector<Result> results;  // destructors may run Python code, which may call traverse()
   results.swap(results_);
 }
 

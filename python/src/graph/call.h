@@ -60,7 +60,6 @@ class GraphCall {
   };
   struct StaticInput {
     std::size_t index;
-    nb::object tensor;
     TensorSignature signature;
   };
   /// A piece of the window that is copied out as a result.

@@ -455,6 +455,51 @@ def test_an_arena_of_another_device_is_refused():
         compiled(lambda x: x + 1, graphs.arena("cpu"))(rows(2))
 
 
+# --- caches at several addresses ---------------------------------------------------------------------
+
+
+def write_at(x, cache, at):
+    cache.index_copy_(0, at, x)
+    return cache.sum(0)
+
+
+def in_turn(call, order: list[int], caches: int) -> None:
+    """Calls with the cache of each number in turn, and compares all results and caches with those of eager calls."""
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(caches)] for _ in range(2)]
+    for turn, which in enumerate(order):
+        x, at = rows(1), torch.tensor([turn % 32], device=DEVICE)
+        assert same(call(x, mine[which], at), write_at(x, theirs[which], at)), turn
+        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)), turn
+
+
+def test_caches_that_take_turns_are_captured_once_each():
+    pool = graphs.arena(DEVICE)
+    call = compiled(write_at, pool, dynamic=False)
+    in_turn(call, [0, 1, 2, 3] * 12, caches=4)
+    report = graphs.report(pool)
+    assert report.captures == 1 and report.recaptured == 3 and report.moves == 47 and not report.eager, str(report)
+
+
+def test_a_fifth_cache_takes_the_graph_of_the_one_that_was_used_longest_ago():
+    pool = graphs.arena(DEVICE)
+    call = compiled(write_at, pool, dynamic=False)
+    in_turn(call, [0] * 3 + [1] * 9 + [2] * 9 + [3] * 9 + [4] * 9 + [1, 2, 3, 4] * 3, caches=5)
+    assert graphs.report(pool).recaptured == 4
+    assert not graphs.report(pool).eager
+
+
+def test_a_graph_does_not_keep_a_cache_that_the_program_has_dropped():
+    call = compiled(write_at, graphs.arena(DEVICE), dynamic=False)
+    cache = torch.zeros(1 << 16, WIDTH, device=DEVICE)
+    x, at = torch.ones(1, WIDTH, device=DEVICE), torch.tensor([1], device=DEVICE)
+    for _ in range(3):
+        call(x, cache, at)
+    torch.cuda.synchronize()
+    nbytes, before = cache.nbytes, torch.cuda.memory_allocated(DEVICE)
+    del cache
+    assert torch.cuda.memory_allocated(DEVICE) <= before - nbytes
+
+
 # --- what attacks have found ------------------------------------------------------------------------
 
 

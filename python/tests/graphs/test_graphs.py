@@ -112,18 +112,18 @@ def test_caches_are_written_where_they_are_and_a_moved_one_is_noticed(on, codege
         assert on.same(got, want) and cache.data_ptr() == mine[which].data_ptr()
         assert all(on.same(a, b) for a, b in zip(mine, theirs, strict=True)) and model.count == plain.count
     report = graphs.report(pool)
-    anew = 5 if on.is_card else 0
+    anew = 2 if on.is_card else 0  # each of the three caches once, with the first capture
     assert report.moves == 5 and report.captures == 1 and report.recaptured == anew and not report.eager, str(report)
     assert f"5 moves ({anew} captured anew)" in str(report) and f"to {mine[2].data_ptr():#x}" in report.moved_to[-1]
 
 
 def test_caches_that_move_at_every_call_run_eagerly_until_they_rest(on):
-    model, plain, mine, theirs = on.decoders()
+    model, plain, mine, theirs = on.decoders(caches=12)  # more than a shape has graphs on a card
     pool = on.arena()
     call = compiled(model, pool, dynamic=False)
     for turn in range(40):
         x, at = on.rows(2), torch.tensor([turn % 20, turn % 20 + 1], device=on.device)
-        which = turn % 3 if turn < 30 else 1
+        which = turn % 12 if turn < 30 else 1
         assert on.same(call(x, mine[which], at)[0], plain(x, theirs[which], at)[0])
     report = graphs.report(pool)
     (reason,) = report.eager
