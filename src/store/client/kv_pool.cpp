@@ -220,15 +220,19 @@ void KvPool::copy_blocks(std::span<const std::uint32_t> numbers, std::span<const
   auto* const pool = static_cast<std::byte*>(s.memory.data());
   const Device pools = s.memory.device();
   const bool on_host = pools == kCpu && array.device == kCpu;
+  constexpr std::size_t kBatch = 256;  // the device copies a batch while the next one is listed
   std::vector<Transfer> transfers;
+  transfers.reserve(std::min(kBatch, rows.size()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::byte* const there = pool + this->offset(numbers[i]) + offset;
     std::byte* const here = array.data + rows[i] * array.stride;
     if (on_host) std::memcpy(to_pool ? there : here, to_pool ? here : there, array.bytes);
     else if (to_pool) transfers.push_back({there, pools, here, array.device, array.bytes});
     else transfers.push_back({here, array.device, there, pools, array.bytes});
+    if (transfers.size() < kBatch && i + 1 < rows.size()) continue;
+    if (!on_host) copy_batch(transfers, array.stream);
+    transfers.clear();
   }
-  if (!on_host) copy_batch(transfers, array.stream);
 }
 
 Tensor KvPool::memory() const { return state().memory; }
