@@ -17,9 +17,10 @@ namespace onecopy {
 /// alive; layouts stay the same.
 ///
 /// Pins host memory that is not pinned if it is at least 32 MiB in total. Memory beyond ONECOPY_PIN_LIMIT is copied
-/// unpinned and counted in stats().pageable_copies; only these copies block the caller. Throws what empty() throws, and
-/// invalid_argument for two cards (use copy()) and for memory of other libraries. REQUIRES: the host memory stays
-/// unchanged until the stream has done the copies.
+/// unpinned and counted in stats().pageable_copies. Host memory that cannot be pinned in place, as of other libraries or
+/// of a stored version that was received for writing, goes through a ring of pinned memory. Only these two kinds of
+/// copies block the caller. Throws what empty() throws, and invalid_argument for two cards (use copy()) and for memory
+/// that another library has on a card. REQUIRES: the host memory stays unchanged until the stream has done the copies.
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream = {});
 
 /// Reads a safetensors file, or a directory of them (see load_safetensors()), straight to a card. A few threads read

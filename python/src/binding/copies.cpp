@@ -46,16 +46,18 @@ void append_opened(nb::list& list, const std::vector<Tensor>& made, std::span<co
   for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] != 0 ? *next++ : nb::cast(made[i]));
 }
 
-/// Returns the tensor of an item, or refuses it.
-torch::FlaggedTensor own_tensor_of(const Item& item, const Path& path) {
-  if (auto tensor = tensor_of(item.object)) return *std::move(tensor);
+using Finder = std::optional<torch::FlaggedTensor>(nb::handle);
+
+/// Returns the tensor of an item as `find` does, or refuses it.
+torch::FlaggedTensor own_tensor_of(const Item& item, const Path& path, Finder* find) {
+  if (auto tensor = find(item.object)) return *std::move(tensor);
   const std::string place = path.place(item);
   if (!torch::is_any_tensor(item.object.ptr())) {
     array_of(item.object, place);
     refuse_foreign(place);
   }
   if (const nb::object plain = shareable_array(item.object, false, place); !plain.is(item.object))
-    if (auto tensor = tensor_of(plain)) return *std::move(tensor);
+    if (auto tensor = find(plain)) return *std::move(tensor);
   refuse(item.object, place);
 }
 
@@ -79,7 +81,7 @@ class Views final : public Visitor {
   void take(std::span<Item> items, const Path& path) override {
     constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
     for (Item& item : items) {
-      const torch::FlaggedTensor original = own_tensor_of(item, path);
+      const torch::FlaggedTensor original = own_tensor_of(item, path, tensor_of);
       watch_captures();
       const Tensor view = without_gil([&] { return view_on(original.tensor, device_); });
       item.object =
@@ -119,7 +121,7 @@ Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
 
 void Copies::take(std::span<Item> items, const Path& path) {
   for (const Item& item : items) {
-    auto [tensor, flags] = own_tensor_of(item, path);
+    auto [tensor, flags] = own_tensor_of(item, path, tensor_here);
     if (tensor.data() < last_) ++descents_;
     last_ = tensor.data();
     bytes_ += tensor.nbytes();

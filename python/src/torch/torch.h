@@ -74,6 +74,9 @@ struct TorchTensor {
   /// there already. Memory of a device is shared in place, and torch's allocator cannot reuse it until no process holds
   /// it. Empty as flags(), which throws, too.
   std::optional<FlaggedTensor> share() &&;
+  /// Shares the tensor as share(), but returns the memory that this process reads, which others may not be able to open:
+  /// of a stored version, or with pages of this process's own.
+  std::optional<FlaggedTensor> here() &&;
 };
 /// Returns TorchTensor::of(object).share(). Empty also for other objects.
 std::optional<FlaggedTensor> share(PyObject* object);

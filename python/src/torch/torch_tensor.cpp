@@ -207,22 +207,28 @@ Tensor sent(Tensor&& tensor) {
 }  // namespace
 
 std::optional<FlaggedTensor> TorchTensor::share() && {
+  auto found = std::move(*this).here();
+  if (found) found->tensor = sent(std::move(found->tensor));
+  return found;
+}
+
+std::optional<FlaggedTensor> TorchTensor::here() && {
   if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = this->flags();
   if (!flags) return std::nullopt;
-  if (is_of_version()) return FlaggedTensor{sent(store::stored_tensor(data, layout)), *flags};
+  if (is_of_version()) return FlaggedTensor{in_version(), *flags};
   std::optional<Range> elements;
   if (layout.numel() != 0) {  // most tensors begin a block, so the address finds the block
     elements = Range{data, layout.extent_bytes()};
     if (auto block =
             known_at(*torch, *elements, device))  // the block's address may differ from torch's mapping
-      return FlaggedTensor{sent(with_block_of(*std::move(block), 0, std::move(layout), device)), *flags};
+      return FlaggedTensor{with_block_of(*std::move(block), 0, std::move(layout), device), *flags};
   }
   if (device == kCpu && !torch->can_exchange() && (*flags & (kConj | kNeg)) == 0)
     if (auto moved = move_alone(*this)) return FlaggedTensor{*std::move(moved), *flags};
   Tensor bytes = block_of(*torch, storage(), device, elements);
   const std::size_t offset = offset_bytes();
-  return FlaggedTensor{sent(with_block_of(std::move(bytes), offset, std::move(layout), device)), *flags};
+  return FlaggedTensor{with_block_of(std::move(bytes), offset, std::move(layout), device), *flags};
 }
 
 std::optional<FlaggedTensor> share(PyObject* object) {

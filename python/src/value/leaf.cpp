@@ -30,6 +30,12 @@ std::optional<FlaggedTensor> tensor_of(nb::handle object) {
   return found;
 }
 
+std::optional<FlaggedTensor> tensor_here(nb::handle object) {
+  if (auto found = TorchTensor::of(object.ptr())) return std::move(*found).here();
+  if (const Tensor* const ours = as_onecopy_tensor(object.ptr())) return FlaggedTensor{*ours, 0};
+  return std::nullopt;
+}
+
 std::optional<FlaggedTensor> tensor_for_message(nb::handle object) {
   auto found = tensor_of(object);
   if (found) return found;

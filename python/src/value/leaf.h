@@ -22,6 +22,9 @@ bool is_tensor(PyObject* object);
 /// are 0. Empty for other objects, and for tensors of torch that flags do not describe. Throws as TorchTensor::share().
 std::optional<torch::FlaggedTensor> tensor_of(nb::handle object);
 
+/// Returns tensor_of() the object in the memory that this process reads, see TorchTensor::here().
+std::optional<torch::FlaggedTensor> tensor_here(nb::handle object);
+
 /// Returns tensor_of() the object, or a numpy.ndarray that a message carries as a tensor, with kNumpyFlag. Empty for
 /// objects that messages carry in another form.
 std::optional<torch::FlaggedTensor> tensor_for_message(nb::handle object);

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import queue
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ import pytest
 import onecopy
 from devices import borrower, eventually, is_simulated, on_device
 from onecopy import _core
+from onecopy.__main__ import command_to_start
 
 MIB = 1 << 20
 
@@ -206,6 +210,33 @@ def test_the_card_copies_the_first_part_of_a_large_value_while_the_rest_is_looke
     assert list(there) == list(value)
     for i, (tensor, number) in there.items():
         assert number == i and bytes_on(tensor) == {i}
+
+
+def bytes_on_the_host() -> int:
+    now = onecopy.stats()
+    return now["bytes_shared"] - now["device_bytes"]
+
+
+PUBLISH = """
+import sys, onecopy
+onecopy.store.connect().publish("weights", {"w": onecopy.full(40 << 20, 7, "uint8")}, place=sys.argv[1])
+"""
+
+
+@on_device
+@pytest.mark.parametrize("place", ["slot", "as_is"])
+def test_tensors_of_a_version_go_to_a_card_without_a_copy_on_the_host(place, tmp_path):
+    os.environ["ONECOPY_STORE_DIR"] = str(tmp_path / "store")
+    try:
+        subprocess.run([sys.executable, "-c", PUBLISH, place], check=True)
+        version = onecopy.store.connect().open("weights")
+        before = bytes_on_the_host()
+        for _ in range(2):
+            there = onecopy.to_device(dict(version), "cuda:0")
+            assert str(there["w"].device) == "cuda:0" and bytes_on(there["w"]) == {7}
+            assert bytes_on_the_host() - before < 40 * MIB, "only a ring of pinned memory"
+    finally:
+        subprocess.run([command_to_start(), "store", "stop"], check=True)
 
 
 @on_device

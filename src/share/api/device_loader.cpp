@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "core/throw_error.h"
@@ -51,6 +52,11 @@ Fd open_directly(const Fd& fd) noexcept {
   return Fd(::open(fmt::format("/proc/self/fd/{}", fd.get()).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
 }
 
+const Fd& no_file() {
+  static const Fd none;
+  return none;
+}
+
 }  // namespace
 
 DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const FilePiece> pieces, Device device,
@@ -67,6 +73,12 @@ DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const FileP
   first_ = pieces_.front().from / kPage * kPage;
   end_ = pieces_.back().from + pieces_.back().bytes;
   pages_ = Mapping::of(fd, static_cast<std::size_t>(end_), Access::read_only);
+}
+
+DeviceLoader::DeviceLoader(std::span<const std::byte> memory, std::byte* to, Device device, Stream stream)
+    : fd_(no_file()), memory_(memory.data()), name_("memory"), device_(device), stream_(stream) {
+  pieces_.push_back({0, memory.size(), to});
+  end_ = memory.size();
 }
 
 /// Gives each thread slots of its own, so that no thread waits for another's. The caller is one of the threads.
@@ -129,6 +141,10 @@ void DeviceLoader::wait_for(Slot& slot) {
 }
 
 void DeviceLoader::fill(std::byte* to, std::uint64_t from, std::uint64_t bytes) {
+  if (memory_) {
+    std::memcpy(to, memory_ + from, bytes);
+    return;
+  }
   std::uint64_t done = is_cached(from, bytes) ? 0 : read_directly(to, from, bytes);
   while (done < bytes) {
     const ssize_t got = ::pread(fd_.get(), to + done, bytes - done, static_cast<off_t>(from + done));

@@ -153,7 +153,7 @@ class Spent {
   const Clock::time_point begin_ = Clock::now();
 };
 
-/// Fills memory of a card from a file. Threads read parts of it into a ring of pinned memory, and the card copies each
+/// Fills memory of a card from a file or from memory that is not pinned. Threads read parts of it into a ring of pinned memory, and the card copies each
 /// from there. Parts that the page cache does not have are read around it (O_DIRECT) if the file system supports that.
 /// Thread safety: none. REQUIRES: run() is called once, by the thread that made it.
 class DeviceLoader {
@@ -161,6 +161,9 @@ class DeviceLoader {
   /// Constructs a loader. `name` is for messages. REQUIRES: `pieces` ascend by `from` and do not overlap.
   DeviceLoader(const Fd& fd, std::string name, std::span<const FilePiece> pieces, Device device,
                Stream stream);
+
+  /// Constructs a loader of memory of the host that is not pinned, in place of a file.
+  DeviceLoader(std::span<const std::byte> memory, std::byte* to, Device device, Stream stream);
 
   /// Reads all pieces, and returns once the card has made all copies. Throws bad_file if the file ends early, system if
   /// it cannot be read, and any exception of `progress`.
@@ -181,6 +184,7 @@ class DeviceLoader {
   void report(const LoadProgress& progress) const;
 
   const Fd& fd_;
+  const std::byte* const memory_ = nullptr;  ///< what is read in place of a file
   /// A mapping of the file, which is never read: mincore(2) tells by it which pages are in the page cache.
   Mapping pages_;
   Fd direct_;  ///< empty if the file system has no direct reads

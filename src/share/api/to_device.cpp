@@ -12,6 +12,7 @@
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "os/log.h"
+#include "share/api/file_reader.h"
 #include "share/runtime/runtime.h"
 #include "share/session.h"
 
@@ -66,13 +67,17 @@ std::vector<Run> runs_of(std::span<const Tensor> tensors) {
   return runs;
 }
 
+/// Returns whether pinning leaves the pages of the tensor where they are. Pages of a stored version that this process may
+/// write to would become copies of its own, and pages of other memory are not ours.
+bool can_be_pinned(const Tensor& tensor) { return is_shareable(tensor) && is_sendable(tensor); }
+
 /// Pins the memory of all tensors for the card, if they are large enough to be worth the time. Logs a failure.
 void pin_all(std::span<const Tensor> tensors, Device card) {
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) bytes += tensor.nbytes();
   if (bytes < kWorthPinning) return;
   for (const Tensor& tensor : tensors) {
-    if (tensor.nbytes() == 0 || is_pinned(tensor)) continue;
+    if (tensor.nbytes() == 0 || !can_be_pinned(tensor) || is_pinned(tensor)) continue;
     try {
       pin(tensor, card);
     } catch (const Error& error) {
@@ -84,7 +89,7 @@ void pin_all(std::span<const Tensor> tensors, Device card) {
 
 void check_tensors(std::span<const Tensor> tensors, Device device) {
   for (const Tensor& tensor : tensors) {
-    if (!tensor || !is_shareable(tensor))
+    if (!tensor || (!is_shareable(tensor) && (device == kCpu || tensor.device() != kCpu)))
       throw Error(ErrorCode::invalid_argument,
                   "a tensor's memory belongs to another library; share a copy of it: copy(tensor.view())");
     if (tensor.device() != kCpu && device != kCpu && tensor.device() != device)
@@ -119,14 +124,30 @@ Group next_group(std::span<const Run> runs) {
   return group;
 }
 
+/// Copies memory that cannot be pinned: through a ring of pinned memory, by several threads, if it is large. A copy by the
+/// driver alone has a fraction of the speed. A stream that is captured cannot wait for the ring.
+void copy_unpinned(const Transfer& t, Stream stream) {
+  const bool is_large = t.bytes >= kWorthPinning && t.to_device != kCpu && t.from_device == kCpu;
+  if (is_large && !backend(t.to_device.type).is_captured(t.to_device.index, stream)) try {
+      const std::span memory(static_cast<const std::byte*>(t.from), t.bytes);
+      return DeviceLoader(memory, static_cast<std::byte*>(t.to), t.to_device, stream).run({});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::out_of_memory) throw;
+      log_warning(std::string("copied without a ring of pinned memory: ") + error.what());
+    }
+  copy_bytes(t, stream);
+}
+
 void copy_group(std::span<const Tensor> tensors, const Group& group, Device device, Stream stream,
                 std::vector<Tensor>& made) {
   const Tensor fresh = new_block(group.bytes, device);
   const Tensor block = device == kCpu ? fresh : record_stream(fresh, stream);
   for (std::size_t i = 0; i < group.runs.size(); ++i) {
     const Run& run = group.runs[i];
-    const Device from = tensors[run.tensors.front()].device();
-    copy_bytes({block.as<std::byte>() + group.offsets[i], device, run.begin, from, run.bytes()}, stream);
+    const Tensor& first = tensors[run.tensors.front()];
+    const Transfer copy{block.as<std::byte>() + group.offsets[i], device, run.begin, first.device(),
+                        run.bytes()};
+    can_be_pinned(first) ? copy_bytes(copy, stream) : copy_unpinned(copy, stream);
     for (const std::size_t t : run.tensors) {
       const auto offset = static_cast<std::size_t>(begin_of(tensors[t]) - run.begin);
       made[t] = block.with_layout(tensors[t].layout(), group.offsets[i] + offset);

@@ -159,7 +159,7 @@ class Broker {
   Step look_at(Connection& c, std::optional<bool> may_have_children);
   void bury(At at) noexcept;
   bool may_be_used_unseen(const Connection& c) const;
-  void lose(At at) noexcept;
+  void lose(At at);
   std::optional<Clock::time_point> first_suspect_since() const;
   std::optional<bool> look_for_unseen();
   void leave_in_transit(At at) noexcept;

@@ -2,6 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
+#include <optional>
+#include <type_traits>
+#include <utility>
 
 #include "core/point.h"
 #include "os/log.h"
@@ -77,7 +81,7 @@ bool Broker::may_be_used_unseen(const Connection& c) const {
   return c.suspect_since && (!c.pidfd || ledger_.borrowers().awaits_child(*c.attached));
 }
 
-void Broker::lose(At at) noexcept {
+void Broker::lose(At at) {
   log_warning(
       "what process {} had borrowed stays reserved while children of it may live that are not known here",
       at->credentials.pid);
@@ -114,24 +118,39 @@ std::optional<bool> Broker::look_for_unseen() {
 }
 
 /// Ends the claims of a borrower that is gone, except on blocks of items in queues, which stay for their receivers.
+/// Without memory for malloc, the claims stay as they are until the next look, which tries again.
 void Broker::bury(At at) noexcept {
-  if (at->pidfd) loop_.remove(at->pidfd.get());
-  while (!at->joined.empty()) leave(*at, at->joined.back());
-  retention_.segments.release_all_by(&*at);
   looks_.request();
-  if (!at->attached) return drop(at);
-  if (may_be_used_unseen(*at)) return lose(at);
+  point("broker.burial");
+  try {
+    if (at->pidfd) loop_.remove(at->pidfd.get());
+    while (!at->joined.empty()) leave(*at, at->joined.back());
+    retention_.segments.release_all_by(&*at);
+    if (!at->attached) return drop(at);
+    if (may_be_used_unseen(*at)) return lose(at);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
   leave_in_transit(at);
 }
 
+/// Allocates before the claims change, so that a failure leaves them to the next look.
 void Broker::leave_in_transit(At at) noexcept {
+  looks_.request();
   const TransitCounts transits = transits_in(at->page);
+  std::optional<UndeliveredItems> items;
+  try {
+    items.emplace(transits);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
   const std::size_t blocks = ledger_.borrowers().leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
+  items->set_blocks(blocks);
   const LockGuard lock(mutex_);
-  at->stage.emplace<UndeliveredItems>(blocks, transits);
+  static_assert(std::is_nothrow_move_constructible_v<UndeliveredItems>);
+  at->stage.emplace<UndeliveredItems>(*std::move(items));
   at->pidfd.reset();
-  looks_.request();
 }
 
 void Broker::drop(At at) noexcept {
@@ -183,7 +202,7 @@ Step MaybeForked::look(const Sight& sight) {
   return times_gone >= 2 ? Step::release : Step::look_again;
 }
 
-UndeliveredItems::UndeliveredItems(std::size_t blocks, const TransitCounts& transits) : blocks_(blocks) {
+UndeliveredItems::UndeliveredItems(const TransitCounts& transits) {
   const auto channels = transits.channels();
   if (!channels) return;
   knows_queues_ = true;

@@ -28,7 +28,10 @@ class UndeliveredItems {
  public:
   using Clock = std::chrono::steady_clock;
 
-  UndeliveredItems(std::size_t blocks, const TransitCounts& transits);
+  explicit UndeliveredItems(const TransitCounts& transits);
+
+  /// Notes the number of blocks of the items. A new object has none.
+  void set_blocks(std::size_t blocks) noexcept { blocks_ = blocks; }
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
@@ -37,8 +40,8 @@ class UndeliveredItems {
   bool are_delivered(const LocalQueues& queues);
 
  private:
-  const std::size_t blocks_;
-  const Clock::time_point since_ = Clock::now();
+  std::size_t blocks_ = 0;
+  Clock::time_point since_ = Clock::now();
   bool knows_queues_ = false;
   /// The queues of which not all items have been taken, with their ends at the first look.
   std::map<std::uint64_t, QueueMark> waiting_for_;

@@ -32,7 +32,8 @@ class UndeliveredItemsTest : public ::testing::Test {
 TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath) {
   open_queue(kQueue);
   put_ = 2;
-  UndeliveredItems items(1, transits_);
+  UndeliveredItems items(transits_);
+  items.set_blocks(1);
   EXPECT_EQ(items.blocks(), 1u);
   EXPECT_FALSE(items.are_delivered(queues_));
   put_ = 10;  // by others, later
@@ -45,20 +46,20 @@ TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath)
 TEST_F(UndeliveredItemsTest, AreNotWaitedForInAQueueThatIsOver) {
   open_queue(kQueue);
   put_ = 2;
-  UndeliveredItems items(1, transits_);
+  UndeliveredItems items(transits_);
   EXPECT_FALSE(items.are_delivered(queues_));
   queues_.remove(kQueue);
   EXPECT_FALSE(items.are_delivered(queues_)) << "another process may take them";
   queues_.remove(kQueue, true);
   EXPECT_TRUE(items.are_delivered(queues_));
-  UndeliveredItems later(1, transits_);
+  UndeliveredItems later(transits_);
   EXPECT_TRUE(later.are_delivered(queues_)) << "its process died after the queue was over";
 }
 
 TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
   open_queue(kQueue);
   transits_.begin(4, kQueue + 1);  // not open here: its progress is unknown
-  UndeliveredItems items(2, transits_);
+  UndeliveredItems items(transits_);
   EXPECT_FALSE(items.are_delivered(queues_));
   open_queue(kQueue + 1);
   EXPECT_TRUE(items.are_delivered(queues_));
@@ -66,7 +67,7 @@ TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
 
 TEST_F(UndeliveredItemsTest, GivesReceiversTheTimeToReadWhatTheyTook) {
   open_queue(kQueue);
-  UndeliveredItems items(1, transits_);
+  UndeliveredItems items(transits_);
   after_transit_ms = 1'000'000;
   EXPECT_FALSE(items.are_delivered(queues_));
   after_transit_ms = -1;
@@ -77,7 +78,7 @@ TEST_F(UndeliveredItemsTest, WithMoreQueuesThanCanBeNotedWaitsForTimeAlone) {
   open_queue(kQueue);
   for (std::uint64_t queue = 1; queue <= TransitCounts::kQueues + 1; ++queue)
     transits_.begin(3, 1000 + queue);
-  UndeliveredItems items(1, transits_);
+  UndeliveredItems items(transits_);
   EXPECT_FALSE(items.are_delivered(queues_));
 }
 

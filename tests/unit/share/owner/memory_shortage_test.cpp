@@ -4,10 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <new>
+#include <string_view>
 #include <vector>
 
+#include "core/point.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
@@ -132,6 +135,35 @@ TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
   });
   EXPECT_EQ(borrower.join(), 0);
   note->step = kRounds * 2 + 1;
+}
+
+std::atomic<int> burials{0};
+
+/// Gives each burial one allocation more than the one before.
+void bury_with_few_allocations(const char* point) noexcept {
+  if (std::string_view(point) == "broker.burial") allocations_left = burials++;
+  if (std::string_view(point) == "detach.done") allocations_left = -1;
+}
+
+TEST(MemoryShortage, TheClaimsOfADeadBorrowerEndOnceThereIsMemoryAgain) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  Shared<Note> note;  // step 1: the owner has shared a tensor
+  Child borrower([&] {
+    const Tensor tensor = open(Handle::from_text(note->read(1)));
+    note->serve_until(3);
+  });
+  JoinedChild owner([&] {
+    Tensor tensor = bytes(kOwnSegment);
+    note->write(share(tensor).to_text(), 1);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 1; }));
+    tensor.release();
+    EXPECT_TRUE(eventually([] { return stats().limbo == 1; })) << "the borrower has the tensor";
+    point_hook = bury_with_few_allocations;
+    ::kill(borrower.pid(), SIGKILL);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+    point_hook = nullptr;
+    EXPECT_GT(burials, 1) << "the first one had no memory";
+  });
 }
 
 /// The number of failures in a child that is forked with so many allocations; minus a signal.
