@@ -41,7 +41,7 @@ struct GroupHost {
 /// was called.
 ///
 /// Thread safety: none; copies may be used concurrently. Members throw invalid_argument if this host belongs to no group;
-/// peer_died if etcd does not answer; system, with etcd's own words, if it refuses; closed, with the reason, while this host changes nothing.
+/// peer_died if etcd cannot be reached, timeout if it does not answer in time, as without a leader; system, with etcd's own words, if it refuses; closed, with the reason, while this host changes nothing.
 class Group {
  public:
   explicit Group(Store store) noexcept : store_(std::move(store)) {}

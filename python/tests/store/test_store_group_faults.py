@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 
 import pytest
 
 import onecopy
 from store_group import Etcd, join, present, problems, publish, save, shown, starve, wait_for
-from store_hosts import COMMAND, KEY, wait_until
+from store_hosts import COMMAND, KEY, Cable, wait_until
 
 
 @pytest.fixture
@@ -24,28 +28,80 @@ def three_members(tmp_path):
         one.stop()
 
 
-def publish_once_there_is_a_leader(host, value):
-    """Publishes again while etcd elects a leader, and so changes nothing. Returns the number of the version."""
-    numbers = []
+class Election(Cable):
+    """A way to etcd that answers one request as a member without a leader does, or loses the answer to it."""
 
-    def is_done():
-        try:
-            numbers.append(publish(host, value))
-        except onecopy.Error as error:
-            assert "etcd" in str(error)
-        return numbers
+    NO_LEADER = b'{"error":"etcdserver: leader changed","code":14}'
 
-    wait_until(is_done)
-    return numbers[0]
+    def __init__(self, etcd):
+        super().__init__(etcd.url.removeprefix("http://"))
+        self.pattern, self.carries_out, self.lost = None, False, set()
+
+    def meets(self, pattern, carries_out):
+        self.pattern, self.carries_out = re.compile(pattern, re.DOTALL), carries_out
+
+    def _carry(self, source, sink, counts):
+        with contextlib.suppress(OSError):
+            while (data := source.recv(1 << 18)) and source not in self.lost:
+                if not counts and self.pattern and self.pattern.search(data):
+                    self.pattern = None
+                    if not self.carries_out:
+                        head = f"HTTP/1.1 503 no\r\nConnection: close\r\nContent-Length: {len(self.NO_LEADER)}\r\n\r\n"
+                        source.sendall(head.encode() + self.NO_LEADER)
+                        break
+                    self.lost.add(sink)
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
-def test_one_of_three_members_of_etcd_is_killed(hosts, three_members):
+def put_of(kind):
+    key = base64.b64encode(f"/onecopy/prod/{kind}/llama".encode())
+    return b"/v3/kv/txn.*" + re.escape(key) + b'","lease"'
+
+
+@pytest.fixture
+def election(etcd):
+    made = Election(etcd)
+    yield made
+    made.close()
+
+
+def test_a_publish_that_meets_an_election_of_etcd_is_carried_out_once(hosts, etcd, election):
+    group = [join(hosts(), "h0", f"http://{election.address}"), join(hosts(), "h1", etcd.url)]
+    wait_until(lambda: present(group[1]) == {"h0", "h1"})
+    steps = itertools.product([b"/v3/lease/grant", put_of("stage"), put_of("current")], [False, True])
+    for number, (step, carries_out) in enumerate(steps, 1):
+        election.meets(step, carries_out)
+        assert publish(group[0], number) == number
+        assert election.pattern is None
+        wait_for(group, number, number)
+    current = json.loads(etcd.ctl("get", "--print-value-only", "/onecopy/prod/current/llama"))
+    assert (current["number"], current["generation"]) == (6, 6)
+    election.meets(put_of("current"), True)
+    group[0].connect().rollback("llama", to=5)
+    wait_for(group, 5, 5)
+
+
+def test_a_publish_ends_at_its_timeout_while_etcd_is_reached_and_does_not_answer(group, etcd):
+    publish(group[0], 1)
+    os.kill(etcd.process.pid, signal.SIGSTOP)
+    with pytest.raises(onecopy.Timeout, match="etcd does not answer"):
+        publish(group[0], 2, timeout=2)
+    os.kill(etcd.process.pid, signal.SIGCONT)
+    wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
+    number = publish(group[0], 3)
+    wait_for(group, number, 3)
+
+
+def test_one_of_three_members_of_etcd_is_killed_and_each_publish_is_carried_out(hosts, three_members):
     urls = ",".join(one.url for one in three_members)
     group = [join(hosts(), f"h{i}", urls) for i in range(2)]
     wait_until(lambda: present(group[0]) == {"h0", "h1"})
-    for value, member in enumerate(three_members, 1):
+    for value, member in enumerate(three_members, 1):  # one of which leads
         member.stop()
-        number = publish_once_there_is_a_leader(group[value % 2], value)
+        number = publish(group[value % 2], value)
         wait_for(group, number, value)
         member.start()
     three_members[0].stop(), three_members[1].stop()

@@ -50,7 +50,7 @@ std::optional<Config> Config::find(const std::string& home) {
                 get("rack"),
                 get("memory"),
                 get("key_file"),
-                {all.value("endpoints", std::vector<std::string>{}), get("ca_file"), get("login_file"), {}},
+                {all.value("endpoints", std::vector<std::string>{}), get("ca_file"), get("login_file")},
                 get("problem")};
 }
 

@@ -29,9 +29,9 @@ struct Change {
   std::vector<std::string> remove;
 };
 
-/// A directory that the hosts of a group share, such as etcd. Members throw timeout or peer_died if no answer came, so that a
-/// change may have been carried out or not; system with the directory's own words if it refused, and then nothing has changed;
-/// bad_secret for a wrong user or password.
+/// A directory that the hosts of a group share, such as etcd. Members throw peer_died if the directory cannot be reached; timeout if it was
+/// asked and has not answered, as while its members elect a leader, so that a change may have been carried out or not; system with the
+/// directory's own words if it refused, and then nothing has changed; bad_secret for a wrong user or password.
 ///
 /// Thread safety: none.
 class Directory {

@@ -22,6 +22,9 @@ namespace {
 
 constexpr long kUnauthorized = 401, kMaxOk = 299;
 
+/// Returns whether the status says that etcd has not come to an end with the request: it has no leader, or another one than before.
+bool is_unfinished(long status) noexcept { return status == 408 || status >= 500; }
+
 /// Returns bytes in base64 with padding, as JSON has them.
 std::string to_base64(const std::string& bytes) {
   std::string text;
@@ -76,55 +79,72 @@ Etcd::Etcd(EtcdOptions options) : options_(std::move(options)) {
                 options_.login_file);
 }
 
-/// Sends a request to an endpoint.
+/// Sends a request to an endpoint. One without a leader is one that does not answer.
 void Etcd::post(const std::string& endpoint, const char* path, HttpRequest& request) {
   request.url = endpoint + path;
   request.authorization = token_;
   request.ca_file = options_.ca_file;
   request.patience = options_.patience;
   http_.post(request);
+  if (request.failure.empty() && is_unfinished(request.status))
+    request.failure = words_of(request.answer, request.status);
   if (!request.failure.empty()) request.failure = fmt::format("{}: {}", endpoint, request.failure);
 }
 
-void Etcd::log_in(const std::string& endpoint) {
+/// Logs in. Returns false, with the failure in the request that needs the login, if the endpoint does not answer.
+bool Etcd::try_log_in(const std::string& endpoint, HttpRequest& needs) {
   const std::size_t colon = login_.find(':');
   HttpRequest request;
   request.body = json{{"name", login_.substr(0, colon)}, {"password", login_.substr(colon + 1)}}.dump();
   token_.clear();
   post(endpoint, "/v3/auth/authenticate", request);
-  if (!request.failure.empty()) return;  // the request that needs the login says so
+  needs.failure = request.failure;
+  needs.is_unsent = request.is_unsent;
+  if (!request.failure.empty()) return false;
   const json answer = json::parse(request.answer, nullptr, false);
   if (request.status > kMaxOk || !answer.is_object() || !answer.contains("token"))
     throw_error(ErrorCode::bad_secret, "etcd at {} refuses the user of {}: {}", endpoint,
                 options_.login_file, words_of(request.answer, request.status));
   token_ = answer["token"].get<std::string>();
+  return true;
 }
 
-/// Sends a request to the endpoints, one after another, until one answers.
-void Etcd::send(const char* path, HttpRequest& request, bool may_repeat) {
-  std::vector<std::string> failures;
-  for (const std::string& endpoint : options_.endpoints) {
-    if (!login_.empty() && token_.empty()) log_in(endpoint);
+/// Sends a request to an endpoint, and logs in if that is needed.
+void Etcd::post_logged_in(const std::string& endpoint, const char* path, HttpRequest& request) {
+  for (const bool is_again : {false, true}) {
+    const bool needs_login = !login_.empty() && (is_again || token_.empty());
+    if (needs_login && !try_log_in(endpoint, request)) return;
     post(endpoint, path, request);
-    if (request.failure.empty() && request.status == kUnauthorized && !login_.empty()) {
-      log_in(endpoint);
-      post(endpoint, path, request);
-    }
+    if (!request.failure.empty() || request.status != kUnauthorized || login_.empty()) return;
+  }
+}
+
+/// Sends a request to the endpoints, one after another, until one answers. That one is asked first from then on.
+void Etcd::send(const char* path, HttpRequest& request) {
+  std::vector<std::string> failures;
+  bool is_reached = false;
+  while (failures.size() < options_.endpoints.size()) {
+    const std::string& endpoint = options_.endpoints[next_];
+    post_logged_in(endpoint, path, request);
     if (request.failure.empty()) {
       if (request.status <= kMaxOk) return;
       throw_error(ErrorCode::system, "etcd at {} says: {}", endpoint,
                   words_of(request.answer, request.status));
     }
     failures.push_back(request.failure);
-    if ((!request.is_unsent && !may_repeat) || (request.is_over && request.is_over())) break;
+    is_reached = is_reached || !request.is_unsent;
+    next_ = (next_ + 1) % options_.endpoints.size();
+    if ((!request.is_unsent && !request.may_repeat) || (request.is_over && request.is_over())) break;
   }
-  throw_error(ErrorCode::peer_died, "etcd does not answer: {}", fmt::join(failures, "; "));
+  throw_error(is_reached ? ErrorCode::timeout : ErrorCode::peer_died, "{}: {}", kNoAnswer,
+              fmt::join(failures, "; "));
 }
 
 json Etcd::ask(const char* path, const json& question, bool may_repeat) {
   HttpRequest request;
   request.body = question.dump();
-  send(path, request, may_repeat);
+  request.may_repeat = may_repeat;
+  send(path, request);
   json answer = json::parse(request.answer, nullptr, false);
   if (!answer.is_object()) throw_error(ErrorCode::protocol, "etcd answers {} with what is no JSON", path);
   return answer;
@@ -191,7 +211,7 @@ void Etcd::watch(const std::string& from, const std::string& to, const std::func
   request.received = changed;
   request.is_over = is_over;
   try {
-    send("/v3/watch", request, true);
+    send("/v3/watch", request);
   } catch (const Error&) {
     if (!is_over()) throw;
   }

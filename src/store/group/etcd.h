@@ -16,7 +16,7 @@
 namespace onecopy::store::group {
 
 struct EtcdOptions {
-  std::vector<std::string> endpoints;  ///< such as https://10.0.0.1:2379, asked in this order
+  std::vector<std::string> endpoints;  ///< such as https://10.0.0.1:2379; the first that answers is asked
   std::string ca_file;     ///< the certificates of who signs for https endpoints; empty: the system's
   std::string login_file;  ///< a file with USER:PASSWORD; empty: none
   std::chrono::milliseconds patience{2'000};  ///< the time for an answer of one endpoint
@@ -25,11 +25,13 @@ struct EtcdOptions {
 /// A client of etcd 3.4 and later, over its JSON gateway, by libcurl, which is loaded when the first client is made.
 ///
 /// Guarantees. Each call ends within the patience for each endpoint. A change is sent once, unless it is certain that no endpoint got it. A login that
-/// has expired is renewed.
+/// has expired is renewed. An etcd without a leader counts as one that does not answer.
 ///
 /// Thread safety: none.
 class Etcd final : public Directory {
  public:
+  static constexpr const char* kNoAnswer = "etcd does not answer";  ///< how such an error begins
+
   /// Throws unsupported without libcurl, and invalid_argument for endpoints that are not URLs or a file that cannot be read.
   explicit Etcd(EtcdOptions options);
 
@@ -51,13 +53,15 @@ class Etcd final : public Directory {
 
  private:
   nlohmann::json ask(const char* path, const nlohmann::json& question, bool may_repeat = true);
-  void send(const char* path, HttpRequest& request, bool may_repeat);
+  void send(const char* path, HttpRequest& request);
   void post(const std::string& endpoint, const char* path, HttpRequest& request);
-  void log_in(const std::string& endpoint);
+  void post_logged_in(const std::string& endpoint, const char* path, HttpRequest& request);
+  bool try_log_in(const std::string& endpoint, HttpRequest& needs);
 
   const EtcdOptions options_;
-  std::string login_;  ///< USER:PASSWORD
-  std::string token_;  ///< of the login; empty before it
+  std::string login_;     ///< USER:PASSWORD
+  std::string token_;     ///< of the login; empty before it
+  std::size_t next_ = 0;  ///< the endpoint that is asked first
   Http http_;
 };
 

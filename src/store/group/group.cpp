@@ -43,12 +43,16 @@ constexpr std::chrono::seconds kShown{10};
 
 std::string home_of(Client& client) { return client.home(Deadline::after(kKeeperPatience)); }
 
+/// Returns whether etcd was reached and gives no answer yet, as while its members elect a leader.
+bool is_undecided(const Error& error) noexcept { return error.code() == ErrorCode::timeout; }
+
 /// Waits until the publication has the right to publish, and returns the group at that moment.
 Records::View begin_turn(Publication& publication, group::Etcd& etcd, const Records& records,
                          const std::string& name, Deadline until) {
   for (;;) {
-    Records::View view = records.view(etcd);
-    if (publication.try_begin(view)) return view;
+    Records::View view;
+    const auto try_begin = [&] { return publication.try_begin(view = records.view(etcd)); };
+    if (group::ask_until(until, try_begin, &is_undecided)) return view;
     if (until.has_passed()) {
       const auto holder = view.stages.find(name);
       throw_error(ErrorCode::timeout, "another process publishes \"{}\"{}", name,
@@ -58,15 +62,19 @@ Records::View begin_turn(Publication& publication, group::Etcd& etcd, const Reco
   }
 }
 
-/// Waits a while until this host shows the version, which is current in the group.
-void wait_until_shown(Client& client, const std::string& name, const Token& token, Deadline until) {
-  const ferry::Origins origins(home_of(client), name);
+/// Waits a while until this host shows the version, which is current in the group, also if the keeper ends meanwhile.
+void wait_until_shown(Client& client, const std::string& name, const Token& token,
+                      Deadline until) noexcept {
   const Deadline end = std::min(until, Deadline::after(kShown));
-  for (;;) {
-    const auto local = ferry::token_of(client, name, 0);
-    if (local ? origins.origin_of(*local) == token : token == Token{}) return;
-    if (end.has_passed()) return;
-    std::this_thread::sleep_for(5ms);
+  try {
+    const ferry::Origins origins(home_of(client), name);
+    const auto is_shown = [&] {
+      const auto local = ferry::token_of(client, name, 0);
+      return local ? origins.origin_of(*local) == token : token == Token{};
+    };
+    while (!is_shown() && !end.has_passed()) std::this_thread::sleep_for(5ms);
+  } catch (const std::exception& error) {
+    log_debug(error.what());
   }
 }
 
@@ -89,7 +97,7 @@ Group::Link Group::link(bool changes) {
     throw Error(
         ErrorCode::invalid_argument,
         "this host belongs to no group: run `onecopy store serve --group NAME --etcd URL` on each host");
-  if (changes && !config->problem.empty())
+  if (changes && !config->problem.empty() && !config->problem.starts_with(group::Etcd::kNoAnswer))
     throw Error(ErrorCode::closed, "this host changes nothing in its group: " + config->problem);
   return {home, *std::move(config)};
 }
@@ -153,7 +161,8 @@ void Group::change(const std::string& object, std::uint64_t number, std::chrono:
                   "this host has no version {} of \"{}\": roll back on a host that has", number, object);
     token = ferry::Origins(link.home, object).origin_of(*local);
   }
-  const Records::View view = link.records.view(link.etcd);
+  const Records::View view = group::ask_until(
+      until, [&] { return link.records.view(link.etcd); }, &is_undecided);
   const auto now = view.current.find(object);
   if (now == view.current.end())
     throw_error(ErrorCode::stale_handle, "the group has no object \"{}\"", object);

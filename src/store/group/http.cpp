@@ -104,6 +104,8 @@ void Http::post(HttpRequest& request) {
   set(CURLOPT_COPYPOSTFIELDS, request.body.c_str());
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_PROXY, "");
+  set(CURLOPT_FRESH_CONNECT,
+      request.may_repeat ? 0L : 1L);  // libcurl sends again what a kept connection loses
   set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(request.patience.count()));
   if (!request.received) set(CURLOPT_TIMEOUT_MS, static_cast<long>(request.patience.count()));
   set(CURLOPT_TCP_KEEPALIVE, 1L);

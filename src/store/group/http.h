@@ -13,6 +13,8 @@ struct HttpRequest {
   std::string authorization;  ///< empty: none
   std::string ca_file;        ///< the certificates that sign the server's; empty: the system's
   std::chrono::milliseconds patience{};
+  bool may_repeat =
+      true;  ///< false: is sent once, also if the server ends the connection without an answer
   std::function<void()>
       received;                   ///< if not empty: is called for each piece of an answer that does not end
   std::function<bool()> is_over;  ///< if not empty: is asked every second at least, and ends the wait

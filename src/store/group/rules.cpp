@@ -14,18 +14,17 @@
 namespace onecopy::store::group {
 namespace {
 
-/// Returns whether the directory may have carried a change out, although the call has thrown.
-bool is_without_answer(const Error& error) noexcept {
-  return error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout ||
-         error.code() == ErrorCode::protocol;
-}
-
 Keyed<Current> current_of(const Records::View& view, const std::string& name) {
   const auto at = view.current.find(name);
   return at == view.current.end() ? Keyed<Current>{} : at->second;
 }
 
 }  // namespace
+
+bool is_without_answer(const Error& error) noexcept {
+  return error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout ||
+         error.code() == ErrorCode::protocol;
+}
 
 Step step_for(const Current& current, const Local& local) noexcept {
   const Current& noted = local.noted;
@@ -39,16 +38,19 @@ Step step_for(const Current& current, const Local& local) noexcept {
 
 Attempt::Outcome Attempt::carry_out(Directory& directory, const Records& records, Deadline until) const {
   constexpr std::chrono::milliseconds kPause{100};
-  bool was_unanswered = false;
+  bool was_unanswered = false, is_refused = false;
   for (;;) {
     try {
       if (was_unanswered) {
-        const Keyed<Current> now = current_of(records.view(directory), name);
-        if (now.value == wanted) return Outcome::committed;
-        if (now.value.generation >= wanted.generation) return Outcome::unknown;
+        const Current now = current_of(records.view(directory), name).value;
+        if (now == wanted) return Outcome::committed;
+        if (now.generation > wanted.generation) return Outcome::unknown;
+        if (is_refused || now.generation == wanted.generation) return Outcome::refused;
       }
       if (directory.change(change)) return Outcome::committed;
-      return was_unanswered ? Outcome::unknown : Outcome::refused;
+      if (!was_unanswered) return Outcome::refused;
+      is_refused = true;  // for ever, as the conditions do not hold; it may have been carried out before
+      continue;
     } catch (const Error& error) {
       if (!is_without_answer(error)) throw;
       log_debug(fmt::format("no answer about \"{}\": {}", name, error.what()));
@@ -171,7 +173,7 @@ Attempt::Outcome Publication::try_commit(const std::map<std::string, std::int64_
   const Attempt attempt = this->attempt(hosts);
   const Attempt::Outcome outcome = attempt.carry_out(directory_, records_, until);
   if (outcome != Attempt::Outcome::refused) return outcome;
-  const Records::View view = records_.view(directory_);
+  const Records::View view = ask_until(until, [this] { return records_.view(directory_); });
   const Current now = current_of(view, name_).value;
   const auto stage = view.stages.find(name_);
   if (now.generation != stage_.generation)

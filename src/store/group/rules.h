@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "onecopy/core/error.h"
@@ -33,6 +34,25 @@ struct Local {
 /// whole, and never an older one than it has shown.
 Step step_for(const Current& current, const Local& local) noexcept;
 
+/// Returns whether the directory may have carried a change out, although the call has thrown.
+bool is_without_answer(const Error& error) noexcept;
+
+/// Returns what `ask` returns. Calls it again until `until` after errors that may pass, which are those without an answer.
+/// REQUIRES: `ask` may be repeated.
+template <class Ask>
+auto ask_until(Deadline until, const Ask& ask,
+               bool (*may_pass)(const Error&) noexcept = &is_without_answer) {
+  constexpr std::chrono::milliseconds kPause{100};
+  for (;;) {
+    try {
+      return ask();
+    } catch (const Error& error) {
+      if (!may_pass(error) || until.has_passed()) throw;
+    }
+    std::this_thread::sleep_for(until.left(kPause));
+  }
+}
+
 /// A change of what is current, which the directory carries out or does not.
 struct Attempt {
   enum class Outcome : std::uint8_t {
@@ -45,7 +65,7 @@ struct Attempt {
   Current wanted;
   Change change;
 
-  /// Carries the change out. If no answer comes, looks until `until` whether it was carried out, and asks for the same change again as long as its conditions may hold.
+  /// Carries the change out. If no answer comes, looks until `until` whether it was carried out, and asks for the same change again, whose conditions hold once at most.
   Outcome carry_out(Directory& directory, const Records& records, Deadline until) const;
 };
 

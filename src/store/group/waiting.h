@@ -48,8 +48,10 @@ class Waiting {
     constexpr std::chrono::milliseconds kMaxPause{200};
     std::chrono::milliseconds pause{20};
     for (;;) {
-      publication_.tend();
-      const auto progress = publication_.progress();
+      const auto progress = ask_until(until_, [this] {
+        publication_.tend();
+        return publication_.progress();
+      });
       check_problems(progress);
       if (const auto chosen = enough(progress); !chosen.empty() && is_committed(chosen))
         return wait_for_readers(chosen);
@@ -82,7 +84,8 @@ class Waiting {
     constexpr std::chrono::milliseconds kMaxWait{10'000}, kPause{5};
     const Deadline end = std::min(until_, Deadline::after(kMaxWait));
     try {
-      while (!publication_.is_shown(chosen) && !end.has_passed()) std::this_thread::sleep_for(kPause);
+      const auto is_shown = [&] { return publication_.is_shown(chosen); };
+      while (!ask_until(end, is_shown) && !end.has_passed()) std::this_thread::sleep_for(kPause);
     } catch (const std::exception& error) {
       log_debug(error.what());  // what is current stays current
     }

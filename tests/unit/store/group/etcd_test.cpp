@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -42,6 +43,46 @@ std::string free_url() {
   ::close(fd);
   return is_bound ? fmt::format("http://127.0.0.1:{}", ntohs(at.sin_port)) : "";
 }
+
+/// An endpoint that gives each request the same answer, as a member of etcd without a leader does.
+class FakeEndpoint {
+ public:
+  FakeEndpoint(int status, const std::string& words) : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    const std::string body = "{\"error\":\"" + words + "\"}";
+    answer_ = fmt::format("HTTP/1.1 {} no\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{}", status,
+                          body.size(), body);
+    ::listen(listener_, 8);
+    sockaddr_in at{};
+    socklen_t size = sizeof at;
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&at), &size);
+    url_ = fmt::format("http://127.0.0.1:{}", ntohs(at.sin_port));
+    thread_ = std::thread([this] {
+      for (int fd; (fd = ::accept(listener_, nullptr, nullptr)) >= 0; ::close(fd)) give_answer(fd);
+    });
+  }
+  ~FakeEndpoint() {
+    ::shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    ::close(listener_);
+  }
+  FakeEndpoint(const FakeEndpoint&) = delete;
+  FakeEndpoint& operator=(const FakeEndpoint&) = delete;
+
+  const std::string& url() const { return url_; }
+
+ private:
+  void give_answer(int fd) const {
+    std::array<char, 65536> request{};
+    if (::recv(fd, request.data(), request.size(), 0) < 0) return;
+    if (::send(fd, answer_.data(), answer_.size(), MSG_NOSIGNAL) < 0) return;
+    ::shutdown(fd, SHUT_WR);
+    while (::recv(fd, request.data(), request.size(), 0) > 0) continue;
+  }
+
+  int listener_;
+  std::string answer_, url_;
+  std::thread thread_;
+};
 
 class EtcdTest : public ::testing::Test {
  protected:
@@ -154,10 +195,30 @@ TEST_F(EtcdTest, SaysThatEtcdDoesNotAnswerWithinItsPatience) {
   Etcd etcd({{url_}, {}, {}, 300ms});
   ::kill(pid_, SIGSTOP);
   ::waitpid(pid_, nullptr, WUNTRACED);
-  expect_refusal(ErrorCode::peer_died, {"etcd does not answer"}, [&] { etcd.read("k", ""); });
+  expect_refusal(ErrorCode::timeout, {"etcd does not answer"}, [&] { etcd.read("k", ""); });
   ::kill(pid_, SIGCONT);
   stop();
   expect_refusal(ErrorCode::peer_died, {url_.c_str()}, [&] { etcd.read("k", ""); });
+}
+
+TEST_F(EtcdTest, AMemberWithoutALeaderCountsAsOneThatDoesNotAnswer) {
+  for (const auto& [status, words] :
+       {std::pair(503, "etcdserver: leader changed"), std::pair(503, "etcdserver: request timed out"),
+        std::pair(504, "context deadline exceeded")}) {
+    const FakeEndpoint member(status, words);
+    EtcdOptions two = options();
+    two.endpoints.insert(two.endpoints.begin(), member.url());
+    Etcd etcd(two);
+    expect_refusal(ErrorCode::timeout, {"etcd does not answer", words},
+                   [&] { etcd.change(put("k", "1")); });
+    EXPECT_TRUE(etcd.read("k", "").empty());  // the other member is asked, which has not got the change
+    EXPECT_TRUE(etcd.change(put("k", "1")));  // and from then on
+    EXPECT_TRUE(etcd.change({.when = {}, .put = {}, .remove = {"k"}}));
+  }
+  const FakeEndpoint full(429, "etcdserver: mvcc: database space exceeded");
+  expect_refusal(ErrorCode::system, {"database space exceeded"}, [&] {
+    Etcd({{full.url()}, {}, {}, 2000ms}).change(put("k", "1"));
+  });
 }
 
 TEST_F(EtcdTest, TellsOfEachChangeThatIsWatched) {

@@ -36,7 +36,7 @@ class FakeDirectory final : public Directory {
       case Fate::lost_after: carry_out(change); break;
       case Fate::late: late_.push_back(change); break;
     }
-    throw Error(ErrorCode::peer_died, "etcd does not answer");
+    throw Error(ErrorCode::timeout, "etcd does not answer");
   }
   std::int64_t grant(std::chrono::seconds) override {
     leases_.insert(++last_lease_);

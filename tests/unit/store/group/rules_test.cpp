@@ -127,6 +127,36 @@ TEST_F(GroupRules, ACommitWhoseAnswerWasLostIsReadBack) {
   EXPECT_EQ(publication->try_commit(whole, Deadline::after(std::chrono::seconds(60))), Outcome::committed);
 }
 
+TEST_F(GroupRules, ACommitThatMeetsAnElectionIsMadeOnce) {
+  for (const auto fate : {FakeDirectory::Fate::lost_before, FakeDirectory::Fate::lost_after}) {
+    const std::uint64_t before = current().generation;
+    const auto publication = begun(1);
+    say_whole("h1", token_of_number(1));
+    const auto whole = publication->progress().whole;
+    int asked = 0;
+    directory_.fate = [&] { return asked++ < 2 ? fate : FakeDirectory::Fate::answered; };
+    EXPECT_EQ(publication->try_commit(whole, Deadline::after(std::chrono::seconds(60))),
+              Outcome::committed);
+    EXPECT_EQ(asked, fate == FakeDirectory::Fate::lost_before ? 3 : 1);
+    EXPECT_EQ(current().generation, before + 1);
+  }
+}
+
+TEST_F(GroupRules, ACommitWithoutAnswerThatAnotherChangeForestalledIsSuperseded) {
+  const auto publication = begun(1);
+  say_whole("h1", token_of_number(1));
+  const auto whole = publication->progress().whole;
+  int asked = 0;
+  directory_.fate = [&] {
+    if (asked++ > 0) return FakeDirectory::Fate::answered;
+    directory_.put(records_.current("llama"),
+                   records_.text_of("a group", "llama", {7, 7, 1, token_of_number(7)}));
+    return FakeDirectory::Fate::lost_before;
+  };
+  expect_refusal(ErrorCode::superseded, {"is not current"},
+                 [&] { publication->try_commit(whole, Deadline::after(std::chrono::seconds(60))); });
+}
+
 TEST_F(GroupRules, KeysThatWereWrittenWithoutTheKeyOfTheGroupAreIgnoredAndNamed) {
   publish(1);
   const Records stranger("prod", {Bytes(32, std::byte{8})});
