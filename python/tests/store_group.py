@@ -46,8 +46,8 @@ class Etcd:
         return made
 
     @classmethod
-    def cluster_of(cls, directory, members):
-        cluster = [cls(directory / f"etcd{i}") for i in range(members)]
+    def cluster_of(cls, directory, members, where=()):
+        cluster = [cls(directory / f"etcd{i}", **(where[i] if where else {})) for i in range(members)]
         for one in cluster:
             one.cluster = cluster
             one.launch()

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from random import Random
 
 import pytest
 
 import onecopy
 from store_group import join, present, problems, publish, save, shown, version_at, wait_for, weights
 from store_hosts import wait_until
-
-# ONECOPY_GROUP_SEED repeats a run.
-FAULTS = int(os.environ.get("ONECOPY_GROUP_FAULTS", "12"))
 
 
 def test_a_published_version_is_whole_on_every_host_when_publish_returns(group):
@@ -211,41 +206,3 @@ def test_publishers_at_once_get_a_number_each_and_all_hosts_end_with_one_version
     assert sorted(out.split()[2] for out, _ in said) == ["1:", "2:", "3:"]
     last = next(value for value, (out, _) in enumerate(said, 1) if "version 3:" in out)
     wait_for(group, 3, last)
-
-
-def test_random_faults_show_no_part_and_no_two_versions_of_one_number(group, etcd, watchdog):
-    random = Random(int(os.environ.get("ONECOPY_GROUP_SEED", "7")))
-    value_of, outcomes = {}, set()
-
-    def check():
-        for host in group:
-            if (seen := shown(host)) is not None:
-                assert value_of.setdefault(seen[0], seen[1]) == seen[1]
-
-    def act(step):
-        host = random.choice(group)
-        if step == 0:
-            os.kill(host.ferry(), signal.SIGKILL)
-        elif step == 1:
-            os.kill(random.choice(list(host.connect().keeper().values())), signal.SIGKILL)
-        elif step == 2:
-            etcd.stop()
-            etcd.start()
-        elif (seen := shown(host)) is not None and seen[0] > 1:
-            host.connect().rollback("llama", to=seen[0] - 1)
-
-    for value in range(1, FAULTS + 1):
-        watchdog()
-        with contextlib.suppress(onecopy.Error):
-            act(random.randrange(4))
-        try:
-            number = publish(random.choice(group), value, timeout=30)
-            assert value_of.setdefault(number, value) == value
-            outcomes.add("committed")
-        except (onecopy.errors.Superseded, onecopy.Timeout, onecopy.PeerDied, onecopy.Closed) as error:
-            outcomes.add(type(error).__name__)
-        check()
-    assert "committed" in outcomes
-    wait_until(lambda: present(group[0]) == {"h0", "h1", "h2"})
-    number = publish(group[0], FAULTS + 1)
-    wait_for(group, number, FAULTS + 1)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random histories of a group: whatever is killed, stopped or cut, hosts show whole versions in the order of the group."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from random import Random
+
+import pytest
+
+import networks
+import onecopy
+from store_group import API, Etcd, join, save
+from store_hosts import wait_until
+
+# ONECOPY_GROUP_SEED repeats the choices of a run.
+STEPS = int(os.environ.get("ONECOPY_GROUP_STEPS", "20"))
+ELEMENTS = int(os.environ.get("ONECOPY_GROUP_ELEMENTS", "5000000"))  # two chunks
+
+CURRENT = "/onecopy/prod/current/llama"
+READER = """
+import time, onecopy
+store = last = None
+while True:
+    try:
+        store = store or onecopy.store.connect(framework="numpy", autostart=False)
+        version = store.open("llama")
+        if version.version != last:
+            last, values = version.version, next(iter(version.values()))
+            print(last, int(values[0]), int((values == values[0]).all()), flush=True)
+    except onecopy.StaleHandle:
+        last = None
+    except onecopy.Error:
+        store = last = None
+    time.sleep(0.002)
+"""
+
+
+class OneNetwork:
+    """The network of hosts where this user may not make namespaces: nothing can be cut."""
+
+    def give_own_addresses(self):
+        pass
+
+    def own_address(self, host):
+        return "127.0.0.1"
+
+    def enter(self, host):
+        return []
+
+    def cut(self, *pair):
+        pass
+
+    mend = cut
+
+
+class Fleet:
+    """Three hosts with a network, a member of etcd and a reader each, and what publishers were told."""
+
+    def __init__(self, net, hosts, directory, seed):
+        self.random = Random(seed)
+        self.net = net
+        net.give_own_addresses()
+        where = [{"at": net.own_address(i), "enter": net.enter(i)} for i in range(3)]
+        self.members = Etcd.cluster_of(directory, 3, where)
+        self.hosts = [hosts(net.enter(i)) for i in range(3)]
+        for i in range(3):
+            self.join(i)
+        find_hosts = ("get", "--prefix", "--keys-only", "/onecopy/prod/hosts/")
+        wait_until(lambda: len(self.members[0].ctl(*find_hosts).split()) == 3)
+        self.notes = [(directory / f"seen{i}").open("a") for i in range(3)]
+        self.readers = [self.read(i) for i in range(3)]
+        self.seen_in = {note.name: open(note.name) for note in self.notes}
+        self.seen = {name: [] for name in self.seen_in}  # numbers of versions
+        self.last_values = dict.fromkeys(self.seen_in)
+        self.outcomes, self.faults = collections.Counter(), collections.Counter()
+        self.published = 0
+        self.value_of = {}  # of versions by their numbers, as publishers were told
+        self.refused = {}  # why, by values
+
+    def join(self, i):
+        join(self.hosts[i], f"h{i}", ",".join(one.url for one in self.members), at=self.net.own_address(i))
+
+    def read(self, i):
+        environment = {**os.environ, **self.hosts[i].environment}
+        return subprocess.Popen([sys.executable, "-c", READER], env=environment, stdout=self.notes[i])
+
+    def step(self):
+        """Lets a host publish or roll back, while something fails and works again."""
+        child, ended = (self.roll_back if self.random.random() < 0.2 else self.publish)(self.random.choice(self.hosts))
+        if self.random.random() < 0.7:
+            time.sleep(self.random.uniform(0, 0.15))
+            fault = self.random.choice(FAULTS)
+            self.faults[fault.__name__] += 1
+            with contextlib.suppress(onecopy.Error, ProcessLookupError, StopIteration):  # it has failed already
+                mend = fault(self, self.random.randrange(3), child)
+                time.sleep(self.random.uniform(0, 0.3))
+                mend()
+        out, err = child.communicate(timeout=120)
+        ended(outcome_of(child.returncode, err), out, err)
+
+    def publish(self, host, how=None):
+        self.published += 1
+        value, path = self.published, save(host, self.published, ELEMENTS)
+        how = how or self.random.choice((["--everywhere"], ["--hosts", "2"]))
+
+        def ended(outcome, out, err):
+            os.unlink(path)
+            self.outcomes[f"publish: {outcome}"] += 1
+            if outcome == "done":
+                assert self.value_of.setdefault(int(re.search(r"version (\d+)", out).group(1)), value) == value
+            elif outcome not in ("killed", "unknown"):
+                self.refused[value] = err
+
+        return host.start("put", "llama", path, *how, "--timeout", "20"), ended
+
+    def roll_back(self, host):
+        to = max(1, max(self.value_of, default=1) - self.random.randrange(2))
+
+        def ended(outcome, out, err):
+            self.outcomes[f"rollback: {outcome}"] += 1
+
+        return host.start("rollback", "llama", to), ended
+
+    def kill_ferry(self, i, child):
+        os.kill(self.hosts[i].ferry(), signal.SIGKILL)
+        return lambda: None
+
+    def stop_ferry(self, i, child):
+        pid = self.hosts[i].ferry()
+        os.kill(pid, signal.SIGSTOP)
+        return lambda: os.kill(pid, signal.SIGCONT)
+
+    def kill_half(self, i, child):
+        halves = self.hosts[i].connect(autostart=False).keeper()
+        os.kill(halves[self.random.choice(("worker", "guard"))], signal.SIGKILL)
+        return lambda: None
+
+    def kill_both_halves(self, i, child):
+        halves = self.hosts[i].connect(autostart=False).keeper().values()
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in halves:
+                os.kill(pid, how)
+
+        def begin_again():
+            self.hosts[i].server.terminate()
+            self.hosts[i].server.communicate(timeout=60)
+            self.join(i)
+
+        return begin_again
+
+    def kill_etcd(self, i, child):
+        self.members[i].stop()
+        return self.members[i].launch
+
+    def cut(self, i, child):
+        self.net.cut(i, (i + 1) % 3)
+        return lambda: self.net.mend(i, (i + 1) % 3)
+
+    def kill_reader(self, i, child):
+        self.readers[i].kill()
+        self.readers[i].wait()
+        return lambda: self.readers.__setitem__(i, self.read(i))
+
+    def kill_publisher(self, i, child):
+        child.kill()
+        return lambda: None
+
+    def history(self):
+        """Returns the numbers that were current, in order."""
+        now = json.loads(self.members[0].ctl("get", "--print-value-only", CURRENT))
+        command = self.members[0].command("watch", "--rev", "1", CURRENT)
+        with subprocess.Popen(command, env=API, stdout=subprocess.PIPE, text=True) as watch:
+            changes = []
+            while not changes or changes[-1]["generation"] < now["generation"]:
+                if (line := watch.stdout.readline()).startswith("{"):
+                    changes.append(json.loads(line))
+            watch.kill()
+        assert [one["generation"] for one in changes] == list(range(1, now["generation"] + 1))
+        tokens = {}
+        for one in changes:
+            assert tokens.setdefault(one["number"], one["token"]) == one["token"], "two versions of one number"
+        return [one["number"] for one in changes]
+
+    def check(self):
+        """Returns the number of switches that were checked."""
+        self.check_readers()
+        history = self.history()
+        assert set(self.value_of) <= set(history)
+        for name, numbers in self.seen.items():
+            at = 0
+            for number in numbers:
+                at = next((i for i in range(at, len(history)) if history[i] == number), -1)
+                assert at >= 0, f"{name} went back to version {number}"
+        return len(history)
+
+    def check_readers(self):
+        for name, file in self.seen_in.items():
+            for number, value, is_whole in (map(int, line.split()) for line in file):
+                assert is_whole, "a reader has seen a part"
+                assert self.value_of.setdefault(number, value) == value, "two versions of one number"
+                assert value not in self.refused, f"a version is shown that was refused: {self.refused[value]}"
+                self.seen[name].append(number)
+                self.last_values[name] = value
+
+    def end(self):
+        for one in self.readers:
+            one.kill()
+            one.wait()
+        for one in (*self.notes, *self.seen_in.values()):
+            one.close()
+        for one in self.members:
+            one.stop()
+
+
+FAULTS = [Fleet.kill_ferry, Fleet.stop_ferry, Fleet.kill_half, Fleet.kill_both_halves, Fleet.kill_etcd, Fleet.cut,
+          Fleet.kill_reader, Fleet.kill_publisher, Fleet.kill_publisher]  # fmt: skip
+
+
+def outcome_of(status, err):
+    """Returns how a command has ended; an end that is no promise of the guide is an error."""
+    if status in (0, -signal.SIGKILL):
+        return "killed" if status else "done"
+    named = {
+        "may become current|may be carried out yet": "unknown",
+        "has changed meanwhile|is not current|has lost its turn": "superseded",
+        "does not become current": "not on all hosts in time",
+        "etcd does not answer": "etcd does not answer",
+        "another process publishes": "another publisher",
+        "has no version|has no object": "no such version",
+        "keeper|belongs to no group|has left the group": "the host begins anew",
+    }
+    found = next((outcome for pattern, outcome in named.items() if re.search(pattern, err)), None)
+    assert found, (status, err)
+    return found
+
+
+@pytest.fixture
+def fleet(request, hosts, tmp_path):
+    net = OneNetwork() if networks.obstacle() else request.getfixturevalue("connected")(3)
+    made = Fleet(net, hosts, tmp_path, int(os.environ.get("ONECOPY_GROUP_SEED", "7")))
+    yield made
+    made.end()
+
+
+def test_random_faults_show_no_part_no_older_version_and_none_that_was_refused(fleet, watchdog):
+    for _ in range(STEPS):
+        watchdog()
+        fleet.step()
+        fleet.check_readers()
+    child, ended = fleet.publish(fleet.hosts[0], ["--everywhere"])
+    out, err = child.communicate(timeout=120)
+    ended(outcome_of(child.returncode, err), out, err)
+    assert fleet.published in fleet.value_of.values(), err
+    wait_until(lambda: fleet.check_readers() or set(fleet.last_values.values()) == {fleet.published})
+    print(fleet.check(), "switches", dict(fleet.outcomes), dict(fleet.faults))
