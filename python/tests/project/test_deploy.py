@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """deploy/: the container files name what exists, and Prometheus evaluates every expression of the dashboard and the alerts."""
 
+import configparser
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 import time
@@ -17,6 +19,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from store_group import present, publish, shown, wait_for, weights
+from store_hosts import COMMAND, wait_until
 
 yaml = pytest.importorskip("yaml")
 
@@ -76,6 +81,75 @@ def test_each_file_of_the_services_is_there():
     (target,) = settings["scrape_configs"][0]["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert services()[host]["command"].endswith(f"metrics.py {port}")
+
+
+# ---- a group of hosts
+
+
+def units() -> dict[str, configparser.ConfigParser]:
+    """Returns the units of systemd by the names of their files."""
+    parsed = {}
+    for path in DEPLOY.glob("*.service"):
+        parsed[path.name] = configparser.ConfigParser(strict=False, interpolation=None)
+        parsed[path.name].optionxform = str
+        parsed[path.name].read_string(path.read_text())
+    return parsed
+
+
+def filled_in(command: str, **variables: str) -> list[str]:
+    """Returns the words of a command of a unit or a service behind the program's name."""
+    program, *words = shlex.split(re.sub(r":-[^}]*", "", command).replace("%i", "llama"))
+    assert Path(program).name == "onecopy"
+    return [string.Template(word).substitute(variables) for word in words]
+
+
+def status_of(host) -> str:
+    command = [*COMMAND, "store", "status"]
+    return subprocess.run(command, env={**os.environ, **host.environment}, capture_output=True, text=True).stdout
+
+
+def test_the_commands_of_the_units_and_of_the_compose_file_make_a_group(hosts, etcd, tmp_path):
+    compose = yaml.safe_load((DEPLOY / "group.yml").read_text())["services"]
+    of_compose = compose["group"]["command"].replace("/var/lib/onecopy", f"{tmp_path}/state")
+    made = []
+    for command in (of_compose, units()["onecopy-group.service"]["Service"]["ExecStart"]):
+        host = hosts()
+        made.append(host)
+        host.name = f"h{len(made) - 1}"
+        keeper = host.start(*filled_in(compose["store"]["command"], MAX_BYTES="1GiB")[1:])
+        wait_until(lambda host=host: "listens" in status_of(host))
+        words = filled_in(command, LISTEN="127.0.0.1:0", GROUP="prod", ETCD=etcd.url)[1:]
+        host.server = host.start(*words, "--name", host.name, XDG_STATE_HOME=f"{tmp_path}/state-of-unit")
+        assert host.server.stdout.readline().startswith("Other hosts pull from ") and keeper.poll() is None
+    first, second = made
+    wait_until(lambda: present(first) == {"h0", "h1"})
+    assert publish(first, 1) == 1
+    wait_for([first, second], 1, 1)
+
+
+def test_the_units_of_a_host_that_listens_and_of_one_that_pulls_bring_a_version(hosts):
+    there, here = hosts(), hosts()
+    there.connect().publish("llama", weights(3))
+    words = filled_in(units()["onecopy-listen.service"]["Service"]["ExecStart"])[1:]
+    listener = there.start(*[word.replace("0.0.0.0:7000", "127.0.0.1:0") for word in words])
+    address = re.fullmatch(r"Other hosts pull from (\S+)\.\n", listener.stdout.readline()).group(1)
+    here.start(*filled_in(units()["onecopy-pull@.service"]["Service"]["ExecStart"], SOURCE=address)[1:])
+    wait_until(lambda: shown(here) == (1, 3))
+
+
+def test_systemd_accepts_the_units(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("wants systemd-analyze")
+    names = sorted(units())
+    for name in names:
+        (tmp_path / name).write_text((DEPLOY / name).read_text().replace("/opt/venv/bin/onecopy", "/bin/true"))
+    (tmp_path / "onecopy-store.service").write_text("[Service]\nExecStart=/bin/true\n")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *[str(tmp_path / name.replace("@", "@llama")) for name in names]],
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}, capture_output=True, text=True,
+    )  # fmt: skip
+    about = [line for line in done.stderr.splitlines() if "onecopy" in line]
+    assert (done.returncode, about) == (0, [])
 
 
 # ---- Prometheus itself, over the counters of a trainer and engines
