@@ -22,6 +22,7 @@ import loaded_model
 import machine
 import many_tensors
 import rpc_calls
+import store_chain
 import store_checkpoint
 import store_hosts
 import store_keeper
@@ -76,7 +77,10 @@ ROWS = {
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
     "store-kv-pool": store_keeper.kv_pool,
-    "store-hosts": store_hosts.hosts,
+    "store-hosts-group": store_hosts.hosts,
+    "store-hosts-hop": store_chain.hop,
+    "store-hosts-chain": store_chain.chain,
+    "store-hosts-resumed": store_chain.resumed,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,
