@@ -226,7 +226,7 @@ FAULTS = [Fleet.kill_ferry, Fleet.stop_ferry, Fleet.kill_half, Fleet.kill_both_h
 
 
 def outcome_of(status, err):
-    """Returns how a command has ended; an end that is no promise of the guide is an error."""
+    """Returns how a command has ended. Fails for an end that the guide does not name."""
     if status in (0, -signal.SIGKILL):
         return "killed" if status else "done"
     named = {
