@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def interpret(program: str, *arguments: str, **options: Any) -> subprocess.Compl
     """Runs a program in a fresh interpreter to its end, and captures its output."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def kill_all(*pids: int) -> None:
+    """Kills processes at once: all of them are stopped before the first one is killed. Waits for their ends."""
+    ends = [os.pidfd_open(pid) for pid in pids]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+    for end in ends:
+        assert select.select([end], [], [], 60)[0]
+        os.close(end)
 
 
 @contextlib.contextmanager

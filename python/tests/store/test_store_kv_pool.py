@@ -11,7 +11,7 @@ import pytest
 
 import onecopy
 from devices import eventually
-from processes import interpret
+from processes import interpret, kill_all
 
 PAGE = 4096
 SIZES = {"block_bytes": PAGE, "budget": 8 * PAGE}
@@ -140,6 +140,28 @@ def test_a_kv_pool_outlives_its_users_and_half_of_the_keeper(store, half):
     run("[n] = kv_pool.find([b'a']); kv_pool.block(n)[:] = 5")
     os.kill(store.keeper()[half], signal.SIGKILL)
     assert run("[n] = kv_pool.find([b'a']); print(kv_pool.block(n).sum())").strip() == str(5 * PAGE)
+
+
+@pytest.mark.parametrize("half", ["worker", "guard"])
+def test_both_engines_and_half_of_the_keeper_are_killed_at_once_and_a_third_engine_has_hits(store, half):
+    program = """
+key, [number] = os.urandom(32), kv_pool.allocate(1)
+kv_pool.block(number)[:] = key[0]
+kv_pool.put(key, number)
+kv_pool.write([b"half"], 1)
+print(key.hex(), flush=True)
+input()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    engines = [subprocess.Popen([sys.executable, "-c", PROGRAM + program], **pipes) for _ in range(2)]
+    keys = [bytes.fromhex(engine.stdout.readline()) for engine in engines]
+    kill_all(store.keeper()[half], *(engine.pid for engine in engines))
+    for engine in engines:
+        engine.communicate()
+    third = onecopy.store.connect(framework="numpy").kv_pool("kv", **SIZES)
+    numbers = third.find(keys)
+    assert [set(third.block(number).tolist()) for number in numbers] == [{key[0]} for key in keys]
+    assert third.find([b"half"]) == [] and third.stats()["writing"] == 0
 
 
 def test_both_halves_of_the_keeper_and_one_user_are_killed_and_the_next_user_has_hits(store, kv_pool):
