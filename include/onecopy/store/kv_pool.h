@@ -34,6 +34,9 @@ struct KvPoolOptions {
   Device device = kCpu;
   /// Pins memory of the host for a card as long as this process has the KV pool open; allocates all of it.
   bool pinned = false;
+  /// Makes the memory of the host of files in the store's directory, which must lie on tmpfs: keys and blocks stay when all
+  /// processes and the keeper are killed. Takes effect for the process that makes the KV pool.
+  bool outlives_keeper = false;
 };
 
 struct KvPoolStats {

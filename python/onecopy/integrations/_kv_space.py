@@ -76,10 +76,16 @@ def open_pool(options: Mapping[str, Any], *, layout: Any, parts: int = 1, **fiel
         "kv_scales": options.get("onecopy.kv_scales", "none"),
         "draft_model": options.get("onecopy.draft_model", "none"),
     })  # fmt: skip
+    return open_named(options, block_bytes=fields["block_bytes"], parts=parts, space=space)
+
+
+def open_named(options: Mapping[str, Any], **sizes: Any) -> store.KvPool:
+    """Opens a namespace of the KV pool that the options name."""
     return store.connect(framework="torch").kv_pool(
-        options.get("onecopy.pool", "kv"), block_bytes=fields["block_bytes"], parts=parts, space=space,
+        options.get("onecopy.pool", "kv"), **sizes,
         budget=int(float(options.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30)),
         extent_bytes=int(options.get("onecopy.extent_bytes", 0)),
+        outlives_keeper=bool(options.get("onecopy.outlives_keeper", False)),
     )  # fmt: skip
 
 

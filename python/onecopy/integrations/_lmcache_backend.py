@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from .. import OutOfMemory, store
+from ._kv_space import open_named
 from ._packages import need
 
 _base = need("lmcache.v1.storage_backend.abstract_backend", "lmcache", "onecopy.integrations.lmcache")
 _memory = need("lmcache.v1.memory_management", "lmcache", "onecopy.integrations.lmcache")
 
-_DEFAULT_GIB = 8.0
 _FORM_BYTES = 256  # behind the data of a chunk: its shape, dtype and format as JSON
 
 
@@ -56,12 +56,9 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
         shapes, dtypes = self.metadata.get_shapes(), self.metadata.get_dtypes()
         chunk = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         size = -(-chunk // 64) * 64 + _FORM_BYTES
-        extra = self._extra
-        budget = int(float(extra.get("onecopy.max_gib", _DEFAULT_GIB)) * (1 << 30))
-        return store.connect(framework="torch").kv_pool(
-            extra.get("onecopy.pool", "kv"), block_bytes=size, budget=budget, pin=self.dst_device != "cpu",
-            space=f"lmcache/{extra.get('onecopy.title', '')}/{chunk}",
-            extent_bytes=int(extra.get("onecopy.extent_bytes", 0)),
+        return open_named(
+            self._extra, block_bytes=size, pin=self.dst_device != "cpu",
+            space=f"lmcache/{self._extra.get('onecopy.title', '')}/{chunk}",
         )  # fmt: skip
 
     # --- memory: LMCache allocates here what it puts, and frees here what it has got

@@ -62,7 +62,7 @@ class Store(Publishing):
 
     def kv_pool(self, name: str, *, block_bytes: int, budget: int = 0, space: str = "", parts: int = 1,
                 extent_bytes: int = 0, min_bytes: int = 0, max_bytes: int = 0, device: Any = "cpu",
-                pin: bool = False) -> KvPool:  # fmt: skip
+                pin: bool = False, outlives_keeper: bool = False) -> KvPool:  # fmt: skip
         """Opens a namespace of the KV pool of that name. ``delete()`` removes the KV pool.
 
         The first process makes the KV pool, which stays when all its users have ended. Processes of all PID namespaces
@@ -77,15 +77,20 @@ class Store(Publishing):
             min_bytes: what other namespaces leave to this one.
             max_bytes: the max bytes of this namespace; 0 for all.
             pin: pins memory of the host for this process's card, and allocates all of it.
+            outlives_keeper: makes the memory of the host of files in the store's directory, which must lie on a tmpfs
+                such as /dev/shm. Keys and blocks then stay until ``delete()``, even if all processes and the keeper are
+                killed. Takes effect for the process that makes the KV pool.
 
         Raises:
-            InvalidArgument: the KV pool or the namespace has other sizes or another device, the blocks do not fit the
-                extents, or the name is that of an object.
+            BadFile: the files were made by another version of onecopy, or are damaged.
+            InvalidArgument: the KV pool or the namespace has other sizes or another device, or was made without
+                ``outlives_keeper``; the blocks do not fit the extents, or the name is that of an object.
             OutOfMemory: memory or the keeper's limit is used up, or there are 256 processes or 64 namespaces.
-            Unsupported: memory of the device ends with the process that made it, or no card can pin the memory.
+            Unsupported: memory of the device ends with the process that made it or with the keeper, no card can pin the
+                memory, or the store's directory is not on a tmpfs of that size.
         """
         core = self._core.kv_pool(args.text(name, "name"), block_bytes, budget, space,
-                                  parts, extent_bytes, min_bytes, max_bytes, device, pin)  # fmt: skip
+                                  parts, extent_bytes, min_bytes, max_bytes, device, pin, outlives_keeper)  # fmt: skip
         return KvPool(core, block_bytes, self._framework)
 
     def open_or_publish(

@@ -143,16 +143,16 @@ void add_kv_pool(nb::module_& m, nb::class_<store::Store>& all) {
           },
           nb::arg("framework").none(), nb::sig("def memory(self, framework: str | None) -> typing.Any"));
   // NOLINTNEXTLINE(readability-function-size): the arguments of the function in Python
-  all.def("kv_pool",
-          [](store::Store& s, const std::string& name, std::uint64_t block_bytes, std::uint64_t budget,
-             const std::string& space, std::uint32_t parts, std::uint64_t extent_bytes,
-             std::uint64_t min_bytes, std::uint64_t max_bytes, nb::handle device, bool pin) {
-            const Device where = device_arg(device, "device");
-            if (pin) watch_captures();
-            const store::KvPoolOptions options{block_bytes, budget,    space, parts, extent_bytes,
-                                               min_bytes,   max_bytes, where, pin};
-            return without_gil([&] { return s.kv_pool(name, options); });
-          });
+  all.def("kv_pool", [](store::Store& s, const std::string& name, std::uint64_t block_bytes,
+                        std::uint64_t budget, const std::string& space, std::uint32_t parts,
+                        std::uint64_t extent_bytes, std::uint64_t min_bytes, std::uint64_t max_bytes,
+                        nb::handle device, bool pin, bool outlives_keeper) {
+    const Device where = device_arg(device, "device");
+    if (pin) watch_captures();
+    const store::KvPoolOptions options{block_bytes, budget,    space, parts, extent_bytes,
+                                       min_bytes,   max_bytes, where, pin,   outlives_keeper};
+    return without_gil([&] { return s.kv_pool(name, options); });
+  });
 }
 
 }  // namespace onecopy::python

@@ -180,9 +180,16 @@ def test_a_removed_key_is_gone_for_all_users(kv_pool):
 
 
 def test_memory_is_allocated_as_blocks_are_needed(store):
+    def allocated():
+        memory = [
+            path for path in Path(f"/proc/{store.keeper()['worker']}/fd").iterdir() if "memfd" in os.readlink(path)
+        ]
+        return sum(path.stat().st_blocks * 512 for path in memory)
+
     pool = store.kv_pool("large", block_bytes=1 << 20, budget=1 << 34)
-    assert pool.stats()["free_bytes"] == 1 << 34
+    assert allocated() < 1 << 26 and pool.stats()["free_bytes"] == 1 << 34
     pool.allocate(1)
+    assert 1 << 26 <= allocated() < 1 << 27
     assert pool.stats()["free_bytes"] == (1 << 34) - (1 << 26)
 
 

@@ -19,7 +19,7 @@ std::vector<std::unique_ptr<PhysicalChunk>> import_memfd_chunks(ExportedMemory m
   std::uint64_t rest = memory.size;
   for (Fd& fd : memory.fds) {
     const std::uint64_t bytes = file_size(fd);
-    check_memfd(fd, bytes);
+    if (memory.kind != SegmentKind::shared_file) check_memfd(fd, bytes);
     if (bytes == 0 || bytes > rest)
       throw_error(ErrorCode::bad_handle, "chunks of more than the {} bytes announced came", memory.size);
     rest -= bytes;

@@ -12,9 +12,12 @@
 #include "core/moved_from.h"
 #include "core/throw_error.h"
 #include "device/backend.h"
+#include "os/memfd.h"
+#include "os/memory_limit.h"
 #include "os/page_tables.h"
 #include "store/client/as_is.h"
 #include "store/client/kv_pool_blocks.h"
+#include "store/client/kv_pool_files.h"
 #include "store/client/kv_pool_lock.h"
 #include "store/client/state.h"
 
@@ -61,10 +64,25 @@ KvGeometry geometry_for(const std::string& name, const KvPoolOptions& options) {
   return {static_cast<std::uint32_t>(extents), static_cast<std::uint32_t>(records), extent};
 }
 
-/// Publishes a version whose last descriptor is the control memory.
-void make_kv_pool(Client& client, const std::string& name, const KvPoolOptions& options) {
-  const KvGeometry geometry = geometry_for(name, options);
-  const Device device = options.device;
+/// Returns new memory for all blocks. Pages of the host are allocated later if the system then reports that it has none.
+ExportedMemory memory_for(const KvPoolOptions& options, std::uint64_t bytes) {
+  if (options.device != kCpu || options.pinned || !can_populate()) {
+    const BlockRef block = MappedMemory::create(options.device, bytes);
+    return static_cast<MappedMemory*>(block.group())->export_chunks(Access::read_write);
+  }
+  ExportedMemory memory{SegmentKind::memfd, bytes, {}, {}};
+  memory.fds.push_back(create_memfd("onecopy-kv_pool", bytes));
+  return memory;
+}
+
+/// Publishes a version whose last descriptor is the control memory. Its memory is that of an earlier keeper if there are
+/// files.
+void make_kv_pool(Client& client, const std::string& home, const std::string& name,
+                  const KvPoolOptions& options) {
+  std::optional<KvPoolFiles> files = KvPoolFiles::find(home, name);
+  const KvGeometry geometry =
+      files ? KvPoolBlocks::geometry_of(files->control) : geometry_for(name, options);
+  const Device device = files ? kCpu : options.device;
   check_outlives_its_maker(device);
   Table table = table_for(device, {});
   const Layout layout(DType::u8, {static_cast<std::int64_t>(geometry.extents * geometry.extent_bytes)});
@@ -73,12 +91,17 @@ void make_kv_pool(Client& client, const std::string& name, const KvPoolOptions& 
   VersionRecord version = record_of(name, device, MappedMemory::size_for(device, bytes), 1);
   version.kind = VersionKind::kv_pool;
   const ReservedRoom reserved = client.reserve(version, Deadline::after(kKeeperPatience));
-  const BlockRef block = MappedMemory::create(device, bytes);
-  const auto& memory = *static_cast<MappedMemory*>(block.group());
-  table.size = memory.size();
-  ExportedMemory exported = memory.export_chunks(Access::read_write);
+  if (options.outlives_keeper && !files) {
+    if (device != kCpu)
+      throw_error(ErrorCode::unsupported, "memory of {} ends with the keeper", device.str());
+    files = KvPoolFiles::make(home, name, geometry, version.bytes);
+  }
+  ExportedMemory exported{SegmentKind::shared_file, version.bytes, {}, {}};
+  if (files) exported.fds.push_back(std::move(files->memory));
+  else exported = memory_for(options, version.bytes);
+  table.size = exported.size;
   describe(exported, table);
-  exported.fds.push_back(KvPoolBlocks::make(geometry));
+  exported.fds.push_back(files ? std::move(files->control) : KvPoolBlocks::make(geometry));
   publish_version(client, table, version, exported.fds);
 }
 
@@ -104,6 +127,14 @@ void check_geometry(const std::string& name, const KvGeometry& geometry, const K
           name, bytes, geometry.extent_bytes, options.budget, options.extent_bytes));
 }
 
+/// Throws invalid_argument if the KV pool is to outlive the keeper, and was made without that option.
+void check_outlives_keeper(const std::string& name, const Table& table, const KvPoolOptions& options) {
+  const bool has_files = table.parts.front().kind == static_cast<std::uint8_t>(SegmentKind::shared_file);
+  if (options.outlives_keeper && !has_files)
+    throw_error(ErrorCode::invalid_argument,
+                "the KV pool \"{}\" was made without outlives_keeper: delete it first", name);
+}
+
 /// Returns what allocates an extent of memory of the host. Other memory is there from the beginning.
 KvPopulate populate_for(std::byte* data, const KvGeometry& geometry, Device device) {
   if (device != kCpu) return {};
@@ -113,6 +144,11 @@ KvPopulate populate_for(std::byte* data, const KvGeometry& geometry, Device devi
     const std::uint64_t begin = extent * bytes / kPage * kPage;
     std::byte* const at = data + begin;
     const std::uint64_t size = extent * bytes + bytes - begin;
+    try {
+      require_memory(size);  // a control group ends processes instead of refusing
+    } catch (const Error&) {
+      return false;
+    }
     ::madvise(at, size, MADV_HUGEPAGE);
     return ::madvise(at, size, PageTableFiller::kAbsent) == 0 || errno == EINVAL;  // before Linux 5.14
   };
@@ -129,13 +165,14 @@ KvPool Store::kv_pool(const std::string& name, const KvPoolOptions& options) {
     reading = open();
   } catch (const Error& error) {
     if (error.code() != ErrorCode::stale_handle) throw;
-    make_kv_pool(client(), name, options);
+    make_kv_pool(client(), home, name, options);
     reading = open();
   }
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front());
   const VersionRecord version = reading->version();
   check_kv_pool(name, version, opened.table, options.device);
+  check_outlives_keeper(name, opened.table, options);
   const Layout layout = opened.table.rows.front().layout;
   const Fd control = files.back().duplicate();
   const KvGeometry geometry = KvPoolBlocks::geometry_of(control);

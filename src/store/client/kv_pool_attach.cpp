@@ -40,13 +40,17 @@ std::unique_ptr<Mapping> make_own(std::size_t bytes) {
 
 Fd KvPoolBlocks::make(const KvGeometry& geometry) {
   Fd file = create_memfd("onecopy-kv_pool", KvMemory::bytes_for(geometry));
+  format(file, geometry);
+  return file;
+}
+
+void KvPoolBlocks::format(const Fd& file, const KvGeometry& geometry) {
   const Mapping bytes = Mapping::of(file, KvMemory::bytes_for(geometry), Access::read_write);
   auto* const header = new (bytes.data()) KvHeader{};
   header->geometry = geometry;
   header->next_user = 1;
   header->is_changing = 1;  // makes the first user derive the rest
   header->magic = kKvPoolMagic;
-  return file;
 }
 
 KvGeometry KvPoolBlocks::geometry_of(const Fd& control) {

@@ -37,6 +37,8 @@ class KvPoolBlocks {
  public:
   /// Makes the control memory of a KV pool without users.
   static Fd make(const KvGeometry& geometry);
+  /// Makes a file of zeros control memory without users. REQUIRES: the file has KvMemory::bytes_for(geometry).
+  static void format(const Fd& file, const KvGeometry& geometry);
   /// Returns the geometry of control memory. Throws bad_handle.
   static KvGeometry geometry_of(const Fd& control);
   /// Returns numbers of each namespace without the lock. Throws bad_handle.

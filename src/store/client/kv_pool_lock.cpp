@@ -21,11 +21,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kNextAttempt{5};
 
-std::string path_of_lock(const std::string& directory, const std::string& name) {
-  const Digest digest = sha256(std::as_bytes(std::span(name)));
-  return fmt::format("{}/kv_pool-{:02x}.lock", directory, fmt::join(std::span(digest).first(16), ""));
-}
-
 /// Returns whether the path still names the open file, which its last holder may have removed.
 bool is_at(const Fd& file, const std::string& path) {
   struct stat open {
@@ -36,8 +31,13 @@ bool is_at(const Fd& file, const std::string& path) {
 
 }  // namespace
 
+std::string kv_pool_path(const std::string& directory, const std::string& name) {
+  const Digest digest = sha256(std::as_bytes(std::span(name)));
+  return fmt::format("{}/kv_pool-{:02x}", directory, fmt::join(std::span(digest).first(16), ""));
+}
+
 KvPoolLock::KvPoolLock(const std::string& directory, const std::string& name, Deadline deadline)
-    : path_(path_of_lock(directory, name)) {
+    : path_(kv_pool_path(directory, name) + ".lock") {
   while (!try_lock()) {
     if (deadline.has_passed())
       throw_error(ErrorCode::timeout,

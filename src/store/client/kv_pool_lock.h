@@ -9,6 +9,9 @@
 
 namespace onecopy::store {
 
+/// Returns the path of the files of a KV pool, without their endings.
+std::string kv_pool_path(const std::string& directory, const std::string& name);
+
 /// A lock of a KV pool's name among all processes of the user: the holder alone makes or opens the KV pool. The lock is that of
 /// a file in the store's directory, and ends with the process; forked children do not inherit it. Thread safety: none.
 class KvPoolLock {

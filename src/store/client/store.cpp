@@ -15,6 +15,7 @@
 #include "os/random.h"
 #include "store/client/as_is.h"
 #include "store/client/group_mark.h"
+#include "store/client/kv_pool_files.h"
 #include "store/client/state.h"
 #include "store/format/record.h"
 #include "store/format/tied_tensors.h"
@@ -245,6 +246,7 @@ void Store::rollback(const std::string& name, std::uint64_t number) {
 
 void Store::remove(const std::string& name, std::uint32_t keep) {
   check_not_of_group(client(), name, "delete it in the group");
+  if (keep == 0) KvPoolFiles::remove(client().home(Deadline::after(kKeeperPatience)), name);
   client().ask<Done>(Remove{name, keep});
 }
 

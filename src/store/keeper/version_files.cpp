@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/keeper/version_files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -24,9 +25,13 @@ bool is_pipe(const Fd& fd) noexcept {
   return ::fstat(fd.get(), &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
-void check_chunks_as_they_are(std::span<const Fd> fds) {
+/// Returns whether the file is memory with a name, which cannot be sealed.
+bool is_named(const Fd& fd) { return seals_of(fd) == F_SEAL_SEAL; }
+
+void check_chunks_as_they_are(const VersionRecord& version, std::span<const Fd> fds) {
   for (const Fd& fd : fds)
-    if (!is_pipe(fd)) check_seals(fd, kSealShrink | kSealGrow, "a chunk");
+    if (!is_pipe(fd) && !(version.kind == VersionKind::kv_pool && is_named(fd)))
+      check_seals(fd, kSealShrink | kSealGrow, "a chunk");
 }
 
 /// Returns the descriptors of which readers lock open files.
@@ -51,7 +56,7 @@ void check_files(const VersionRecord& version, std::span<const Fd> fds) {
   if (fds.empty()) throw Error(ErrorCode::invalid_argument, "a version came without its table");
   check_seals(fds.front(), kSealShrink | kSealGrow | kSealWrite, "the table");
   if (version.device != "cpu") return;
-  if (version.kind != VersionKind::copied) return check_chunks_as_they_are(fds.subspan(1));
+  if (version.kind != VersionKind::copied) return check_chunks_as_they_are(version, fds.subspan(1));
   std::uint64_t bytes = 0;
   for (const Fd& chunk : fds.subspan(1)) {
     check_seals(chunk, kSealShrink | kSealGrow | kSealWrite, "a chunk");
