@@ -35,6 +35,7 @@
 #include "support/eventually.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
+#include "support/rounds.h"
 #include "support/watchdog.h"
 
 namespace onecopy::store {
@@ -275,7 +276,7 @@ TEST_F(StoreTest, ThreadsReadOneOfTwoVersionsWhileTheFollowerUpdates) {
         for (std::size_t at = reader; !ends; at = (at + 997) % count)
           if (const float value = elements[at]; value != 1 && value != 2) ++others;
       });
-    for (std::uint64_t times = 0; times < 2000; ++times)
+    for (unsigned times = 0; times < onecopy::testing::rounds(2000); ++times)
       live.update(std::chrono::seconds(10), times % 2 + 1);
     ends = true;
     for (std::thread& reader : readers) reader.join();

@@ -15,6 +15,7 @@
 
 #include "onecopy/core/error.h"
 #include "support/refusal.h"
+#include "support/rounds.h"
 #include "unit/store/group/fake_directory.h"
 
 namespace onecopy::store::group {
@@ -396,7 +397,7 @@ class RandomGroup {
 };
 
 TEST(RandomGroupTest, KeepsItsPromisesUnderLostAnswersLeasesAndMemory) {
-  for (unsigned seed = 0; seed < 60; ++seed) {
+  for (unsigned seed = 0; seed < onecopy::testing::rounds(60); ++seed) {
     SCOPED_TRACE(seed);
     RandomGroup(seed).run(1500);
     if (::testing::Test::HasFailure()) return;

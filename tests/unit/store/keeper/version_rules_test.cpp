@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "support/rounds.h"
 
 namespace onecopy::store {
 namespace {
@@ -603,7 +604,7 @@ class RulesModel {
 };
 
 TEST(StoreRules, HoldTheirPromisesInRandomHistories) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < onecopy::testing::rounds(200); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     RulesModel model(seed);
     for (int step = 0; step < 300 && !::testing::Test::HasFatalFailure(); ++step) {
