@@ -164,6 +164,8 @@ install_steps() {
   done
 }
 
+is_editable() { compgen -G "$VENV/lib/python3*/site-packages/_editable_skbc_onecopy.py" >/dev/null; }
+
 # The core without what can be left out. Few targets: what release has compiled with the same flags, ccache has.
 seams_steps() {
   local package=$PWD/build/seams/python
@@ -171,7 +173,7 @@ seams_steps() {
   step "seams: configure" "$CMAKE" --preset seams -DPython_EXECUTABLE="$VENV/bin/python" || return 0
   step "seams: build" "$CMAKE" --build --preset seams --target device_tests memory_tests onecopy_command onecopy_python || return 0
   ctest_step "seams: tests" seams -E 'PinnedPagesOfAscend|AnExtensionsMemoryIsAscends'  # of Ascend, beside others' tests
-  compgen -G "$VENV/lib/python3*/site-packages/_editable_skbc_onecopy.py" >/dev/null && step "seams: package" install_package
+  ! is_editable || step "seams: package" install_package
   PYTHONPATH=$package pytest_step "seams: python tests" python/tests/project/test_seams.py python/tests/pickling/test_saving.py \
     python/tests/binding/test_tensor.py python/tests/binding/test_queue.py python/tests/store/test_store.py
 }
@@ -226,7 +228,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
   step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz programs seams)
+CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz seams programs)
 NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
@@ -235,8 +237,11 @@ run_step() {  # run_step <word of ./dev test>
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
     lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
+    seams)  # beside the Python tests, unless it installs the package anew
+      ! is_editable || wait
+      seams_steps ;;
     *) wait ;;&  # others use the same .venv
-    programs | seams | soak | kernels) "$1_steps" ;;
+    programs | soak | kernels) "$1_steps" ;;
     old-torch | two-torches | pythons | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
