@@ -42,13 +42,28 @@ make_root() {
   install -D "$(command -v busybox)" "$root/bin/busybox"
   echo root:x:0:0:root:/root:/bin/sh >"$root/etc/passwd"
   echo root:x:0: >"$root/etc/group"
+  echo 127.0.0.1 localhost >"$root/etc/hosts"
   install "$HERE/init" "$root/init"
   install -m 644 "$HERE/left_out" "$root/left_out"
   local program
   for program in "${PROGRAMS[@]}" onecopy; do
     add "$(find "$BUILD" -name "$program" -type f -perm -1 | head -1)"
   done
-  (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$work/initrd"
+  for program in "$BUILD"/simulators/*/lib*.so*; do install -D "$program" "$root$(realpath -s "$program")"; done
+  (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$work/programs"
+}
+
+# What the kernel of a distribution loads when a program first asks for it.
+add_module() {  # add_module <kernel> <module>: appends the module of the package to the initial file system
+  local file
+  mkdir -p "$work/modules/lib/modules"
+  for file in "$work/kernel-$1"/lib/modules/*/kernel/*/*/"$2".ko*; do
+    case $file in
+      *.xz) xz -dc "$file" ;;
+      *.ko) cat "$file" ;;
+    esac >"$work/modules/lib/modules/$2.ko"
+  done
+  (cd "$work/modules" && find . | cpio --quiet -o -H newc | gzip -1) >>"$work/initrd"
 }
 
 boot() {  # boot <image> <log>
@@ -60,7 +75,10 @@ make_root
 status=0
 for kernel in "${@:2}"; do
   log=$BUILD/kernel-$(basename "$kernel").log
-  boot "$(image_of "$kernel")" "$log"
+  image=$(image_of "$kernel")
+  cp "$work/programs" "$work/initrd"
+  add_module "$kernel" unix_diag
+  boot "$image" "$log"
   tr -d '\r' <"$log" | grep -aE '^kernel |^result |FAILED' || true
   [ "$(grep -ac '^result .* status 0' "$log")" = $((${#PROGRAMS[@]} + 1)) ] || { status=1 && echo "FAIL $kernel (whole output: $log)"; }
 done
