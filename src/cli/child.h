@@ -16,8 +16,7 @@ namespace onecopy::cli {
 class Child {
  public:
   explicit Child(const std::vector<std::string>& arguments);
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  Child& operator=(Child&&) = delete;
   ~Child() { kill(); }
 
   int pid() const noexcept { return pid_; }

@@ -21,8 +21,7 @@ class FerryProcess {
   /// With the options of a group, this host is a member of it.
   FerryProcess(const std::string& listen, std::uint64_t rate, const GroupOptions& group);
   ~FerryProcess();
-  FerryProcess(const FerryProcess&) = delete;
-  FerryProcess& operator=(const FerryProcess&) = delete;
+  FerryProcess& operator=(FerryProcess&&) = delete;
 
   pid_t pid() const noexcept { return pid_; }
   /// Starts the process again, which has ended.

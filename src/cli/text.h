@@ -99,8 +99,7 @@ class ProgressBar {
  public:
   explicit ProgressBar(std::string label);
   ~ProgressBar();
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
+  ProgressBar& operator=(ProgressBar&&) = delete;
 
   void show(std::uint64_t done, std::uint64_t total);
   /// Removes the line.

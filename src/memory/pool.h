@@ -59,10 +59,7 @@ class PageGuard {
 /// members may be called concurrently, except fork's. No lock is held while a vendor is called.
 class SegmentTable {
  public:
-  SegmentTable() = default;
   ~SegmentTable();
-  SegmentTable(const SegmentTable&) = delete;
-  SegmentTable& operator=(const SegmentTable&) = delete;
 
   /// A callback for the end of a segment, called without locks after the segment has left the table. The callback must
   /// be set before the first pool. If it throws bad_alloc, tell_retired() calls it again.
@@ -155,8 +152,7 @@ class Pool final : public ExtentOwner {
   Pool(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments);
   /// Removes the segments from the table. REQUIRES: no extent is in use.
   ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
+  Pool& operator=(Pool&&) = delete;
 
   /// A callback for freed memory that becomes idle, called without locks held, which must not throw. The owner must
   /// then call trim() until TrimResult::waiting is false. The callback must be set before the first allocation.

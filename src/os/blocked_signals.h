@@ -11,8 +11,7 @@ class BlockedSignals {
  public:
   BlockedSignals() noexcept;
   ~BlockedSignals();
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(BlockedSignals&&) = delete;
 
  private:
   sigset_t before_;

@@ -17,8 +17,7 @@ class Crew {
  public:
   Crew(std::size_t count, const std::function<void()>& work);
   ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  Crew& operator=(Crew&&) = delete;
 
  private:
   std::vector<std::thread> threads_;

@@ -18,8 +18,7 @@ class DeadlineScope {
  public:
   explicit DeadlineScope(Deadline deadline) noexcept;
   ~DeadlineScope();
-  DeadlineScope(const DeadlineScope&) = delete;
-  DeadlineScope& operator=(const DeadlineScope&) = delete;
+  DeadlineScope& operator=(DeadlineScope&&) = delete;
 
  private:
   const Deadline before_;
@@ -31,8 +30,7 @@ class PatienceScope {
  public:
   explicit PatienceScope(std::chrono::milliseconds patience) noexcept;
   ~PatienceScope();
-  PatienceScope(const PatienceScope&) = delete;
-  PatienceScope& operator=(const PatienceScope&) = delete;
+  PatienceScope& operator=(PatienceScope&&) = delete;
 
  private:
   const std::chrono::milliseconds before_;

@@ -125,8 +125,6 @@ class Timer {
 
   Timer(EventLoop& loop, std::function<Pause()> task);
   ~Timer() { loop_.remove(*this); }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
 
   /// Requests a run of the task. Costs one load if the task runs soon in any case. Does nothing if the system's limit
   /// of threads is reached: request again then.

@@ -32,8 +32,7 @@ struct ForkSteps {
 class ForkHook {
  public:
   ForkHook(ForkRank rank, const ForkSteps& steps) noexcept;
-  ForkHook(const ForkHook&) = delete;
-  ForkHook& operator=(const ForkHook&) = delete;
+  ForkHook& operator=(ForkHook&&) = delete;
 
   /// Throws unless the system runs the steps.
   static void check_registered();

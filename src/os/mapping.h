@@ -17,8 +17,6 @@ class Mapping {
   Mapping() noexcept = default;
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
   ~Mapping() { reset(); }
 
   /// Maps `size` bytes of a file, shared, from `offset` (a multiple of the page size). Throws out_of_mappings,

@@ -69,8 +69,7 @@ class SCOPED_CAPABILITY WriterLock {
  public:
   explicit WriterLock(SharedMutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
   ~WriterLock() RELEASE() { mutex_.unlock(); }
-  WriterLock(const WriterLock&) = delete;
-  WriterLock& operator=(const WriterLock&) = delete;
+  WriterLock& operator=(WriterLock&&) = delete;
 
  private:
   SharedMutex& mutex_;
@@ -81,8 +80,7 @@ class SCOPED_CAPABILITY ReaderLock {
  public:
   explicit ReaderLock(SharedMutex& mutex) ACQUIRE_SHARED(mutex) : mutex_(mutex) { mutex_.lock_shared(); }
   ~ReaderLock() RELEASE() { mutex_.unlock_shared(); }
-  ReaderLock(const ReaderLock&) = delete;
-  ReaderLock& operator=(const ReaderLock&) = delete;
+  ReaderLock& operator=(ReaderLock&&) = delete;
 
  private:
   SharedMutex& mutex_;
@@ -95,8 +93,7 @@ class SCOPED_CAPABILITY LockGuard {
   /// Takes over a mutex that the caller has locked.
   LockGuard(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
   ~LockGuard() RELEASE() { mutex_.unlock(); }
-  LockGuard(const LockGuard&) = delete;
-  LockGuard& operator=(const LockGuard&) = delete;
+  LockGuard& operator=(LockGuard&&) = delete;
 
  private:
   Mutex& mutex_;
@@ -109,8 +106,7 @@ class SCOPED_CAPABILITY ReleasableLock {
   ~ReleasableLock() RELEASE() {
     if (is_held_) mutex_.unlock();
   }
-  ReleasableLock(const ReleasableLock&) = delete;
-  ReleasableLock& operator=(const ReleasableLock&) = delete;
+  ReleasableLock& operator=(ReleasableLock&&) = delete;
 
   void lock() ACQUIRE() {
     mutex_.lock();

@@ -17,8 +17,7 @@ class ReplacingFile {
   /// Throws what open_file() throws.
   explicit ReplacingFile(std::string path, unsigned mode = 0600);
   ~ReplacingFile();
-  ReplacingFile(const ReplacingFile&) = delete;
-  ReplacingFile& operator=(const ReplacingFile&) = delete;
+  ReplacingFile& operator=(ReplacingFile&&) = delete;
 
   const Fd& fd() const noexcept { return fd_; }
   /// Lets the new file take the place. `on_disk`: the content then survives a crash of the machine.

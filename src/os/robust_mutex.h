@@ -19,9 +19,7 @@ namespace onecopy {
 /// calling thread as its holder. A mutex that was overwritten with the id of another living thread stays locked.
 class RobustMutex {
  public:
-  RobustMutex() noexcept = default;
-  RobustMutex(const RobustMutex&) = delete;
-  RobustMutex& operator=(const RobustMutex&) = delete;
+  RobustMutex& operator=(RobustMutex&&) = delete;
 
   void init();
   void lock();

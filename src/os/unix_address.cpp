@@ -81,8 +81,7 @@ class DirectoryLock {
   }
   /// Unlocks explicitly, because a child forked in between shares the descriptor and would keep the lock.
   ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(DirectoryLock&&) = delete;
 
  private:
   static constexpr std::chrono::milliseconds kTimeout{1000};

@@ -18,8 +18,6 @@ class UnsharedDescriptor {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  UnsharedDescriptor(const UnsharedDescriptor&) = delete;
-  UnsharedDescriptor& operator=(const UnsharedDescriptor&) = delete;
   ~UnsharedDescriptor();
 
  private:

@@ -16,8 +16,6 @@ class Worker {
  public:
   /// Constructs a worker. `name` names the thread, in at most 15 characters.
   Worker(const char* name, std::function<void()> task) : name_(name), task_(std::move(task)) {}
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
 
   /// Requests a run of the task, which starts soon; if the task is running, it runs once more afterwards. Never waits.
   /// Does nothing if the system's limit of threads is reached: request again then.

@@ -30,8 +30,6 @@ class Call {
  public:
   Call(std::uint32_t member, Deadline deadline, std::uint32_t session = 0)
       : member_(member), session_(session), deadline_(deadline) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
   ~Call() {
     if (void* const left = owner.exchange(nullptr)) drop_owner(left);
     if (void* const left = arguments.exchange(nullptr)) drop_owner(left);

@@ -25,8 +25,7 @@ class CompletionWaiter::Follower {
     place_ = waiter_.followers_.insert(waiter_.followers_.end(), &call);
     waiter_.follower_count_.fetch_add(1);
   }
-  Follower(const Follower&) = delete;
-  Follower& operator=(const Follower&) = delete;
+  Follower& operator=(Follower&&) = delete;
   ~Follower() {
     const LockGuard lock(waiter_.followers_mutex_);
     waiter_.followers_.erase(place_);

@@ -162,8 +162,7 @@ struct Member {
 class LaneGuard {
  public:
   explicit LaneGuard(Member& to) : to_(to) { to_.senders.fetch_add(1); }
-  LaneGuard(const LaneGuard&) = delete;
-  LaneGuard& operator=(const LaneGuard&) = delete;
+  LaneGuard& operator=(LaneGuard&&) = delete;
   ~LaneGuard() { to_.senders.fetch_sub(1); }
 
   /// Returns the connection; null before it is opened and after the member has ended.

@@ -54,8 +54,6 @@ class Node final : private TransportHost {
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   explicit Node(NodeOptions options);
   ~Node() override;
-  Node(const Node&) = delete;
-  Node& operator=(const Node&) = delete;
 
   const std::string& name() const noexcept { return options_.name; }
   std::uint32_t number() const noexcept { return options_.number; }
@@ -177,8 +175,7 @@ class Node final : private TransportHost {
   /// is 0.
   struct Looker {
     explicit Looker(std::atomic<int>& of) : count(of) { count.fetch_add(1); }
-    Looker(const Looker&) = delete;
-    Looker& operator=(const Looker&) = delete;
+    Looker& operator=(Looker&&) = delete;
     ~Looker() { count.fetch_sub(1); }
     std::atomic<int>& count;
   };

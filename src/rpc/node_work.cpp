@@ -23,8 +23,7 @@ constexpr int kSlicesBeforeRetiring = 10;
 class ScopedCount {
  public:
   explicit ScopedCount(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  ScopedCount(const ScopedCount&) = delete;
-  ScopedCount& operator=(const ScopedCount&) = delete;
+  ScopedCount& operator=(ScopedCount&&) = delete;
   ~ScopedCount() { count_.fetch_sub(1); }
 
  private:

@@ -20,9 +20,7 @@ class DoorbellMemory;
 /// Thread safety: all members may be called concurrently.
 class Connection {
  public:
-  Connection() = default;
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  Connection& operator=(Connection&&) = delete;
   virtual ~Connection() = default;
 
   /// Sends the head and the tensors of a message, in the order of `stream`, as queues do. What the caller writes into
@@ -58,9 +56,7 @@ struct TransportState {
 /// message of the member comes.
 class Transport {
  public:
-  Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
+  Transport& operator=(Transport&&) = delete;
   virtual ~Transport() = default;
 
   /// Returns the name: "ring", "tls" or "ucx".

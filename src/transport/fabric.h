@@ -31,9 +31,7 @@ class FabricChannel {
     std::function<void()> failed;
   };
 
-  FabricChannel() = default;
-  FabricChannel(const FabricChannel&) = delete;
-  FabricChannel& operator=(const FabricChannel&) = delete;
+  FabricChannel& operator=(FabricChannel&&) = delete;
   virtual ~FabricChannel() = default;
 
   /// Returns the address that the other side passes to connect(). Messages may arrive after this call.
@@ -60,9 +58,7 @@ class FabricChannel {
 /// Thread safety: all members may be called concurrently.
 class Fabric {
  public:
-  Fabric() = default;
-  Fabric(const Fabric&) = delete;
-  Fabric& operator=(const Fabric&) = delete;
+  Fabric& operator=(Fabric&&) = delete;
   virtual ~Fabric() = default;
 
   virtual std::shared_ptr<FabricChannel> make_channel() = 0;

@@ -67,8 +67,7 @@ class Arena : public std::enable_shared_from_this<Arena> {  // owned by its wind
  public:
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
   ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  Arena& operator=(Arena&&) = delete;
 
   /// Reserves addresses for at least `bytes` and maps pages there. Throws out_of_memory with the numbers,
   /// out_of_mappings, unsupported if the device cannot reserve addresses apart from memory, and invalid_argument while

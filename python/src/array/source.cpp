@@ -68,8 +68,7 @@ class Buffer {
   explicit Buffer(nb::handle memoryview) : memoryview_(memoryview) {
     if (PyObject_GetBuffer(memoryview.ptr(), &view_, PyBUF_FULL_RO) != 0) throw nb::python_error();
   }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Buffer& operator=(Buffer&&) = delete;
   ~Buffer() { PyBuffer_Release(&view_); }
 
   DType dtype(const char* argument) const {

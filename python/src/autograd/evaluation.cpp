@@ -17,8 +17,7 @@ class Evaluation::Holding {
   explicit Holding(Component& component) NO_THREAD_SAFETY_ANALYSIS : lock_(component.lock) {
     if (!lock_.try_lock()) without_gil([this]() NO_THREAD_SAFETY_ANALYSIS { lock_.lock(); });
   }
-  Holding(const Holding&) = delete;
-  Holding& operator=(const Holding&) = delete;
+  Holding& operator=(Holding&&) = delete;
   ~Holding() NO_THREAD_SAFETY_ANALYSIS { lock_.unlock(); }
 
  private:

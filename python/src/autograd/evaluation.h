@@ -37,8 +37,7 @@ class Evaluation {
   /// outlive the Evaluation.
   Evaluation(nb::object context, std::size_t worker, nb::handle sent, nb::handle roots, nb::object engine,
              bool retain);
-  Evaluation(const Evaluation&) = delete;
-  Evaluation& operator=(const Evaluation&) = delete;
+  Evaluation& operator=(Evaluation&&) = delete;
 
   /// Takes received gradients, a list of (key of a source, its gradients), and evaluates what they make ready. Throws
   /// RuntimeError for an unknown key, and for a failure in the graph an error that names the worker.

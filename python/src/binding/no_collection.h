@@ -16,8 +16,7 @@ class NoCollection {
   explicit NoCollection(std::size_t objects) noexcept {
     if (objects >= kMany) begin();
   }
-  NoCollection(const NoCollection&) = delete;
-  NoCollection& operator=(const NoCollection&) = delete;
+  NoCollection& operator=(NoCollection&&) = delete;
   ~NoCollection() { end(); }
 
   void begin() noexcept;

@@ -17,10 +17,6 @@ namespace onecopy::python {
 /// Thread safety: any thread may call lock(), try_lock() and unlock(); the other members need the lock held.
 class ArenaLock {
  public:
-  ArenaLock() = default;
-  ArenaLock(const ArenaLock&) = delete;
-  ArenaLock& operator=(const ArenaLock&) = delete;
-
   /// Sets the device of the graphs. Called once. Throws errors of the driver.
   void bind(Device device);
 

@@ -76,8 +76,7 @@ class GraphCall {
 
   GraphCall(nb::object lock, Device device, GraphExecutable executable, std::vector<GraphNode> gather,
             std::vector<GraphNode> scatter);
-  GraphCall(const GraphCall&) = delete;
-  GraphCall& operator=(const GraphCall&) = delete;
+  GraphCall& operator=(GraphCall&&) = delete;
 
   void add_copied_input(std::size_t index, std::byte* at, std::size_t bytes) {
     copied_inputs_.push_back({index, at, bytes});

@@ -36,8 +36,7 @@ class Endpoint {
   Endpoint(nb::object agent, Hooks hooks, const std::string& name, std::uint32_t number,
            const std::string& transport);
   ~Endpoint();
-  Endpoint(const Endpoint&) = delete;
-  Endpoint& operator=(const Endpoint&) = delete;
+  Endpoint& operator=(Endpoint&&) = delete;
 
   rpc::Node& node() noexcept { return *node_; }
 

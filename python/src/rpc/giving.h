@@ -41,8 +41,7 @@ class Giving {
         receiver_(receiver),
         is_result_(is_result),
         outer_(std::exchange(thread.giving, this)) {}
-  Giving(const Giving&) = delete;
-  Giving& operator=(const Giving&) = delete;
+  Giving& operator=(Giving&&) = delete;
   ~Giving() { thread.giving = outer_; }
 
   ThreadState& thread;
@@ -96,8 +95,7 @@ class Taking {
         agent_(agent),
         sender_(sender),
         outer_(std::exchange(thread_.taking, this)) {}
-  Taking(const Taking&) = delete;
-  Taking& operator=(const Taking&) = delete;
+  Taking& operator=(Taking&&) = delete;
   ~Taking() { thread_.taking = outer_; }
 
   /// Returns (agent, sender's number). Throws RuntimeError outside of a message.

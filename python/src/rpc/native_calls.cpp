@@ -35,8 +35,7 @@ class UnderWay {
     endpoint_.under_way_ = this;
     if (next_) next_->before_ = this;
   }
-  UnderWay(const UnderWay&) = delete;
-  UnderWay& operator=(const UnderWay&) = delete;
+  UnderWay& operator=(UnderWay&&) = delete;
   ~UnderWay() { leave(false); }
 
   void wait_for_room() {

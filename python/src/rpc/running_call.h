@@ -98,8 +98,7 @@ class RunningCalls {
 class CallScope {
  public:
   CallScope(RunningCalls& calls, nb::object call);
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
+  CallScope& operator=(CallScope&&) = delete;
   ~CallScope();
 
  private:
@@ -120,8 +119,7 @@ class ContextScope {
  public:
   explicit ContextScope(nb::object context)
       : thread_(this_thread()), before_(swap_context(thread_, std::move(context))) {}
-  ContextScope(const ContextScope&) = delete;
-  ContextScope& operator=(const ContextScope&) = delete;
+  ContextScope& operator=(ContextScope&&) = delete;
   ~ContextScope() { swap_context(thread_, std::move(before_)); }
 
  private:

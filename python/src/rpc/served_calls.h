@@ -40,8 +40,7 @@ class ServedCalls {
 class ServedCall {
  public:
   explicit ServedCall(ServedCalls& calls) noexcept : calls_(calls) { calls_.begin(); }
-  ServedCall(const ServedCall&) = delete;
-  ServedCall& operator=(const ServedCall&) = delete;
+  ServedCall& operator=(ServedCall&&) = delete;
   ~ServedCall() { calls_.end(); }
 
  private:

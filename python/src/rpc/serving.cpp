@@ -18,8 +18,7 @@ namespace {
 class Turn {
  public:
   Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  Turn& operator=(Turn&&) = delete;
   ~Turn() {
     if (has_turn_) node_.end_order(true);
   }

@@ -32,8 +32,7 @@ class StorageMove {
   explicit StorageMove(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
     if (at_->second.threads++ == 0) at_->second.first = std::this_thread::get_id();
   }
-  StorageMove(const StorageMove&) = delete;
-  StorageMove& operator=(const StorageMove&) = delete;
+  StorageMove& operator=(StorageMove&&) = delete;
   ~StorageMove() {
     if (--at_->second.threads != 0) return;
     const nb::object former = std::move(at_->second.former);  // released after the entry is erased

@@ -96,8 +96,7 @@ class UserShares {
  public:
   UserShares() noexcept { ++depth_; }
   ~UserShares() { --depth_; }
-  UserShares(const UserShares&) = delete;
-  UserShares& operator=(const UserShares&) = delete;
+  UserShares& operator=(UserShares&&) = delete;
   static bool here() noexcept { return depth_ != 0; }
 
  private:

@@ -89,8 +89,7 @@ class AotiShim {
 class MadeTensors {
  public:
   explicit MadeTensors(const AotiShim& shim) : shim_(shim) {}
-  MadeTensors(const MadeTensors&) = delete;
-  MadeTensors& operator=(const MadeTensors&) = delete;
+  MadeTensors& operator=(MadeTensors&&) = delete;
   ~MadeTensors() {
     for (const AotiShim::Tensor one : all_) shim_.release(one);
   }

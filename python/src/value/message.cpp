@@ -110,8 +110,7 @@ thread_local std::span<const Tensor> unpickled_rows;
 class Unpickling {
  public:
   explicit Unpickling(std::span<const Tensor> rows) : outer_(std::exchange(unpickled_rows, rows)) {}
-  Unpickling(const Unpickling&) = delete;
-  Unpickling& operator=(const Unpickling&) = delete;
+  Unpickling& operator=(Unpickling&&) = delete;
   ~Unpickling() { unpickled_rows = outer_; }
 
  private:

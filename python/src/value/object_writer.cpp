@@ -19,8 +19,7 @@ constexpr const char* kTooDeep = "it is nested more than 32 deep; send it flat";
 class Hold {
  public:
   explicit Hold(PyObject* object) : object_(object) { Py_INCREF(object); }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  Hold& operator=(Hold&&) = delete;
   ~Hold() { Py_DECREF(object_); }
 
  private:

@@ -17,9 +17,7 @@ namespace onecopy::python {
 /// reused. Thread safety: used with the GIL held.
 class SeenObjects {
  public:
-  SeenObjects() = default;
-  SeenObjects(const SeenObjects&) = delete;
-  SeenObjects& operator=(const SeenObjects&) = delete;
+  SeenObjects& operator=(SeenObjects&&) = delete;
   ~SeenObjects() {
     for (const Entry& entry : entries_) Py_XDECREF(entry.object);
   }

@@ -51,8 +51,7 @@ class Visitor {
   enum class Makes : std::uint8_t { nothing, plain_types, same_types };
 
   explicit Visitor(Makes makes) : makes_(makes) {}
-  Visitor(const Visitor&) = delete;
-  Visitor& operator=(const Visitor&) = delete;
+  Visitor& operator=(Visitor&&) = delete;
   virtual ~Visitor() = default;
 
   /// Takes objects that follow each other in one container and are neither containers nor plain values. May replace

@@ -41,8 +41,7 @@ struct Departure {
                     std::any_of(leaving.begin(), leaving.end(),
                                 [](const Tensor& tensor) { return tensor.device() != kCpu; })) {}
 
-  Departure(const Departure&) = delete;
-  Departure& operator=(const Departure&) = delete;
+  Departure& operator=(Departure&&) = delete;
 
   const std::vector<Tensor> replaced;
   const std::span<const Tensor> tensors;

@@ -41,8 +41,7 @@ class TensorUnpacker::ReaderGuard {
  public:
   explicit ReaderGuard(std::atomic<int>& readers) noexcept : readers_(readers) { readers_.fetch_add(1); }
   ~ReaderGuard() { readers_.fetch_sub(1, std::memory_order_release); }
-  ReaderGuard(const ReaderGuard&) = delete;
-  ReaderGuard& operator=(const ReaderGuard&) = delete;
+  ReaderGuard& operator=(ReaderGuard&&) = delete;
 
  private:
   std::atomic<int>& readers_;

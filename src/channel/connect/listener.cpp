@@ -44,8 +44,7 @@ std::size_t max_unproven() noexcept {
 struct Listener::State {
   struct Client {
     Client(State& s, StreamSocket accepted) : state(s), socket(std::move(accepted)) {}
-    Client(const Client&) = delete;
-    Client& operator=(const Client&) = delete;
+    Client& operator=(Client&&) = delete;
     ~Client() {
       if (ListenerEvents* here = state.events_here()) here->remove(socket.fd());
     }

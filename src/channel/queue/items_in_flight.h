@@ -27,8 +27,6 @@ class ItemsInFlight {
   /// Constructs an empty list of items in `ring`. `channel` is the queue's number.
   ItemsInFlight(const Ring& ring, std::uint64_t channel);
   ~ItemsInFlight() { clear(); }
-  ItemsInFlight(const ItemsInFlight&) = delete;
-  ItemsInFlight& operator=(const ItemsInFlight&) = delete;
 
   /// Keeps the blocks of an item, before the item can be taken. Throws bad_alloc, after which nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);

@@ -143,8 +143,7 @@ struct LoadTimes {
 class Spent {
  public:
   explicit Spent(LoadTimes::Nanoseconds& sum) noexcept : sum_(sum) {}
-  Spent(const Spent&) = delete;
-  Spent& operator=(const Spent&) = delete;
+  Spent& operator=(Spent&&) = delete;
   ~Spent() { sum_ += static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin_).count()); }
 
  private:

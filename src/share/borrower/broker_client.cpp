@@ -37,8 +37,7 @@ class BrokerClient::Turn {
     asking_ = 0;
     asking_.notify_one();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  Turn& operator=(Turn&&) = delete;
 
  private:
   std::atomic<int>& asking_;

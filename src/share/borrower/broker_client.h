@@ -49,8 +49,7 @@ class EarlyDial {
  public:
   explicit EarlyDial(const ProcessId& to) noexcept;
   ~EarlyDial();
-  EarlyDial(const EarlyDial&) = delete;
-  EarlyDial& operator=(const EarlyDial&) = delete;
+  EarlyDial& operator=(EarlyDial&&) = delete;
 
   /// Returns whether this thread has made a call that no connection has continued yet.
   static bool is_waiting() noexcept;

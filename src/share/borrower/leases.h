@@ -29,8 +29,7 @@ class HazardGuard {
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
   ~HazardGuard() { slot_.place.store(nullptr, std::memory_order_release); }
-  HazardGuard(const HazardGuard&) = delete;
-  HazardGuard& operator=(const HazardGuard&) = delete;
+  HazardGuard& operator=(HazardGuard&&) = delete;
 
   enum class Readers : std::uint8_t {
     none,

@@ -66,8 +66,7 @@ class Peers::SingleFlight {
     }
     peers_.turn_ended_.notify_all();
   }
-  SingleFlight(const SingleFlight&) = delete;
-  SingleFlight& operator=(const SingleFlight&) = delete;
+  SingleFlight& operator=(SingleFlight&&) = delete;
 
  private:
   Peers& peers_;

@@ -63,8 +63,6 @@ class BundleReader {
   /// Checks magic, version, both checksums, the sections' sizes and the origins. Throws bad_handle, version_mismatch.
   /// Rows and names are checked on access.
   explicit BundleReader(ByteSpan table);
-  BundleReader(const BundleReader&) = delete;
-  BundleReader& operator=(const BundleReader&) = delete;
 
   std::size_t size() const noexcept { return row_count_; }
   /// Returns a private, checked copy of the segments that rows lie in.

@@ -89,8 +89,7 @@ void Holds::clear() noexcept {
 struct PinnedObjects::Pin {
   Pin(PinnedObjects& in, Name of, std::shared_ptr<const void> what) noexcept
       : registry(in), name(of), object(std::move(what)) {}
-  Pin(const Pin&) = delete;
-  Pin& operator=(const Pin&) = delete;
+  Pin& operator=(Pin&&) = delete;
   ~Pin() {
     const LockGuard lock(registry.mutex_);
     registry.pins_.erase(name);

@@ -125,8 +125,7 @@ class AdoptionRound {
  public:
   AdoptionRound() noexcept;
   ~AdoptionRound();
-  AdoptionRound(const AdoptionRound&) = delete;
-  AdoptionRound& operator=(const AdoptionRound&) = delete;
+  AdoptionRound& operator=(AdoptionRound&&) = delete;
 
  private:
   const std::uint64_t outer_;

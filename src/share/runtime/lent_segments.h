@@ -38,8 +38,7 @@ class LentSegment final : public LentMemory {
   /// Takes memory of kind sealed_file that is mapped for reading.
   LentSegment(std::unique_ptr<DeviceMemory> memory, LentSegments& segments, Ledger& ledger);
   ~LentSegment() override;
-  LentSegment(const LentSegment&) = delete;
-  LentSegment& operator=(const LentSegment&) = delete;
+  LentSegment& operator=(LentSegment&&) = delete;
 
   BlockRef lend(std::uint64_t offset, std::uint64_t bytes, std::byte*& at) override;
   bool is_of_this_process() const noexcept override { return current_pid() == pid_; }

@@ -41,8 +41,6 @@ class MappedMemory final : public BlockGroup {
                        Access access = Access::read_only);
   /// Returns the memory that contains `at`; empty if `at` is not in memory of the store.
   static BlockRef find(const void* at) noexcept;
-  MappedMemory(const MappedMemory&) = delete;
-  MappedMemory& operator=(const MappedMemory&) = delete;
 
   std::byte* data() const noexcept { return reservation_ ? reservation_->base() : nullptr; }
   std::uint64_t size() const noexcept { return size_; }

@@ -26,8 +26,7 @@ class Membership {
   /// Begins the transaction of that token, or takes part in it. If this process ends, another one may go on within `away`.
   static std::shared_ptr<Membership> carry(std::shared_ptr<Client> client, const Token& transaction,
                                            bool begins, std::chrono::seconds away);
-  Membership(const Membership&) = delete;
-  Membership& operator=(const Membership&) = delete;
+  Membership& operator=(Membership&&) = delete;
   ~Membership();
 
   const Token& transaction() const noexcept { return transaction_; }

@@ -19,8 +19,7 @@ struct HeldVersion {
   /// not a table.
   HeldVersion(VersionRecord read, Token keeper_of_it, std::vector<Fd> received);
   ~HeldVersion();
-  HeldVersion(const HeldVersion&) = delete;
-  HeldVersion& operator=(const HeldVersion&) = delete;
+  HeldVersion& operator=(HeldVersion&&) = delete;
 
   const VersionRecord version;
   Token keeper;  ///< the keeper that knows of the version

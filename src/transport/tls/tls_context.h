@@ -33,8 +33,7 @@ class TlsContext {
   /// Throws unsupported if OpenSSL is missing.
   explicit TlsContext(ByteSpan secret, const TlsProtocol& protocol = kRpcProtocol);
   ~TlsContext();
-  TlsContext(const TlsContext&) = delete;
-  TlsContext& operator=(const TlsContext&) = delete;
+  TlsContext& operator=(TlsContext&&) = delete;
 
   /// Returns a new connection, which the caller frees. The context must outlive it.
   openssl::SSL* make(Side side) const;

@@ -24,8 +24,7 @@ class TlsStream {
 
   TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket socket, Side side);
   ~TlsStream();
-  TlsStream(const TlsStream&) = delete;
-  TlsStream& operator=(const TlsStream&) = delete;
+  TlsStream& operator=(TlsStream&&) = delete;
 
   /// Continues the handshake. Returns true once both sides have proved the key, and false if the other side has to send
   /// first. Throws bad_secret for another key, protocol for a stranger, peer_died.
