@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdint>
-#include <span>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>

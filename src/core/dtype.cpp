@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/core/dtype.h"
 
-#include <array>
-
 namespace onecopy {
 namespace {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/memory/tensor.h"
 
-#include <utility>
 #include <vector>
 
 #include "core/throw_error.h"

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netinet/in.h>
 #include <sys/stat.h>
 
 #include <algorithm>

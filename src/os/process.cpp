@@ -9,16 +9,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <memory>
 #include <new>
-#include <sstream>
 
 #include "onecopy/core/error.h"
 #include "os/cgroup.h"

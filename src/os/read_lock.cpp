@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <optional>
-#include <span>
 
 #include "onecopy/core/error.h"
 #include "os/random.h"

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <functional>
-#include <memory>
 #include <utility>
 
 #include "core/moved_from.h"

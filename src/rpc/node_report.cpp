@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <map>
-
 #include "rpc/node.h"
 
 /// The report of a node for listings.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/rpc/value_message.h"
 
-#include <utility>
-
 #include "core/throw_error.h"
 #include "rpc/value_codec.h"
 #include "value/tags.h"

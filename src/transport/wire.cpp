@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "device/backend.h"
 #include "onecopy/core/error.h"

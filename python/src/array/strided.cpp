@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array/strided.h"
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <utility>

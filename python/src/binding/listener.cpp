@@ -3,10 +3,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "binding/args.h"

@@ -7,11 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "binding/args.h"
 #include "binding/gil.h"

@@ -2,7 +2,6 @@
 #include "graph/call.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "binding/gil.h"
 #include "device/backend.h"

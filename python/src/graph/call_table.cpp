@@ -6,12 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "binding/args.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 
 namespace onecopy::python {
 

@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "onecopy/core/error.h"
 #include "torch/torch.h"
 
 namespace onecopy::python {

@@ -9,7 +9,6 @@
 #include "binding/gil.h"
 #include "core/throw_error.h"
 #include "rpc/endpoint.h"
-#include "rpc/times.h"
 
 namespace onecopy::python {
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/store/store.h"
-#include "onecopy/store/transaction.h"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>

@@ -8,7 +8,6 @@
 #include "binding/args.h"
 #include "binding/bytes.h"
 #include "binding/gil.h"
-#include "onecopy/core/error.h"
 #include "torch/torch.h"
 #include "value/class_plan.h"
 #include "value/large_bytes.h"

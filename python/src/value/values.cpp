@@ -7,7 +7,6 @@
 #include "array/numpy.h"
 #include "binding/args.h"
 #include "binding/bytes.h"
-#include "onecopy/core/error.h"
 #include "rpc/value_codec.h"
 #include "torch/torch.h"
 #include "value/leaf.h"

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "onecopy/core/error.h"
-
 namespace onecopy {
 namespace {
 

@@ -4,9 +4,7 @@
 #include <sys/ioctl.h>
 
 #include <chrono>
-#include <cstring>
 #include <span>
-#include <string_view>
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <memory>
 
 #include "channel/queue/channel.h"
 #include "channel/queue/look_around.h"

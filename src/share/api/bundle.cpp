@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
-#include <optional>
 #include <set>
-#include <vector>
 
 #include "core/moved_from.h"
 #include "core/throw_error.h"
 #include "device/pinned_ranges.h"
-#include "onecopy/share/share.h"
 #include "os/mutex.h"
 #include "share/format/bundle_codec.h"
 #include "share/runtime/runtime.h"

@@ -8,10 +8,8 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <thread>
-#include <utility>
 
 #include "device/copy_counts.h"
 #include "device/pinned_ranges.h"

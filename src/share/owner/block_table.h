@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <list>
-#include <mutex>
 #include <vector>
 
 #include "share/owner/claim.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/owner/stream_releases.h"
 
-#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/runtime/runtime.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <thread>

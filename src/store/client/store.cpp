@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 
-#include <array>
 #include <utility>
 
 #include "core/moved_from.h"

@@ -2,7 +2,6 @@
 #include "onecopy/store/transaction.h"
 
 #include <string_view>
-#include <utility>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"

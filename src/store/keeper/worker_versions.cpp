@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/read_lock.h"

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <memory>
-
 #include "onecopy/core/error.h"
 #include "os/mutex.h"
 #include "os/shared_library.h"

@@ -3,9 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <string_view>
-
 #include "onecopy/core/error.h"
 
 namespace onecopy::transport {

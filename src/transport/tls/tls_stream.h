@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "onecopy/core/bytes.h"
 #include "os/deadline.h"

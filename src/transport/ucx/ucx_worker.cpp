@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "onecopy/core/error.h"
 #include "os/deadline.h"
 #include "os/log.h"
 #include "os/process.h"
