@@ -51,9 +51,9 @@ class Directory {
 
  private:
   std::optional<std::uint16_t> append() {
-    SegmentRef other;
-    other.number = ++last_;
-    other.size = 4096;
+    SegmentOrigin other;
+    other.segment = ++last_;
+    other.segment_size = 4096;
     std::optional<std::uint16_t> index;
     channel_.ring().exclusively(
         kForever, [&] { index = SegmentDirectory(channel_.ring()).append(other, Access::read_write); });

@@ -85,7 +85,7 @@ std::uint64_t SegmentDirectory::turn(std::uint32_t epoch) {
   return next;
 }
 
-std::optional<std::uint16_t> SegmentDirectory::append(const SegmentRef& segment, Access access) {
+std::optional<std::uint16_t> SegmentDirectory::append(const SegmentOrigin& segment, Access access) {
   std::uint64_t now = state().load();
   if (count_in(now) >= kHalf) {
     if (!may_turn(epoch_in(now))) return {};
@@ -96,8 +96,8 @@ std::optional<std::uint16_t> SegmentDirectory::append(const SegmentRef& segment,
     ring_.reserve_extra(kPage + index * sizeof(PackedEntry), kPage);
   packed(static_cast<std::uint16_t>(index)) = {segment.owner,
                                                segment.maker,
-                                               segment.size,
-                                               segment.number,
+                                               segment.segment_size,
+                                               segment.segment,
                                                static_cast<std::uint8_t>(segment.kind),
                                                access == Access::read_only,
                                                segment.device,
@@ -135,9 +135,10 @@ SegmentDirectory::Entry SegmentDirectory::read(std::uint16_t index) const {
   const auto kind = static_cast<SegmentKind>(entry.kind);
   check_segment(subject, static_cast<std::uint8_t>(device_type(kind)), entry.device, entry.kind,
                 entry.segment, entry.segment_size);
-  return {{entry.owner, entry.maker, entry.device, kind, entry.segment, entry.segment_size},
-          entry.read_only ? Access::read_only : Access::read_write,
-          epoch};
+  return {
+      {entry.owner, entry.maker, device_type(kind), entry.device, entry.segment, kind, entry.segment_size},
+      entry.read_only ? Access::read_only : Access::read_write,
+      epoch};
 }
 
 }  // namespace onecopy

@@ -24,7 +24,7 @@ namespace onecopy {
 class SegmentDirectory {
  public:
   struct Entry {
-    SegmentRef segment;
+    SegmentOrigin segment;
     Access access = Access::read_write;
     std::uint32_t epoch = 0;
   };
@@ -48,7 +48,7 @@ class SegmentDirectory {
   bool has_room() const noexcept;
   /// Appends an entry and returns its index in epoch(), which may have changed; empty if there is no room. Throws
   /// out_of_memory. REQUIRES: the producers' lock.
-  std::optional<std::uint16_t> append(const SegmentRef& segment, Access access);
+  std::optional<std::uint16_t> append(const SegmentOrigin& segment, Access access);
   /// Returns the epoch to which the entry of this index belongs now.
   std::uint32_t epoch_of(std::uint16_t index) const noexcept;
   /// Returns the entry. Throws bad_handle if it does not exist or contradicts itself.

@@ -10,9 +10,10 @@ namespace {
 constexpr std::size_t kMaxKnown = SegmentDirectory::kIndices;
 
 /// Returns the name of the tensor's segment. REQUIRES: `group` is shared_blocks() of the tensor.
-SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tensor& tensor) {
+SegmentOrigin name_segment(const Session& session, SharedBlocks& group, const Tensor& tensor) {
   const ExportedBlock at = group.export_block(tensor.block().number(), tensor.access());
-  return {group.owner(), session.id(), at.identity->uuid, at.kind, at.info.segment, at.segment_size};
+  return {group.owner(),   session.id(), device_type(at.kind), at.identity->uuid,
+          at.info.segment, at.kind,      at.segment_size};
 }
 
 }  // namespace
@@ -82,7 +83,7 @@ std::optional<std::uint16_t> TensorPacker::index_of(Session& session, const Tens
   if (!must_ask_creator && has_index(*before, epoch)) return before->index;
   if (!limits.may_ask) return {};
   CachedSegment now = before.value_or(CachedSegment{});
-  const SegmentRef ref = name_segment(session, at.group, tensor);
+  const SegmentOrigin ref = name_segment(session, at.group, tensor);
   const DeadlineScope scope(limits.deadline);
   if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
   if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);
@@ -172,7 +173,7 @@ void TensorPacker::ask_creator(Session& session, const Tensor& tensor, SegmentKi
 
 /// Appends a segment to the directory. The entry names this process, which holds the memory, as its maker; receivers
 /// ask the creator without being told.
-void TensorPacker::enter(const SegmentRef& segment, Access access, Deadline deadline,
+void TensorPacker::enter(const SegmentOrigin& segment, Access access, Deadline deadline,
                          CachedSegment& known) {
   ring_.exclusively(deadline, [&] {
     known.index = directory_.append(segment, access).value_or(kWholeHandle);

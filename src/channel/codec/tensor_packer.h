@@ -198,7 +198,7 @@ class TensorPacker {
   void doubt_retention() noexcept;
   bool must_ask(Session& session, const CachedSegment& known) const;
   void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, CachedSegment& known);
-  void enter(const SegmentRef& segment, Access access, Deadline deadline, CachedSegment& known);
+  void enter(const SegmentOrigin& segment, Access access, Deadline deadline, CachedSegment& known);
 
   Ring& ring_;
   SegmentDirectory& directory_;

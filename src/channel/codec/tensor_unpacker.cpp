@@ -18,14 +18,7 @@ std::uint64_t reach_of(const ItemRow& row) {
 }
 
 HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry) {
-  HandleFields fields;
-  fields.owner = entry.segment.owner;
-  fields.maker = entry.segment.maker;
-  fields.segment = entry.segment.number;
-  fields.kind = entry.segment.kind;
-  fields.device_type = device_type(entry.segment.kind);
-  fields.device = entry.segment.device;
-  fields.segment_size = entry.segment.size;
+  HandleFields fields{entry.segment};
   fields.block = row.block;
   fields.generation = row.generation;
   fields.storage_size = reach_of(row);

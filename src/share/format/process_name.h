@@ -12,16 +12,6 @@
 
 namespace onecopy {
 
-/// The name of a segment, valid in every process.
-struct SegmentRef {
-  ProcessId owner{};
-  ProcessId maker{};  ///< the process that also holds the segment, and serves it when the owner is gone
-  Uuid device{};      ///< the device's UUID; zero for the CPU
-  SegmentKind kind = SegmentKind::memfd;
-  std::uint32_t number = 0;  ///< the segment's number at its owner; never reused
-  std::uint64_t size = 0;    ///< bytes
-};
-
 /// The name of a segment for processes that do not know its owner's id: public_name() of the owner, and the segment's
 /// number at the owner.
 using SegmentKey = std::pair<std::string, std::uint32_t>;

@@ -11,12 +11,12 @@ namespace {
 
 using testing::expect_refusal;
 
-SegmentRef segment(std::uint32_t number) {
-  SegmentRef ref;
+SegmentOrigin segment(std::uint32_t number) {
+  SegmentOrigin ref;
   ref.owner[0] = 1;
   ref.maker[0] = 2;
-  ref.number = number;
-  ref.size = 4096;
+  ref.segment = number;
+  ref.segment_size = 4096;
   return ref;
 }
 
@@ -50,10 +50,10 @@ TEST_F(SegmentDirectoryTest, GivesBackWhatWasEntered) {
   ASSERT_EQ(append(5), 0);
   ASSERT_EQ(append(6), 1);
   const SegmentDirectory::Entry entry = directory_.read(1);
-  EXPECT_EQ(entry.segment.number, 6U);
+  EXPECT_EQ(entry.segment.segment, 6U);
   EXPECT_EQ(entry.segment.owner, segment(6).owner);
   EXPECT_EQ(entry.segment.maker, segment(6).maker);
-  EXPECT_EQ(entry.segment.size, 4096U);
+  EXPECT_EQ(entry.segment.segment_size, 4096U);
   EXPECT_EQ(entry.access, Access::read_only);
   EXPECT_EQ(entry.epoch, 0U);
 }
@@ -70,8 +70,8 @@ TEST_F(SegmentDirectoryTest, BeginsTheOtherHalfWhenOneIsFull) {
   EXPECT_EQ(directory_.epoch(), 0U);
   EXPECT_EQ(append(100'000), 32'768);
   EXPECT_EQ(directory_.epoch(), 1U);
-  EXPECT_EQ(directory_.read(0).segment.number, 1U);
-  EXPECT_EQ(directory_.read(32'766).segment.number, SegmentDirectory::kHalf);
+  EXPECT_EQ(directory_.read(0).segment.segment, 1U);
+  EXPECT_EQ(directory_.read(32'766).segment.segment, SegmentDirectory::kHalf);
   EXPECT_EQ(directory_.epoch_of(0), 0U);
   EXPECT_EQ(directory_.read(32'768).epoch, 1U);
 }
@@ -88,9 +88,9 @@ TEST_F(SegmentDirectoryTest, UsesAHalfAgainWhenAllItemsOfItsTimeAreTaken) {
   EXPECT_TRUE(directory_.has_room());
   EXPECT_EQ(append(100'001), 0);
   EXPECT_EQ(directory_.epoch(), 2U);
-  EXPECT_EQ(directory_.read(0).segment.number, 100'001U);
+  EXPECT_EQ(directory_.read(0).segment.segment, 100'001U);
   EXPECT_EQ(directory_.epoch_of(32'768), 1U);
-  EXPECT_EQ(directory_.read(32'768).segment.number, SegmentDirectory::kHalf + 1);
+  EXPECT_EQ(directory_.read(32'768).segment.segment, SegmentDirectory::kHalf + 1);
   expect_refusal(ErrorCode::bad_handle, {"entry 1"}, [&] { directory_.read(1); });
 }
 
