@@ -24,6 +24,4 @@ void Page::keep(bool whole, bool parts) noexcept {
   if (!parts) parts_.clear();
 }
 
-std::size_t Page::memory() const noexcept { return (whole_ ? bytes_ : 0) + parts_.size() * part_bytes_; }
-
 }  // namespace onecopy::graph

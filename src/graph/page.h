@@ -32,7 +32,7 @@ class Page {
   /// Releases the memory whose form (whole or parts) is not to be kept, because no window maps it.
   void keep(bool whole, bool parts) noexcept;
   /// Returns the bytes of physical memory.
-  std::size_t memory() const noexcept;
+  std::size_t memory() const noexcept { return (whole_ ? bytes_ : 0) + parts_.size() * part_bytes_; }
 
  private:
   Device device_;

@@ -54,8 +54,6 @@ EventLoop::EventLoop(const char* thread_name)
   poller_->add(wake_->fd(), kWakeToken);
 }
 
-EventLoop::~EventLoop() { stop(); }
-
 void EventLoop::add(int fd, Task handler, bool edge, bool writable) {
   const LockGuard lock(mutex_);
   ensure_thread();  // first, because after a failure nothing may be left that calls `handler`
@@ -117,8 +115,6 @@ void EventLoop::start() {
 }
 
 void EventLoop::stay_awake(std::chrono::microseconds max) noexcept { awake_until_ = Clock::now() + max; }
-
-void EventLoop::may_sleep() noexcept { awake_until_ = {}; }
 
 void EventLoop::stop() noexcept {
   {

@@ -34,7 +34,7 @@ class EventLoop {
 
   /// Constructs a loop. `thread_name` has at most 15 characters.
   explicit EventLoop(const char* thread_name = "onecopy-watch");
-  ~EventLoop();
+  ~EventLoop() { stop(); }
 
   /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once for each change. With `writable`, also runs
   /// it when there is room to send. A pidfd becomes readable when its process ends.
@@ -49,7 +49,7 @@ class EventLoop {
   /// Keeps the thread polling for up to `max`, because an answer is expected. REQUIRES: called on the loop's thread.
   void stay_awake(std::chrono::microseconds max) noexcept;
   /// Ends stay_awake().
-  void may_sleep() noexcept;
+  void may_sleep() noexcept { awake_until_ = {}; }
 
   /// Ends the thread before a fork or at exit; registrations and requests stay. start_again() restarts the thread. If
   /// the system's limit of threads is reached then, the next request retries.

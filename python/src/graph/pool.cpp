@@ -76,8 +76,6 @@ void GraphPool::close() noexcept {
   if (found != pools.open.end() && found->second == this) pools.open.erase(found);
 }
 
-void GraphPool::keep_alive(std::span<const graph::Extent> alive) { window_.make_own(alive); }
-
 std::size_t GraphPool::used() const {
   const LockGuard lock(mutex_);
   return used_;

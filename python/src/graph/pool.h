@@ -33,7 +33,7 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   void close() noexcept;
   /// Moves live ranges (addresses and sizes in bytes) to memory that no other window maps. Throws as
   /// Window::make_own().
-  void keep_alive(std::span<const graph::Extent> alive);
+  void keep_alive(std::span<const graph::Extent> alive) { window_.make_own(alive); }
 
   /// Returns bytes of the window as a DLPack tensor, which keeps the pool alive.
   DLManagedTensorVersioned* bytes_at(std::uintptr_t address, std::size_t bytes);

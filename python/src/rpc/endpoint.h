@@ -47,12 +47,12 @@ class Endpoint {
   /// Returns the number of the member with that name, number or WorkerInfo.
   std::uint32_t number_of(nb::handle to) { return member_for(to).number(); }
   bool is_far(std::uint32_t number) { return !member(number).shares_memory; }
-  bool has_left(std::uint32_t number);
+  bool has_left(std::uint32_t number) { return member(number).has_left; }
   /// Returns whether the member has ended, or has lost its connection and has no new one.
-  bool is_gone(std::uint32_t number);
+  bool is_gone(std::uint32_t number) { return member(number).is_gone(); }
   /// Returns the number of the last session with the member. Sessions are numbered from 1; each lost connection ends
   /// one.
-  std::uint32_t session_with(std::uint32_t number);
+  std::uint32_t session_with(std::uint32_t number) { return member(number).session; }
   /// Calls Node::connect() with a limit in seconds.
   void connect(std::uint32_t number, double seconds);
   nb::dict routes(std::uint32_t to);

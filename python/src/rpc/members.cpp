@@ -66,12 +66,6 @@ nb::object Endpoint::join(const nb::bytes& address, bool is_program) {
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
-bool Endpoint::has_left(std::uint32_t number) { return member(number).has_left; }
-
-bool Endpoint::is_gone(std::uint32_t number) { return member(number).is_gone(); }
-
-std::uint32_t Endpoint::session_with(std::uint32_t number) { return member(number).session; }
-
 void Endpoint::connect(std::uint32_t number, double seconds) {
   rpc::Member& to = member_to_call(number);
   without_gil([&] { node_->connect(to, deadline_after(seconds)); });

@@ -248,10 +248,4 @@ std::byte* TorchSymbols::data(nb::handle storage) const {
   refuse_no_memory();
 }
 
-std::uintptr_t TorchSymbols::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
-
-nb::object TorchSymbols::upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
-
-void TorchSymbols::free_weak(std::uintptr_t weak) const { free_weak_(weak); }
-
 }  // namespace onecopy::python::torch

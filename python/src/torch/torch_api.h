@@ -120,10 +120,10 @@ class TorchSymbols {
   nb::object share_by_descriptor(nb::handle storage) const;
   nb::object share_by_name(nb::handle storage) const;
   /// Returns a weak reference to the storage, for upgrade(). The caller must call free_weak() once.
-  std::uintptr_t weak(nb::handle storage) const;
+  std::uintptr_t weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
   /// Returns the storage of a weak reference, or None if it was freed.
-  nb::object upgrade(std::uintptr_t weak) const;
-  void free_weak(std::uintptr_t weak) const;
+  nb::object upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
+  void free_weak(std::uintptr_t weak) const { free_weak_(weak); }
 
   /// Returns the exchange table, or null before torch 2.10.
   const ExchangeTable* exchange_table() const noexcept { return table_; }

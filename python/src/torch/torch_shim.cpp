@@ -116,8 +116,6 @@ AotiShim::Tensor AotiShim::acquire(nb::handle tensor) const {
   return pointer;
 }
 
-nb::object AotiShim::to_python(Tensor tensor) const { return to_python(std::span(&tensor, 1))[0]; }
-
 nb::list AotiShim::to_python(std::span<const Tensor> tensors) const {
   nb::list capsules;
   for (const Tensor tensor : tensors) {

@@ -45,7 +45,7 @@ class AotiShim {
   std::optional<View> view(PyObject* tensor) const noexcept;
   std::size_t element_size(Code dtype) const noexcept { return element_size_(dtype); }
   /// Returns a Python tensor that takes over the reference.
-  nb::object to_python(Tensor tensor) const;
+  nb::object to_python(Tensor tensor) const { return to_python(std::span(&tensor, 1))[0]; }
   /// Returns to_python() of each tensor.
   nb::list to_python(std::span<const Tensor> tensors) const;
   /// Allocates a tensor. Throws RuntimeError if torch cannot allocate memory.

@@ -31,8 +31,6 @@ Readiness::Readiness(Ring& ring, LookAround look_around)
   start();
 }
 
-Readiness::~Readiness() { stop(); }
-
 void Readiness::start() {
   const BlockedSignals blocked;
   try {

@@ -28,7 +28,7 @@ class Readiness {
 
   /// Makes the descriptor and starts the thread. Throws out_of_descriptors, out_of_memory.
   explicit Readiness(Ring& ring, LookAround look_around = {});
-  ~Readiness();
+  ~Readiness() { stop(); }
 
   int fd() const noexcept { return event_.fd(); }
   /// Makes the descriptor show the present state.

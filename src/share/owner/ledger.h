@@ -35,8 +35,8 @@ class SegmentPins {
 
   /// Adds the page of a borrower; detach() removes it once the borrower's process is gone. Throws bad_alloc, with
   /// nothing changed.
-  void attach(PageRef page);
-  void detach(PageRef page) noexcept;
+  void attach(PageRef page) { borrowers_.push_back(page); }
+  void detach(PageRef page) noexcept { std::erase(borrowers_, page); }
 
   /// Counts a pin of a piece of the segment by this process; end_own() ends it. The first pin of a segment allocates
   /// memory.

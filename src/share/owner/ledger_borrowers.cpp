@@ -12,10 +12,6 @@
 
 namespace onecopy {
 
-void SegmentPins::attach(PageRef page) { borrowers_.push_back(page); }
-
-void SegmentPins::detach(PageRef page) noexcept { std::erase(borrowers_, page); }
-
 void SegmentPins::note_own(std::uint32_t segment) {
   if (!own_) own_ = std::make_unique<std::atomic<std::uint32_t>[]>(kPinWords);
   note_pin<RealPlatform>(own_[segment % kPinWords]);

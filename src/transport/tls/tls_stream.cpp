@@ -59,8 +59,6 @@ TlsStream::TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket soc
   library_.SSL_set_bio(ssl_, bio_, bio_);
 }
 
-TlsStream::~TlsStream() { library_.SSL_free(ssl_); }
-
 /// Copies received bytes into `into` and returns how many; -1 if none have arrived, 0 at the end of the connection.
 int TlsStream::take(char* into, int size) noexcept {
   if (in_begin_ == in_end_) {

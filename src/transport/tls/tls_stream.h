@@ -22,7 +22,7 @@ class TlsStream {
   static constexpr std::size_t kMaxRecordBytes = 16 << 10;
 
   TlsStream(std::shared_ptr<const TlsContext> context, StreamSocket socket, Side side);
-  ~TlsStream();
+  ~TlsStream() { library_.SSL_free(ssl_); }
   TlsStream& operator=(TlsStream&&) = delete;
 
   /// Continues the handshake. Returns true once both sides have proved the key, and false if the other side has to send

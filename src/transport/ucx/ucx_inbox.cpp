@@ -99,6 +99,4 @@ void UcxInbox::complete(std::uint64_t number, Incoming&& incoming) {
   }
 }
 
-void UcxInbox::give_out(Incoming&& incoming) { arrived_.push_back(std::move(incoming.what)); }
-
 }  // namespace onecopy::transport

@@ -71,7 +71,7 @@ class UcxInbox {
   };
 
   void complete(std::uint64_t number, Incoming&& incoming);
-  void give_out(Incoming&& incoming);
+  void give_out(Incoming&& incoming) { arrived_.push_back(std::move(incoming.what)); }
 
   std::map<std::uint64_t, Incoming> incoming_;  ///< messages that have begun and were not returned
   std::uint64_t next_ = 1;                      ///< all messages with a smaller number were returned

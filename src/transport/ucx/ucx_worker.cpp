@@ -87,8 +87,6 @@ void UcxWorker::clear() noexcept {
   if (context_) library_.ucp_cleanup(std::exchange(context_, nullptr));
 }
 
-void UcxWorker::wake() noexcept { library_.ucp_worker_signal(worker_); }
-
 UcxChannel* UcxWorker::channel(std::uint64_t session) {
   const auto at = channels_.find(session);
   return at == channels_.end() ? nullptr : at->second;

@@ -40,7 +40,7 @@ class UcxWorker final : public Fabric, public std::enable_shared_from_this<UcxWo
   /// Receives, and continues what is being sent. The loop's thread calls it.
   void turn() noexcept;
   /// Makes the loop call turn() soon.
-  void wake() noexcept override;
+  void wake() noexcept override { library_.ucp_worker_signal(worker_); }
 
  private:
   friend class UcxChannel;
