@@ -2,7 +2,6 @@
 #include "os/host_address.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netdb.h>
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
@@ -37,8 +36,7 @@ std::vector<HostPort> HostAddress::resolve() const {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (const int failed = ::getaddrinfo(name_.c_str(), nullptr, &hints, &found); failed != 0)
-    throw Error(ErrorCode::system,
-                fmt::format("the host \"{}\" has no address: {}", name_, ::gai_strerror(failed)));
+    throw_error(ErrorCode::system, "the host \"{}\" has no address: {}", name_, ::gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, &::freeaddrinfo);
   std::vector<HostPort> all;
   for (const addrinfo* one = found; one; one = one->ai_next) {

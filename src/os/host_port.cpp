@@ -13,17 +13,16 @@
 #include <cstring>
 #include <memory>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy {
 namespace {
 
 [[noreturn]] void refuse_address(const std::string& text, const char* why) {
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("\"{}\" is not an address: {}; write it as 10.0.0.1:4711 or [fd00::1]:4711 (port 0 "
-                  "picks any free one)",
-                  text, why));
+  throw_error(ErrorCode::invalid_argument,
+              "\"{}\" is not an address: {}; write it as 10.0.0.1:4711 or [fd00::1]:4711 (port 0 "
+              "picks any free one)",
+              text, why);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 #include <memory>
 #include <new>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/cgroup.h"
 #include "os/file.h"
 #include "os/poll_once.h"
@@ -133,7 +133,7 @@ Fd open_pidfd(int pid) {
 bool has_exited(const Fd& pidfd) {
   pollfd entry{pidfd.get(), POLLIN, 0};
   if (pidfd.get() < 0)
-    throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} is not a pidfd", pidfd.get()));
+    throw_error(ErrorCode::invalid_argument, "descriptor {} is not a pidfd", pidfd.get());
   return poll_once({&entry, 1}, 0) > 0 && (entry.revents & POLLNVAL) == 0;
 }
 

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/fabric.h"
 
-#include <fmt/format.h>
-
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "transport/ucx/ucp.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace onecopy::transport {
 
 void require_fabric(std::string_view name) {
-  if (name != "ucx")
-    throw Error(ErrorCode::invalid_argument, fmt::format("no fabric is called \"{}\"", name));
+  if (name != "ucx") throw_error(ErrorCode::invalid_argument, "no fabric is called \"{}\"", name);
   ucx::Library::get();
 }
 

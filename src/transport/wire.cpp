@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/wire.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "core/throw_error.h"
 #include "device/backend.h"
-#include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 
@@ -72,17 +70,16 @@ Row cut_row(ByteSpan& rest) {
 
 void check_can_cross(const Message& message) {
   if (message.tensors.size() <= kMaxTensors && message.data.size() <= kMaxDataBytes) return;
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("a message with {} tensors and {} other bytes does not go to another host: {} and "
-                  "{} at most",
-                  message.tensors.size(), message.data.size(), kMaxTensors, kMaxDataBytes));
+  throw_error(ErrorCode::invalid_argument,
+              "a message with {} tensors and {} other bytes does not go to another host: {} and "
+              "{} at most",
+              message.tensors.size(), message.data.size(), kMaxTensors, kMaxDataBytes);
 }
 
 }  // namespace
 
 void refuse_frame(std::string_view problem) {
-  throw Error(ErrorCode::protocol, fmt::format("a frame from another host {}", problem));
+  throw_error(ErrorCode::protocol, "a frame from another host {}", problem);
 }
 
 void append_bytes(Bytes& out, ByteSpan bytes) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -9,6 +7,7 @@
 #include "channel/connect/handshake.h"
 #include "core/moved_from.h"
 #include "core/point.h"
+#include "core/throw_error.h"
 #include "onecopy/channel/listener.h"
 #include "os/poll_once.h"
 
@@ -93,8 +92,8 @@ bool ConnectionAttempt::State::reach(Deadline deadline) {
 void ConnectionAttempt::State::check_user() const {
   const auto peer = socket.peer();
   if (!peer || peer->is_our_user) return;
-  throw Error(ErrorCode::other_user, fmt::format("the listener at {} {}: pipes are within one user only",
-                                                 address, describe_other_user(peer->uid)));
+  throw_error(ErrorCode::other_user, "the listener at {} {}: pipes are within one user only", address,
+              describe_other_user(peer->uid));
 }
 
 /// Receives until `bytes` bytes have arrived. Returns false if the deadline passes before that.
@@ -124,7 +123,7 @@ T ConnectionAttempt::State::heard_at(std::size_t offset) const {
 void ConnectionAttempt::State::prove_ourselves() {
   const auto greeting = heard_at<handshake::Greeting>(0);
   if (std::memcmp(greeting.magic, handshake::kMagic, sizeof handshake::kMagic) != 0)
-    throw Error(ErrorCode::protocol, fmt::format("at {} listens something that is not onecopy", address));
+    throw_error(ErrorCode::protocol, "at {} listens something that is not onecopy", address);
   is_greeted = true;
   handshake::send(socket, handshake::Proof{nonce, prove(key, "client", greeting.nonce, nonce)});
   has_proved = true;
@@ -134,9 +133,9 @@ void ConnectionAttempt::State::prove_ourselves() {
 std::size_t ConnectionAttempt::State::check_verdict() const {
   const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
   if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
-    throw Error(ErrorCode::bad_secret, fmt::format("the listener at {} has another key", address));
+    throw_error(ErrorCode::bad_secret, "the listener at {} has another key", address);
   if (verdict.text_bytes > handshake::kMaxText)
-    throw Error(ErrorCode::protocol, fmt::format("a pipe's handle of {} bytes", verdict.text_bytes));
+    throw_error(ErrorCode::protocol, "a pipe's handle of {} bytes", verdict.text_bytes);
   return verdict.text_bytes;
 }
 
@@ -154,8 +153,8 @@ std::optional<Pipe> ConnectionAttempt::try_finish(std::chrono::milliseconds time
 
 Pipe connect(const std::string& address, ByteSpan key, std::chrono::milliseconds timeout) {
   if (auto pipe = ConnectionAttempt(address, key).try_finish(timeout)) return *std::move(pipe);
-  throw Error(ErrorCode::timeout,
-              fmt::format("the listener at {} did not answer within {} ms", address, timeout.count()));
+  throw_error(ErrorCode::timeout, "the listener at {} did not answer within {} ms", address,
+              timeout.count());
 }
 
 }  // namespace onecopy

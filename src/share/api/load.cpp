@@ -75,10 +75,10 @@ std::string only_file(const std::string& directory) {
   const std::vector<std::string> names = names_ending(directory, kFile);
   if (names.size() == 1) return in(directory, names.front());
   if (names.empty() && is_there(in(directory, ".metadata")))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is a checkpoint of torch.distributed.checkpoint, whose metadata only torch "
-                            "reads; put it into the store: python -m onecopy.checkpoint put NAME {}",
-                            directory, directory));
+    throw_error(ErrorCode::invalid_argument,
+                "{} is a checkpoint of torch.distributed.checkpoint, whose metadata only torch "
+                "reads; put it into the store: python -m onecopy.checkpoint put NAME {}",
+                directory, directory);
   if (names.empty())
     throw_error(ErrorCode::invalid_argument,
                 "{} is a directory without a .safetensors file; name a .safetensors or .npy file, or the "

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/mutex.h"
 #include "os/shared_library.h"
 
@@ -13,10 +13,11 @@ namespace {
 constexpr unsigned long kOldest = 0x3000'0000;  // 3.0.0
 
 [[noreturn]] void throw_unusable(const std::string& why) {
-  throw Error(ErrorCode::unsupported, fmt::format("calls between hosts need OpenSSL 3 ({}): install "
-                                                  "libssl3 (Debian and Ubuntu; libssl3t64 in newer "
-                                                  "ones) or openssl-libs (Fedora, RHEL)",
-                                                  why));
+  throw_error(ErrorCode::unsupported,
+              "calls between hosts need OpenSSL 3 ({}): install "
+              "libssl3 (Debian and Ubuntu; libssl3t64 in newer "
+              "ones) or openssl-libs (Fedora, RHEL)",
+              why);
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/tls/tls_context.h"
 
-#include <fmt/format.h>
-
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::transport {
 namespace {
@@ -15,7 +13,7 @@ constexpr unsigned char kAes256GcmSha384[] = {0x13, 0x02};
 constexpr int kContextIndex = 0;
 
 [[noreturn]] void throw_failed(const Library& library, const char* what) {
-  throw Error(ErrorCode::system, fmt::format("{} failed in OpenSSL: {}", what, library.take_error()));
+  throw_error(ErrorCode::system, "{} failed in OpenSSL: {}", what, library.take_error());
 }
 
 OSSL_PARAM parameter(const char* name, unsigned type, const void* data, std::size_t size) {

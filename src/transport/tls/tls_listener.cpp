@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "core/point.h"
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/log.h"
 
 namespace onecopy::transport {
@@ -58,12 +58,10 @@ std::string TlsListener::endpoint() const {
   if (!at.is_any()) return at.str();
   const auto told = first_host_address(at.is_ipv4());
   if (!told)
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format(
-            "the address to listen at is {}, and this host has no address that others reach: name an "
-            "address of this host",
-            at.str()));
+    throw_error(ErrorCode::invalid_argument,
+                "the address to listen at is {}, and this host has no address that others reach: name an "
+                "address of this host",
+                at.str());
   return HostPort{told->host, at.port}.str();
 }
 

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 
 namespace onecopy::transport {
 
@@ -113,7 +113,7 @@ void TlsStream::throw_failed(int result) {
   constexpr unsigned long kReasonBits = 0x7f'ffff;
   const bool is_alert = (code & kReasonBits) >= static_cast<unsigned long>(SSL_AD_REASON_OFFSET);
   if (!is_open_ && is_alert)
-    throw Error(ErrorCode::bad_secret, fmt::format("{} ({})", context_->protocol().wrong_key, text));
+    throw_error(ErrorCode::bad_secret, "{} ({})", context_->protocol().wrong_key, text);
   throw Error(
       ErrorCode::protocol,
       is_open_

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
 #include "os/mutex.h"
 #include "os/shared_library.h"
 
@@ -19,12 +19,11 @@ namespace {
 constexpr std::pair<unsigned, unsigned> kOldest{1, 17};
 
 [[noreturn]] void throw_unusable(const std::string& why) {
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("ONECOPY_RPC_FABRIC=ucx needs UCX {}.{} or later ({}): install libucx-cu13 (pip), "
-                  "libucx0 (Debian and Ubuntu) or ucx (Fedora, RHEL), or name its libucp.so.0 in "
-                  "ONECOPY_UCX_LIBRARY",
-                  kOldest.first, kOldest.second, why));
+  throw_error(ErrorCode::unsupported,
+              "ONECOPY_RPC_FABRIC=ucx needs UCX {}.{} or later ({}): install libucx-cu13 (pip), "
+              "libucx0 (Debian and Ubuntu) or ucx (Fedora, RHEL), or name its libucp.so.0 in "
+              "ONECOPY_UCX_LIBRARY",
+              kOldest.first, kOldest.second, why);
 }
 
 /// Returns the library of the wheel: beside this package, or where the Python beside this program keeps packages.
@@ -87,8 +86,7 @@ Library::Library(const std::vector<std::string>& names) {
 }
 
 void Library::must(ucs_status_t status, const char* call) const {
-  if (status < 0)
-    throw Error(ErrorCode::system, fmt::format("{} of UCX failed: {}", call, ucs_status_string(status)));
+  if (status < 0) throw_error(ErrorCode::system, "{} of UCX failed: {}", call, ucs_status_string(status));
 }
 
 }  // namespace onecopy::ucx
