@@ -12,7 +12,7 @@ Bytes Greeting::prove(ByteSpan challenge, ByteSpan secret) const {
 
 Bytes Gate::challenge(ByteSpan hello, ByteSpan secret) {
   theirs_ = unpack<Hello>(*protocol_, hello).nonce;
-  ours_ = make_nonce<Nonce>();
+  ours_ = random_value<Nonce>();
   is_challenged_ = true;
   return pack(*protocol_, Challenge{ours_, onecopy::prove(secret, protocol_->listener, theirs_, ours_)});
 }

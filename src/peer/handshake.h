@@ -2,6 +2,7 @@
 #pragma once
 
 #include "onecopy/core/bytes.h"
+#include "os/random.h"
 #include "peer/message.h"
 #include "peer/mutual_proof.h"
 
@@ -33,7 +34,7 @@ struct Prove {
 class Greeting {
  public:
   /// Constructs the side of a protocol that lives longer.
-  explicit Greeting(const Protocol& protocol) : protocol_(&protocol), ours_(make_nonce<Nonce>()) {}
+  explicit Greeting(const Protocol& protocol) : protocol_(&protocol), ours_(random_value<Nonce>()) {}
 
   Bytes hello() const { return pack(*protocol_, Hello{ours_}); }
   /// Returns the proof that answers a challenge. Throws bad_secret if the listener does not know the secret, and its

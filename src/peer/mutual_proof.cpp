@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "peer/mutual_proof.h"
 
-#include "os/random.h"
-
 namespace onecopy {
-
-void fill_nonce(std::span<std::byte> nonce) { random_bytes(nonce); }
 
 Digest prove_bytes(ByteSpan secret, std::string_view role, ByteSpan first, ByteSpan second) {
   Bytes message;

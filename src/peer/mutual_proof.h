@@ -15,18 +15,9 @@
 /// the two sides different. Brokers and borrowers use the protocol, and listeners and their clients.
 namespace onecopy {
 
-/// A string of random bytes that is used once.
+/// A string of random bytes that is used once, see random_value().
 template <std::size_t bytes>
 using NonceOf = std::array<std::uint8_t, bytes>;
-
-void fill_nonce(std::span<std::byte> nonce);
-
-template <class Nonce>
-Nonce make_nonce() {
-  Nonce nonce;
-  fill_nonce(std::as_writable_bytes(std::span(nonce)));
-  return nonce;
-}
 
 /// Returns the digest for `role`. Both sides pass the nonces in the same order.
 Digest prove_bytes(ByteSpan secret, std::string_view role, ByteSpan first, ByteSpan second);

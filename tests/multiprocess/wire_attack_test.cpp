@@ -83,7 +83,7 @@ struct Client {
 
   ProcessId id;
   UnixSocket socket;
-  peer::Nonce nonce = make_nonce<peer::Nonce>();
+  peer::Nonce nonce = random_value<peer::Nonce>();
 };
 
 /// An owner that must serve other processes during all attacks, and be unchanged afterwards.

@@ -23,14 +23,12 @@ struct ConnectionAttempt::State {
   bool reach(Deadline deadline);
   void check_user() const;
   bool hear(std::size_t bytes, Deadline deadline);
-  template <class T>
-  T heard_at(std::size_t offset) const;
   void prove_ourselves();
   std::size_t check_verdict() const;
 
   std::string address;
   Bytes key;
-  handshake::Nonce nonce = make_nonce<handshake::Nonce>();
+  handshake::Nonce nonce = random_value<handshake::Nonce>();
   StreamSocket socket;
   Bytes heard;
   bool is_greeted = false;  ///< a listener of onecopy has sent its greeting
@@ -59,7 +57,7 @@ void ConnectionAttempt::State::start_again() {
   ++turns;
   socket = StreamSocket();
   heard.clear();
-  nonce = make_nonce<handshake::Nonce>();
+  nonce = random_value<handshake::Nonce>();
   is_greeted = has_proved = false;
 }
 
@@ -113,15 +111,8 @@ bool ConnectionAttempt::State::hear(std::size_t bytes, Deadline deadline) {
   return true;
 }
 
-template <class T>
-T ConnectionAttempt::State::heard_at(std::size_t offset) const {
-  T value;
-  std::memcpy(&value, heard.data() + offset, sizeof value);
-  return value;
-}
-
 void ConnectionAttempt::State::prove_ourselves() {
-  const auto greeting = heard_at<handshake::Greeting>(0);
+  const auto greeting = load<handshake::Greeting>(heard.data());
   if (std::memcmp(greeting.magic, handshake::kMagic, sizeof handshake::kMagic) != 0)
     throw_error(ErrorCode::protocol, "at {} listens something that is not onecopy", address);
   is_greeted = true;
@@ -131,8 +122,8 @@ void ConnectionAttempt::State::prove_ourselves() {
 
 /// Checks the listener's verdict. Returns the number of bytes of text that follow.
 std::size_t ConnectionAttempt::State::check_verdict() const {
-  const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
-  if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
+  const auto verdict = load<handshake::Verdict>(heard.data() + sizeof(handshake::Greeting));
+  if (!is_proof(verdict.digest, prove(key, "listener", nonce, load<handshake::Greeting>(heard.data()).nonce)))
     throw_error(ErrorCode::bad_secret, "the listener at {} has another key", address);
   if (verdict.text_bytes > handshake::kMaxText)
     throw_error(ErrorCode::protocol, "a pipe's handle of {} bytes", verdict.text_bytes);

@@ -9,6 +9,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
+#include "os/random.h"
 #include "os/stream_socket.h"
 #include "peer/mutual_proof.h"
 
@@ -44,13 +45,6 @@ struct OpenReply {  // client
 template <class T>
 void send(StreamSocket& socket, const T& value) {
   socket.send_all(std::as_bytes(std::span(&value, 1)), kAtOnce);
-}
-
-template <class T>
-T receive(StreamSocket& socket) {
-  T value;
-  socket.receive_exactly(std::as_writable_bytes(std::span(&value, 1)), kAtOnce);
-  return value;
 }
 
 inline void check_key(ByteSpan key) {

@@ -51,7 +51,7 @@ struct Listener::State {
 
     State& state;
     StreamSocket socket;
-    handshake::Nonce nonce = make_nonce<handshake::Nonce>();
+    handshake::Nonce nonce = random_value<handshake::Nonce>();
     TimePoint since = std::chrono::steady_clock::now();
     Deadline deadline = Deadline::after(kTimeout);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
