@@ -10,18 +10,50 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <string_view>
 #include <thread>
 #include <variant>
 
 #include "core/throw_error.h"
 #include "os/deadline.h"
-#include "os/stream_address.h"
 #include "os/unix_address.h"
 
 namespace onecopy {
 namespace {
 
-HostPort loopback(LoopbackPort at) noexcept { return HostPort::of_ipv4(INADDR_LOOPBACK, at.port); }
+[[noreturn]] void throw_bad_address(std::string_view address, std::string_view reason) {
+  throw_error(ErrorCode::invalid_argument,
+              "\"{}\" is not an address: {}; write unix:/path, unix:@name or "
+              "tcp:127.0.0.1:port (port 0 picks a free one)",
+              address, reason);
+}
+
+HostPort parse_tcp(std::string_view address, std::string_view rest) {
+  const auto colon = rest.rfind(':');
+  if (colon == std::string_view::npos) throw_bad_address(address, "the port is missing");
+  const std::string_view host = rest.substr(0, colon);
+  if (host != "127.0.0.1" && host != "localhost")
+    throw_bad_address(address, "the host must be 127.0.0.1 or localhost");
+  const std::string_view digits = rest.substr(colon + 1);
+  std::uint16_t port = 0;
+  const char* end = digits.data() + digits.size();
+  const auto [at, error] = std::from_chars(digits.data(), end, port);
+  if (error != std::errc{} || at != end || digits.empty())
+    throw_bad_address(address, "the port is not a number from 0 to 65535");
+  return HostPort::of_ipv4(INADDR_LOOPBACK, port);
+}
+
+/// Parses "unix:/path", "unix:@name", "tcp:127.0.0.1:0" or "tcp:localhost:0". Throws invalid_argument for everything
+/// else.
+std::variant<SocketName, HostPort> parse_stream_address(const std::string& address) {
+  const std::string_view text = address;
+  if (text.starts_with("tcp:")) return parse_tcp(text, text.substr(4));
+  if (text.starts_with("unix:@")) return SocketName{address.substr(6), true};
+  if (text.starts_with("unix:")) return SocketName{address.substr(5), false};
+  throw_bad_address(text, "it begins with neither unix: nor tcp:");
+}
 
 void set_option(int fd, int level, int option) noexcept {
   const int on = 1;
@@ -119,7 +151,7 @@ StreamSocket StreamSocket::listen(const std::string& address, int backlog) {
     BoundPath path = listen_unix(fd, *name, SOCK_STREAM, backlog);
     return StreamSocket(std::move(fd), address, std::move(path));
   }
-  return listen(loopback(std::get<LoopbackPort>(parsed)), backlog);
+  return listen(std::get<HostPort>(parsed), backlog);
 }
 
 StreamSocket StreamSocket::listen(const HostPort& at, int backlog) {
@@ -135,7 +167,7 @@ StreamSocket StreamSocket::connect(const std::string& address, std::chrono::mill
     connect_unix(fd, *name, timeout);
     return StreamSocket(std::move(fd), address);
   }
-  return connect(loopback(std::get<LoopbackPort>(parsed)), timeout);
+  return connect(std::get<HostPort>(parsed), timeout);
 }
 
 StreamSocket StreamSocket::connect(const HostPort& at, std::chrono::milliseconds timeout) {

@@ -14,7 +14,7 @@ ERROR = re.compile(
 SAY_IT_THEMSELVES = {"invalid_argument", "protocol"}
 SECTIONS = {"src/store": "The store", "src/channel": "Queues, pipes and listeners"}
 FILES = ["src/share/api/load.cpp", "src/share/api/file_reader.cpp", "src/share/api/device_loader.cpp",
-         *(f"src/memory/{name}.cpp" for name in ("npy", "npy_literal", "safetensors_json", "safetensors_index",
+         *(f"src/memory/{name}.cpp" for name in ("npy", "safetensors_json", "safetensors_index",
                                                   "safetensors_write"))]  # fmt: skip
 # Texts of other programs: the kernel, Python, torch, vLLM, SGLang and Ray.
 OF_OTHERS = re.compile(
