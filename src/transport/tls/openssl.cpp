@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "core/throw_error.h"
-#include "os/mutex.h"
 #include "os/shared_library.h"
 
 namespace onecopy::openssl {
@@ -27,11 +26,8 @@ void Library::Rules::throw_missing(const char* call, int) {
 }
 
 const Library& Library::get() {
-  static Mutex mutex;
-  static const Library* made = nullptr;  // never destroyed: threads use it until the process has ended
-  const LockGuard lock(mutex);
-  if (!made) made = new Library({"libssl.so.3"});
-  return *made;
+  static const Library& made = *new Library({"libssl.so.3"});  // threads use it until the process has ended
+  return made;
 }
 
 // NOLINTNEXTLINE(readability-function-size): two statements for each call

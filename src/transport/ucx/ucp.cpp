@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "core/throw_error.h"
-#include "os/mutex.h"
 #include "os/shared_library.h"
 
 namespace onecopy::ucx {
@@ -59,11 +58,8 @@ std::vector<std::string> Library::usual_names() {
 }
 
 const Library& Library::get() {
-  static Mutex mutex;
-  static const Library* made = nullptr;  // never destroyed: threads use it until the process has ended
-  const LockGuard lock(mutex);
-  if (!made) made = new Library(usual_names());
-  return *made;
+  static const Library& made = *new Library(usual_names());  // threads use it until the process has ended
+  return made;
 }
 
 // NOLINTNEXTLINE(readability-function-size): two statements for each call
