@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/module.h"
 
+#include <cstdlib>
+
 namespace {
 
 /// Throws in an interpreter other than the main one, since the state of onecopy and nanobind belongs to one
@@ -22,31 +24,15 @@ NB_MODULE(_core, m) {
   require_main_interpreter();  // from Python 3.13 on, PyInit__core itself runs in the main interpreter first
   m.doc() = "The C++ core of onecopy; import onecopy instead.";
   m.attr("__version__") = ONECOPY_VERSION;
-  init_errors(m);
-  init_leaks(m);
-  init_log(m);
-  init_kept(m);
-  init_no_collection(m);
-  init_buffer(m);
-  init_tensor(m);
-  init_device(m);
-  init_create(m);
-  init_handles(m);
-  init_share(m);
-  init_holds(m);
-  init_open(m);
-  init_copies(m);
-  init_pin(m);
-  init_bundle(m);
-  init_load(m);
-  init_stats(m);
-  init_torch(m);
-  init_values(m);
-  init_message(m);
-  init_queue(m);
-  init_pipe(m);
-  init_listener(m);
-  init_graph(m);
+  // Objects that outlive the interpreter are reported on stderr in the tests. Otherwise the report is off, since a daemon
+  // thread may hold objects when the interpreter ends.
+  nb::set_leak_warnings(std::getenv("ONECOPY_REPORT_LEAKS") != nullptr);
+  for (const auto init :
+       {&init_errors, &init_log,     &init_kept,    &init_no_collection, &init_buffer,   &init_tensor,
+        &init_device, &init_create,  &init_handles, &init_share,         &init_holds,    &init_open,
+        &init_copies, &init_pin,     &init_bundle,  &init_load,          &init_stats,    &init_torch,
+        &init_values, &init_message, &init_queue,   &init_pipe,          &init_listener, &init_graph})
+    init(m);
 #ifndef ONECOPY_WITHOUT_DISTRIBUTED
   init_autograd(m);
 #endif

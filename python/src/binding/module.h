@@ -21,7 +21,6 @@ inline nb::object owned(PyObject* object) {
 }
 
 void init_errors(nb::module_& m);
-void init_leaks(nb::module_& m);
 void init_log(nb::module_& m);
 void init_kept(nb::module_& m);
 void init_no_collection(nb::module_& m);

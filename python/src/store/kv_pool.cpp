@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/kv_pool.h"
+#include "store/parts.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

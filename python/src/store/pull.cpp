@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/pull.h"
+#include "store/parts.h"
 
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>

@@ -15,11 +15,8 @@
 #include "binding/pin.h"
 #include "core/throw_error.h"
 #include "store/format/tied_tensors.h"
-#include "store/group.h"
 #include "store/incoming.h"
-#include "store/kv_pool.h"
-#include "store/pull.h"
-#include "store/transactions.h"
+#include "store/parts.h"
 
 namespace onecopy::python {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/transactions.h"
+#include "store/parts.h"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
