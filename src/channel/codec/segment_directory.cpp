@@ -127,11 +127,11 @@ bool SegmentDirectory::is_there(std::uint16_t index, std::uint64_t state) const 
 SegmentDirectory::Entry SegmentDirectory::read(std::uint16_t index) const {
   const Subject subject{"item's segment"};
   const std::uint64_t before = state().load();
-  if (!is_there(index, before)) refuse(subject, fmt::format("is entry {} of {}", index, count_in(before)));
+  if (!is_there(index, before)) refuse(subject, "is entry {} of {}", index, count_in(before));
   PackedEntry entry;
   copy_once(&entry, reinterpret_cast<const std::byte*>(&packed(index)), sizeof entry);
   const std::uint32_t epoch = epoch_of(index, before);
-  if (epoch_of(index) != epoch) refuse(subject, fmt::format("is entry {}, which is gone", index));
+  if (epoch_of(index) != epoch) refuse(subject, "is entry {}, which is gone", index);
   const auto kind = static_cast<SegmentKind>(entry.kind);
   check_segment(subject, static_cast<std::uint8_t>(device_type(kind)), entry.device, entry.kind,
                 entry.segment, entry.segment_size);

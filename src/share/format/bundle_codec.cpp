@@ -122,8 +122,7 @@ constexpr Subject kTable{"bundle's table"};
 Header checked_header(ByteSpan table) {
   Header h;
   if (table.size() < sizeof h)
-    refuse(kTable,
-           fmt::format("is cut off: it has {} bytes, and its header alone has {}", table.size(), sizeof h));
+    refuse(kTable, "is cut off: it has {} bytes, and its header alone has {}", table.size(), sizeof h);
   copy_once(&h, table.data(), sizeof h);
   if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0)
     refuse(kTable, "is none: it does not begin with \"1CBND\"");
@@ -133,10 +132,10 @@ Header checked_header(ByteSpan table) {
                 "version of onecopy on both sides.",
                 h.version, kVersion);
   if (const std::uint32_t crc = header_checksum(h); crc != h.header_crc)
-    refuse(kTable, fmt::format("is damaged: the checksum of its header is {:08x}, it should be {:08x}", crc,
-                               h.header_crc));
+    refuse(kTable, "is damaged: the checksum of its header is {:08x}, it should be {:08x}", crc,
+           h.header_crc);
   if (h.length != table.size())
-    refuse(kTable, fmt::format("says that it has {} bytes, but {} are here", h.length, table.size()));
+    refuse(kTable, "says that it has {} bytes, but {} are here", h.length, table.size());
   return h;
 }
 
@@ -147,8 +146,8 @@ class SectionCutter {
 
   ByteSpan cut(std::uint64_t count, std::uint64_t each, const char* what) {
     if (count > rest_.size() / each)
-      refuse(kTable, fmt::format("says that its {} take {} x {} bytes, but only {} are left for them", what,
-                                 count, each, rest_.size()));
+      refuse(kTable, "says that its {} take {} x {} bytes, but only {} are left for them", what, count,
+             each, rest_.size());
     const ByteSpan section = rest_.first(count * each);
     rest_ = rest_.subspan(section.size());
     return section;
@@ -165,7 +164,7 @@ SegmentOrigin checked_origin(const std::byte* at, std::size_t number) {
   const Subject subject{"Origin", static_cast<std::int64_t>(number)};
   SegmentOrigin origin;
   read_segment(subject, o, origin);
-  if (o.reserved != 0) refuse(subject, fmt::format("has {} in its reserved bytes", o.reserved));
+  if (o.reserved != 0) refuse(subject, "has {} in its reserved bytes", o.reserved);
   return origin;
 }
 
@@ -202,13 +201,12 @@ BundleReader::BundleReader(ByteSpan table) {
   dim_section_ = sections.cut(h.dims_length, 1, "dimensions");
   name_section_ = sections.cut(h.names_length, 1, "names");
   structure_ = sections.cut(h.structure_length, 1, "structure bytes");
-  if (sections.left() != 0)
-    refuse(kTable, fmt::format("has {} bytes after its last section", sections.left()));
+  if (sections.left() != 0) refuse(kTable, "has {} bytes after its last section", sections.left());
   if (std::max(dim_section_.size(), name_section_.size()) > kMaxSection)
     refuse(kTable, "has a section of more than 4 GiB");
   if (const std::uint32_t crc = crc32c(table.subspan(sizeof h)); crc != h.sections_crc)
-    refuse(kTable, fmt::format("is damaged: the checksum of its rows is {:08x}, it should be {:08x}", crc,
-                               h.sections_crc));
+    refuse(kTable, "is damaged: the checksum of its rows is {:08x}, it should be {:08x}", crc,
+           h.sections_crc);
   read_origins();
 }
 
@@ -223,9 +221,9 @@ std::string_view BundleReader::name(std::size_t row) const {
   const Row r = row_bytes(row_section_, row);
   if (const auto name = name_in(name_section_, r)) return *name;
   refuse(row_subject(row),
-         fmt::format("has a name of {} bytes at byte {} that is not UTF-8 or lies outside of the "
-                     "{} bytes of names",
-                     r.name_length, r.name_offset, name_section_.size()));
+         "has a name of {} bytes at byte {} that is not UTF-8 or lies outside of the "
+         "{} bytes of names",
+         r.name_length, r.name_offset, name_section_.size());
 }
 
 std::optional<std::string_view> BundleReader::try_name(std::size_t row) const {
@@ -236,13 +234,13 @@ HandleFields BundleReader::fields(std::size_t row) const {
   const Row r = row_bytes(row_section_, row);
   const Subject subject = row_subject(row);
   if (r.origin >= origins_.size())
-    refuse(subject, fmt::format("names origin {}, but there are {}", r.origin, origins_.size()));
+    refuse(subject, "names origin {}, but there are {}", r.origin, origins_.size());
   HandleFields f{origins_[r.origin], boot_};
   read_block(subject, r, kHandleIsReadOnly, f);
   const std::size_t dims = kDimSize * r.ndim;
   if (r.dims_offset > dim_section_.size() || dims > dim_section_.size() - r.dims_offset)
-    refuse(subject, fmt::format("has {} dimensions at byte {} of a section of {} bytes", r.ndim,
-                                r.dims_offset, dim_section_.size()));
+    refuse(subject, "has {} dimensions at byte {} of a section of {} bytes", r.ndim, r.dims_offset,
+           dim_section_.size());
   f.layout = checked_layout(subject, r.dtype, r.ndim, dim_section_.data() + r.dims_offset, r.tensor_offset,
                             r.storage_size);
   return f;

@@ -18,13 +18,13 @@ Layout make_layout(const Subject& subject, std::uint8_t dtype, std::span<const s
   try {
     return Layout(static_cast<DType>(dtype), shape, strides);
   } catch (const Error& error) {
-    refuse(subject, fmt::format("describes a tensor that cannot be: {}", error.what()));
+    refuse(subject, "describes a tensor that cannot be: {}", error.what());
   }
 }
 
 }  // namespace
 
-void refuse(const Subject& subject, const std::string& problem) {
+void refuse_for(const Subject& subject, const std::string& problem) {
   const std::string who = subject.number < 0
                               ? fmt::format("This {}", subject.kind)
                               : fmt::format("{} {} of this bundle", subject.kind, subject.number);
@@ -34,31 +34,28 @@ void refuse(const Subject& subject, const std::string& problem) {
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,
                    std::uint32_t segment, std::uint64_t segment_size) {
   if (device_type < 1 || device_type > 3)
-    refuse(subject, fmt::format("names device type {}, which does not exist", device_type));
-  if (kind < 1 || kind > 8)
-    refuse(subject, fmt::format("names segment kind {}, which does not exist", kind));
+    refuse(subject, "names device type {}, which does not exist", device_type);
+  if (kind < 1 || kind > 8) refuse(subject, "names segment kind {}, which does not exist", kind);
   const auto type = static_cast<DeviceType>(device_type);
   if (onecopy::device_type(static_cast<SegmentKind>(kind)) != type)
-    refuse(subject, fmt::format("contradicts itself: segment kind {} is not memory of a {} device", kind,
-                                name(type)));
+    refuse(subject, "contradicts itself: segment kind {} is not memory of a {} device", kind, name(type));
   if (type == DeviceType::cpu && device != Uuid{})
-    refuse(subject, fmt::format("gives the CPU the UUID {}; it has none", device.str()));
+    refuse(subject, "gives the CPU the UUID {}; it has none", device.str());
   if (segment == 0) refuse(subject, "names segment 0; segments are numbered from 1");
   if (segment_size > static_cast<std::uint64_t>(INT64_MAX))
-    refuse(subject, fmt::format("gives its segment {} bytes, more than 63 bits can count", segment_size));
+    refuse(subject, "gives its segment {} bytes, more than 63 bits can count", segment_size);
 }
 
 void check_block(const Subject& subject, std::uint64_t generation, std::uint64_t storage_size,
                  std::uint64_t segment_size) {
   if (generation > kMaxHandleGeneration)
-    refuse(subject, fmt::format("has generation {}; generations have 62 bits", generation));
+    refuse(subject, "has generation {}; generations have 62 bits", generation);
   if (storage_size > segment_size)
-    refuse(subject,
-           fmt::format("has a storage of {} bytes in a segment of {} bytes", storage_size, segment_size));
+    refuse(subject, "has a storage of {} bytes in a segment of {} bytes", storage_size, segment_size);
 }
 
 void check_ndim(const Subject& subject, std::uint8_t ndim) {
-  if (ndim > kMaxDims) refuse(subject, fmt::format("has {} dimensions; the most is {}", ndim, kMaxDims));
+  if (ndim > kMaxDims) refuse(subject, "has {} dimensions; the most is {}", ndim, kMaxDims);
 }
 
 Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t ndim, const std::byte* dims,
@@ -76,8 +73,8 @@ Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t n
   const std::uint64_t extent = layout.extent_bytes();
   std::uint64_t end = 0;
   if (__builtin_add_overflow(tensor_offset, extent, &end) || end > storage_size)
-    refuse(subject, fmt::format("has a tensor of {} bytes at byte {} of a storage of {} bytes", extent,
-                                tensor_offset, storage_size));
+    refuse(subject, "has a tensor of {} bytes at byte {} of a storage of {} bytes", extent, tensor_offset,
+           storage_size);
   return layout;
 }
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <utility>
 
 #include "onecopy/core/layout.h"
 #include "onecopy/share/handle_fields.h"
@@ -20,7 +22,12 @@ struct Subject {
 };
 
 /// Throws bad_handle: "This handle <problem>." or "Row 12 of this bundle <problem>."
-[[noreturn]] void refuse(const Subject& subject, const std::string& problem);
+[[noreturn]] void refuse_for(const Subject& subject, const std::string& problem);
+template <class... Values>
+[[noreturn]] void refuse(const Subject& subject, fmt::format_string<Values...> problem,
+                         Values&&... values) {
+  refuse_for(subject, fmt::format(problem, std::forward<Values>(values)...));
+}
 
 /// Checks device and segment, which handles and origins of bundles have in common.
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,
@@ -83,7 +90,7 @@ template <class Encoded>
 void read_block(const Subject& subject, const Encoded& from, std::uint32_t known_flags, HandleFields& to) {
   check_block(subject, from.generation, from.storage_size, to.segment_size);
   if ((from.flags & ~known_flags) != 0)
-    refuse(subject, fmt::format("has unknown flags {:#x}", from.flags & ~known_flags));
+    refuse(subject, "has unknown flags {:#x}", from.flags & ~known_flags);
   check_ndim(subject, from.ndim);
   to.block = from.block;
   to.generation = from.generation;

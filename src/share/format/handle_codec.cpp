@@ -83,8 +83,8 @@ HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcep
       std::memcmp(bytes.data(), kTextPrefix.data(), kTextPrefix.size()) == 0)
     refuse(kHandle, "is in its text form; turn it into bytes with from_text first");
   if (bytes.size() < sizeof(HandleHeader))
-    refuse(kHandle, fmt::format("is cut off: it has {} bytes, and the header alone has {}", bytes.size(),
-                                sizeof(HandleHeader)));
+    refuse(kHandle, "is cut off: it has {} bytes, and the header alone has {}", bytes.size(),
+           sizeof(HandleHeader));
   throw Error(ErrorCode::bad_handle, "These bytes are not a handle: they do not begin with \"1COPY\".");
 }
 
@@ -108,34 +108,29 @@ HandleHeader checked_handle_header(ByteSpan bytes) {
   HandleHeader h;
   copy_once(&h, bytes.data(), sizeof h);
   if (h.length != bytes.size())
-    refuse(
-        kHandle,
-        fmt::format("says that it has {} bytes, but {} are here: it was cut off or something was appended",
-                    h.length, bytes.size()));
+    refuse(kHandle, "says that it has {} bytes, but {} are here: it was cut off or something was appended",
+           h.length, bytes.size());
   if (h.length > kMaxHandleBytes)
-    refuse(kHandle, fmt::format("has {} bytes; the most is {}", h.length, kMaxHandleBytes));
+    refuse(kHandle, "has {} bytes; the most is {}", h.length, kMaxHandleBytes);
   const std::uint32_t crc = std::exchange(h.crc, 0);
   const std::uint32_t head = crc32c(std::as_bytes(std::span(&h, 1)));
   if (const std::uint32_t actual = crc32c(bytes.subspan(sizeof h), head); actual != crc)
-    refuse(
-        kHandle,
-        fmt::format("is damaged: its checksum is {:08x}, it should be {:08x}; ask its maker for it again",
-                    actual, crc));
+    refuse(kHandle, "is damaged: its checksum is {:08x}, it should be {:08x}; ask its maker for it again",
+           actual, crc);
   return h;
 }
 
 void read_timeline(const PartHeader& part, const std::byte* bytes, HandleFields& f) {
   TimelinePart timeline;
   if (part.length != sizeof timeline || part.flags != kMustUnderstand)
-    refuse(kHandle,
-           fmt::format("has a timeline part of {} bytes with flags {}; it should be {} bytes with flags {}",
-                       part.length, part.flags, sizeof timeline, kMustUnderstand));
+    refuse(kHandle, "has a timeline part of {} bytes with flags {}; it should be {} bytes with flags {}",
+           part.length, part.flags, sizeof timeline, kMustUnderstand);
   if (has_timeline(f)) refuse(kHandle, "has two timeline parts");
   copy_once(&timeline, bytes, sizeof timeline);
   if (timeline.reserved != 0)
-    refuse(kHandle, fmt::format("has {} in the reserved bytes of its timeline part", timeline.reserved));
+    refuse(kHandle, "has {} in the reserved bytes of its timeline part", timeline.reserved);
   if (timeline.value > kMaxHandleGeneration)
-    refuse(kHandle, fmt::format("waits for timeline value {}; values have 62 bits", timeline.value));
+    refuse(kHandle, "waits for timeline value {}; values have 62 bits", timeline.value);
   f.timeline_slot = timeline.slot;
   f.timeline_value = timeline.value;
   if (!has_timeline(f)) refuse(kHandle, "has a timeline part that names nothing to wait for");
@@ -144,15 +139,14 @@ void read_timeline(const PartHeader& part, const std::byte* bytes, HandleFields&
 void read_parts(ByteSpan bytes, HandleFields& f) {
   while (!bytes.empty()) {
     PartHeader part;
-    if (bytes.size() < sizeof part)
-      refuse(kHandle, fmt::format("has {} stray bytes after its last part", bytes.size()));
+    if (bytes.size() < sizeof part) refuse(kHandle, "has {} stray bytes after its last part", bytes.size());
     copy_once(&part, bytes.data(), sizeof part);
     bytes = bytes.subspan(sizeof part);
     if (part.length > bytes.size())
-      refuse(kHandle, fmt::format("has a part with tag {} of {} bytes where only {} are left", part.tag,
-                                  part.length, bytes.size()));
+      refuse(kHandle, "has a part with tag {} of {} bytes where only {} are left", part.tag, part.length,
+             bytes.size());
     if ((part.flags & ~kMustUnderstand) != 0)
-      refuse(kHandle, fmt::format("has unknown flags {:#x} on its part with tag {}", part.flags, part.tag));
+      refuse(kHandle, "has unknown flags {:#x} on its part with tag {}", part.flags, part.tag);
     if (part.tag == kTimelineTag) read_timeline(part, bytes.data(), f);
     else if (part.flags & kMustUnderstand)
       throw_error(ErrorCode::version_mismatch,
@@ -196,7 +190,7 @@ HandleFields decode_handle(ByteSpan bytes) {
   f.hold = h.hold;
   const ByteSpan rest = bytes.subspan(sizeof h);
   if (rest.size() < kHandleDimSize * h.ndim)
-    refuse(kHandle, fmt::format("has {} dimensions but only {} bytes for them", h.ndim, rest.size()));
+    refuse(kHandle, "has {} dimensions but only {} bytes for them", h.ndim, rest.size());
   f.layout = checked_layout(kHandle, h.dtype, h.ndim, rest.data(), h.tensor_offset, h.storage_size);
   read_parts(rest.subspan(kHandleDimSize * h.ndim), f);
   return f;
@@ -235,14 +229,14 @@ std::size_t announced_bytes(std::string_view digits) {
 void check_whole(std::string_view digits) {
   const std::size_t before = kTextPrefix.size();
   if (const std::size_t space = digits.find_first_of(kSpace); space != std::string_view::npos)
-    refuse(kHandle,
-           fmt::format("has white space at position {} of its text, which is one word: join its parts",
-                       before + space));
+    refuse(kHandle, "has white space at position {} of its text, which is one word: join its parts",
+           before + space);
   const std::size_t whole = (announced_bytes(digits) * 4 + 2) / 3;
   if (digits.size() < whole)
-    refuse(kHandle, fmt::format("is cut off or was changed: its text has {} characters and begins like one "
-                                "of {}; copy the whole line",
-                                before + digits.size(), before + whole));
+    refuse(kHandle,
+           "is cut off or was changed: its text has {} characters and begins like one "
+           "of {}; copy the whole line",
+           before + digits.size(), before + whole);
 }
 
 }  // namespace
@@ -261,18 +255,20 @@ Bytes from_text(std::string_view text) {
                               : ""));
   text.remove_prefix(kTextPrefix.size());
   if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
-    refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
+    refuse(kHandle, "has a text of {} characters, more than any handle", text.size());
   check_whole(text);
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
   if (bad != std::string_view::npos && bad + 1 == text.size() && is_digit(text[bad]))
-    refuse(kHandle, fmt::format("has a text of {} characters, which ends in the middle of a byte at "
-                                "position {}: it was cut off or changed on its way",
-                                kTextPrefix.size() + text.size(), bad + kTextPrefix.size()));
+    refuse(kHandle,
+           "has a text of {} characters, which ends in the middle of a byte at "
+           "position {}: it was cut off or changed on its way",
+           kTextPrefix.size() + text.size(), bad + kTextPrefix.size());
   if (bad != std::string_view::npos)
-    refuse(kHandle, fmt::format("has a text with an impossible character {} at position {}: it was cut off "
-                                "or changed on its way",
-                                shown(text[bad]), bad + kTextPrefix.size()));
+    refuse(kHandle,
+           "has a text with an impossible character {} at position {}: it was cut off "
+           "or changed on its way",
+           shown(text[bad]), bad + kTextPrefix.size());
   return bytes;
 }
 
