@@ -18,8 +18,7 @@ class ReserveListener {
 
   explicit ReserveListener(Function function);
   ~ReserveListener();
-  ReserveListener(const ReserveListener&) = delete;
-  ReserveListener& operator=(const ReserveListener&) = delete;
+  ReserveListener& operator=(ReserveListener&&) = delete;
 
   /// Calls the innermost listener of this thread, if there is one. Reservations inside the function are silent.
   static void tell(std::size_t done, std::size_t total);

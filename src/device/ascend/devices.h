@@ -58,8 +58,7 @@ class UseDevice {
  public:
   explicit UseDevice(int ordinal);
   ~UseDevice();
-  UseDevice(const UseDevice&) = delete;
-  UseDevice& operator=(const UseDevice&) = delete;
+  UseDevice& operator=(UseDevice&&) = delete;
 
  private:
   const Driver& driver_;

@@ -96,8 +96,6 @@ KeyMapping allocate(int ordinal, std::size_t bytes) {
 class KeyMemory final : public DeviceMemory {
  public:
   explicit KeyMemory(KeyMapping memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
-  KeyMemory(const KeyMemory&) = delete;
-  KeyMemory& operator=(const KeyMemory&) = delete;
   ~KeyMemory() override;
 
   std::byte* data() const noexcept override { return static_cast<std::byte*>(memory_.base); }
@@ -160,8 +158,7 @@ class OpenedByKey final : public DeviceMemory {
       : DeviceMemory(access),
         exported_(std::move(exported)),
         base_(OpenedKeys::get().open(ordinal, owner, exported_, access)) {}
-  OpenedByKey(const OpenedByKey&) = delete;
-  OpenedByKey& operator=(const OpenedByKey&) = delete;
+  OpenedByKey& operator=(OpenedByKey&&) = delete;
   ~OpenedByKey() override { OpenedKeys::get().close(exported_.key); }
 
   std::byte* data() const noexcept override { return static_cast<std::byte*>(base_); }

@@ -15,8 +15,7 @@ class KnownRange {
   /// Registers a range. `owner` is the card that holds the memory.
   KnownRange(const void* base, std::size_t bytes, Access access, int owner);
   ~KnownRange();
-  KnownRange(const KnownRange&) = delete;
-  KnownRange& operator=(const KnownRange&) = delete;
+  KnownRange& operator=(KnownRange&&) = delete;
 
  private:
   const void* base_;

@@ -40,8 +40,7 @@ class Physical {
  public:
   Physical(int ordinal, int imported_at, aclrtDrvMemHandle handle, std::uint64_t number) noexcept
       : ordinal_(ordinal), imported_at_(imported_at), handle_(handle), number_(number) {}
-  Physical(const Physical&) = delete;
-  Physical& operator=(const Physical&) = delete;
+  Physical& operator=(Physical&&) = delete;
   ~Physical() {
     {
       const LockGuard lock(known().mutex);

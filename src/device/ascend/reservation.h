@@ -18,8 +18,7 @@ class AscendReservation final : public Reservation {
  public:
   /// Reserves addresses for the device `user`, in whose context all calls are made.
   AscendReservation(int user, std::size_t bytes);
-  AscendReservation(const AscendReservation&) = delete;
-  AscendReservation& operator=(const AscendReservation&) = delete;
+  AscendReservation& operator=(AscendReservation&&) = delete;
   ~AscendReservation() override;
 
   std::byte* base() const noexcept override { return static_cast<std::byte*>(base_); }

@@ -63,8 +63,7 @@ class Staging {
   Staging(const Driver& driver, std::size_t bytes, aclrtStream stream) : driver_(driver), stream_(stream) {
     driver_.aclrtMalloc.must(&at_, bytes, ACL_MEM_MALLOC_HUGE_FIRST);
   }
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
+  Staging& operator=(Staging&&) = delete;
   ~Staging() {
     // A copy may still be running when the next one fails.
     if (driver_.aclrtSynchronizeStream) driver_.aclrtSynchronizeStream(stream_);

@@ -10,8 +10,7 @@ namespace onecopy {
 class HostReservation final : public Reservation {
  public:
   explicit HostReservation(std::size_t bytes);
-  HostReservation(const HostReservation&) = delete;
-  HostReservation& operator=(const HostReservation&) = delete;
+  HostReservation& operator=(HostReservation&&) = delete;
   ~HostReservation() override;
 
   std::byte* base() const noexcept override { return base_; }

@@ -39,8 +39,7 @@ class CopyLaunch {
  public:
   /// Prepares a launch. Throws invalid_argument for more than GraphDriver::kMaxRanges ranges.
   CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> ranges);
-  CopyLaunch(const CopyLaunch&) = delete;
-  CopyLaunch& operator=(const CopyLaunch&) = delete;
+  CopyLaunch& operator=(CopyLaunch&&) = delete;
 
   const CUDA_KERNEL_NODE_PARAMS& parameters() const noexcept { return parameters_; }
 

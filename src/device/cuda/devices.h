@@ -54,8 +54,7 @@ class UseContext {
  public:
   explicit UseContext(int ordinal);
   ~UseContext();
-  UseContext(const UseContext&) = delete;
-  UseContext& operator=(const UseContext&) = delete;
+  UseContext& operator=(UseContext&&) = delete;
 
  protected:
   const Driver& driver_;
@@ -70,8 +69,7 @@ class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver);
   ~RelaxedCapture();
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(RelaxedCapture&&) = delete;
 
  private:
   const Driver& driver_;

@@ -100,8 +100,7 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
 class AdoptedMemory final : public DeviceMemory {
  public:
   explicit AdoptedMemory(const ForeignMemory& memory) : DeviceMemory(Access::read_write), memory_(memory) {}
-  AdoptedMemory(const AdoptedMemory&) = delete;
-  AdoptedMemory& operator=(const AdoptedMemory&) = delete;
+  AdoptedMemory& operator=(AdoptedMemory&&) = delete;
   ~AdoptedMemory() override;
 
   std::byte* data() const noexcept override { return memory_.base; }
@@ -221,8 +220,6 @@ class LegacyMemory final : public DeviceMemory {
   LegacyMemory(int home, int user, CUdeviceptr base, std::size_t bytes, Access access,
                CUipcMemHandle handle)
       : DeviceMemory(access), home_(home), user_(user), base_(base), bytes_(bytes), handle_(handle) {}
-  LegacyMemory(const LegacyMemory&) = delete;
-  LegacyMemory& operator=(const LegacyMemory&) = delete;
   ~LegacyMemory() override;
 
   std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }

@@ -28,8 +28,7 @@ inline Room room_for_exports{kMaxExports};
 class KeptDescriptors {
  public:
   explicit KeptDescriptors(Room& room) noexcept : room_(room) {}
-  KeptDescriptors(const KeptDescriptors&) = delete;
-  KeptDescriptors& operator=(const KeptDescriptors&) = delete;
+  KeptDescriptors& operator=(KeptDescriptors&&) = delete;
   ~KeptDescriptors() { close(); }
 
   /// Keeps all descriptors or, if there is no room for all, none. REQUIRES: nothing is kept.

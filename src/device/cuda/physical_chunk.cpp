@@ -39,8 +39,6 @@ class OwnChunk final : public CudaChunk {
  public:
   OwnChunk(int ordinal, std::size_t bytes, AllocationHandle handle)
       : CudaChunk(ordinal, bytes, std::move(handle)), device_(Devices::get().at(ordinal)) {}
-  OwnChunk(const OwnChunk&) = delete;
-  OwnChunk& operator=(const OwnChunk&) = delete;
   ~OwnChunk() override { device_.open_exports -= static_cast<int>(kept_.fds().size()); }
 
   /// Creates a descriptor, unless another chunk has one or the driver fails; the next request reports the error.

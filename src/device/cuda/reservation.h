@@ -14,8 +14,7 @@ namespace onecopy::cuda {
 class CudaReservation final : public Reservation {
  public:
   explicit CudaReservation(std::size_t bytes);
-  CudaReservation(const CudaReservation&) = delete;
-  CudaReservation& operator=(const CudaReservation&) = delete;
+  CudaReservation& operator=(CudaReservation&&) = delete;
   ~CudaReservation() override;
 
   std::byte* base() const noexcept override { return reinterpret_cast<std::byte*>(base_); }

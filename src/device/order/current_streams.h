@@ -25,8 +25,7 @@ class CurrentStreams {
       : streams_(streams), outer_(innermost_) {
     innermost_ = this;
   }
-  CurrentStreams(const CurrentStreams&) = delete;
-  CurrentStreams& operator=(const CurrentStreams&) = delete;
+  CurrentStreams& operator=(CurrentStreams&&) = delete;
   ~CurrentStreams() { innermost_ = outer_; }
 
   /// Returns the innermost scope, or null if the thread is in none.
