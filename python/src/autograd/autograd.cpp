@@ -10,14 +10,6 @@ namespace {
 
 using autograd::Evaluation;
 
-int traverse_evaluation(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  return nb::inst_ready(self) ? nb::inst_ptr<Evaluation>(self)->traverse(visit, arg) : 0;
-}
-
-PyType_Slot evaluation_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_evaluation)},
-                                  {0, nullptr}};
-
 nb::tuple as_tuple(Evaluation::Step step) {
   return nb::make_tuple(std::move(step.fired), step.change, std::move(step.hooked));
 }
@@ -25,7 +17,7 @@ nb::tuple as_tuple(Evaluation::Step step) {
 }  // namespace
 
 void init_autograd(nb::module_& m) {
-  nb::class_<Evaluation>(m, "_Evaluation", nb::type_slots(evaluation_slots),
+  nb::class_<Evaluation>(m, "_Evaluation", nb::type_slots(gc_slots<Evaluation>),
                          "One worker's part of a backward pass, without its messages.")
       .def(nb::init<nb::object, std::size_t, nb::handle, nb::handle, nb::object, bool>(),
            nb::arg("context"), nb::arg("worker"), nb::arg("sent"), nb::arg("roots"), nb::arg("engine"),

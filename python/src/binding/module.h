@@ -20,6 +20,26 @@ inline nb::object owned(PyObject* object) {
   throw nb::python_error();
 }
 
+template <class Type>
+int gc_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Type>(self)->traverse(visit, arg) : 0;
+}
+
+template <class Type>
+int gc_clear(PyObject* self) {
+  if constexpr (requires(Type & object) { object.clear(); })
+    if (nb::inst_ready(self)) nb::inst_ptr<Type>(self)->clear();
+  return 0;
+}
+
+/// The slots by which the garbage collector visits the objects that a `Type` refers to, and breaks cycles at a type that
+/// has clear().
+template <class Type>
+inline PyType_Slot gc_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&gc_traverse<Type>)},
+                                 {Py_tp_clear, reinterpret_cast<void*>(&gc_clear<Type>)},
+                                 {0, nullptr}};
+
 void init_errors(nb::module_& m);
 void init_log(nb::module_& m);
 void init_kept(nb::module_& m);

@@ -77,23 +77,6 @@ void bind_arena_lock(nb::module_& m) {
       .def("set_leases", &ArenaLock::set_leases, nb::arg("leases"));
 }
 
-template <class Type>
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Type>(self)->traverse(visit, arg) : 0;
-}
-
-template <class Type>
-int clear(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Type>(self)->clear();
-  return 0;
-}
-
-template <class Type>
-PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Type>)},
-                       {Py_tp_clear, reinterpret_cast<void*>(&clear<Type>)},
-                       {0, nullptr}};
-
 nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
   const auto new_outputs = call.run(items_of(arguments), launcher, true);
   if (!new_outputs) throw Error(ErrorCode::invalid_argument, "the graph is closed");
@@ -103,7 +86,7 @@ nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
 }
 
 void bind_call(nb::module_& m) {
-  nb::class_<GraphCall>(m, "_GraphCall", nb::type_slots(slots<GraphCall>),
+  nb::class_<GraphCall>(m, "_GraphCall", nb::type_slots(gc_slots<GraphCall>),
                         "A captured graph, and its calls.")
       .def(
           "__init__",
@@ -151,7 +134,7 @@ void bind_call(nb::module_& m) {
 }
 
 void bind_table(nb::module_& m) {
-  nb::class_<GraphCallTable>(m, "_GraphCallTable", nb::type_slots(slots<GraphCallTable>),
+  nb::class_<GraphCallTable>(m, "_GraphCallTable", nb::type_slots(gc_slots<GraphCallTable>),
                              "The captured graphs of one function.")
       .def(
           "__init__",

@@ -12,20 +12,6 @@
 namespace onecopy::python {
 namespace {
 
-int traverse_endpoint(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<Endpoint>(self)->traverse(visit, arg) : 0;
-}
-
-int clear_endpoint(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<Endpoint>(self)->clear();
-  return 0;
-}
-
-PyType_Slot endpoint_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_endpoint)},
-                                {Py_tp_clear, reinterpret_cast<void*>(&clear_endpoint)},
-                                {0, nullptr}};
-
 bool wait_for_served(Endpoint& endpoint, int max, double seconds) {
   const auto left = std::chrono::duration<double>(seconds);
   const auto until =
@@ -166,7 +152,7 @@ void init_rpc(nb::module_& m) {
       nb::arg("tensor"), nb::arg("flags"), "Returns the torch tensor of which _share_tensor() made them.");
   m.def("_decode_call", &decode_call, nb::arg("data"));
   m.def("_encode_call", &encode_call, nb::arg("args"));
-  nb::class_<Endpoint> endpoint(m, "_RpcEndpoint", nb::type_slots(endpoint_slots),
+  nb::class_<Endpoint> endpoint(m, "_RpcEndpoint", nb::type_slots(gc_slots<Endpoint>),
                                 "This process as a member of a group; see python/src/rpc/endpoint.h.");
   endpoint.def(
       "__init__",

@@ -163,20 +163,6 @@ nb::object swap_context(ThreadState& thread, nb::object now) {
 
 namespace {
 
-int traverse_running(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<RunningCall>(self)->traverse(visit, arg) : 0;
-}
-
-int clear_running(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<RunningCall>(self)->clear();
-  return 0;
-}
-
-PyType_Slot running_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_running)},
-                               {Py_tp_clear, reinterpret_cast<void*>(&clear_running)},
-                               {0, nullptr}};
-
 nb::object current_call() {
   RunningCall* const current = RunningCall::current();
   return current ? nb::find(*current) : nb::none();
@@ -185,7 +171,7 @@ nb::object current_call() {
 }  // namespace
 
 void init_running_call(nb::module_& m) {
-  nb::class_<RunningCall>(m, "_RunningCall", nb::type_slots(running_slots),
+  nb::class_<RunningCall>(m, "_RunningCall", nb::type_slots(gc_slots<RunningCall>),
                           "A call that this process runs.")
       .def_prop_ro("caller", &RunningCall::caller, "The WorkerInfo of the caller.")
       .def_prop_ro("caller_id", &RunningCall::caller_id)
