@@ -64,9 +64,7 @@ nb::list keys(const OpenBundle& bundle) {
 }
 
 nb::list values_as(const OpenBundle& bundle, Framework framework) {
-  nb::list arrays;
-  for (const nb::object& array : bundle.arrays(framework)) arrays.append(array);
-  return arrays;
+  return list_of(bundle.arrays(framework));
 }
 
 nb::list values(const OpenBundle& bundle) { return values_as(bundle, bundle.framework()); }

@@ -49,12 +49,6 @@ std::string to_repr(const Handle& handle) {
   return fmt::format("<onecopy.Handle of {}{}>", what, handle.fields().is_read_only() ? ", read-only" : "");
 }
 
-nb::tuple shape(const Handle& handle) {
-  nb::list sizes;
-  for (const std::int64_t size : handle.layout().shape()) sizes.append(size);
-  return nb::tuple(sizes);
-}
-
 }  // namespace
 
 void init_handles(nb::module_& m) {
@@ -98,8 +92,9 @@ void init_handles(nb::module_& m) {
           "device_type",
           [](const Handle& handle) { return std::string(name(handle.fields().device_type)); },
           "The type of the memory's device: ``\"cpu\"``, ``\"cuda\"`` or ``\"npu\"``.")
-      .def_prop_ro("shape", &shape, nb::sig("def shape(self) -> tuple[int, ...]"),
-                   "The sizes of the tensor's dimensions.")
+      .def_prop_ro(
+          "shape", [](const Handle& handle) { return tuple_of(handle.layout().shape()); },
+          nb::sig("def shape(self) -> tuple[int, ...]"), "The sizes of the tensor's dimensions.")
       .def_prop_ro(
           "dtype", [](const Handle& handle) { return dtype_object(handle.layout().dtype()); },
           nb::sig("def dtype(self) -> onecopy.dtypes.DType"), "The tensor's element type.")

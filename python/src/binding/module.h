@@ -20,6 +20,13 @@ inline nb::object owned(PyObject* object) {
   throw nb::python_error();
 }
 
+/// Returns a list of the items, each converted to Python.
+nb::list list_of(const auto& items) {
+  nb::list list;
+  for (const auto& item : items) list.append(item);
+  return list;
+}
+
 template <class Type>
 int gc_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));

@@ -80,9 +80,7 @@ void bind_arena_lock(nb::module_& m) {
 nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
   const auto new_outputs = call.run(items_of(arguments), launcher, true);
   if (!new_outputs) throw Error(ErrorCode::invalid_argument, "the graph is closed");
-  nb::list made;
-  for (const nb::object& one : *new_outputs) made.append(one);
-  return made;
+  return list_of(*new_outputs);
 }
 
 void bind_call(nb::module_& m) {

@@ -11,18 +11,12 @@ namespace {
 
 constexpr std::size_t kUsual = 160;  ///< the size of most calls in bytes, with their tail
 
-nb::list to_list(const std::vector<nb::object>& objects) {
-  nb::list list;
-  for (const nb::object& object : objects) list.append(object);
-  return list;
-}
-
 /// Records the tensors as sent within `autograd`.
 void record_sent(nb::handle autograd, const std::vector<nb::object>& sent, Giving& giving, Message& message,
                  rpc::CallContext& context) {
   add_context(autograd, context);
   nb::object record = call_python(
-      [&] { return nb::object(autograd.attr("record_sent")(to_list(sent), giving.receiver())); });
+      [&] { return nb::object(autograd.attr("record_sent")(list_of(sent), giving.receiver())); });
   if (record.is_none()) return;
   giving.record(nb::borrow(autograd), record);
   context.parts |= rpc::CallContext::kRecord;
@@ -52,7 +46,7 @@ void attach_received(const nb::object& autograd, const rpc::CallContext& context
   for (std::size_t i = 0; i < received.size() && i / 8 < marks.size(); ++i)
     if ((marks[i / 8] & std::byte{1} << i % 8) != std::byte{0}) recorded.append(i);
   call_python([&] {
-    autograd.attr("attach_received")(nb::make_tuple(context.record, recorded), to_list(received), sender);
+    autograd.attr("attach_received")(nb::make_tuple(context.record, recorded), list_of(received), sender);
   });
 }
 

@@ -26,8 +26,6 @@ std::uint64_t Histogram::quantile(double part) const noexcept {
 
 nb::dict Histogram::report() const {
   nb::dict report;
-  nb::list counts;
-  for (const std::uint64_t count : buckets) counts.append(count);
   report["calls"] = calls;
   report["errors"] = errors;
   report["mean_us"] =
@@ -35,7 +33,7 @@ nb::dict Histogram::report() const {
   report["p50_us"] = quantile(0.5);
   report["p99_us"] = quantile(0.99);
   report["longest_us"] = static_cast<double>(longest_ns) / 1e3;
-  report["buckets"] = counts;
+  report["buckets"] = list_of(buckets);
   return report;
 }
 

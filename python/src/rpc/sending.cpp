@@ -28,9 +28,7 @@ const char* code_of(rpc::End end) {
 
 nb::object points_of(nb::handle agent, const std::vector<nb::object>& on_cards) {
   if (on_cards.empty()) return nb::tuple();
-  nb::list tensors;
-  for (const nb::object& tensor : on_cards) tensors.append(tensor);
-  return call_python([&] { return nb::object(agent.attr("points_behind")(tensors)); });
+  return call_python([&] { return nb::object(agent.attr("points_behind")(list_of(on_cards))); });
 }
 
 }  // namespace

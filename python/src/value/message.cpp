@@ -248,11 +248,7 @@ void init_message(nb::module_& m) {
           "data", [](const Message& message) { return to_python(message.data); }, "Plain bytes.")
       .def_prop_ro(
           "tensors",
-          [](const Message& message) -> nb::typed<nb::list, Tensor> {
-            nb::list tensors;
-            for (const Tensor& tensor : message.tensors) tensors.append(nb::cast(tensor));
-            return tensors;
-          },
+          [](const Message& message) -> nb::typed<nb::list, Tensor> { return list_of(message.tensors); },
           "The tensors, not copied.")
       .def("__repr__", [](const Message& message) {
         return fmt::format("<onecopy.Message tag={:#x}, {} bytes, {} tensors>", message.tag,

@@ -25,12 +25,6 @@ nb::object open_tensor(const Tensor& tensor, std::uint32_t flags) {
 
 namespace {
 
-nb::list to_list(const auto& objects) {
-  nb::list list;
-  for (const auto& object : objects) list.append(object);
-  return list;
-}
-
 nb::object encode_values(nb::handle value, nb::handle reduce, nb::handle classes) {
   Message message;
   std::vector<nb::object> sent;
@@ -38,8 +32,8 @@ nb::object encode_values(nb::handle value, nb::handle reduce, nb::handle classes
   if (!reduce.is_none()) options = {.tensors = Tensors::are_copied, .reduce = reduce, .sent = &sent};
   if (!classes.is_none()) options.classes = classes;
   if (!encode_value(value.ptr(), message, options)) return nb::none();
-  if (reduce.is_none()) return nb::make_tuple(to_python(message.data), to_list(message.tensors));
-  return nb::make_tuple(to_python(message.data), to_list(message.tensors), to_list(sent));
+  if (reduce.is_none()) return nb::make_tuple(to_python(message.data), list_of(message.tensors));
+  return nb::make_tuple(to_python(message.data), list_of(message.tensors), list_of(sent));
 }
 
 std::vector<Tensor> rows_of(const nb::list& tensors) {
@@ -56,14 +50,14 @@ nb::object decode_values(const nb::bytes& data, const nb::list& tensors, nb::han
   DecodeOptions options{.tensors = Tensors::are_copied, .rebuild = rebuild, .received = &received};
   if (!classes.is_none()) options.classes = classes;
   const nb::object value = decode_value(span_of(data), rows, open_tensor, options);
-  return nb::make_tuple(value, to_list(received));
+  return nb::make_tuple(value, list_of(received));
 }
 
 /// Reads a value as a program in C++ does, and returns the bytes of the value written again.
 nb::object rewrite_value(const nb::bytes& data, const nb::list& tensors) {
   Message message;
   rpc::encode_value(rpc::decode_value(span_of(data), rows_of(tensors)), message);
-  return nb::make_tuple(to_python(message.data), to_list(message.tensors));
+  return nb::make_tuple(to_python(message.data), list_of(message.tensors));
 }
 
 }  // namespace
