@@ -47,7 +47,10 @@ def install(session: nox.Session, torch: str = "") -> None:
 def install_package(session: nox.Session) -> None:
     """Installs the package with the flags of .venv, for ccache, from a build directory of the session's own."""
     flags = [f"--config-settings=cmake.define.{name}=ON" for name in ("ONECOPY_WERROR", "ONECOPY_MERGE_SOURCES")]
-    flags += ["--config-settings=cmake.define.ONECOPY_LTO=OFF", f"--config-settings=build-dir=build/python-{session.name}"]
+    flags += [
+        "--config-settings=cmake.define.ONECOPY_LTO=OFF",
+        f"--config-settings=build-dir=build/python-{session.name}",
+    ]
     compiler = {"CXX": os.environ.get("CXX", "c++")}
     session.install("--no-build-isolation", "--no-deps", "--force-reinstall", *flags, ".", env=compiler)
 

@@ -18,6 +18,7 @@
 #include "binding/text.h"
 #include "core/throw_error.h"
 #include "onecopy/share/share.h"
+#include "torch/torch.h"
 
 namespace onecopy::python {
 namespace {

@@ -229,7 +229,7 @@ def test_tensors_of_a_version_go_to_a_card_without_a_copy_on_the_host(place, tmp
     os.environ["ONECOPY_STORE_DIR"] = str(tmp_path / "store")
     try:
         subprocess.run([sys.executable, "-c", PUBLISH, place], check=True)
-        version = onecopy.store.connect().open("weights")
+        version = onecopy.store.connect(framework="onecopy").open("weights")
         before = bytes_on_the_host()
         for _ in range(2):
             there = onecopy.to_device(dict(version), "cuda:0")

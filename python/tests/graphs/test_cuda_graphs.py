@@ -464,7 +464,8 @@ def write_at(x, cache, at):
 
 
 def in_turn(call, order: list[int], caches: int) -> None:
-    """Calls with the cache of each number in turn, and compares all results and caches with those of eager calls."""
+    """Calls with the cache of each number in turn, and compares all results and caches with the results and caches of eager
+    calls."""
     mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(caches)] for _ in range(2)]
     for turn, which in enumerate(order):
         x, at = rows(1), torch.tensor([turn % 32], device=DEVICE)

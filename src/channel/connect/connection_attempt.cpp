@@ -123,7 +123,8 @@ void ConnectionAttempt::State::prove_ourselves() {
 /// Checks the listener's verdict. Returns the number of bytes of text that follow.
 std::size_t ConnectionAttempt::State::check_verdict() const {
   const auto verdict = load<handshake::Verdict>(heard.data() + sizeof(handshake::Greeting));
-  if (!is_proof(verdict.digest, prove(key, "listener", nonce, load<handshake::Greeting>(heard.data()).nonce)))
+  if (!is_proof(verdict.digest,
+                prove(key, "listener", nonce, load<handshake::Greeting>(heard.data()).nonce)))
     throw_error(ErrorCode::bad_secret, "the listener at {} has another key", address);
   if (verdict.text_bytes > handshake::kMaxText)
     throw_error(ErrorCode::protocol, "a pipe's handle of {} bytes", verdict.text_bytes);
