@@ -231,10 +231,10 @@ def test_tensors_of_a_version_go_to_a_card_without_a_copy_on_the_host(place, tmp
         subprocess.run([sys.executable, "-c", PUBLISH, place], check=True)
         version = onecopy.store.connect(framework="onecopy").open("weights")
         before = bytes_on_the_host()
-        for _ in range(2):
-            there = onecopy.to_device(dict(version), "cuda:0")
-            assert str(there["w"].device) == "cuda:0" and bytes_on(there["w"]) == {7}
-            assert bytes_on_the_host() - before < 40 * MIB, "only a ring of pinned memory"
+        there = onecopy.to_device(dict(version), "cuda:0")
+        made = bytes_on_the_host() - before
+        assert made < 40 * MIB, f"{made} bytes are more than a ring of pinned memory"
+        assert str(there["w"].device) == "cuda:0" and bytes_on(there["w"]) == {7}
     finally:
         subprocess.run([command_to_start(), "store", "stop"], check=True)
 
