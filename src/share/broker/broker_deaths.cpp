@@ -129,7 +129,7 @@ void Broker::bury(At at) noexcept {
     if (!at->attached) return drop(at);
     if (may_be_used_unseen(*at)) return lose(at);
   } catch (const std::bad_alloc&) {
-    return;
+    return point("broker.burial.put_off");
   }
   leave_in_transit(at);
 }
@@ -142,7 +142,7 @@ void Broker::leave_in_transit(At at) noexcept {
   try {
     items.emplace(transits);
   } catch (const std::bad_alloc&) {
-    return;
+    return point("broker.burial.put_off");
   }
   const std::size_t blocks = ledger_.borrowers().leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
