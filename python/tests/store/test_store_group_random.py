@@ -25,6 +25,8 @@ from store_hosts import wait_until
 STEPS = int(os.environ.get("ONECOPY_GROUP_STEPS", "20"))
 ELEMENTS = int(os.environ.get("ONECOPY_GROUP_ELEMENTS", "5000000"))  # two chunks
 
+PATIENCE = 200  # seconds; a busy machine is slow, and a command that hangs is a fault
+
 CURRENT = "/onecopy/prod/current/llama"
 READER = """
 import time, onecopy
@@ -104,10 +106,10 @@ class Fleet:
                 mend = fault(self, self.random.randrange(3), child)
                 time.sleep(self.random.uniform(0, 0.3))
                 mend()
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=PATIENCE)
         ended(outcome_of(child.returncode, err), out, err)
 
-    def publish(self, host, how=None):
+    def publish(self, host, how=None, timeout=20):
         self.published += 1
         value, path = self.published, save(host, self.published, ELEMENTS)
         how = how or self.random.choice((["--everywhere"], ["--hosts", "2"]))
@@ -120,7 +122,7 @@ class Fleet:
             elif outcome not in ("killed", "unknown"):
                 self.refused[value] = err
 
-        return host.start("put", "llama", path, *how, "--timeout", "20"), ended
+        return host.start("put", "llama", path, *how, "--timeout", timeout), ended
 
     def roll_back(self, host):
         to = max(1, max(self.value_of, default=1) - self.random.randrange(2))
@@ -256,8 +258,9 @@ def test_random_faults_show_no_part_no_older_version_and_none_that_was_refused(f
         watchdog()
         fleet.step()
         fleet.check_readers()
-    child, ended = fleet.publish(fleet.hosts[0], ["--everywhere"])
-    out, err = child.communicate(timeout=120)
+    watchdog()
+    child, ended = fleet.publish(fleet.hosts[0], ["--everywhere"], timeout=100)
+    out, err = child.communicate(timeout=PATIENCE)
     ended(outcome_of(child.returncode, err), out, err)
     assert fleet.published in fleet.value_of.values(), err
     wait_until(lambda: fleet.check_readers() or set(fleet.last_values.values()) == {fleet.published})
