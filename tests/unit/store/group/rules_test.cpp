@@ -138,6 +138,7 @@ TEST_F(GroupRules, ACommitThatMeetsAnElectionIsMadeOnce) {
     directory_.fate = [&] { return asked++ < 2 ? fate : FakeDirectory::Fate::answered; };
     EXPECT_EQ(publication->try_commit(whole, Deadline::after(std::chrono::seconds(60))),
               Outcome::committed);
+    directory_.fate = [] { return FakeDirectory::Fate::answered; };
     EXPECT_EQ(asked, fate == FakeDirectory::Fate::lost_before ? 3 : 1);
     EXPECT_EQ(current().generation, before + 1);
   }
