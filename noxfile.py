@@ -195,8 +195,9 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session
 def sglang(session: nox.Session) -> None:
-    """SGLang's engine on the CPU, with one rank and two: two gigabytes to fetch."""
+    """SGLang's engine on the CPU, with one rank and two, and engines with one KV pool: two gigabytes to fetch."""
     install(session)
     session.install("-r", "python/requirements-sglang.txt", "-r", "python/requirements-torch.txt")
     session.install("--no-deps", SGLANG, "xgrammar==0.2.7", "outlines==0.1.11")
-    pytest(session, "-W", "default", *map(test_file, ("sglang_engine", "sglang_linker")), ONECOPY_SGLANG_ENGINE="1")
+    tests = map(test_file, ("sglang_engine", "sglang_linker", "sglang_kv_pool"))
+    pytest(session, "-W", "default", *tests, ONECOPY_SGLANG_ENGINE="1")
