@@ -325,7 +325,7 @@ TEST_F(TwoHosts, GoOnAfterSeveralCutsThatAreShorterThanTheirTimeout) {
   await(1);
   for (int i = 0; i < 3; ++i) {
     networks_->cut();
-    std::this_thread::sleep_for(1900ms);
+    std::this_thread::sleep_for(1300ms);
     networks_->mend();
     std::this_thread::sleep_for(2500ms);
   }
