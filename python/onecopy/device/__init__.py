@@ -66,7 +66,8 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         there = onecopy.to_device(weights, "cuda:0")
 
     Neighbouring tensors are copied together, at the speed of the link if the memory is pinned.
-    Memory of 32 MiB or more is pinned by this call, see ``pin()``. Copies from a GPU to ``"cpu"``
+    Memory of 32 MiB or more is pinned by this call, see ``pin()``; memory of a stored version that
+    cannot be pinned in place goes through a ring of pinned memory. Copies from a GPU to ``"cpu"``
     lie in pinned memory, and are complete on return.
 
     Args:

@@ -46,7 +46,7 @@ class Report:
     evicted: int
     moved_to: tuple[str, ...]
     recaptured: int
-    """The number of moves for which a graph was captured again; on a card, all moves."""
+    """The number of moves for which a graph was captured again; on a card, the moves to new addresses."""
     eager: dict[str, int]
     """The number of calls that ran eagerly, by reason."""
     graphs: tuple[GraphRow, ...]

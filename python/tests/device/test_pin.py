@@ -235,6 +235,8 @@ def test_tensors_of_a_version_go_to_a_card_without_a_copy_on_the_host(place, tmp
         made = bytes_on_the_host() - before
         assert made < 40 * MIB, f"{made} bytes are more than a ring of pinned memory"
         assert str(there["w"].device) == "cuda:0" and bytes_on(there["w"]) == {7}
+        here = onecopy.to_device(dict(version), "cpu")
+        assert bytes_on(here["w"]) == {7} and here["w"].data_ptr != version["w"].data_ptr
     finally:
         subprocess.run([command_to_start(), "store", "stop"], check=True)
 

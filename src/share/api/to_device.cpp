@@ -89,7 +89,7 @@ void pin_all(std::span<const Tensor> tensors, Device card) {
 
 void check_tensors(std::span<const Tensor> tensors, Device device) {
   for (const Tensor& tensor : tensors) {
-    if (!tensor || (!is_shareable(tensor) && (device == kCpu || tensor.device() != kCpu)))
+    if (!tensor || (!is_shareable(tensor) && tensor.device() != kCpu))
       throw Error(ErrorCode::invalid_argument,
                   "a tensor's memory belongs to another library; share a copy of it: copy(tensor.view())");
     if (tensor.device() != kCpu && device != kCpu && tensor.device() != device)
