@@ -71,6 +71,11 @@ bool Pull::show(const Chosen& chosen) {
   return true;
 }
 
+void Pull::drop_last_unless(const std::function<bool(const Token&)>& is_wanted) {
+  const auto last = origins_.last();
+  if (last && !is_wanted(last->origin)) drop(last->origin);
+}
+
 void Pull::drop(const Token& version) {
   if (auto arrival = find_arrival(version)) arrival->abort();
 }
@@ -105,7 +110,7 @@ std::optional<Told> Pull::told_of(Source& source, const Chosen& chosen) {
 }
 
 std::uint64_t Pull::bring_whole(Source& source, const Told& told) {
-  auto arrival = resume(told);
+  auto arrival = find_arrival(told.version);
   if (!arrival) {
     Told exact = told;
     exact.number |= kExactNumber;

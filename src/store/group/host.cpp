@@ -67,10 +67,10 @@ void Host::look() {
   if (!has_signed_) sign();
   release_held();
   end_fetches();
+  for (const auto& [name, current] : view_.current)  // before stages: what is current is shown first
+    if (!fetches_.is_under_way(name)) try_to_follow(name, current.value);
   for (const auto& [name, stage] : view_.stages)
     if (!fetches_.is_under_way(name)) this->stage(name, stage.value);
-  for (const auto& [name, current] : view_.current)
-    if (!fetches_.is_under_way(name)) try_to_follow(name, current.value);
   drop_stages();
   if (!is_soon_) say({});
 }

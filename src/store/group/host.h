@@ -55,7 +55,7 @@ class Host {
   void stage(const std::string& name, const Stage& stage);
   void try_to_follow(const std::string& name, const Current& current);
   void follow(const std::string& name, const Current& current);
-  void show(const std::string& name, const Current& current, ferry::Pull& pull);
+  bool show(const std::string& name, const Current& current, ferry::Pull& pull);
   void end_fetches();
   void fetch(const std::string& name, const Chosen& chosen, const std::string& publisher);
   void refuse(const std::string& name, const Stage& stage, const Error& error);
@@ -82,6 +82,7 @@ class Host {
   Records::View view_;
   std::map<std::string, std::string> reported_;  ///< the reports under the present lease, by object
   std::map<std::string, Token> staged_;          ///< what was staged here, by object
+  std::map<std::string, std::uint64_t> shown_;   ///< the generations that are shown here, by object
   std::map<std::string, Deadline>
       retry_at_;  ///< the times before which a failed fetch is not repeated, by object
   std::multimap<std::string, Held> held_;        ///< versions that were shown here before, by object

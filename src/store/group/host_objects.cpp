@@ -75,6 +75,7 @@ void Host::fetch(const std::string& name, const Chosen& chosen, const std::strin
   }
   auto fetch = std::make_shared<Fetch>(chosen.version);  // shared with its thread
   auto pull = this->pull(name, publisher, [fetch] { fetch->look(); });
+  if (pull) pull->drop_last_unless([&](const Token& version) { return is_wanted(name, version); });
   if (pull) fetches_.try_begin(name, fetch, *std::move(pull), chosen);
 }
 
@@ -97,7 +98,7 @@ void Host::refuse(const std::string& name, const Stage& stage, const Error& erro
   log_info("version {} of \"{}\" is not here: {}", stage.number, name, error.what());
   is_soon_ = true;
   if (!is_final(error.code())) return;
-  report(name, {stage.token, 0, remembered_.of(name).generation, stage.number, 0, error.what(),
+  report(name, {stage.token, 0, shown_[name], stage.number, 0, error.what(),
                 static_cast<std::uint8_t>(error.code())});
 }
 
@@ -141,7 +142,7 @@ void Host::stage(const std::string& name, const Stage& stage) {
       renew_at_ = Deadline::after(kRenew);
     }
     staged_[name] = stage.token;
-    report(name, {stage.token, 0, remembered_.of(name).generation, stage.number, *bytes, {}, 0});
+    report(name, {stage.token, 0, shown_[name], stage.number, *bytes, {}, 0});
   } catch (const Error& error) {
     refuse(name, stage, error);
   }
@@ -168,29 +169,33 @@ void Host::follow(const std::string& name, const Current& current) {
     case Step::stop: return;
     case Step::none: break;
     case Step::fetch: pull.reset(); return fetch(name, chosen, {});
-    case Step::show: return show(name, current, *pull);
+    case Step::show:
+      if (!show(name, current, *pull)) return;
+      break;
     case Step::remove:
       if (local.noted != current) remembered_.note(name, current);
       if (shown) client_->ask<Done>(Remove{name, 0});
       return;
   }
+  shown_[name] = current.generation;
   if (view_.stages.contains(name) && staged_.contains(name)) return;  // what it says is about the stage
   report_shown(name, current, *pull);
 }
 
-/// Notes what is shown before anybody sees it, so that nothing older is shown afterwards.
-void Host::show(const std::string& name, const Current& current, ferry::Pull& pull) {
+/// Notes what is shown before anybody sees it, so that nothing older is shown afterwards. Returns whether it is shown.
+bool Host::show(const std::string& name, const Current& current, ferry::Pull& pull) {
   if (remembered_.of(name) != current) {
     hold_shown(name);
     remembered_.note(name, current);
   }
   if (!pull.show({current.token, current.number})) {
     is_soon_ = true;
-    return;
+    return false;
   }
-  staged_.erase(name);
+  if (const auto stage = staged_.find(name); stage != staged_.end() && stage->second == current.token)
+    staged_.erase(stage);
   problems_.erase(name);
-  report_shown(name, current, pull);
+  return true;
 }
 
 void Host::report_shown(const std::string& name, const Current& current, ferry::Pull& pull) {

@@ -155,7 +155,7 @@ bool Publication::is_shown(const std::map<std::string, std::int64_t>& hosts) {
   const auto reports = records_.reports(directory_, name_);
   return std::ranges::all_of(hosts, [&](const auto& host) {
     const auto report = reports.find(host.first);
-    return report != reports.end() && report->second.value.generation > stage_.generation;
+    return report != reports.end() && report->second.value.shown > stage_.generation;
   });
 }
 

@@ -142,6 +142,40 @@ TEST_F(PullTest, TakesOnlyChunksThatAreMissingFromTheNextHostAfterWrongChecksums
   expect_arrived(honest.content);
 }
 
+TEST_F(PullTest, StagesAVersionBesideTheOneBeforeThatIsNotShownYet) {
+  FalseSource one, next;
+  give(one);
+  give(next);
+  next.told.version = {4, 5, 6};
+  next.told.number = next.told.newest = 2;
+  next.content[0] = std::byte{77};
+  one.start();
+  next.start();
+  const Pull::Chosen first{one.told.version, 1}, second{next.told.version, 2};
+  EXPECT_EQ(pull_from({&one}).stage(first), kElements);
+  EXPECT_EQ(pull_from({&next}).stage(second), kElements);
+  Pull pull = pull_from({});
+  EXPECT_EQ(pull.has(first), kElements);
+  EXPECT_EQ(pull.has(second), kElements);
+  EXPECT_TRUE(pull.show(first));
+  expect_arrived(one.content);
+  EXPECT_TRUE(pull.show(second));
+  expect_arrived(next.content);
+}
+
+TEST_F(PullTest, DropsTheVersionThatItBeganWithLastUnlessThatIsWanted) {
+  FalseSource host;
+  give(host);
+  host.start();
+  const Pull::Chosen chosen{host.told.version, 1};
+  EXPECT_EQ(pull_from({&host}).stage(chosen), kElements);
+  Pull pull = pull_from({});
+  pull.drop_last_unless([&](const Token& version) { return version == chosen.version; });
+  EXPECT_EQ(pull.has(chosen), kElements);
+  pull.drop_last_unless([](const Token&) { return false; });
+  EXPECT_EQ(pull.has(chosen), std::nullopt);
+}
+
 TEST_F(PullTest, TakesAVersionOfAHostWithPagesOfAnotherSize) {
   std::uint64_t number = 0;
   for (const std::uint64_t page : {512, 4096, 65536}) {

@@ -109,6 +109,17 @@ TEST_F(GroupRules, AHostThatSaidThatItHasTheVersionAndLostItIsNotCounted) {
   EXPECT_EQ(publication->try_commit(publication->progress().whole, kNow), Outcome::committed);
 }
 
+TEST_F(GroupRules, AHostThatHasTheNextVersionAlreadyShowsThisOne) {
+  const auto publication = begun(1);
+  say_whole("h1", token_of_number(1));
+  const auto whole = publication->progress().whole;
+  EXPECT_EQ(publication->try_commit(whole, kNow), Outcome::committed);
+  EXPECT_FALSE(publication->is_shown(whole));
+  directory_.put(records_.whole("llama", "h1"),
+                 Records::text_of(Report{token_of_number(2), 0, 1, 2, 8, {}, 0}));
+  EXPECT_TRUE(publication->is_shown(whole));
+}
+
 TEST_F(GroupRules, ACommitWithoutAnswerIsNeitherCommittedNorRefused) {
   const auto publication = begun(1);
   say_whole("h1", token_of_number(1));
