@@ -96,18 +96,22 @@ class Fleet:
         return subprocess.Popen([sys.executable, "-c", READER], env=environment, stdout=self.notes[i])
 
     def step(self):
-        """Lets a host publish or roll back, while something fails and works again."""
-        child, ended = (self.roll_back if self.random.random() < 0.2 else self.publish)(self.random.choice(self.hosts))
+        """Lets hosts publish or roll back, some at once, while something fails and works again."""
+        changes = [self.change() for _ in range(self.random.choice((1, 1, 2, 3)))]
         if self.random.random() < 0.7:
             time.sleep(self.random.uniform(0, 0.15))
             fault = self.random.choice(FAULTS)
             self.faults[fault.__name__] += 1
             with contextlib.suppress(onecopy.Error, ProcessLookupError, StopIteration):  # it has failed already
-                mend = fault(self, self.random.randrange(3), child)
+                mend = fault(self, self.random.randrange(3), changes[0][0])
                 time.sleep(self.random.uniform(0, 0.3))
                 mend()
-        out, err = child.communicate(timeout=PATIENCE)
-        ended(outcome_of(child.returncode, err), out, err)
+        for child, ended in changes:
+            out, err = child.communicate(timeout=PATIENCE)
+            ended(outcome_of(child.returncode, err), out, err)
+
+    def change(self):
+        return (self.roll_back if self.random.random() < 0.2 else self.publish)(self.random.choice(self.hosts))
 
     def publish(self, host, how=None, timeout=20):
         self.published += 1
