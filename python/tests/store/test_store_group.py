@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +199,28 @@ def test_a_rebooted_host_gets_the_version_again_with_its_number(group, etcd):
     assert os.path.exists(state)
     join(host, "h1", etcd.url)
     wait_for(group, 2, 2)
+
+
+def test_a_publisher_keeps_its_turn_while_its_host_pulls_the_object(group, etcd):
+    publish(group[0], 1)
+    (lock,) = Path(group[0].environment["ONECOPY_STORE_DIR"]).rglob("pulled-*")
+    with lock.open("rb") as file:
+        wait_until(lambda: is_locked(file))
+        child = group[0].start("put", "llama", save(group[0], 2), "--everywhere")
+        wait_until(lambda: etcd.ctl("get", "--keys-only", "/onecopy/prod/stage/llama"))
+        time.sleep(6)  # a turn that nobody keeps is lost by then
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert "version 2:" in out
+    wait_for(group, 2, 2)
+
+
+def is_locked(file):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_publishers_at_once_get_a_number_each_and_all_hosts_end_with_one_version(group):

@@ -38,7 +38,7 @@ struct Group::Link {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPause{20}, kLock{10'000};
+constexpr std::chrono::milliseconds kPause{20}, kLock{1'000};
 constexpr std::chrono::seconds kShown{10};
 
 std::string home_of(Client& client) { return client.home(Deadline::after(kKeeperPatience)); }
@@ -78,14 +78,23 @@ void wait_until_shown(Client& client, const std::string& name, const Token& toke
   }
 }
 
-ferry::Pull pull_of(const Config& config, const Client& client, const std::string& name) {
-  ferry::PullOptions options;
-  options.name = name;
-  options.keys = ferry::keys_in(config.key_file);
-  options.keeper.autostart = false;
-  options.places = client.places();
-  options.lock_patience = kLock;
-  return ferry::Pull(std::move(options));
+/// Waits until no other process of this host pulls the object, and keeps the turn of the publication meanwhile.
+ferry::Pull begin_pull(const Config& config, const Client& client, const std::string& name,
+                       Publication& publication, Deadline until) {
+  for (;;) {
+    ferry::PullOptions options;
+    options.name = name;
+    options.keys = ferry::keys_in(config.key_file);
+    options.keeper.autostart = false;
+    options.places = client.places();
+    options.lock_patience = until.whole_ms_left(kLock);
+    try {
+      return ferry::Pull(std::move(options));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid_argument || until.has_passed()) throw;
+    }
+    publication.tend();
+  }
 }
 
 }  // namespace
@@ -126,7 +135,7 @@ std::uint64_t Group::publish(Draft draft, const Everywhere& everywhere) {
                           {0, 0, s.version.token, link.config.host, link.config.address, 0});
   const Records::View view = begin_turn(publication, link.etcd, link.records, name, until);
   group::Waiting waiting(link.etcd, link.records, publication, everywhere.hosts, view.members, until);
-  std::optional<ferry::Pull> pull(pull_of(link.config, client, name));
+  std::optional<ferry::Pull> pull(begin_pull(link.config, client, name, publication, until));
   static_cast<void>(pull->shown());  // throws for an object that was published here alone
   ferry::Arrival arrival = pull->stage({s.version.token, publication.stage().number}, s.version.keep,
                                        s.table, std::move(memory));
