@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""asyncio waits for a queue of another process without a thread: aget() and async for."""
+"""A coroutine waits for a queue of another process, and the loop goes on: aget() and async for."""
 
 import asyncio
 import multiprocessing

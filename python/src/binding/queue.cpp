@@ -229,7 +229,7 @@ void init_messages(nb::class_<Queue>& queue) {
       .def(
           "aget", [](nb::handle q) { return get_async(q, "get"); },
           nb::sig("def aget(self) -> typing.Coroutine[typing.Any, typing.Any, _T]"),
-          "Waits for the next object in an event loop of asyncio, without a thread: ``await "
+          "Waits for the next object without blocking the event loop of asyncio: ``await "
           "queue.aget()``.\n"
           "\n"
           "A cancelled call, also by ``asyncio.timeout()`` or ``asyncio.wait_for()``, loses no object.\n"
