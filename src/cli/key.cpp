@@ -11,11 +11,12 @@
 namespace onecopy::cli {
 
 void add_key(CLI::App& app, Command& command) {
-  auto* sub = app.add_subcommand("key", "Print a new secret for ONECOPY_RPC_KEY");
+  auto* sub = app.add_subcommand("key", "Print a new secret for calls and stores of several hosts");
   sub->footer(
-      "All members of a group of rpc that spans several hosts need the same secret. Whoever knows it can "
-      "call\n"
-      "any function of any member: keep it where only this user can read it.\n"
+      "Hosts that call each other (ONECOPY_RPC_KEY) or that pull versions from each other's store\n"
+      "(ONECOPY_STORE_KEY_FILE) need the same secret. Whoever knows it can call any function of any "
+      "member:\n"
+      "keep it where only this user can read it.\n"
       "\n"
       "Examples:\n  (umask 077; onecopy key > secret)\n  ONECOPY_RPC_KEY=\"$(cat secret)\" python "
       "train.py");

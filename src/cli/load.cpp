@@ -29,8 +29,7 @@ int run(const LoadOptions& options) {
 }  // namespace
 
 void add_load(CLI::App& app, Command& command) {
-  auto* sub =
-      app.add_subcommand("load", "Load a safetensors file to a card, or into memory, and report the speed");
+  auto* sub = app.add_subcommand("load", "Load a safetensors file to a device, and report the speed");
   auto options = std::make_shared<LoadOptions>();  // shared by the parser, which sets it, and the command
   sub->add_option(
          "FILE", options->file,
@@ -41,7 +40,7 @@ void add_load(CLI::App& app, Command& command) {
   sub->footer(
       "Threads read the file into a small ring of pinned memory, from the page cache or past it, while "
       "the\n"
-      "card copies. The memory goes back at the end: `onecopy share` keeps a file.\n"
+      "device copies. The memory is freed at the end: `onecopy share` keeps a file.\n"
       "\n"
       "Examples:\n"
       "  onecopy load --device cuda:0 model.safetensors\n"
