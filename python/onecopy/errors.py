@@ -16,7 +16,7 @@ class Error(RuntimeError):
     """The base class of all errors of onecopy.
 
     Attributes:
-        code: the cause as a word, e.g. ``"stale_handle"``; C++ and the logs use the same words.
+        code: the name of the class in C++'s spelling, e.g. ``"stale_handle"``; the logs use it, too.
         vendor_code: the error number of the system or driver (errno, CUresult, aclError), or 0.
         domain: what ``vendor_code`` belongs to: ``"posix"``, ``"cuda"``, ``"ascend"`` or ``""``.
     """
@@ -25,127 +25,91 @@ class Error(RuntimeError):
     vendor_code: int = 0
     domain: str = ""
 
+    def __init_subclass__(cls) -> None:
+        if Error in cls.__bases__:  # a class of its own cause
+            cls.code = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__)[1:]
+
 
 class InvalidArgument(Error, ValueError):
     """The call itself is wrong: a shape, stride, size or name."""
-
-    code = "invalid_argument"
 
 
 class BadHandle(Error, ValueError):
     """The bytes are not a handle: they are truncated, damaged or contradictory."""
 
-    code = "bad_handle"
-
 
 class VersionMismatch(Error):
     """The handle or the other process uses another version of the protocol."""
-
-    code = "version_mismatch"
 
 
 class OtherBoot(Error):
     """The handle was made before this machine was restarted, or on another machine."""
 
-    code = "other_boot"
-
 
 class OtherUser(Error, PermissionError):
     """The other process belongs to another user."""
-
-    code = "other_user"
 
 
 class BadSecret(Error, PermissionError):
     """The other process could not prove that it knows the handle's secret."""
 
-    code = "bad_secret"
-
 
 class OwnerDied(Error):
     """The process that owned the memory has ended, and no other process holds the memory."""
-
-    code = "owner_died"
 
 
 class PeerDied(Error, ConnectionError):
     """The process that this call waited for has ended, or its device has failed before its stream
     was done."""
 
-    code = "peer_died"
-
 
 class StaleHandle(Error):
     """The tensor was freed, and its memory may be in use for another tensor."""
-
-    code = "stale_handle"
 
 
 class Superseded(Error):
     """The change of an object of a group was not carried out, since another process has changed
     the object meanwhile."""
 
-    code = "superseded"
-
 
 class Stale(Error):
     """The versions of this host may be old: etcd has not answered for longer than ``max_age``."""
-
-    code = "stale"
 
 
 class OutOfMemory(Error, MemoryError):
     """The memory, the address space or the limit of a cgroup is used up."""
 
-    code = "out_of_memory"
-
 
 class OutOfDescriptors(Error):
     """The limit of descriptors, RLIMIT_NOFILE or the system's, is reached."""
-
-    code = "out_of_descriptors"
 
 
 class OutOfMappings(Error):
     """The limit of mappings, vm.max_map_count or RLIMIT_AS, is reached."""
 
-    code = "out_of_mappings"
-
 
 class ReadOnly(Error):
     """The memory was opened for reading only and cannot be written."""
-
-    code = "read_only"
 
 
 class Timeout(Error, TimeoutError):
     """The timeout has passed."""
 
-    code = "timeout"
-
 
 class Closed(Error, EOFError):
     """The queue, pipe or listener is closed."""
-
-    code = "closed"
 
 
 class Unsupported(Error, NotImplementedError):
     """The operation is not supported by the machine, the device or the build."""
 
-    code = "unsupported"
-
 
 class BadFile(Error, ValueError):
     """A file's content contradicts its format."""
 
-    code = "bad_file"
-
 
 class Protocol(Error):
     """A process sent bytes that contradict the protocol."""
-
-    code = "protocol"
 
 
 class MissingPackage(Unsupported, ModuleNotFoundError):
@@ -157,8 +121,6 @@ class System(Error, OSError):
 
     Some errors also derive from Python's own class: a missing file is a ``FileNotFoundError``.
     """
-
-    code = "system"
 
 
 _BY_CODE = {kind.code: kind for kind in Error.__subclasses__()}

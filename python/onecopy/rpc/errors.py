@@ -19,13 +19,9 @@ from ..errors import Error, Timeout
 class Cancelled(Error):
     """The call was cancelled by its caller, or its caller has ended."""
 
-    code = "cancelled"
-
 
 class Busy(Error):
     """The number of pending calls to a member has reached the limit of init()."""
-
-    code = "busy"
 
 
 class RemoteError(RuntimeError):
