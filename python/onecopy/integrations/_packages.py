@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -45,3 +46,14 @@ def _other_version(root: ModuleType, package: str, what: str, lacks: str) -> Mis
     )
     error.name = package
     return error
+
+
+def at_first_use(plug: str, source: str, name: str) -> Callable[[str], Any]:
+    """Returns a ``__getattr__`` for the module ``plug`` that imports ``name`` from the module ``source`` beside it."""
+
+    def find(wanted: str) -> Any:
+        if wanted != name:
+            raise AttributeError(f"module {plug!r} has no attribute {wanted!r}")
+        return getattr(importlib.import_module(source, __package__), name)
+
+    return find

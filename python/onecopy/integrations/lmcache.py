@@ -12,17 +12,13 @@ Enable the plugin in LMCache's configuration::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._lmcache_backend import OnecopyBackend
 
 __all__ = ["OnecopyBackend"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "OnecopyBackend":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._lmcache_backend import OnecopyBackend
-
-    return OnecopyBackend
+__getattr__ = at_first_use(__name__, "._lmcache_backend", "OnecopyBackend")

@@ -10,17 +10,13 @@ policy:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._nemo_rl_engine import Engine
 
 __all__ = ["Engine"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "Engine":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._nemo_rl_engine import Engine
-
-    return Engine
+__getattr__ = at_first_use(__name__, "._nemo_rl_engine", "Engine")

@@ -9,17 +9,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._sglang_linker import OnecopyLinker
 
 __all__ = ["OnecopyLinker"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "OnecopyLinker":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._sglang_linker import OnecopyLinker
-
-    return OnecopyLinker
+__getattr__ = at_first_use(__name__, "._sglang_linker", "OnecopyLinker")

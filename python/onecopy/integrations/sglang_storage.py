@@ -8,17 +8,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._sglang_storage import OnecopyHiCache
 
 __all__ = ["OnecopyHiCache"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "OnecopyHiCache":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._sglang_storage import OnecopyHiCache
-
-    return OnecopyHiCache
+__getattr__ = at_first_use(__name__, "._sglang_storage", "OnecopyHiCache")

@@ -11,21 +11,16 @@ verl imports this module in each of its workers.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._verl_engine import OnecopyCheckpointEngine
 
 __all__ = ["OnecopyCheckpointEngine"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "OnecopyCheckpointEngine":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._verl_engine import OnecopyCheckpointEngine
-
-    return OnecopyCheckpointEngine
-
+__getattr__ = at_first_use(__name__, "._verl_engine", "OnecopyCheckpointEngine")
 
 if "verl" in sys.modules:
     from . import _verl_engine  # registers the engine  # noqa: F401

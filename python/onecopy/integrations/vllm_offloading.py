@@ -8,17 +8,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._packages import at_first_use
 
 if TYPE_CHECKING:
     from ._vllm_offloading import OnecopySpec
 
 __all__ = ["OnecopySpec"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "OnecopySpec":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._vllm_offloading import OnecopySpec
-
-    return OnecopySpec
+__getattr__ = at_first_use(__name__, "._vllm_offloading", "OnecopySpec")
