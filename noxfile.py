@@ -165,7 +165,7 @@ def plugs(session: nox.Session) -> None:
         if not (files / name).is_dir():
             session.run("python", "-m", "pip", "download", "-q", "--no-deps", "-d", str(files), package)
             session.run("python", "-m", "zipfile", "-e", str(next(files.glob(f"{name}-*.whl"))), str(files))
-    names = "ray trainers verl refit vllm vllm_sleep vllm_offloading sglang sglang_loader lmcache".split()
+    names = "ray trainers verl refit vllm vllm_sleep vllm_offloading sglang sglang_loader lmcache lmcache_l2".split()
     names += ("sglang_storage", "sglang_linker", "joblib", "jax", "huggingface")
     chosen = [*map(test_file, names), test_file("checkpoint_engine")]
     chosen.append(f"{test_file('mp_docs')}::test_examples_print_what_they_should[ray_actors]")
@@ -185,10 +185,11 @@ def vllm(session: nox.Session) -> None:
         session.install(VLLM, f"torch=={VLLM_TORCH}+cpu")
     # They are built for CUDA, and do not load beside a torch for the CPU; nothing here needs them.
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
-    session.install("aiofile", "nvtx")  # what LMCache's storage needs beside vLLM's packages
+    # what LMCache's storage and that of its server need beside vLLM's packages
+    session.install("aiofile", "nvtx", "cryptography", "opentelemetry-sdk", "sortedcontainers")
     session.install("--no-deps", LMCACHE)
     # vLLM's packages warn of what they themselves call.
-    names = ("vllm_server", "vllm_kv_pool", "vllm_adapters", "vllm_fast_start", "lmcache_storage")
+    names = ("vllm_server", "vllm_kv_pool", "vllm_adapters", "vllm_fast_start", "lmcache_storage", "lmcache_server")
     chosen = session.posargs or map(test_file, names)
     pytest(session, "-s", "-W", "default", *chosen, ONECOPY_VLLM_SERVER="1", ONECOPY_TEST_PATIENCE="1500")
 

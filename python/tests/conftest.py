@@ -44,7 +44,7 @@ SLOW = frozenset(
         "cuda_rpc cuda_torch dataloader demo deploy dev_shm devices dist_autograd_programs dist_optim faults graphs_faults "
         "graphs_fuzz "
         "graphs_out_variants huggingface hypothesis_tensors interpreter item_holders jax joblib lmcache "
-        "lmcache_storage load_into loader_programs loader_surroundings mp_compile mp_docs mp_holds mp_torch_semantics npu patches pin "
+        "lmcache_l2 lmcache_server lmcache_storage load_into loader_programs loader_surroundings mp_compile mp_docs mp_holds mp_torch_semantics npu patches pin "
         "pytorch_graph_suite pytorch_suite queue_faults queue_programs_cpp ray refit report rpc_dynamic rpc_exit "
         "rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang sglang_engine site spawn spawn_with_torch "
         "store_faults store_graphs store_group store_group_faults store_group_limits store_group_random store_hosts store_hosts_faults store_hosts_python "

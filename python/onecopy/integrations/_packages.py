@@ -48,12 +48,12 @@ def _other_version(root: ModuleType, package: str, what: str, lacks: str) -> Mis
     return error
 
 
-def at_first_use(plug: str, source: str, name: str) -> Callable[[str], Any]:
-    """Returns a ``__getattr__`` for the module ``plug`` that imports ``name`` from the module ``source`` beside it."""
+def at_first_use(plug: str, **sources: str) -> Callable[[str], Any]:
+    """Returns a ``__getattr__`` for the module ``plug`` that imports each name from the module beside it that has it."""
 
-    def find(wanted: str) -> Any:
-        if wanted != name:
-            raise AttributeError(f"module {plug!r} has no attribute {wanted!r}")
-        return getattr(importlib.import_module(source, __package__), name)
+    def find(name: str) -> Any:
+        if name not in sources:
+            raise AttributeError(f"module {plug!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(sources[name], __package__), name)
 
     return find

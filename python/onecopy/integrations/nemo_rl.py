@@ -19,4 +19,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-__getattr__ = at_first_use(__name__, "._nemo_rl_engine", "Engine")
+__getattr__ = at_first_use(__name__, Engine="._nemo_rl_engine")

@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OnecopyLinker"]
 
-__getattr__ = at_first_use(__name__, "._sglang_linker", "OnecopyLinker")
+__getattr__ = at_first_use(__name__, OnecopyLinker="._sglang_linker")

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OnecopyHiCache"]
 
-__getattr__ = at_first_use(__name__, "._sglang_storage", "OnecopyHiCache")
+__getattr__ = at_first_use(__name__, OnecopyHiCache="._sglang_storage")

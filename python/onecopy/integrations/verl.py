@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnecopyCheckpointEngine"]
 
-__getattr__ = at_first_use(__name__, "._verl_engine", "OnecopyCheckpointEngine")
+__getattr__ = at_first_use(__name__, OnecopyCheckpointEngine="._verl_engine")
 
 if "verl" in sys.modules:
     from . import _verl_engine  # registers the engine  # noqa: F401

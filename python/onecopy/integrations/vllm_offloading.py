@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OnecopySpec"]
 
-__getattr__ = at_first_use(__name__, "._vllm_offloading", "OnecopySpec")
+__getattr__ = at_first_use(__name__, OnecopySpec="._vllm_offloading")

@@ -42,9 +42,7 @@ def backend(store):
     made = lmcache.backend()
     yield made
     made.close()
-    for name in set(sys.modules) - before:
-        if name.startswith(("lmcache", "onecopy.integrations._lmcache")):
-            del sys.modules[name]
+    lmcache.forget(before)
 
 
 @pytest.fixture
