@@ -17,7 +17,7 @@ PAGES = sorted(str(page.relative_to(DOCS)) for kind in ("guides", "reference") f
 PAGES.append("../README.md")
 LINKED = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
           *(str(page.relative_to(ROOT)) for page in DOCS.rglob("*.md"))]  # fmt: skip
-OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
+OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq|nixl)\b", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 IN_PAIRS = ("two_programs", "trainer", "engine")
 VARYING = ("demo",)  # its output has process ids: test_demo.py runs it

@@ -127,7 +127,7 @@ strict = True
 ignore_errors = True
 [mypy-onecopy,onecopy._core,onecopy.dtypes,onecopy.errors,onecopy.torch,onecopy.multiprocessing]
 ignore_errors = False
-[mypy-torch.*,numpy.*,transformers.*,ray.*]
+[mypy-torch.*,numpy.*,transformers.*,ray.*,nixl.*]
 follow_imports = skip
 ignore_missing_imports = True
 [mypy-first,pinned_in_place,weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs,rpc_pipeline,rpc_native,huggingface,kv_cache,asyncio_queue]
