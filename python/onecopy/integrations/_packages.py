@@ -49,7 +49,7 @@ def _other_version(root: ModuleType, package: str, what: str, lacks: str) -> Mis
 
 
 def at_first_use(plug: str, **sources: str) -> Callable[[str], Any]:
-    """Returns a ``__getattr__`` for the module ``plug`` that imports each name from the module beside it that has it."""
+    """Returns a ``__getattr__`` for the module ``plug`` that imports each name from its module beside this one."""
 
     def find(name: str) -> Any:
         if name not in sources:
