@@ -33,6 +33,7 @@
 #include "store/group/config.h"
 #include "store/group/etcd.h"
 #include "store_table.h"
+#include "text.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -136,6 +137,13 @@ std::optional<store::group::Config> group_of(const StoreState& state) {
   return state.keeper ? store::group::Config::find(state.home) : std::nullopt;
 }
 
+/// Returns the first KV pool with outlives_keeper whose files were removed.
+std::optional<std::string> kv_pool_without_files(const StoreState& state) {
+  for (const auto& [name, namespaces] : state.kv_pools)
+    if (!namespaces.empty() && namespaces.front().files_removed != 0) return name;
+  return {};
+}
+
 Finding probe_store() {
   const StoreState state = store_state();
   const std::string end = state.keeper ? state.ends_with : what_ends(current_pid());
@@ -145,6 +153,10 @@ Finding probe_store() {
   const std::string detail = state.keeper ? fmt::format("a keeper listens in {}{}", state.home, of_group)
                                           : "no keeper; programs start one";
   if (group && !group->problem.empty()) return slower(detail, group->problem);
+  if (const auto pool = kv_pool_without_files(state))
+    return slower(detail, fmt::format("The files of the KV pool \"{0}\" were removed, and it ends with the "
+                                      "keeper. Stop the engines, and `onecopy store rm {0}`.",
+                                      escaped(*pool)));
   if (end.empty()) return works(detail);
   return {Verdict::ok, detail,
           fmt::format("{} ends with {}. `onecopy store serve` as a service outlives it.",

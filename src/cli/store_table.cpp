@@ -43,6 +43,9 @@ constexpr KvPoolMetric kKvPoolMetrics[] = {
      [](const KvPoolStats& s) { return s.timeouts; }},
     {"recoveries", true, "deaths in the middle of a call",
      [](const KvPoolStats& s) { return s.recoveries; }},
+    {"files_removed", false,
+     "1 if files of a KV pool with outlives_keeper are gone: it ends with the keeper",
+     [](const KvPoolStats& s) -> std::uint64_t { return s.files_removed; }},
 };
 
 nlohmann::json json_of(const std::vector<KvPoolStats>& namespaces) {

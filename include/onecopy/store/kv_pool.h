@@ -55,6 +55,8 @@ struct KvPoolStats {
   std::uint64_t free_bytes = 0;  ///< bytes of the budget that no namespace has
   std::uint64_t timeouts = 0;    ///< calls that gave up since a process was stopped in the middle of one
   std::uint64_t recoveries = 0;  ///< processes that died in the middle of a call
+  std::uint32_t files_removed =
+      0;  ///< 1 if files of a KV pool with outlives_keeper are gone; only Store::kv_pool_stats() says it
 };
 
 /// A key that became visible, or went.

@@ -3,6 +3,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -194,6 +195,29 @@ def test_other_sizes_and_a_kv_pool_without_files_are_refused(directory):
     connect().kv_pool("other", block_bytes=PAGE, budget=8 * PAGE)
     with pytest.raises(onecopy.InvalidArgument, match='"other" was made without outlives_keeper: delete it first'):
         connect().kv_pool("other", **SIZES)
+
+
+def command(*arguments):
+    done = subprocess.run([sys.executable, "-m", "onecopy", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def told():
+    """Returns what `onecopy ls` says of the files of each KV pool, and whether `onecopy doctor` names "kv"."""
+    objects = json.loads(command("ls", "--format", "json"))["store"]["objects"]
+    removed = {one["name"]: [space["files_removed"] for space in one["namespaces"]] for one in objects}
+    return removed, 'The files of the KV pool "kv" were removed' in " ".join(command("doctor").split())
+
+
+def test_a_kv_pool_whose_files_were_removed_is_named_by_ls_and_doctor(directory):
+    store = connect()
+    kv_pool = store.kv_pool("kv", **SIZES)
+    other = store.kv_pool("other", block_bytes=PAGE, budget=8 * PAGE)
+    assert told() == ({"kv": [0], "other": [0]}, False)
+    for path in directory.glob("kv_pool-*"):
+        path.unlink()
+    assert told() == ({"kv": [1], "other": [0]}, True)
+    assert len(kv_pool.allocate(1)) == len(other.allocate(1)) == 1
 
 
 def test_a_directory_on_a_disk_or_without_room_is_refused(directory, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 #include "onecopy/store/kv_pool.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -127,10 +128,19 @@ void check_geometry(const std::string& name, const KvGeometry& geometry, const K
           name, bytes, geometry.extent_bytes, options.budget, options.extent_bytes));
 }
 
+bool has_files(const Table& table) noexcept {
+  return table.parts.front().kind == static_cast<std::uint8_t>(SegmentKind::shared_file);
+}
+
+/// Returns whether a file, such as the memory or the control memory of a KV pool, has lost its name.
+bool is_removed(const Fd& file) noexcept {
+  struct stat info {};
+  return ::fstat(file.get(), &info) == 0 && info.st_nlink == 0;
+}
+
 /// Throws invalid_argument if the KV pool is to outlive the keeper, and was made without that option.
 void check_outlives_keeper(const std::string& name, const Table& table, const KvPoolOptions& options) {
-  const bool has_files = table.parts.front().kind == static_cast<std::uint8_t>(SegmentKind::shared_file);
-  if (options.outlives_keeper && !has_files)
+  if (options.outlives_keeper && !has_files(table))
     throw_error(ErrorCode::invalid_argument,
                 "the KV pool \"{}\" was made without outlives_keeper: delete it first", name);
 }
@@ -197,7 +207,10 @@ std::vector<KvPoolStats> Store::kv_pool_stats(const std::string& name) {
   const std::vector<Fd> files = reading->files();
   const OpenTable opened(files.front());
   check_kv_pool(name, reading->version(), opened.table, device_of(opened.table));
-  return KvPoolBlocks::stats_of(files.back());
+  std::vector<KvPoolStats> all = KvPoolBlocks::stats_of(files.back());
+  const bool is_lost = has_files(opened.table) && std::any_of(files.begin() + 1, files.end(), is_removed);
+  for (KvPoolStats& one : all) one.files_removed = is_lost;
+  return all;
 }
 
 KvPool::State& KvPool::state() const { return of_object(state_, "KvPool"); }
