@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument, Unsupported
 from ..graphs import Arena, backend, graph_pool_handle
@@ -19,52 +19,45 @@ __all__ = ["CompilerConfig", "get_npu_backend", "graph_pool_handle"]
 _LARGEST = 2**63 - 1
 
 
-def _is_switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else "it must be True or False"
-
-
-def _is_limit(value: Any) -> str:
-    is_whole = isinstance(value, int) and 1 <= value <= _LARGEST
-    return "" if is_whole else f"it must be a number of graphs from 1 to {_LARGEST}"
-
-
-def _is_mode(value: Any) -> str:
-    return "" if value in _MODES else f"it must be one of {', '.join(map(repr, _MODES))}"
-
-
-def _is_pool(value: Any) -> str:
-    return "" if value is None or isinstance(value, Arena) else "it is not a pool of graphs; use graph_pool_handle()"
-
-
-def _is_off(value: Any) -> str:
-    return "" if value is False else "onecopy supports only the default, False"
-
-
 _MODES = ("max-autotune", "reduce-overhead")
+
+# What an option may be, and the words for it.
+_SWITCH = (lambda value: isinstance(value, bool), "it must be True or False")
+_LIMIT = (
+    lambda value: isinstance(value, int) and 1 <= value <= _LARGEST,
+    f"it must be a number of graphs from 1 to {_LARGEST}",
+)
+_MODE = (lambda value: value in _MODES, f"it must be one of {', '.join(map(repr, _MODES))}")
+_POOL = (
+    lambda value: value is None or isinstance(value, Arena),
+    "it is not a pool of graphs; use graph_pool_handle()",
+)
+_OFF = (lambda value: value is False, "onecopy supports only the default, False")
+_GROUP = (lambda value: False, "it is a group of options; set the options in it")
 
 
 class _Options:
     """Attributes with defaults that are checked when they are set, as TorchAir checks them.
 
     Setting an unknown name or an invalid value raises InvalidArgument, which is a ValueError.
+
+    Args:
+        known: maps a name to its default and what it may be; the default of a group is what the group knows.
     """
 
-    _known: ClassVar[dict[str, tuple[Any, Callable[[Any], str] | None]]] = {}
-    """Maps a name to its default and a function that says why a value is wrong, or None for a group of options."""
-
-    def __init__(self) -> None:
-        for name, (default, check) in self._known.items():
-            object.__setattr__(self, name, default() if check is None else default)
+    def __init__(self, known: dict[str, tuple[Any, tuple[Callable[[Any], bool], str]]]) -> None:
+        object.__setattr__(self, "_known", known)
+        for name, (default, check) in known.items():
+            object.__setattr__(self, name, _Options(default) if check is _GROUP else default)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._known:
             near = difflib.get_close_matches(name, self._known, 1)
             hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(self._known)}"
             raise InvalidArgument(f"there is no option {name}; {hint}")
-        check = self._known[name][1]
-        reason = "it is a group of options; set the options in it" if check is None else check(value)
-        if reason:
-            raise InvalidArgument(f"{name} is {value!r}; {reason}")
+        is_valid, words = self._known[name][1]
+        if not is_valid(value):
+            raise InvalidArgument(f"{name} is {value!r}; {words}")
         object.__setattr__(self, name, value)
 
     if TYPE_CHECKING:
@@ -72,26 +65,19 @@ class _Options:
         def __getattr__(self, name: str) -> Any: ...
 
 
-class _DebugAclgraph(_Options):
-    _known: ClassVar = {
-        "disable_mempool_reuse_in_same_fx": (False, _is_switch),
-        "clone_input": (True, _is_switch),
-        "enable_output_clone": (False, _is_switch),
-        "static_capture_size_limit": (64, _is_limit),
-        "remove_cat_ops": (False, _is_off),
-    }
-
-
-class _Debug(_Options):
-    _known: ClassVar = {"aclgraph": (_DebugAclgraph, None), "run_eagerly": (False, _is_off)}
-
-
-class _Aclgraph(_Options):
-    _known: ClassVar = {"use_custom_pool": (None, _is_pool)}
-
-
-class _Experimental(_Options):
-    _known: ClassVar = {"frozen_parameter": (False, _is_off)}
+_ACLGRAPH_DEBUG = {
+    "disable_mempool_reuse_in_same_fx": (False, _SWITCH),
+    "clone_input": (True, _SWITCH),
+    "enable_output_clone": (False, _SWITCH),
+    "static_capture_size_limit": (64, _LIMIT),
+    "remove_cat_ops": (False, _OFF),
+}
+_KNOWN = {
+    "mode": ("max-autotune", _MODE),
+    "aclgraph_config": ({"use_custom_pool": (None, _POOL)}, _GROUP),
+    "debug": ({"aclgraph": (_ACLGRAPH_DEBUG, _GROUP), "run_eagerly": (False, _OFF)}, _GROUP),
+    "experimental_config": ({"frozen_parameter": (False, _OFF)}, _GROUP),
+}
 
 
 class CompilerConfig(_Options):
@@ -110,12 +96,8 @@ class CompilerConfig(_Options):
     onecopy does not support, such as ``debug.run_eagerly``, can be read, and set to their default only.
     """
 
-    _known: ClassVar = {
-        "mode": ("max-autotune", _is_mode),
-        "aclgraph_config": (_Aclgraph, None),
-        "debug": (_Debug, None),
-        "experimental_config": (_Experimental, None),
-    }
+    def __init__(self) -> None:
+        super().__init__(_KNOWN)
 
 
 def get_npu_backend(
