@@ -335,15 +335,12 @@ class CudaGraph:
         if self._leases is self._arena.leases:
             self._leases.evacuate()
         self._arena.lock.wait()
-        self._forget_call()
-        self._copied_inputs, self._outputs, self._sources = [], [], []
-        drop(self._graph, self._pool)
-        self._pool = None
-
-    def _forget_call(self) -> None:
         if self.call is not None:
             self.call.close()
             self.call = None
+        self._copied_inputs, self._outputs, self._sources = [], [], []
+        drop(self._graph, self._pool)
+        self._pool = None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # bound early: globals end first
         pool = getattr(self, "_pool", None)

@@ -172,7 +172,7 @@ def load_in_place(model: Any, model_config: Any, weights: Mapping[str, Any]) -> 
     if sleep := sleep_of(model_config):
         sleep.watch(model)
         sleep.offer(model, model_config, weights)
-    reload = _reload()
+    reload = need("vllm.model_executor.model_loader.reload", PACKAGE, WHAT)
     reload.initialize_layerwise_reload(model)
     try:
         with _without_completeness_check():
@@ -236,10 +236,6 @@ def _drop_partial_layers(model: Any) -> None:
             "a weight update failed after %d of %d layers had received their new weights; the other layers keep their "
             "old weights until the next update", new, len(layers),
         )  # fmt: skip
-
-
-def _reload() -> Any:
-    return need("vllm.model_executor.model_loader.reload", PACKAGE, WHAT)
 
 
 def _without_completeness_check() -> Any:

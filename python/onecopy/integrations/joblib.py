@@ -27,10 +27,6 @@ def register() -> None:
     """
     reduction = need("joblib.externals.loky.backend.reduction", "joblib", _WHAT)
     torch = need("torch", "torch", _WHAT)
-    _install(reduction, torch)
-
-
-def _install(reduction: Any, torch: Any) -> None:
     reduction.register(torch.Tensor, _reduce)
     reduction.register(torch.nn.Parameter, _reduce)
 

@@ -43,7 +43,8 @@ def install() -> bool:
     with _lock:
         if not installed():
             try:
-                _register_reducers()
+                for type_, reduce in reductions.REDUCERS.items():
+                    _register_reducer(type_, reduce)
                 if has_torch():
                     _patch_torch()
             except BaseException:
@@ -70,11 +71,6 @@ def init_reductions() -> None:
         from torch.multiprocessing.reductions import init_reductions
 
         init_reductions()
-
-
-def _register_reducers() -> None:
-    for type_, reduce in reductions.REDUCERS.items():
-        _register_reducer(type_, reduce)
 
 
 def _register_reducer(type_: type, reduce: Callable[[Any], tuple[Any, ...]]) -> None:

@@ -131,10 +131,6 @@ def _move_storage(torch: Any, tensors: list[Any]) -> None:
     torch.cuda.synchronize(device)  # other streams may still write
     new.copy_(old)
     torch.cuda.synchronize(device)  # and read, before torch reuses the memory
-    _put_on(torch, tensors, new.untyped_storage())
-
-
-def _put_on(torch: Any, tensors: list[Any], storage: Any) -> None:
     for tensor in tensors:
-        twin = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-        tensor.data = twin.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        twin = torch.empty(0, dtype=tensor.dtype, device=device)
+        tensor.data = twin.set_(new.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
