@@ -36,9 +36,7 @@ struct LsOptions {
   std::optional<std::chrono::nanoseconds> watch;
   std::string version;  ///< of the command
 
-  bool wants(int pid) const {
-    return pids.empty() || std::find(pids.begin(), pids.end(), pid) != pids.end();
-  }
+  bool wants(int pid) const { return pids.empty() || std::ranges::find(pids, pid) != pids.end(); }
 };
 
 /// Returns an owner in JSON, with its command line. All JSON output uses this function.
@@ -110,11 +108,10 @@ std::string silent_lines(const std::vector<SilentOwner>& silent) {
 std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
                     const LsOptions& options) {
   const std::string below = pinned_line(owners) + arenas_line(owners);
-  const auto idle_from = std::stable_partition(owners.begin(), owners.end(), [&](const ListedOwner& owner) {
-    return options.details || shares_something(owner.info);
-  });
-  const std::vector<ListedOwner> idle(idle_from, owners.end());
-  owners.erase(idle_from, owners.end());
+  const auto idle_from = std::ranges::stable_partition(
+      owners, [&](const ListedOwner& owner) { return options.details || shares_something(owner.info); });
+  const std::vector<ListedOwner> idle(idle_from.begin(), idle_from.end());
+  owners.erase(idle_from.begin(), idle_from.end());
   std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
                                     : owner_table(owners, line_width());
   text += idle_line(idle) + below;
@@ -132,8 +129,7 @@ std::string store_section(const StoreState& state) {
 void check_asked_for(const OwnerList& list, const LsOptions& options) {
   for (const int pid : options.pids) {
     const auto has_pid = [&](const auto& owner) { return owner.pid == pid; };
-    if (std::none_of(list.owners.begin(), list.owners.end(), has_pid) &&
-        std::none_of(list.silent.begin(), list.silent.end(), has_pid))
+    if (std::ranges::none_of(list.owners, has_pid) && std::ranges::none_of(list.silent, has_pid))
       throw_error(ErrorCode::invalid_argument,
                   "process {} does not use onecopy, has ended, or belongs to another user; onecopy ls "
                   "lists the processes that do",

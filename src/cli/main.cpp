@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
   app.allow_extras();  // extra words are named below; set after the commands were added
   try {
     std::vector<std::string> words = words_of(app, argc, argv);
-    std::reverse(words.begin(), words.end());  // the parser expects them in this order
+    std::ranges::reverse(words);  // the parser expects them in this order
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? with_output_written(0) : kWrongUsage;

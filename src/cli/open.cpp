@@ -54,7 +54,7 @@ std::vector<NamedTensor> open_all(const Handle& handle) {
   tensors.reserve(bundle.size());
   for (std::size_t row = 0; row < bundle.size(); ++row)
     tensors.emplace_back(std::string(bundle.name(row)), bundle.tensor(row));
-  std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+  std::ranges::sort(tensors, [](const NamedTensor& a, const NamedTensor& b) {
     return ::strverscmp(a.first.c_str(), b.first.c_str()) < 0;
   });
   return tensors;

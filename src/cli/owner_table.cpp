@@ -87,16 +87,14 @@ std::string ages(const TransitSummary& waiting) {
 std::string command_line(int pid) {
   std::string text = try_read_text(fmt::format("/proc/{}/cmdline", pid)).value_or("");
   while (!text.empty() && text.back() == '\0') text.pop_back();
-  std::replace(text.begin(), text.end(), '\0', ' ');
+  std::ranges::replace(text, '\0', ' ');
   return escaped(text);
 }
 
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners) {
-  const auto key = [](const OwnerInfo& owner) {
+  std::ranges::sort(owners, {}, [](const OwnerInfo& owner) {
     return std::tuple(~owner.stats.bytes_shared, ~owner.stats.live_blocks, owner.pid);
-  };
-  std::sort(owners.begin(), owners.end(),
-            [&](const OwnerInfo& a, const OwnerInfo& b) { return key(a) < key(b); });
+  });
   std::vector<ListedOwner> listed;
   listed.reserve(owners.size());
   for (OwnerInfo& owner : owners) {

@@ -111,7 +111,7 @@ Finding try_ascend_peers() {
 
 bool is_built(DeviceType type) {
   const auto built = backend_types();
-  return std::find(built.begin(), built.end(), type) != built.end();
+  return std::ranges::find(built, type) != built.end();
 }
 
 std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind) {
