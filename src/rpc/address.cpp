@@ -34,11 +34,7 @@ static_assert(sizeof(Head) == 48);
   throw_error(ErrorCode::bad_handle, "this address of a member of a group {}", problem);
 }
 
-void append(Bytes& out, ByteSpan bytes) {
-  const std::size_t end = out.size();
-  out.resize(end + bytes.size());
-  std::copy(bytes.begin(), bytes.end(), out.begin() + static_cast<std::ptrdiff_t>(end));
-}
+void append(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
 
 ByteSpan cut(ByteSpan& rest, std::size_t size) {
   if (size > rest.size()) refuse_address("is cut off");

@@ -129,8 +129,8 @@ void Node::connect_to_self(Member& me) {
 }
 
 void Node::watch_over(Member& member) {
-  const auto at = std::find_if(transports_.begin(), transports_.end(),
-                               [&](const auto& transport) { return transport->reaches(member.address); });
+  const auto at = std::ranges::find_if(
+      transports_, [&](const auto& transport) { return transport->reaches(member.address); });
   member.transport = at->get();
   member.shares_memory = member.transport->shares_memory();
   if (member.transport->name() == "ucx") member.far_route = Route::ucx;

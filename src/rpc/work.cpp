@@ -28,8 +28,7 @@ bool WorkQueue::try_pop(Work& work) {
 bool WorkQueue::try_pop_service(Work& work) {
   if (!is_ready()) return false;
   const LockGuard lock(mutex_);
-  const auto at = std::find_if(works_.begin(), works_.end(),
-                               [](const Work& each) { return each.kind == Work::Kind::service; });
+  const auto at = std::ranges::find(works_, Work::Kind::service, &Work::kind);
   if (at == works_.end()) return false;
   work = std::move(*at);
   works_.erase(at);

@@ -102,9 +102,7 @@ void Workers::work() noexcept {
 /// Makes this thread end. The next add() joins it, or join() does.
 void Workers::retire() noexcept {
   const LockGuard lock(mutex_);
-  const auto own = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& thread) {
-    return thread.get_id() == std::this_thread::get_id();
-  });
+  const auto own = std::ranges::find(threads_, std::this_thread::get_id(), &std::thread::get_id);
   if (own != threads_.end()) retired_.splice(retired_.end(), threads_, own);
 }
 

@@ -70,7 +70,7 @@ std::optional<Message> Inbound::try_take(std::chrono::milliseconds patience) {
 
 void RingConnection::send(const Message& message, Stream stream, Deadline deadline) {
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
-  if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
+  if (std::ranges::any_of(message.tensors, is_large))
     channel_->sender().in_flight().release_taken(channel_->ring().head(), false);
   channel_->sender().put(channel_->session(), message, std::min(deadline, Deadline::after_about(kTimeout)),
                          stream);
