@@ -4,12 +4,13 @@
 #
 # usage: run.sh BUILD KERNEL...    BUILD: a build directory with the programs; KERNEL: a version such as 6.1, for the newest
 #        linux-image-6.1.*-cloud-amd64 of the configured package sources, or the path of a kernel image or of such a package
-# Needs qemu-system-x86, busybox-static and cpio. The processor is emulated, so that no right to virtualization is needed.
+# Needs qemu-system-x86, busybox and cpio. The processor is emulated, so that no right to virtualization is needed.
+# ONECOPY_KERNEL_PROGRAMS: some of the programs, such as "os_tests"; ONECOPY_KERNEL_SECONDS: how long a kernel may run.
 set -euo pipefail
 BUILD=$1
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 SECONDS_OF_A_RUN=${ONECOPY_KERNEL_SECONDS:-1500}
-PROGRAMS=(os_tests share_tests channel_tests store_tests)
+read -ra PROGRAMS <<<"${ONECOPY_KERNEL_PROGRAMS:-os_tests share_tests channel_tests store_tests}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -39,12 +40,13 @@ add() {  # add <program>: a program with the libraries that it loads
 make_root() {
   root=$work/root
   mkdir -p "$root"/{proc,sys,dev,tmp,etc,root,run}
-  install -D "$(command -v busybox)" "$root/bin/busybox"
+  add "$(command -v busybox)"
   echo root:x:0:0:root:/root:/bin/sh >"$root/etc/passwd"
   echo root:x:0: >"$root/etc/group"
   echo 127.0.0.1 localhost >"$root/etc/hosts"
   install "$HERE/init" "$root/init"
   install -m 644 "$HERE/left_out" "$root/left_out"
+  echo "${PROGRAMS[@]}" >"$root/programs"
   local program
   for program in "${PROGRAMS[@]}" onecopy; do
     add "$(find "$BUILD" -name "$program" -type f -perm -1 | head -1)"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "support/child.h"
@@ -71,6 +72,14 @@ TEST(Eventually, IsFalseOnlyWhenTheConditionStaysFalse) {
   int calls = 0;
   EXPECT_TRUE(eventually([&] { return ++calls == 3; }));
   EXPECT_FALSE(eventually([] { return false; }, 2ms));
+}
+
+TEST(Eventually, WaitsLongerOnAMachineThatTheEnvironmentCallsSlow) {
+  const JoinedChild child([] {
+    ::setenv("ONECOPY_TEST_SLOWNESS", "100000", 1);
+    int calls = 0;
+    EXPECT_TRUE(eventually([&] { return ++calls == 20; }, 1ms)) << "its pauses alone take 60 ms";
+  });
 }
 
 TEST(WatchdogDeathTest, TurnsAHangIntoStacksOfParentAndChild) {
