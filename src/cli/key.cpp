@@ -2,7 +2,7 @@
 #include <array>
 #include <cstdint>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include "commands.h"

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "onecopy/core/error.h"
 #include "os/mapping.h"

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "device/backend.h"
 #include "onecopy/core/error.h"

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <system_error>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/utf8.h"
 

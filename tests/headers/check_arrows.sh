@@ -77,6 +77,8 @@ report "only src/device/registry.cpp and a backend's own folder may name a backe
      grep -vE '^src/device/(registry\.cpp|cpu/|cuda/|ascend/)')"
 report "public headers include neither vendors nor the system's C headers nor fmt, json:" \
   "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|CLI/|nlohmann/|cuda|acl/' include)"
+report "files with fmt::join() include fmt/ranges.h, since fmt/format.h of fmt 11 does not have it:" \
+  "$(grep -rl 'fmt::join(' include src python/src tests bench examples --include='*.h' --include='*.cpp' | xargs grep -L '#include <fmt/ranges.h>')"
 # include/ is installed whole, and so has nothing but what these three need: sharing, calls, and the store.
 reached=$(printf '%s\n' onecopy/onecopy.h onecopy/rpc/agent.h onecopy/store/store.h)
 for ((;;)); do
