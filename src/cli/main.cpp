@@ -41,9 +41,19 @@ std::string what_is_wrong(const CLI::App* app, const CLI::Error& error) {
   return fmt::format("onecopy: {}; see {}\n", error.what(), help_of(*app));
 }
 
+/// Keeps CLI11 from breaking lines itself, which it does from 2.5 on.
+void keep_lines(auto& formatter) {
+  if constexpr (requires { formatter.enable_footer_formatting(false); }) {
+    formatter.right_column_width(1000);
+    formatter.enable_description_formatting(false);
+    formatter.enable_footer_formatting(false);
+  }
+}
+
 /// Breaks lines of the parser's help at the width of the terminal.
 class WrappedHelp : public CLI::Formatter {
  public:
+  WrappedHelp() { keep_lines(*this); }
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
     return onecopy::cli::wrap_help(CLI::Formatter::make_help(app, std::move(name), mode),
                                    onecopy::cli::prose_width());
