@@ -62,7 +62,7 @@ std::string to_text(const Tensor& tensor) {
   std::string text = "<onecopy.Tensor " + tensor.layout().str();
   if (tensor.device() != kCpu) text += " on " + tensor.device().str();
   if (tensor.access() == Access::read_only) text += ", read-only";
-  if (!is_shareable(tensor)) text += ", memory of another library";
+  if (!is_shareable(tensor)) text += ", memory of another library or of the store";
   const std::int64_t count = tensor.layout().numel();
   if (count > 0 && count <= kMaxShown && tensor.device() == kCpu) {
     text += ": ";

@@ -113,6 +113,12 @@ def test_a_reader_cannot_write(store):
     assert float(store.open("a")["layer.0"][0, 0]) == 1
 
 
+def test_the_text_of_a_tensor_of_the_store_does_not_blame_another_library_alone(store):
+    store.publish("a", values(1))
+    tensor = onecopy.store.connect(framework="onecopy").open("a")["layer.0"]
+    assert "read-only, memory of another library or of the store: [[1.0" in repr(tensor)
+
+
 def test_a_publisher_cannot_write_to_what_it_has_published(store):
     program = """
 import torch, onecopy
