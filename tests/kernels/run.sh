@@ -9,7 +9,7 @@
 set -euo pipefail
 BUILD=$1
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-SECONDS_OF_A_RUN=${ONECOPY_KERNEL_SECONDS:-1500}
+SECONDS_OF_A_RUN=${ONECOPY_KERNEL_SECONDS:-3600}
 read -ra PROGRAMS <<<"${ONECOPY_KERNEL_PROGRAMS:-os_tests share_tests channel_tests store_tests}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -29,12 +29,16 @@ image_of() {  # image_of <kernel>: prints the path of a kernel image
   ls "$work/kernel-$1"/boot/vmlinuz-*
 }
 
-add() {  # add <program>: a program with the libraries that it loads
+add_libraries() {  # add_libraries <file>: the libraries that the program or library loads
   local library
-  install -D "$1" "$root/bin/$(basename "$1")"
   for library in $(ldd "$1" | awk '{ print $(NF - 1) }' | grep ^/); do
     [ -e "$root$library" ] || install -D "$library" "$root$library"
   done
+}
+
+add() {  # add <program>: a program with the libraries that it loads
+  install -D "$1" "$root/bin/$(basename "$1")"
+  add_libraries "$1"
 }
 
 make_root() {
@@ -48,6 +52,10 @@ make_root() {
   install -m 644 "$HERE/left_out" "$root/left_out"
   echo "${PROGRAMS[@]}" >"$root/programs"
   local program
+  for program in $(ldconfig -p | awk '/x86-64/ && $1 ~ /^lib(ssl\.so\.3|curl\.so\.4)$/ { print $NF }'); do  # loaded when they are needed
+    install -D "$program" "$root$program"
+    add_libraries "$program"
+  done
   for program in "${PROGRAMS[@]}" onecopy; do
     add "$(find "$BUILD" -name "$program" -type f -perm -1 | head -1)"
   done
