@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -55,8 +56,6 @@ void KvPoolBlocks::lease(std::uint32_t block) noexcept {
 /// Returns an extent that this process populates to have `count` free blocks; kNoBlock if there are enough, or for none.
 std::uint32_t KvPoolBlocks::claim_for(std::uint32_t count) noexcept {
   if (space().free.count >= count) return kNoBlock;
-  index_.open_ready();
-  if (space().free.count >= count) return kNoBlock;
   const std::uint32_t extent = index_.claim(space_, user_->id(), count);
   if (extent == kNoBlock && index_.available(space_) < count) end_the_dead(true);
   return extent;
@@ -70,23 +69,50 @@ bool KvPoolBlocks::grow(std::uint32_t extent) {
   return is_there;
 }
 
-std::vector<std::uint32_t> KvPoolBlocks::allocate(std::uint32_t count) {
-  std::vector<std::uint32_t> numbers(count);
+/// Returns whether another user populates an extent of the namespace, which lacks blocks until then. A user for which this
+/// process has waited in vain until `until` is stopped, and is not waited for again.
+bool KvPoolBlocks::waits_for_growth(std::uint32_t count, Deadline until) noexcept {
+  if (index_.available(space_) >= count) return false;
+  const std::uint32_t grower = index_.grower(space_);
+  if (grower == 0) own().slow_grower = 0;
+  if (grower == own().slow_grower) return false;
+  if (!until.has_passed()) return true;
+  own().slow_grower = grower;
+  return false;
+}
+
+/// Calls `take` under the lock, once there are `wanted()` free blocks or no memory for more. Extents are populated without the
+/// lock. Returns false if a stopped user has the lock.
+template <class Wanted, class Take>
+bool KvPoolBlocks::with_blocks(const Wanted& wanted, const Take& take) {
+  constexpr std::chrono::milliseconds kPause{1};
+  const Deadline until = Deadline::after(kMaxGrowth * patience_);
   for (bool may_grow = true;;) {
     std::uint32_t extent = kNoBlock;
     {
       const Change change(*this);
-      if (!change) throw_stopped(ErrorCode::out_of_memory);
+      if (!change) return false;
       end_the_dead(false);
-      if (may_grow) extent = claim_for(count);
-      else index_.open_ready();
-      if (extent == kNoBlock) {
-        take_all(numbers);
-        return numbers;
+      const std::uint32_t count = wanted();
+      const bool lacks = space().free.count < count;
+      if (lacks) index_.open_ready();
+      const bool waits = lacks && waits_for_growth(count, until);
+      if (may_grow && !waits) extent = claim_for(count);
+      if (extent == kNoBlock && !waits) {
+        take();
+        return true;
       }
     }
-    may_grow = grow(extent);
+    if (extent == kNoBlock) std::this_thread::sleep_for(kPause);
+    else may_grow = grow(extent);
   }
+}
+
+std::vector<std::uint32_t> KvPoolBlocks::allocate(std::uint32_t count) {
+  std::vector<std::uint32_t> numbers(count);
+  if (!with_blocks([&] { return count; }, [&] { take_all(numbers); }))
+    throw_stopped(ErrorCode::out_of_memory);
+  return numbers;
 }
 
 /// Leases a block for each number. Throws out_of_memory, with no lease, if there are not as many for this user.
@@ -183,21 +209,11 @@ std::vector<std::optional<std::uint32_t>> KvPoolBlocks::write(std::span<const st
                                                               std::uint32_t group) {
   const std::vector<KvKey> keys = keys_of(texts);
   std::vector<std::optional<std::uint32_t>> numbers(keys.size());
-  for (bool may_grow = true;;) {
-    std::uint32_t extent = kNoBlock;
-    {
-      const Change change(*this);
-      if (!change) return numbers;
-      end_the_dead(false);
-      if (may_grow) extent = claim_for(missing(keys));
-      else index_.open_ready();
-      if (extent == kNoBlock) {
-        for (std::size_t i = 0; i < keys.size(); ++i) numbers[i] = write_one(keys[i], group);
-        return numbers;
-      }
-    }
-    may_grow = grow(extent);
-  }
+  with_blocks([&] { return missing(keys); },
+              [&] {
+                for (std::size_t i = 0; i < keys.size(); ++i) numbers[i] = write_one(keys[i], group);
+              });
+  return numbers;
 }
 
 void KvPoolBlocks::complete(std::span<const std::uint32_t> numbers, std::uint32_t part) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "onecopy/store/kv_pool.h"
+#include "os/deadline.h"
 #include "os/fd.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
@@ -73,6 +74,9 @@ class KvPoolBlocks {
   const KvGeometry& geometry() const noexcept { return memory_.geometry; }
 
  private:
+  static constexpr int kMaxGrowth =
+      20;  ///< times patience_ for which an extent of another user is waited for
+
   class Change;
   /// The state of this process alone, in memory that a fork fills with zeros, which is an unlocked mutex.
   struct Own {
@@ -81,6 +85,7 @@ class KvPoolBlocks {
     std::uint64_t stuck;  ///< the turn of the lock for which this process has waited in vain; 0 for none
     std::uint32_t asked;  ///< when we last asked for that user, in milliseconds
     std::uint32_t owed;   ///< how many blocks wait until a release() takes effect
+    std::uint32_t slow_grower;  ///< the user whose extent this process no longer waits for; 0 for none
   };
 
   void check_sizes(const KvPoolOptions& options) const;
@@ -99,6 +104,9 @@ class KvPoolBlocks {
   void lease(std::uint32_t block) noexcept;
   bool has_share(std::uint64_t blocks) noexcept;
   std::uint32_t missing(std::span<const KvKey> keys) const noexcept;
+  bool waits_for_growth(std::uint32_t count, Deadline until) noexcept;
+  template <class Wanted, class Take>
+  bool with_blocks(const Wanted& wanted, const Take& take);
   std::uint32_t claim_for(std::uint32_t count) noexcept;
   bool grow(std::uint32_t extent);
   std::optional<std::uint32_t> write_one(const KvKey& key, std::uint32_t group) noexcept;

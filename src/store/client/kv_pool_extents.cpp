@@ -2,6 +2,7 @@
 // The extents of a KV pool: which namespace gets one, and which one gives one.
 #include <algorithm>
 #include <atomic>
+#include <span>
 
 #include "core/point.h"
 #include "store/client/kv_pool_index.h"
@@ -31,6 +32,13 @@ std::uint32_t KvIndex::claim(std::uint32_t space, std::uint32_t user, std::uint3
   extent.owner = space + 1;
   ++this->space(space).extents;
   return number;
+}
+
+std::uint32_t KvIndex::grower(std::uint32_t space) const noexcept {
+  const std::span all(m_.header->extents, m_.geometry.extents);
+  const auto grows = [space](const KvExtent& one) { return one.owner == space + 1 && one.grower != 0; };
+  const auto found = std::ranges::find_if(all, grows);
+  return found == all.end() ? 0 : found->grower;
 }
 
 void KvIndex::open_ready() noexcept {

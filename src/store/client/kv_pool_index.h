@@ -48,6 +48,8 @@ class KvIndex {
   /// Returns an extent that now belongs to the namespace, which needs `count` blocks, and that `user` populates; kNoBlock
   /// for none.
   std::uint32_t claim(std::uint32_t space, std::uint32_t user, std::uint32_t count) noexcept;
+  /// Returns a user that populates an extent of the namespace; 0 for none.
+  std::uint32_t grower(std::uint32_t space) const noexcept;
   /// Opens the extents that are populated, and gives up those that could not be.
   void open_ready() noexcept;
   void vacate(std::uint32_t extent) noexcept;
