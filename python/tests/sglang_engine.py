@@ -75,19 +75,30 @@ def model(seed):
 
 
 class Commands:
-    """What test_sglang_engine.py may ask for; the engine is in ``self.engine``."""
+    """What test_sglang_engine.py and test_sglang_store.py may ask for; the engine is in ``self.engine``.
 
-    def __init__(self, folder, ranks):
+    With the name of an object, the engine's weights come from the store, and its folder has none.
+    """
+
+    def __init__(self, folder, ranks, name=None):
         import sglang
 
         from onecopy.integrations import sglang as plug
 
-        self.plug = plug
-        model(0).save_pretrained(folder)
+        self.plug, self.folder = plug, folder
+        if name is None:
+            model(0).save_pretrained(folder)
+            options = {"custom_weight_loader": [plug._LOAD_FORMAT]}
+        else:
+            os.makedirs(folder, exist_ok=True)
+            options = {"load_format": "private", "model_loader_extra_config": json.dumps({"store": name})}
         with open(os.path.join(folder, "config.json"), "w") as file:
             json.dump(CONFIG, file)
-        loaders = [plug._LOAD_FORMAT]
-        self.engine = sglang.Engine(model_path=folder, tp_size=ranks, custom_weight_loader=loaders, **ENGINE)
+        self.engine = sglang.Engine(model_path=folder, tp_size=ranks, **options, **ENGINE)
+
+    def reload(self):
+        """Loads the current version of the store."""
+        return self.engine.update_weights_from_disk(self.folder, load_format="private")
 
     def tokens(self):
         """Returns the engine's answer to the prompt."""
@@ -127,19 +138,7 @@ class Commands:
         return self.engine.update_weights_from_tensor(offer.named_tensors, load_format=offer.load_format)
 
 
-def serve(folder, ranks):
-    answers, sys.stdout = sys.stdout, sys.stderr  # SGLang prints
-    commands = Commands(folder, ranks)
-    print(json.dumps("ready"), file=answers, flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        try:
-            answer = getattr(commands, name)(*arguments)
-        except Exception as error:
-            answer = {"error": f"{type(error).__module__}.{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-    commands.engine.shutdown()
-
-
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    import engine_process
+
+    engine_process.serve(lambda: Commands(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -5,16 +5,15 @@ Run by ``./dev test sglang``, in an environment of its own: SGLang needs package
 tests of a number of ranks use one engine.
 """
 
-import contextlib
 import importlib.util
-import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from engine_process import EngineProcess
 
 if not os.environ.get("ONECOPY_SGLANG_ENGINE") or not importlib.util.find_spec("sglang"):
     pytest.skip("needs sglang: ./dev test sglang", allow_module_level=True)
@@ -27,42 +26,10 @@ TRAINER = (
 )
 
 
-class Engine:
-    """A process with an engine, which is asked by lines of JSON."""
-
-    def __init__(self, folder, ranks):
-        self.log = folder / "engine.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, PROGRAM, str(folder / "model"), str(ranks)], stdin=-1, stdout=-1, stderr=log, text=True,
-                env={**os.environ, **CPU}, start_new_session=True,
-            )  # fmt: skip
-        assert self.answer() == "ready"
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        assert line, f"the engine has ended: {self.log.read_text()[-5000:]}"
-        return json.loads(line)
-
-    def ask(self, *command):
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        try:
-            self.process.wait(60)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def engine(request, tmp_path_factory):
-    engine = Engine(tmp_path_factory.mktemp("engine"), request.param)
+    folder = tmp_path_factory.mktemp("engine")
+    engine = EngineProcess(folder, PROGRAM, folder / "model", request.param, **CPU)
     yield engine
     engine.end()
 
@@ -100,7 +67,7 @@ def test_an_engine_outlives_its_trainer_and_says_that_the_offer_is_gone(engine, 
     text = trainer.stdout.readline().strip()
     trainer.kill()
     trainer.communicate()
-    refusal = engine.ask("update_by", text)["error"]
+    refusal = engine.refusal("update_by", text)
     assert refusal.startswith("onecopy.errors.Error: SGLang has not loaded the weights: OwnerDied: ")
     assert "the engine keeps its old weights" in refusal
     assert engine.ask("tokens") == old_tokens
@@ -118,7 +85,7 @@ def test_a_trainer_in_another_process_updates_the_engine(engine, old_tokens):
 
 
 def test_a_weight_that_the_model_refuses_is_an_error_and_the_next_update_works(engine, old_tokens):
-    refusal = engine.ask("update_with_a_wrong_shape")["error"]
+    refusal = engine.refusal("update_with_a_wrong_shape")
     assert refusal.startswith("onecopy.errors.Error: SGLang has not loaded the weights: the model has refused a weight")
     assert engine.ask("update", 8) is None
     assert engine.ask("tokens") == engine.ask("expected", 8)
