@@ -227,7 +227,7 @@ def killed_trainer(server, *paths):
 # Forks trainers, which send the weights of models 20 to 23 again and again until they are killed.
 TRAINERS = """
 import itertools, json, os, sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import test_vllm_server as test
 test.new_model(0)
 for line in sys.stdin:
@@ -245,7 +245,7 @@ for line in sys.stdin:
 @pytest.fixture
 def kill_a_trainer(server):
     """Kills a trainer with these settings in its third round or soon after, at a random moment."""
-    program = TRAINERS.format(folder=TESTS, url=server.url)
+    program = TRAINERS.format(folders=[TESTS, os.path.dirname(__file__)], url=server.url)
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True)
 
     def kill(**settings):
