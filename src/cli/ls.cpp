@@ -108,10 +108,11 @@ std::string silent_lines(const std::vector<SilentOwner>& silent) {
 std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
                     const LsOptions& options) {
   const std::string below = pinned_line(owners) + arenas_line(owners);
-  const auto idle_from = std::ranges::stable_partition(
-      owners, [&](const ListedOwner& owner) { return options.details || shares_something(owner.info); });
-  const std::vector<ListedOwner> idle(idle_from.begin(), idle_from.end());
-  owners.erase(idle_from.begin(), idle_from.end());
+  const auto idle_from = std::stable_partition(owners.begin(), owners.end(), [&](const ListedOwner& owner) {
+    return options.details || shares_something(owner.info);
+  });
+  const std::vector<ListedOwner> idle(idle_from, owners.end());
+  owners.erase(idle_from, owners.end());
   std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
                                     : owner_table(owners, line_width());
   text += idle_line(idle) + below;

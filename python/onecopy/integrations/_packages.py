@@ -48,7 +48,10 @@ def _other_version(root: ModuleType, package: str, what: str, lacks: str) -> Mis
     return error
 
 
-def at_first_use(plug: str, **sources: str) -> Callable[[str], Any]:
+Find = Callable[[str], Any]
+
+
+def at_first_use(plug: str, **sources: str) -> Find:
     """Returns a ``__getattr__`` for the module ``plug`` that imports each name from its module beside this one."""
 
     def find(name: str) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._lmcache_backend import OnecopyBackend
@@ -27,4 +27,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OnecopyBackend", "OnecopyL2Adapter"]
 
-__getattr__ = at_first_use(__name__, OnecopyBackend="._lmcache_backend", OnecopyL2Adapter="._lmcache_l2")
+__getattr__: Find = at_first_use(__name__, OnecopyBackend="._lmcache_backend", OnecopyL2Adapter="._lmcache_l2")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._nemo_rl_engine import Engine
 
 __all__ = ["Engine"]
 
-__getattr__ = at_first_use(__name__, Engine="._nemo_rl_engine")
+__getattr__: Find = at_first_use(__name__, Engine="._nemo_rl_engine")

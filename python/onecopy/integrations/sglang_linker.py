@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._sglang_linker import OnecopyLinker
 
 __all__ = ["OnecopyLinker"]
 
-__getattr__ = at_first_use(__name__, OnecopyLinker="._sglang_linker")
+__getattr__: Find = at_first_use(__name__, OnecopyLinker="._sglang_linker")

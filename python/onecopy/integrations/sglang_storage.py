@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._sglang_storage import OnecopyHiCache
 
 __all__ = ["OnecopyHiCache"]
 
-__getattr__ = at_first_use(__name__, OnecopyHiCache="._sglang_storage")
+__getattr__: Find = at_first_use(__name__, OnecopyHiCache="._sglang_storage")

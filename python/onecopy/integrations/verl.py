@@ -13,14 +13,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._verl_engine import OnecopyCheckpointEngine
 
 __all__ = ["OnecopyCheckpointEngine"]
 
-__getattr__ = at_first_use(__name__, OnecopyCheckpointEngine="._verl_engine")
+__getattr__: Find = at_first_use(__name__, OnecopyCheckpointEngine="._verl_engine")
 
 if "verl" in sys.modules:
     from . import _verl_engine  # registers the engine  # noqa: F401

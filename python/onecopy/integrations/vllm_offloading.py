@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._packages import at_first_use
+from ._packages import Find, at_first_use
 
 if TYPE_CHECKING:
     from ._vllm_offloading import OnecopySpec
 
 __all__ = ["OnecopySpec"]
 
-__getattr__ = at_first_use(__name__, OnecopySpec="._vllm_offloading")
+__getattr__: Find = at_first_use(__name__, OnecopySpec="._vllm_offloading")

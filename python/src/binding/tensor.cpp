@@ -217,8 +217,8 @@ void add_description(nb::class_<Tensor>& c) {
           "Whether the elements are contiguous in row-major order.")
       .def_prop_ro(
           "is_shared", [](const Tensor& t) { return is_shareable(t); },
-          "Whether other processes can open the memory in place. False for memory of other libraries and "
-          "of the store.")
+          "Whether other processes can open the memory in place. False for memory of other libraries\n"
+          "and of the store.")
       .def_prop_ro(
           "data_ptr", [](const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.data()); },
           "The address of element 0 in this process.");
