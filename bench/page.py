@@ -56,7 +56,7 @@ def _order(path: Path) -> tuple[bool, bool, bool, str]:
     """Returns the sort key of a file: machines without a card first, then results of `./dev bench`, then Python before
     C++."""
     has_card = "nvidia" in path.name or "cuda" in path.name
-    is_special = re.search(r"-(rpc|plugs|graphs|pinned|store)\.json$", path.name) is not None
+    is_special = re.search(r"-(rpc|plugs|graphs|pinned|store|store-hosts)\.json$", path.name) is not None
     return has_card, is_special, "-python" not in path.name, path.name
 
 

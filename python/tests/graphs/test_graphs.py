@@ -91,8 +91,9 @@ def test_an_output_in_place_that_is_held_is_moved_and_before_torch_2_12_a_view_o
         memory += 1
         assert part.tolist() == [2, 3]
     else:
-        with pytest.raises(graphs.OutputInUse, match="release them"):
+        with pytest.raises(graphs.OutputInUse, match="release them") as raised:
             leases.evacuate()
+        assert raised.value.code == "output_in_use"
         assert len(leases) == 1
         del part
         leases.evacuate()
