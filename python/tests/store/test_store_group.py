@@ -215,6 +215,17 @@ def test_a_publisher_keeps_its_turn_while_its_host_pulls_the_object(group, etcd)
     wait_for(group, 2, 2)
 
 
+def test_a_publisher_whose_host_pulls_the_object_for_too_long_says_so(group):
+    publish(group[0], 1)
+    (lock,) = Path(group[0].environment["ONECOPY_STORE_DIR"]).rglob("pulled-*")
+    with lock.open("rb") as file:
+        wait_until(lambda: is_locked(file))
+        with pytest.raises(onecopy.Timeout, match="does not become current.*another process of this host pulls"):
+            publish(group[0], 2, timeout=2)
+    assert publish(group[0], 3) == 2
+    wait_for(group, 2, 3)
+
+
 def is_locked(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

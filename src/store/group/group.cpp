@@ -91,7 +91,11 @@ ferry::Pull begin_pull(const Config& config, const Client& client, const std::st
     try {
       return ferry::Pull(std::move(options));
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::invalid_argument || until.has_passed()) throw;
+      if (error.code() != ErrorCode::invalid_argument) throw;
+      if (until.has_passed())
+        throw_error(ErrorCode::timeout,
+                    "version {} does not become current, because it is not on all hosts in time: {}",
+                    publication.stage().number, error.what());
     }
     publication.tend();
   }
