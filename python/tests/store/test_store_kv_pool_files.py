@@ -225,10 +225,11 @@ def test_a_directory_on_a_disk_or_without_room_is_refused(directory, tmp_path, m
         connect().kv_pool("kv", **SIZES | {"budget": 1 << 44, "extent_bytes": 1 << 40, "block_bytes": 1 << 40})
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
         pytest.skip("all directories lie on one file system")
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
-    with pytest.raises(onecopy.Unsupported, match="is not on a tmpfs of that size: set ONECOPY_STORE_DIR"):
-        connect().kv_pool("kv", **SIZES)
-    connect().stop()
+    with monkeypatch.context() as patch:
+        patch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
+        with pytest.raises(onecopy.Unsupported, match="is not on a tmpfs of that size: set ONECOPY_STORE_DIR"):
+            connect().kv_pool("kv", **SIZES)
+        connect().stop()
 
 
 def test_a_tmpfs_that_is_full_gives_fewer_blocks_and_ends_no_process(directory):

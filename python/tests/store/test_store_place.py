@@ -16,7 +16,7 @@ import pytest
 
 import onecopy
 from devices import eventually
-from processes import interpret
+from processes import interpret, kill_all
 
 CONNECT = "import onecopy; print(sorted(onecopy.store.connect(framework='onecopy').keeper().values()))"
 IN_A_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -77,6 +77,18 @@ def test_a_directory_that_was_made_again_outlives_half_of_the_keeper(plain, stor
     os.kill(before[half], signal.SIGKILL)
     assert onecopy.store.connect(autostart=False).get_bytes("a") == b"x"
     assert (store_place / "keeper").exists()
+
+
+def test_the_keeper_of_a_store_is_started_again_where_it_was_if_the_environment_has_changed(
+    plain, store_place, tmp_path, monkeypatch
+):
+    killed = plain.keeper()
+    with monkeypatch.context() as patch:
+        patch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "other"))
+        kill_all(*killed.values())
+        plain.put_bytes("a", b"x")
+        assert not (tmp_path / "other").exists()
+    assert onecopy.store.connect(autostart=False).get_bytes("a") == b"x"
 
 
 def test_a_place_that_a_keeper_has_is_refused_and_its_secret_stays(plain, store_place):

@@ -74,7 +74,7 @@ Packet Client::exchange_locked(const std::function<Bytes()>& question, std::span
 /// Starts the keeper, unless another process is quicker.
 void Client::start() {
   try {
-    start_keeper(options_.command);
+    start_keeper(options_.command, places_.environment());
   } catch (const Error&) {
     link_ = try_connect();
     if (!link_) throw;

@@ -87,7 +87,7 @@ std::optional<std::string> run(std::vector<std::string> words, const std::string
   const Fd output = make_output();
   const SpawnSettings settings(output.get());
   std::vector<char*> arguments = pointers(words);
-  std::vector<std::string> variables = environment;
+  std::vector<std::string> variables = environment;  // the first of a name counts
   for (char** variable = environ; *variable; ++variable) variables.emplace_back(*variable);
   std::vector<char*> all = pointers(variables);
   pid_t pid = 0;
@@ -113,7 +113,7 @@ std::string lasting_manager() {
 
 /// Starts the keeper as a unit of its own, which does not end with the unit, container or job of this process. Returns false if
 /// that is not possible here.
-bool start_apart(const std::vector<std::string>& serve) {
+bool start_apart(const std::vector<std::string>& serve, std::vector<std::string> environment) {
   const std::string directory = lasting_manager();
   if (directory.empty()) return false;
   std::vector<std::string> words{"systemd-run", "--user",
@@ -122,7 +122,8 @@ bool start_apart(const std::vector<std::string>& serve) {
                                  "--"};
   words.insert(words.end(), serve.begin(), serve.end());
   try {
-    return !run(words, words.front(), {"XDG_RUNTIME_DIR=" + directory});
+    environment.push_back("XDG_RUNTIME_DIR=" + directory);
+    return !run(words, words.front(), environment);
   } catch (const Error&) {  // there is no systemd-run
     return false;
   }
@@ -130,12 +131,12 @@ bool start_apart(const std::vector<std::string>& serve) {
 
 }  // namespace
 
-void start_keeper(const std::string& command) {
+void start_keeper(const std::string& command, const std::vector<std::string>& environment) {
   const std::vector<std::string> serve{command, "store", "serve", "--background"};
-  if (start_apart(serve)) return;
+  if (start_apart(serve, environment)) return;
   std::optional<std::string> failure;
   try {
-    failure = run(serve, command, {});
+    failure = run(serve, command, environment);
   } catch (const Error& error) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("the store has no keeper, and {}; run `onecopy store serve`", error.what()),

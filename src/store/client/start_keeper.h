@@ -2,12 +2,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace onecopy::store {
 
 /// Runs `COMMAND store serve --background`, which returns when clients can connect. The keeper is a unit of its own if the
 /// user's systemd lives longer than the control group of this process; otherwise logs what it ends with. Has no effect if another process
 /// has just started a keeper. Throws unsupported with the command's output if the command fails.
-void start_keeper(const std::string& command);
+/// `environment`: variables, as NAME=VALUE, in place of those of this process.
+void start_keeper(const std::string& command, const std::vector<std::string>& environment);
 
 }  // namespace onecopy::store

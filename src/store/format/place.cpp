@@ -91,15 +91,23 @@ void Place::link_to(const Place& home) const {
 void Place::remove_socket() const noexcept { ::unlink(socket().text.c_str()); }
 
 Places Places::of_this_user() {
-  if (const char* const own = std::getenv("ONECOPY_STORE_DIR"); own && *own) return Places(Place(own));
+  const auto value = [](const char* name) {
+    const char* const set = std::getenv(name);
+    return std::string(set ? set : "");
+  };
+  const std::string own = value("ONECOPY_STORE_DIR"), shared = value("ONECOPY_RUNTIME_DIR");
+  if (!own.empty()) return Places(Place(own));
   Places places;
-  const char* const shared = std::getenv("ONECOPY_RUNTIME_DIR");
-  places.is_first_required_ = shared && *shared;
+  places.environment_ = {"ONECOPY_STORE_DIR=", "ONECOPY_RUNTIME_DIR=" + shared};
+  places.is_first_required_ = !shared.empty();
   if (places.is_first_required_) places.all_.emplace_back(fmt::format("{}/store", shared), true);
   places.all_.emplace_back(fmt::format("/run/user/{}/onecopy/store", ::geteuid()), true);
   places.all_.emplace_back(fmt::format("/tmp/onecopy-store-{}", ::geteuid()));
   return places;
 }
+
+Places::Places(Place only)
+    : all_{std::move(only)}, environment_{"ONECOPY_STORE_DIR=" + all_.front().directory()} {}
 
 void Places::check() const { (is_first_required_ ? all_.front() : all_.back()).check(); }
 

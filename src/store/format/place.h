@@ -59,9 +59,11 @@ class Places {
   /// Returns ONECOPY_STORE_DIR alone if it is set. Otherwise returns `store` in ONECOPY_RUNTIME_DIR if that is set, then
   /// /run/user/UID/onecopy/store and /tmp/onecopy-store-UID.
   static Places of_this_user();
-  Places(Place only) : all_{std::move(only)} {}  // NOLINT: a place is a list of one
+  Places(Place only);  // NOLINT: a place is a list of one
 
   const std::vector<Place>& all() const noexcept { return all_; }
+  /// Returns the variables of the environment with which another process has these places.
+  const std::vector<std::string>& environment() const noexcept { return environment_; }
   /// Returns whether the user asked for the first place, so that a keeper may not do without it.
   bool is_first_required() const noexcept { return is_first_required_; }
   /// Throws what a keeper would throw that starts here, and makes nothing.
@@ -77,6 +79,7 @@ class Places {
   Places() = default;
 
   std::vector<Place> all_;
+  std::vector<std::string> environment_;
   bool is_first_required_ = true;
 };
 
