@@ -210,7 +210,7 @@ class Fleet:
 
     def check_readers(self):
         for name, file in self.seen_in.items():
-            for number, value, is_whole in (map(int, line.split()) for line in file):
+            for number, value, is_whole in (map(int, line.split()) for line in whole_lines(file)):
                 assert is_whole, "a reader has seen a part"
                 assert self.value_of.setdefault(number, value) == value, "two versions of one number"
                 assert value not in self.refused, f"a version is shown that was refused: {self.refused[value]}"
@@ -225,6 +225,17 @@ class Fleet:
             one.close()
         for one in self.members:
             one.stop()
+
+
+def whole_lines(file):
+    """Iterates over the lines that have been written to their end: a line may be seen in parts, a page each."""
+    while True:
+        at = file.tell()
+        line = file.readline()
+        if not line.endswith("\n"):
+            file.seek(at)
+            return
+        yield line
 
 
 FAULTS = [Fleet.kill_ferry, Fleet.stop_ferry, Fleet.kill_half, Fleet.kill_both_halves, Fleet.kill_etcd, Fleet.cut,
