@@ -50,8 +50,10 @@ Pull::Pull(PullOptions options)
   for (const Bytes& key : options_.keys)
     contexts_.push_back(std::make_shared<const transport::TlsContext>(key, kStoreProtocol));
   for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, kNow});
-  const Deadline until = Deadline::after(options_.lock_patience);
-  while (!origins_.try_lock() && !until.has_passed()) std::this_thread::sleep_for(kLockPause);
+  while (!origins_.try_lock() && !options_.lock_until.has_passed()) {
+    options_.look();
+    std::this_thread::sleep_for(kLockPause);
+  }
   if (!origins_.try_lock())
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("another process of this host pulls \"{}\"", options_.name));
@@ -160,7 +162,8 @@ void Pull::check_order(const Source& source, const Told& told) const {
 
 Pulled Pull::bring(Source& source, const Told& told) {
   Pulled pulled;
-  auto arrival = resume(told);
+  drop_last_unless([&](const Token& version) { return version == told.version; });
+  auto arrival = find_arrival(told.version);
   if (const auto number = arrival ? std::nullopt : show_again(source, told)) return {*number, 0, 0, false};
   if (!arrival) arrival = begin(source, told);
   pulled.bytes = arrival->bytes();
@@ -170,15 +173,6 @@ Pulled Pull::bring(Source& source, const Told& told) {
   pulled.taken = taken_ - before;
   pulled.number = arrival->commit();
   return pulled;
-}
-
-std::optional<Arrival> Pull::resume(const Told& told) {
-  const auto last = origins_.last();
-  if (!last) return {};
-  auto arrival = Arrival::resume(client_, last->local);
-  if (!arrival || last->origin == told.version) return arrival;
-  arrival->abort();  // the host has gone on to another version
-  return {};
 }
 
 /// Makes a version current that is here already. Returns its number; nothing if it is not here.

@@ -24,8 +24,8 @@ struct PullOptions {
   std::uint64_t number = 0;  ///< 0 for the newest version
   std::vector<Bytes> keys;   ///< tried in this order
   ConnectOptions keeper{};
-  Places places = Places::of_this_user();      ///< of the keeper
-  std::chrono::milliseconds lock_patience{0};  ///< the time for which another process may pull the object
+  Places places = Places::of_this_user();  ///< of the keeper
+  Deadline lock_until = kNow;              ///< until then another process may pull the object
   /// The time in which a host must send something. After that, another host is asked.
   std::chrono::milliseconds patience{10'000};
   /// A function that is called between two chunks and between two attempts. Its exceptions end the call of Pull that waits.
@@ -108,7 +108,6 @@ class Pull {
   std::optional<Token> shown_origin();
   void check_order(const Source& source, const Told& told) const;
   Pulled bring(Source& source, const Told& told);
-  std::optional<Arrival> resume(const Told& told);
   std::optional<std::uint64_t> show_again(const Source& source, const Told& told);
   std::optional<Origins::Pair> find_here(const Token& version);
   std::optional<Arrival> find_arrival(const Token& version);

@@ -38,7 +38,7 @@ struct Group::Link {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPause{20}, kLock{1'000};
+constexpr std::chrono::milliseconds kPause{20};
 constexpr std::chrono::seconds kShown{10};
 
 std::string home_of(Client& client) { return client.home(Deadline::after(kKeeperPatience)); }
@@ -81,23 +81,20 @@ void wait_until_shown(Client& client, const std::string& name, const Token& toke
 /// Waits until no other process of this host pulls the object, and keeps the turn of the publication meanwhile.
 ferry::Pull begin_pull(const Config& config, const Client& client, const std::string& name,
                        Publication& publication, Deadline until) {
-  for (;;) {
-    ferry::PullOptions options;
-    options.name = name;
-    options.keys = ferry::keys_in(config.key_file);
-    options.keeper.autostart = false;
-    options.places = client.places();
-    options.lock_patience = until.whole_ms_left(kLock);
-    try {
-      return ferry::Pull(std::move(options));
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::invalid_argument) throw;
-      if (until.has_passed())
-        throw_error(ErrorCode::timeout,
-                    "version {} does not become current, because it is not on all hosts in time: {}",
-                    publication.stage().number, error.what());
-    }
-    publication.tend();
+  ferry::PullOptions options;
+  options.name = name;
+  options.keys = ferry::keys_in(config.key_file);
+  options.keeper.autostart = false;
+  options.places = client.places();
+  options.lock_until = until;
+  options.look = [&publication] { publication.tend(); };
+  try {
+    return ferry::Pull(std::move(options));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    throw_error(ErrorCode::timeout,
+                "version {} does not become current, because it is not on all hosts in time: {}",
+                publication.stage().number, error.what());
   }
 }
 

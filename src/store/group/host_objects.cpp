@@ -175,6 +175,7 @@ void Host::follow(const std::string& name, const Current& current) {
     case Step::remove:
       if (local.noted != current) remembered_.note(name, current);
       if (shown) client_->ask<Done>(Remove{name, 0});
+      shown_[name] = current.generation;
       return;
   }
   shown_[name] = current.generation;
