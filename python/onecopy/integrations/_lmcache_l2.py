@@ -97,9 +97,11 @@ class OnecopyL2Adapter(_base.L2AdapterInterface):  # type: ignore[name-defined]
             if block is None:
                 stored = stored and pool.contains([digest]) != [False]
                 continue
-            pool.block(block)[: len(data)] = data
-            pool.complete([block])
-            pool.release([block])
+            try:
+                pool.block(block)[: len(data)] = data
+                pool.complete([block])
+            finally:
+                pool.release([block])
             copied += len(data)
         return _internal.L2StoreResult(stored, copied)
 

@@ -48,7 +48,7 @@ def _other_version(root: ModuleType, package: str, what: str, lacks: str) -> Mis
     return error
 
 
-Find = Callable[[str], Any]
+Find = Callable[[str], Any]  # the type of a module's __getattr__
 
 
 def at_first_use(plug: str, **sources: str) -> Find:

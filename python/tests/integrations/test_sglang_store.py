@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import onecopy
 from conftest import KILLS
 from engine_process import EngineProcess
 
@@ -33,14 +32,6 @@ for seed in map(int, sys.argv[1:]):
 print("done", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv("ONECOPY_STORE_DIR", str(tmp_path / "store"))
-    made = onecopy.store.connect()
-    yield made
-    made.stop()
 
 
 @pytest.fixture
