@@ -123,6 +123,8 @@ class Node final : private TransportHost {
   // Workers. Each asks for work, does it, and asks again.
   /// Waits for work. Returns false when the worker must end: after stop(), or because enough other workers are idle.
   bool next(Work& work);
+  /// Notes that the worker has done the work that next() gave it.
+  void end_work() noexcept { ended_.fetch_add(1); }
   /// Does work of kind service: answers the greetings of other members and waits until they can be called, or opens the
   /// memory of the first message in a lane.
   void serve(const Work& work) noexcept;
@@ -209,7 +211,9 @@ class Node final : private TransportHost {
   void give_out(Work&& work);
   bool is_back_soon(const Work& work) const;
   bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
-  bool spin_for_work();
+  void leave_to_busy_workers() const;
+  bool spin_for_work(bool& watches);
+  void end_watch(bool& watches) noexcept;
   bool sleep_for_work();
   bool look_for_work(Work& work);
   bool try_retire() noexcept;
@@ -237,6 +241,8 @@ class Node final : private TransportHost {
   /// The number of threads that use the lanes of living members without the turn.
   mutable std::atomic<int> lookers_{0};
   std::atomic<int> idle_{0};
+  std::atomic<std::uint32_t> begun_{0},
+      ended_{0};  ///< counts of work that workers have taken, and have done
   std::atomic<int> sleepers_{0};
   /// The first sleeper sleeps on the bell; further ones sleep in reserve and are woken after it.
   std::atomic<bool> has_first_sleeper_{false};

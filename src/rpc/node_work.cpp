@@ -57,21 +57,42 @@ bool Node::next(Work& work) {
   idle_.fetch_add(1);
   work = {};
   bool was_busy = true;  // the next message may be on its way
+  bool watches = false;
   int idle_slices = 0;
   for (;;) {
+    leave_to_busy_workers();
     const bool has_looked = !work_.try_pop(work) && are_lanes_ready() && look_for_work(work);
     if (work.kind == Work::Kind::call && is_stopped()) work = {};
     if (work.kind != Work::Kind::none) break;
-    if (is_stopped()) return idle_.fetch_sub(1), false;
+    if (is_stopped()) return end_watch(watches), idle_.fetch_sub(1), false;
     was_busy = was_busy || has_looked;
-    if (has_looked || (was_busy && spin_for_work())) continue;
+    if (has_looked || (was_busy && spin_for_work(watches))) continue;
     was_busy = false;
     idle_slices = sleep_for_work() ? 0 : idle_slices + 1;
     if (idle_slices >= kSlicesBeforeRetiring && try_retire()) return false;
   }
+  begun_.fetch_add(1);
   idle_.fetch_sub(1);
+  end_watch(watches);
   if (has_work() && !is_back_soon(work)) (*bell_)->calls.ring();
   return true;
+}
+
+/// Leaves work to busy workers that come back soon, if this is the last idle worker: before it does any work, it starts
+/// another one, so a burst of short calls would start as many threads as there may be.
+void Node::leave_to_busy_workers() const {
+  constexpr std::chrono::microseconds kSoon{5};
+  std::uint32_t ended = ended_.load();
+  if (idle_.load() != 1 || begun_.load() == ended) return;
+  TimePoint until = steady_clock::now() + kSoon;
+  while (begun_.load() != ended && idle_.load() == 1 && has_work() && !is_stopped()) {
+    std::this_thread::yield();
+    const TimePoint now = steady_clock::now();
+    const std::uint32_t seen = ended_.load();
+    if (seen == ended && now >= until) return;
+    if (seen != ended) until = now + kSoon;
+    ended = seen;
+  }
 }
 
 /// Leaves a message for which there is no memory in its lane: a later look finds the message.
@@ -110,13 +131,16 @@ bool Node::try_help(Work& work) {
 
 /// Looks for work for a while; returns whether there is some. Does not spin while another thread waits for a call and
 /// looks at the lanes, nor if the last caller shares this processor, since that caller runs only while this thread
-/// sleeps.
-bool Node::spin_for_work() {
-  if (!spin_.is_any() || waiter_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
-    return false;
-  if (is_spinning_.exchange(true)) return false;
+/// sleeps. `watches` says whether this thread is the one that spins, which it stays until it has taken what it found: a
+/// peer looks at the bell right after its message, and would wake a sleeper for a message that this thread takes.
+bool Node::spin_for_work(bool& watches) {
+  const bool may_spin =
+      spin_.is_any() && !waiter_.has_leader() && !shares_processor_.load(std::memory_order_relaxed);
+  if (!may_spin) return end_watch(watches), false;
+  if (!watches && is_spinning_.exchange(true)) return false;
+  watches = true;
   (*bell_)->calls.listen_here();
-  const std::uint32_t watched = (*bell_)->calls.watch();
+  (*bell_)->calls.watch();
   TimePoint end{};
   bool found = false, is_over = false;
   while (!found && !is_over) {
@@ -127,10 +151,16 @@ bool Node::spin_for_work() {
     is_over = now >= end || waiter_.has_leader();
     (*bell_)->calls.listen_here();
   }
+  if (!found) end_watch(watches);
+  return found || has_work();
+}
+
+/// Makes peers ring again if this thread is the one that spins. Whoever calls this looks for work once more afterwards.
+void Node::end_watch(bool& watches) noexcept {
+  if (!std::exchange(watches, false)) return;
   is_spinning_.store(false);
   if (sleepers_.load() > 0) (*bell_)->calls.arm();
-  else (*bell_)->calls.desert_from(watched);
-  return found || has_work();
+  else (*bell_)->calls.desert_if_awake();
 }
 
 /// Sleeps until there may be work. Returns false if this thread is not the first sleeper and has slept for a whole

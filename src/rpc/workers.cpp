@@ -95,6 +95,7 @@ void Workers::work() noexcept {
     if (node_.wants_worker()) start_();
     run_(work);
     work = {};
+    node_.end_work();
   }
   t_workers = nullptr;
 }

@@ -2,17 +2,23 @@
 #include "onecopy/rpc/agent.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/stats.h"
 #include "support/die_at.h"
+#include "support/limits.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -176,6 +182,37 @@ TEST(Agent, DoesNotRunOutOfThreadsForCallsThatWaitForEachOther) {
   std::vector<Future> futures;
   for (int i = 0; i < 20; ++i) futures.push_back(agent.call_async("callee", "descend", number(6)));
   for (Future& future : futures) EXPECT_EQ(number_of(future.get()), 6);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+/// A worker that is about to come back takes the next call, so no thread is started for the call. Without that, the
+/// burst starts all 1,024 threads of the limit.
+TEST(Agent, StartsFewThreadsForABurstOfShortCalls) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [](Agent& agent) {
+    cpu_set_t one{};  // where a worker that is woken interrupts the worker that woke it
+    CPU_SET(::sched_getcpu(), &one);
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+      EXPECT_EQ(::sched_setaffinity(std::stoi(task.path().filename()), sizeof one, &one), 0);
+    agent.define("count threads", [](Values&&) {
+      const std::filesystem::directory_iterator tasks("/proc/self/task");
+      return number(std::distance(begin(tasks), end(tasks)));
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  std::int64_t most = 0;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<Future> futures;
+    for (int i = 0; i < 2000; ++i) futures.push_back(agent.call_async("callee", "add one", number(i)));
+    for (int i = 0; i < 2000; ++i) EXPECT_EQ(number_of(futures[static_cast<std::size_t>(i)].get()), i + 1);
+    most = std::max(most, number_of(agent.call("callee", "count threads")));
+  }
+  if (!testing::kSanitized) {  // a sanitizer's calls are not short
+    EXPECT_LT(most, 500);
+  }
   meeting->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }
