@@ -108,11 +108,12 @@ library_step() {
   touch "$LOGS/library"
 }
 
-wait_for_library() { until [ -e "$LOGS/library" ] || ! kill -0 $$ || ! command -v ccache >/dev/null; do sleep 1; done; }
+wait_for_library() { ! command -v ccache >/dev/null || wait_for library; }
 
 release_steps() {
   library_step
-  step "release: build" build release || return 0
+  step "release: build" build release || { BUILT_AHEAD=() && return 0; }
+  build_ahead &
   step "release: layers link downwards" build release onecopy_arrows || true
   step "release: headers are self-contained" build release onecopy_headers || true
   find_ucx
@@ -178,16 +179,37 @@ seams_steps() {
     python/tests/binding/test_tensor.py python/tests/binding/test_queue.py python/tests/store/test_store.py
 }
 
-asan_steps() { step "asan: build" build asan && ctest_step "asan: tests" asan ${SANITIZED_LONGEST:+-E "$SANITIZED_LONGEST"} || true; }
+# Tests wait more than they compute. Builds with a low priority take the time that the tests of Python and release leave.
+build_ahead() {
+  local preset
+  renice -n 10 "$BASHPID" >/dev/null
+  for preset in "${BUILT_AHEAD[@]}"; do
+    step "$preset: build" build "$preset" || true
+    touch "$LOGS/$preset"
+  done
+}
+
+built() {  # built <preset>: builds the preset, or waits for build_ahead; fails if the build has failed
+  case " ${BUILT_AHEAD[*]} " in
+    *" $1 "*) wait_for "$1" && ! grep -qsx "$1: build" "$LOGS/failed" ;;
+    *) step "$1: build" build "$1" ;;
+  esac
+}
+
+wait_for() { until [ -e "$LOGS/$1" ] || ! kill -0 $$; do sleep 1; done; }
+
+asan_steps() { built asan && ctest_step "asan: tests" asan ${SANITIZED_LONGEST:+-E "$SANITIZED_LONGEST"} || true; }
 
 tsan_starts() {  # without randomised addresses: older runtimes cannot map their shadow where vm.mmap_rnd_bits is 32
   echo 'int main() {}' | "$(llvm_tool clang++)" -x c++ - -fsanitize=thread -o "$LOGS/tsan_probe" && setarch -R "$LOGS/tsan_probe"
 }
 
-tsan_steps() {
+tsan_steps() {  # beside the tests of asan, and after those of Python: three at once would be too many for two processors
   llvm_tool clang++ >/dev/null || { skip "tsan" "clang++ is not installed"; return 0; }
-  if ! tsan_starts >/dev/null 2>&1; then skip "tsan" "a program under ThreadSanitizer does not start here"
-  elif step "tsan: build" build tsan; then ctest_step "tsan: tests" tsan ${SANITIZED_LONGEST:+-E "$SANITIZED_LONGEST"}; fi
+  tsan_starts >/dev/null 2>&1 || { skip "tsan" "a program under ThreadSanitizer does not start here"; return 0; }
+  built tsan || return 0
+  wait_for python
+  ctest_step "tsan: tests" tsan ${SANITIZED_LONGEST:+-E "$SANITIZED_LONGEST"}
 }
 
 fuzz_steps() {  # fuzz_steps [seconds]; new inputs go to build/fuzzing, the corpus stays as it is
@@ -228,15 +250,20 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
   step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-CI_STEPS=(lint python release install model tidy-changed asan tsan fuzz seams programs)
+CI_STEPS=(lint python release install model tidy-changed asan tsan seams fuzz programs)
 NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
-    python) python_steps "${LEFT_TO_NIGHTLY[@]}" & ;;  # most tests wait for processes, so they run beside the builds
+    python)  # most tests wait for processes, so they run beside the builds
+      { python_steps "${LEFT_TO_NIGHTLY[@]}"; touch "$LOGS/python"; } & ;;
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
-    lint | release | install | asan | tsan | model | fuzz) "$1_steps" ;;
+    lint | release | install | model) "$1_steps" ;;
+    asan | tsan) "$1_steps" & ;;
+    fuzz)  # in the same build
+      wait
+      fuzz_steps ;;
     seams)  # beside the Python tests, unless it installs the package anew
       ! is_editable || wait
       seams_steps ;;
@@ -250,7 +277,10 @@ run_step() {  # run_step <word of ./dev test>
 
 run_steps() {  # run_steps <word>...
   local word
+  BUILT_AHEAD=()
   case " $* " in *" python "*"release "*) ;; *) touch "$LOGS/library" ;; esac
+  case " $* " in *" python "*) ;; *) touch "$LOGS/python" ;; esac
+  case " $* " in *" release "*" asan tsan "*) BUILT_AHEAD=(asan tsan) ;; esac
   for word in "$@"; do run_step "$word"; done
   wait
 }

@@ -40,3 +40,30 @@ def test_a_run_names_failed_cases_and_unexpected_skips_at_its_end(tmp_path):
     result = summary(tmp_path, f"step 'skips are expected' bash -c 'cat {said}; exit 1' || true")
     end = ["failed step: skips are expected", "0 passed, 1 failed, 0 skipped"]
     assert result.stdout.splitlines()[-4:] == [*lines[:2], *end]
+
+
+STUBS = """
+VENV=/nowhere
+say() {{ echo "$*" >>{order}; }}
+build() {{ say build "$1"; [ "$1" != "${{BROKEN:-}}" ]; }}
+ctest_step() {{ say tests "$2"; }}
+python_steps() {{ sleep 1; say python; }}
+library_step() {{ touch "$LOGS/library"; }}
+find_ucx() {{ :; }}
+llvm_tool() {{ echo true; }}
+tsan_starts() {{ true; }}
+"""
+
+
+@pytest.mark.parametrize("broken", ["", "release", "asan"])
+def test_sanitizers_are_built_ahead_and_a_build_that_fails_ends_its_step_alone(tmp_path, broken):
+    order = tmp_path / "order"
+    stubs = STUBS.format(order=order)
+    script = f"set -euo pipefail; . {STEPS}; LOGS={tmp_path}/logs; BROKEN={broken}; start_steps\n{stubs}"
+    script += "run_steps python release asan tsan; summary"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=STEPS.parents[1], timeout=60)
+    assert result.returncode == bool(broken), result.stdout + result.stderr
+    done = order.read_text().splitlines()
+    assert ("tests release" in done, "tests asan" in done) == (broken != "release", broken != "asan")
+    assert done.index("tests tsan") > max(done.index("build tsan"), done.index("python"))
+    assert done.count("build asan") == done.count("build tsan") == 1
