@@ -25,6 +25,7 @@
 #include "os/fd.h"
 #include "rows.h"
 #include "rpc/address.h"
+#include "rpc/hosts/endpoint.h"
 #include "support/bare_tls.h"
 #include "support/cpu.h"
 #include "support/hex.h"
@@ -218,7 +219,8 @@ void be_strange(const HostPort& there, const std::atomic<bool>& is_over, std::at
 
 /// Receives the callee's address and a pid, whose network namespace it enters. Then each message begins or ends an attack.
 void attack_a_host(Parent& parent) {
-  const HostPort there = HostPort::parse(rpc::Address::from_bytes(from_hex(parent.talk.hear())).endpoint);
+  const auto address = rpc::Address::from_bytes(from_hex(parent.talk.hear()));
+  const HostPort there = HostPort::parse(rpc::Endpoint::parse(address.endpoint).at);
   const Fd network(
       ::open(fmt::format("/proc/{}/ns/net", parent.talk.hear()).c_str(), O_RDONLY | O_CLOEXEC));
   if (::setns(network.get(), CLONE_NEWNET) != 0) throw std::runtime_error("no network namespace");
