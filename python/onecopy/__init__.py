@@ -86,6 +86,9 @@ from .errors import (
 )
 from .pickling import tensors as _pickled
 
+if not getattr(_sys, "_is_gil_enabled", lambda: True)():  # the import of _core enables it unless the user forbids that
+    raise ImportError("onecopy needs the GIL, which PYTHON_GIL=0 or -X gil=0 disables; run Python without this setting")
+
 _Mapping.register(Bundle)
 _absent.register()
 _pickled.register()
