@@ -202,6 +202,8 @@ def matches(answer, expected) -> bool:
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_with_one_shared_directory_these_work_and_those_are_refused(owner, start, name):
     container, expected = CONTAINERS[name]
+    if name == "another user" and subprocess.run([*container.split(), sys.executable, "-c", ""]).returncode:
+        pytest.skip("the folder of this interpreter is closed to other users")
     answers = start(container, USER, *owner).read()
     assert all(matches(answers[what], expected[what]) for what in expected), answers
 
