@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import KILLS
-from processes import kill_while_it_stores
+from processes import TESTS, interpret, kill_while_it_stores
 
 torch = pytest.importorskip("torch")
 
@@ -141,3 +141,38 @@ def test_servers_that_are_killed_while_they_store_and_load_leave_whole_objects_o
         assert (pool.stats()["leased"], pool.stats()["writing"]) == (0, 0), f"after {kill + 1} kills"
     print(f"\n{KILLS} kills, {pool.stats()['stored']} objects stored, {seen} loaded")
     assert seen > KILLS and len(pool.allocate(4)) == 4
+
+
+#: Stores objects in a KV pool whose tmpfs has another file up to its last byte, and once that file is gone.
+WITHOUT_ROOM = f"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if (libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None)
+        or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=12m")):
+    print("skip", os.strerror(ctypes.get_errno()))
+    sys.exit()
+os.environ["ONECOPY_STORE_DIR"] = "/dev/shm/store"
+sys.path[:0] = [{TESTS!r}, {TESTS + "/integrations"!r}]
+import contextlib, onecopy
+from test_lmcache_l2 import BLOCK, ODD, Layout, Server, lmcache, loaded, stored, torch
+options = {{"onecopy.max_gib": 64 * BLOCK / (1 << 30), "onecopy.extent_bytes": 8 * BLOCK, "onecopy.outlives_keeper": True}}
+small = Layout([torch.Size((2, 4, 16, 256))], [torch.bfloat16])
+first, second = (Server(lmcache.install_l2()(options)) for _ in range(2))
+stored(first, range(4))
+with open("/dev/shm/other", "wb", buffering=0) as file, contextlib.suppress(OSError):
+    while True:
+        file.write(bytes(4096))
+print([stored(server, range(at, at + 4)) > 0 for server, at in ((first, 4), (second, 8), (first, 12))])
+print(loaded(second, range(24)), stored(second, [1], small), loaded(first, [1], small))
+os.remove("/dev/shm/other")
+print(stored(second, range(16, 24)) > 0, loaded(first, range(16, 24)), stored(first, [1], small) > 0)
+first.adapter.close(), second.adapter.close(), onecopy.store.connect().stop()
+"""
+
+
+def test_servers_whose_tmpfs_is_full_evict_objects_or_store_none_and_go_on():
+    done = interpret(WITHOUT_ROOM)
+    if done.stdout.startswith("skip"):
+        pytest.skip("wants to mount a file system: " + done.stdout)
+    full = f"[True, True, True]\n{list(range(8, 16))} -1 []\n"
+    assert done.stdout == f"{full}True {list(range(16, 24))} True\n", done.stdout + done.stderr
