@@ -12,7 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <future>
 #include <set>
 #include <thread>
 #include <vector>
@@ -41,59 +40,6 @@ TEST_F(KvPoolTest, MakesNoMemoryBeforeABlockIsNeeded) {
   pool_->allocate(1);
   EXPECT_EQ(populated_, 1u);
   EXPECT_EQ(pool_->stats().free_bytes, kBudget / 2);
-}
-
-/// A user that populates an extent until it may go on.
-struct Grower {
-  explicit Grower(const Fd& control)
-      : pool(control, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) {
-          begun.set_value();
-          may_end.get_future().wait();
-          return true;
-        }) {
-    begun.get_future().wait();
-  }
-
-  std::promise<void> begun, may_end;
-  KvPoolBlocks pool;
-  std::jthread thread{[this] { EXPECT_EQ(pool.allocate(1).size(), 1u); }};
-};
-
-TEST_F(KvPoolTest, WaitsForTheMemoryThatAnotherUserPopulates) {
-  Grower grower(control_);
-  KvPoolBlocks patient(
-      control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) { return ++populated_ != 0; },
-      std::chrono::seconds(10));
-  std::jthread waits([&] {
-    EXPECT_EQ(patient.allocate(1).size(), 1u);
-    EXPECT_TRUE(patient.write(Keys{"a"}, 1).front());
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  grower.may_end.set_value();
-  waits.join();
-  EXPECT_EQ(populated_, 0u);
-}
-
-TEST_F(KvPoolTest, PopulatesMemoryItselfIfAnotherUserIsStoppedInTheMiddle) {
-  Grower grower(control_);
-  KvPoolBlocks hurried(
-      control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) { return ++populated_ != 0; },
-      std::chrono::milliseconds(1));
-  EXPECT_EQ(hurried.allocate(kRecords).size(), kRecords);
-  EXPECT_EQ(populated_, 1u);
-  expect_refused([&] { hurried.allocate(1); }, ErrorCode::out_of_memory);
-  grower.may_end.set_value();
-  grower.thread.join();
-}
-
-TEST_F(KvPoolTest, EvictsWhenTheSystemHasNoMemoryForAnExtent) {
-  const Numbers first = put_some({"a", "b"});
-  has_memory_ = false;
-  const Numbers more = pool_->allocate(kBlocks / 2);
-  EXPECT_EQ(pool_->stats().evictions, 2u);
-  expect_refused([&] { pool_->allocate(1); }, ErrorCode::out_of_memory);
-  has_memory_ = true;
-  EXPECT_EQ(pool_->allocate(1).size(), 1u);
 }
 
 TEST_F(KvPoolTest, RefusesWrongNumbersAndChangesNothing) {
