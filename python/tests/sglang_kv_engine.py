@@ -28,6 +28,7 @@ class Commands:
         import sglang
 
         self.engine = sglang.Engine(model_path=folder, sleep_on_idle=True, **sglang_engine.ENGINE, **options)
+        self.engine.freeze_gc()  # flush_cache() collects garbage, for seconds if among all objects of SGLang
 
     def answers(self, prompts, count=4):
         """Returns the most likely tokens after each prompt, and how many of its tokens came from the KV pool."""
