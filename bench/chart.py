@@ -30,27 +30,35 @@ class Row:
 
 
 ROWS = (
-    Row("a new torch tensor through `mp.Queue`, and an int back", "-22-amd-epyc-2cpu-vm-python.json", "A fresh tensor of 16",
+    Row("a new torch tensor of 64 bytes through `mp.Queue`, and an int back", "-22-amd-epyc-2cpu-vm-python.json", "A fresh tensor of 16",
         (("onecopy", "onecopy.multiprocessing.Queue"),
+         ("torch.multiprocessing", "torch.multiprocessing.Queue, file_descriptor"))),
+    Row("a new torch tensor of 16 MiB through `mp.Queue`, and an int back", "-22-amd-epyc-2cpu-vm-python.json", "A tensor of 16 MiB",
+        (("onecopy", "a fresh tensor of torch, steady state"),
          ("torch.multiprocessing", "torch.multiprocessing.Queue, file_descriptor"))),
     Row("20,000 shared tensors, sent to another process and opened", "-22-amd-epyc-2cpu-vm-python.json", "20,000 tensors of 4 KiB",
         (("onecopy", "bundle"), ("torch.multiprocessing", "torch.multiprocessing.Queue, file_system"))),
     Row("an engine gets 1 GiB of new weights", "-25-amd-epyc-2cpu-vm-python-plugs.json", "1 GiB of new weights",
         (("onecopy", "onecopy"), ("a shared buffer", "a bucket of 512 MiB in shared memory, copied twice"),
          ("a safetensors file", "a safetensors file, written and mapped"))),
-    Row("a new CUDA tensor through `mp.Queue`, and an int back", "-23-intel-r-xeon-r-processor-32cpu-vm-python-cuda.json",
+    Row("a new CUDA tensor of 64 bytes through `mp.Queue`, and an int back", "-23-intel-r-xeon-r-processor-32cpu-vm-python-cuda.json",
         "A fresh CUDA tensor of 16",
         (("onecopy", "onecopy.multiprocessing.Queue"), ("torch.multiprocessing", "torch.multiprocessing.Queue"))),
-    Row("images per second of a `DataLoader`, pinned, 8 workers", "2x-nvidia-h100-80gb-hbm3-pinned.json", "DataLoader(pin_memory",
-        (("onecopy", "fork"), ("torch's pinning", "torch: fork"))),
+    Row("a `state_dict` of 18,867 tensors, 7.1 GiB, to the GPU", "1x-nvidia-h100-80gb-hbm3-pinned.json", "18,867 tensors",
+        (("onecopy", "onecopy.to_device()"), ('{k: v.to("cuda")}', '{k: v.to("cuda")}'))),
 )  # fmt: skip
 
 
-def bars_of(row: Row, results: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the label and the figure of each bar. `results` are the contents of the files by name."""
+def section_of(row: Row, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns the title and the figures from which the row is made. `results` are the contents of the files by name."""
     (content,) = [content for name, content in results.items() if name.endswith(row.file)]
     (found,) = [one for one in content["rows"] if one["title"].startswith(row.title)]
-    figures = {figure["what"].strip(): figure for figure in reversed(found["figures"])}
+    return dict(found)
+
+
+def bars_of(row: Row, results: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the label and the figure of each bar."""
+    figures = {figure["what"].strip(): figure for figure in reversed(section_of(row, results)["figures"])}
     return [(label, figures[what]) for label, what in row.figures]
 
 

@@ -19,29 +19,41 @@ RESULTS, PAGE, CHART = ROOT / "bench/results", ROOT / "docs/benchmarks.md", ROOT
 sys.path.insert(0, str(ROOT / "bench/python"))
 sys.path.insert(0, str(ROOT / "bench"))
 import chart  # noqa: E402
+import names  # noqa: E402
 
 from report import format_value  # noqa: E402
 
-NOT_SAID = ("put ", "iceoryx was not", "one card here")  # notes that explain nothing in a table of several machines
+NOT_SAID = (
+    "put ",
+    "iceoryx was not",
+    "one card here",
+    "views of fresh",
+    "values of state_dict()",
+)  # notes of rows that are not shown
 
 HEAD = """\
 # Benchmarks
 
-![README's table as bars](how-fast.svg)
-
-`bench/page.py` writes this page from the files in `bench/results`. Every column names its machine and date. Numbers depend on
-the machine, so measure on yours:
+Numbers depend on the machine: compare the rows of one column, and measure on yours.
 
 ```sh
 ./dev bench                                           # the C++ library, about two minutes
 ./dev bench python                                    # the Python package, about ten minutes
 ./dev gpu                                             # the C++ library on CUDA devices
-python bench/python/run.py --device cuda:0            # the Python package on a CUDA device
-python bench/python/pinned.py                         # copies, loaders and files with pinned memory
+.venv/bin/python bench/python/run.py --device cuda:0  # the Python package on a CUDA device
+.venv/bin/python bench/python/pinned.py               # copies and files with pinned memory
 ```
 
-Each number is the median over rounds in which onecopy and the others run one after the other. torch runs in processes that
-never import onecopy. [How each row is measured](../bench/README.md) says what is inside the measured time. Files without a commit were entered by hand from the output of the command that the section names.
+"""
+
+METHOD = """
+## How it was measured
+
+A number is the median over rounds in which onecopy and the others run one after the other, unless the section says otherwise. torch
+runs in processes that never import onecopy. [How each row is measured](../bench/README.md) says what is inside the measured time. A
+column is a machine and a date. If a section names no command, the commands above measure it. *By hand*: the figures were copied from the
+output of the command that the section names, or were measured once, as the section says. `bench/page.py` writes this page from the files in
+`bench/results`.
 
 """
 
@@ -56,7 +68,7 @@ def _order(path: Path) -> tuple[bool, bool, bool, str]:
     """Returns the sort key of a file: machines without a card first, then results of `./dev bench`, then Python before
     C++."""
     has_card = "nvidia" in path.name or "cuda" in path.name
-    is_special = re.search(r"-(rpc|plugs|graphs|pinned|store|store-hosts)\.json$", path.name) is not None
+    is_special = re.search(r"-(rpc|plugs|graphs|pinned|store|store-hosts|start|engines)\.json$", path.name) is not None
     return has_card, is_special, "-python" not in path.name, path.name
 
 
@@ -73,11 +85,41 @@ def page() -> str:
     letters: dict[str, str] = {}
     for _, result in results:
         letters.setdefault(machine_of(result["machine"]), chr(ord("A") + len(letters)))
-    text = HEAD + "| | machine | results |\n|---|---|---|\n"
+    groups: dict[str, list[str]] = {name: [] for name, _ in names.GROUPS}
+    titles = dict.fromkeys(row["title"] for _, result in results for row in result["rows"])
+    for title in titles:
+        if title not in names.LEFT_OUT:
+            groups[names.group_of(title)].append(title)
+    text = HEAD + _summary(results, letters) + _contents(groups) + METHOD + "| | machine | results |\n|---|---|---|\n"
     for machine, letter in letters.items():
         text += f"| {letter} | {machine} | {_runs(machine, results)} |\n"
-    titles = dict.fromkeys(row["title"] for _, result in results for row in result["rows"])
-    return text + "".join(_section(title, results, letters) for title in titles)
+    for group, members in groups.items():
+        text += f"\n## {group}\n" + "".join(_section(title, results, letters) for title in members)
+    return text
+
+
+def _summary(results: list[tuple[str, dict[str, Any]]], letters: dict[str, str]) -> str:
+    """Returns the rows of README's table, with the machine of each."""
+    files = {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    text = "| | onecopy | without it | machine |\n|---|---:|---|---|\n"
+    for row in chart.ROWS:
+        (_, ours), *others = chart.bars_of(row, files)
+        (content,) = [content for name, content in files.items() if name.endswith(row.file)]
+        without = ", ".join(f"{_cell(figure)} with {label}" for label, figure in others)
+        machine = letters[machine_of(content["machine"])]
+        section = names.title_of(chart.section_of(row, files)["title"])
+        text += f"| [{row.text}](#{_anchor(section)}) | {_cell(ours)} | {without} | {machine} |\n"
+    return text + "\n![The rows of the table as bars](how-fast.svg)\n"
+
+
+def _contents(groups: dict[str, list[str]]) -> str:
+    lines = [f"- [{group}](#{_anchor(group)})" for group in ("How it was measured", *groups)]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _anchor(title: str) -> str:
+    """Returns the anchor that GitHub and the site give a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _runs(machine: str, results: list[tuple[str, dict[str, Any]]]) -> str:
@@ -87,33 +129,32 @@ def _runs(machine: str, results: list[tuple[str, dict[str, Any]]]) -> str:
         facts = result["machine"]
         if machine_of(facts) == machine:
             software = f"torch {facts['torch']}" if "torch" in facts else "C++"
-            runs.append(f"{date} ({software}, {facts.get('commit', 'no commit')})")
+            runs.append(f"{date} ({software}, {facts.get('commit', 'by hand')})")
     return "<br>".join(dict.fromkeys(runs))
 
 
 def _section(title: str, results: list[tuple[str, dict[str, Any]]], letters: dict[str, str]) -> str:
-    columns, notes = {}, {}
+    columns: dict[str, dict[str, dict[str, Any]]] = {}
+    notes: dict[str, list[str]] = {}
     for date, result in results:
         for row in result["rows"]:
             if row["title"] == title:
-                columns[f"{letters[machine_of(result['machine'])]}, {date}"] = _by_name(row["figures"])
-                notes |= dict.fromkeys(re.sub(r"</torch_[0-9_]*>", "FILE", note) for note in row["notes"])
-    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+                letter = letters[machine_of(result["machine"])]
+                columns[f"{letter}, {date}"] = names.rows_of(title, row["figures"])
+                for note in row["notes"]:
+                    notes.setdefault(re.sub(r"</torch_[0-9_]*>", "FILE", note), []).append(letter)
+    rows = dict.fromkeys(name for figures in columns.values() for name in figures)
     lines = [f"| {' | '.join(['', *columns])} |", f"|---|{'---:|' * len(columns)}"]
-    for name in names:
-        cells = (_cell(figures.get(name)) for figures in columns.values())
-        lines.append(f"| {name[0].strip()} | {' | '.join(cells)} |")
-    said = [f"- {note}" for note in notes if not note.startswith(NOT_SAID)]
-    return f"\n## {title}\n\n" + "\n".join(lines) + "\n" + ("\n" + "\n".join(said) + "\n" if said else "")
-
-
-def _by_name(figures: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns the figures by name and number of earlier occurrences of the name, since parts of a row repeat names."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for figure in figures:
-        count = sum(name == figure["what"] for name, _ in found)
-        found[figure["what"], count] = figure
-    return found
+    for name in rows:
+        lines.append(f"| {name} | {' | '.join(_cell(figures.get(name)) for figures in columns.values())} |")
+    said = [
+        f"- {'' if len(of) == len(columns) else ', '.join(of) + ': '}{names.plain(note)}"
+        for note, of in notes.items()
+        if not note.startswith(NOT_SAID)
+    ] + [f"- {note}" for note in names.NOTES.get(title, ())]
+    return (
+        f"\n### {names.title_of(title)}\n\n" + "\n".join(lines) + "\n" + ("\n" + "\n".join(said) + "\n" if said else "")
+    )
 
 
 def _cell(figure: dict[str, Any] | None) -> str:

@@ -2,6 +2,8 @@
 // Errors: the code says what a program can do, and the text says what happened.
 #include <onecopy/onecopy.h>
 
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>

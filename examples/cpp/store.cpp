@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A trainer publishes versions of its weights under a name, and an engine follows them at addresses that stay the same.
+// Both use a store in a directory of their own, which is stopped at the end.
 #include <onecopy/onecopy.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,9 +50,12 @@ int serve() {
 
 int main(int argc, char** argv) {
   if (argc == 2) return serve();
+  char directory[] = "/tmp/onecopy-example-XXXXXX";
+  setenv("ONECOPY_STORE_DIR", mkdtemp(directory), 1);  // not the store of your other programs
   const std::string command = std::string(argv[0]) + " serve";
   std::thread engine([&] { std::system(command.c_str()); });
   train();
   engine.join();
   store::Store::connect().stop();
+  std::filesystem::remove_all(directory);
 }

@@ -27,6 +27,16 @@ def test_readme_quotes_the_figures_of_its_chart(repository, monkeypatch):
         assert is_the_rounded(ours, shown[0]) and is_the_rounded(without, shown[-1]), (row.text, shown)
 
 
+def test_the_summary_and_the_contents_of_the_page_lead_to_its_sections(repository):
+    page = (repository / "docs/benchmarks.md").read_text()
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    before = page.split("\n## ")[0]
+    links = re.findall(r"\]\(#([^)]*)\)", before)
+    assert len(anchors) == len(headings) and len(links) > 10
+    assert set(links) <= anchors
+
+
 def is_the_rounded(quoted: str, shown: str) -> bool:
     """Returns whether the quoted number is the shown one to within 3 percent."""
     number, exact = (float(re.match(r"[\d.,]+", text)[0].replace(",", "")) for text in (quoted, shown))
