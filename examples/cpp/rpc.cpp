@@ -38,7 +38,7 @@ onecopy::Bytes from_hex(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  rpc::Agent agent({.name = "program", .number = 1000});  // no number of a process in Python
+  rpc::Agent agent({.name = "program", .number = 1000});  // not the rank of a process in Python
   agent.define_plain("scale", scale);
   if (argc == 1) {  // without others: it calls itself
     agent.join(agent.address());
