@@ -83,7 +83,7 @@ KINDS = (
     Kind("an array of Python objects", lambda: numpy.array([None])),
     Kind("a masked array", lambda: numpy.ma.masked_array([1.0, 2.0], [0, 1])),
     Kind("an `array.array`", lambda: array.array("f", [1, 2])),
-    Kind("another mapping", lambda: MappingProxyType({"a": torch.ones(2)})),
+    Kind("a `types.MappingProxyType`", lambda: MappingProxyType({"a": torch.ones(2)})),
     Kind("a set", lambda: {1}),
 )
 
@@ -198,7 +198,7 @@ HEADS = {
 HEAD = """\
 # Which objects each function takes
 
-Which objects can you share, send, publish and pin? Find the row of your object: **✓ means that the function takes it**. Any other word is
+Find the row of your object: **✓ means that the function takes it**. Any other word is
 the reason for the refusal, and [the second table](#refused) says what to do instead. In short: dense tensors of plain numbers go
 everywhere, queues take nearly everything, and the store takes tensors, arrays and bytes.
 
@@ -207,7 +207,7 @@ everywhere, queues take nearly everything, and the store takes tensors, arrays a
   them, such as numbers and texts, pass unchanged. An error names the place of the object in them.
 - Queues and pipes pickle what is not a tensor.
 - Elements are bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128, and the 8-bit floats of torch.
-- The common objects come first in the table, and the rare ones after `another object`.
+- `to_device()` returns numbers, texts, bytes and None as they are. To share one, put it into a dict or list.
 
 <!-- python python/tests/verbs.py writes this page -->
 """
