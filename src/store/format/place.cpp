@@ -97,7 +97,8 @@ Places Places::of_this_user() {
     return std::string(set ? set : "");
   };
   const std::string own = value("ONECOPY_STORE_DIR"), shared = value("ONECOPY_RUNTIME_DIR");
-  if (!own.empty()) return Places(Place(std::filesystem::absolute(own)));  // the keeper works in another directory
+  if (!own.empty())
+    return Places(Place(std::filesystem::absolute(own)));  // the keeper works in another directory
   Places places;
   places.environment_ = {"ONECOPY_STORE_DIR=", "ONECOPY_RUNTIME_DIR=" + shared};
   places.is_first_required_ = !shared.empty();

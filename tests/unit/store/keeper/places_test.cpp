@@ -59,7 +59,8 @@ TEST(PlacesOfThisUser, AreAbsoluteIfTheVariableIsRelative) {
   const char* const before = std::getenv("ONECOPY_STORE_DIR");
   const std::optional<std::string> kept = before ? std::optional<std::string>(before) : std::nullopt;
   ::setenv("ONECOPY_STORE_DIR", "relative/store", 1);
-  EXPECT_EQ(Places::of_this_user().all().front().directory(), std::filesystem::current_path() / "relative/store");
+  EXPECT_EQ(Places::of_this_user().all().front().directory(),
+            std::filesystem::current_path() / "relative/store");
   kept ? ::setenv("ONECOPY_STORE_DIR", kept->c_str(), 1) : ::unsetenv("ONECOPY_STORE_DIR");
 }
 
