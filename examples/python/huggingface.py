@@ -14,9 +14,9 @@ def worker(path, name, answers, done):
     model = onecopy.hf.from_pretrained(
         transformers.LlamaForCausalLM, path
     )  # instead of LlamaForCausalLM.from_pretrained
-    own = onecopy.stats()["live_bytes"] >> 20
+    own, total = onecopy.stats()["live_bytes"] >> 20, sum(p.nbytes for p in model.parameters()) >> 20
     tokens = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    answers.put((f"{name} has {own} of {sum(p.nbytes for p in model.parameters()) >> 20} MiB itself", tokens.tolist()))
+    answers.put((f"{name} has allocated {own} of {total} MiB", tokens.tolist()))
     done.wait()
 
 
