@@ -128,7 +128,7 @@ def _runs(machine: str, results: list[tuple[str, dict[str, Any]]]) -> str:
     for date, result in results:
         facts = result["machine"]
         if machine_of(facts) == machine:
-            software = f"torch {facts['torch']}" if "torch" in facts else "C++"
+            software = facts.get("software") or (f"torch {facts['torch']}" if "torch" in facts else "C++")
             runs.append(f"{date} ({software}, {facts.get('commit', 'by hand')})")
     return "<br>".join(dict.fromkeys(runs))
 
