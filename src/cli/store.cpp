@@ -184,7 +184,8 @@ void add_store(CLI::App& app, Command& command) {
            options);
   store->footer(
       "The keeper is two small processes that replace each other. Programs start it when they need it\n"
-      "(ONECOPY_STORE_AUTOSTART=0 turns that off); it ends when it has been empty for ten minutes.\n"
+      "(ONECOPY_STORE_AUTOSTART=0 turns that off); such a keeper ends when it has been empty and unused\n"
+      "for ten minutes, and one that `onecopy store serve` starts stays.\n"
       "A version beyond a limit is refused, once old versions that no process reads are gone.\n"
       "\n"
       "Examples:\n"

@@ -29,7 +29,7 @@ namespace {
 struct KeeperOptions {
   store::ServeOptions serve;
   std::vector<std::string> max_device_bytes;
-  std::uint64_t max_age = 0;  ///< seconds
+  std::uint64_t max_age = 0, max_unused = 0;  ///< seconds
   bool force = false;
   std::string listen;
   std::uint64_t rate = 0;  ///< bytes per second
@@ -51,15 +51,13 @@ store::ServeOptions serve_options(const KeeperOptions& options) {
     serve.limits.devices[Device::parse(limit.substr(0, equals)).str()] = std::stoull(bytes);
   }
   if (options.max_age != 0) serve.limits.age = std::chrono::seconds(options.max_age);
+  if (options.max_unused != 0) serve.limits.unused = std::chrono::seconds(options.max_unused);
   return serve;
 }
 
 /// Returns whether a keeper runs that does what the options ask for. Otherwise the keeper is to be one of this command.
 bool has_keeper(const store::ServeOptions& serve) {
-  const store::Limits& limits = serve.limits;
-  if (serve.replace || limits.bytes != UINT64_MAX || limits.client_bytes != UINT64_MAX ||
-      !limits.devices.empty() || limits.age)
-    return false;
+  if (serve.replace || serve.limits != store::Limits()) return false;
   try {
     store::Store::connect({.autostart = false});
     return true;
@@ -170,6 +168,11 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
       ->type_name("DEVICE=BYTES");
   sub->add_option("--max-age", options->max_age,
                   "Drop versions of this age that are not current and that no process reads")
+      ->type_name("SECONDS");
+  sub->add_option(
+         "--max-unused", options->max_unused,
+         "End when no version and no user has been there for this long; without it the keeper stays")
+      ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   sub->add_flag("--replace", options->serve.replace,
                 "Replace the running keeper, if there is one; its versions and readers stay");

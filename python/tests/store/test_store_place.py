@@ -269,6 +269,43 @@ def test_the_first_control_c_on_a_terminal_only_says_what_would_be_lost(serve):
 
 
 # --- the command ------------------------------------------------------------------------------------
+def words_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+@pytest.mark.parametrize("way", ["in the foreground", "in the background"])
+def test_a_keeper_that_a_command_has_started_is_not_told_to_end_when_it_is_unused(serve, way):
+    if way == "in the background":
+        command("serve", "--background")
+    else:
+        serve()
+    for pid in onecopy.store.connect(autostart=False).keeper().values():
+        assert "serve" in words_of(pid) and "--max-unused" not in words_of(pid)
+
+
+def test_a_keeper_that_a_program_has_started_ends_ten_minutes_after_its_last_use(plain):
+    for pid in plain.keeper().values():
+        words = words_of(pid)
+        assert words[words.index("--max-unused") + 1] == "600"
+
+
+def test_a_keeper_that_nobody_uses_ends_when_it_was_told_to_and_stays_otherwise(serve, tmp_path):
+    stays = serve()
+    ended = command("serve", "--max-unused", "1", env=os.environ | {"ONECOPY_STORE_DIR": str(tmp_path / "other")})
+    assert ended.returncode == 0 and stays.process.poll() is None
+    assert onecopy.store.connect(autostart=False).keeper() == stays.store.keeper()
+
+
+def test_a_keeper_with_a_version_does_not_end_when_nobody_uses_it(serve):
+    served = serve("--max-unused", "1")
+    served.store.put_bytes("a", b"x")
+    served.store = None  # no client is left
+    command(
+        "serve", "--max-unused", "1", env=os.environ | {"ONECOPY_STORE_DIR": f"{os.environ['ONECOPY_STORE_DIR']}-2"}
+    )
+    assert served.process.poll() is None and "1 version" in command("status").stdout
+
+
 
 
 def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
@@ -384,4 +421,4 @@ def test_a_keeper_becomes_a_unit_of_its_own_where_the_users_systemd_outlives_log
     assert len(lines) == (2 if lingers else 1), lines
     if lingers:
         assert lines[1].startswith("/run/user/0 --user --scope --collect --quiet --unit=onecopy-store-")
-        assert lines[1].endswith("store serve --background")
+        assert lines[1].endswith("store serve --background --max-unused 600")

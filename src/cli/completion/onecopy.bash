@@ -43,7 +43,7 @@ _onecopy() {
       'store put') options='--keep --everywhere --hosts --timeout' ;;
       'store rm') options='--keep' ;;
       'store stop') options='--force' ;;
-      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --replace --background --listen --rate --group --etcd --name --address --rack --state --etcd-ca --etcd-login' ;;
+      'store serve') options='--max-bytes --max-client-bytes --max-device-bytes --max-age --max-unused --replace --background --listen --rate --group --etcd --name --address --rack --state --etcd-ca --etcd-login' ;;
       'store pull') options='--version --also --follow --timeout' ;;
     esac
     case $command:$place:$typed in

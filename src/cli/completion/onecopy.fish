@@ -98,6 +98,7 @@ complete -c onecopy -n '__onecopy_is - store serve' -l max-bytes -x -d 'Max size
 complete -c onecopy -n '__onecopy_is - store serve' -l max-client-bytes -x -d 'Max size of the versions of one process'
 complete -c onecopy -n '__onecopy_is - store serve' -l max-device-bytes -x -d 'Max size of the versions on a device; can be repeated'
 complete -c onecopy -n '__onecopy_is - store serve' -l max-age -x -d 'Drop versions of this age that are not current and that no process reads'
+complete -c onecopy -n '__onecopy_is - store serve' -l max-unused -x -d 'End when no version and no user has been there for this long; without it the keeper stays'
 complete -c onecopy -n '__onecopy_is - store serve' -l replace -d 'Replace the running keeper, if there is one; its versions and readers stay'
 complete -c onecopy -n '__onecopy_is - store serve' -l background -d 'Return as soon as the keeper answers, and leave it running'
 complete -c onecopy -n '__onecopy_is - store serve' -l listen -x -d 'Also give versions to other hosts, at this address of this host; a keeper that runs is used, and stays when this command ends'

@@ -22,6 +22,8 @@
 namespace onecopy::store {
 namespace {
 
+constexpr const char* kMaxUnused = "600";  ///< seconds; a keeper that nobody asked for does not stay
+
 /// The settings to start a command whose output goes to a given file and whose signals have their defaults.
 class SpawnSettings {
  public:
@@ -132,7 +134,8 @@ bool start_apart(const std::vector<std::string>& serve, std::vector<std::string>
 }  // namespace
 
 void start_keeper(const std::string& command, const std::vector<std::string>& environment) {
-  const std::vector<std::string> serve{command, "store", "serve", "--background"};
+  const std::vector<std::string> serve{command,        "store",        "serve",
+                                       "--background", "--max-unused", kMaxUnused};
   if (start_apart(serve, environment)) return;
   std::optional<std::string> failure;
   try {

@@ -22,6 +22,10 @@ struct Limits {
   std::map<std::string, std::uint64_t> devices{};
   /// The age from which versions are dropped that are not current and have no reader.
   std::optional<std::chrono::seconds> age{};
+  /// The time after which the keeper ends that holds nothing and has no client. Empty: it stays.
+  std::optional<std::chrono::seconds> unused{};
+
+  bool operator==(const Limits&) const = default;
 };
 
 /// The reservations of drafts, and the decision whether a version fits into the limits. A draft is reserved before its

@@ -14,7 +14,8 @@ namespace onecopy::store {
 namespace {
 
 constexpr std::uint64_t kListener = 0, kGuard = 1, kSignals = 2, kBell = 3, kFirstConnection = 4;
-constexpr std::chrono::minutes kUnused{10};
+constexpr std::chrono::minutes kLost{10};
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 constexpr std::chrono::milliseconds kRetry{100};
 constexpr std::chrono::seconds kProof{10};  ///< the max time until a client has proved the secret
 constexpr std::size_t kMaxStrangers = 256;
@@ -42,8 +43,8 @@ Next Worker::run() {
   look_after_places();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
-    if (!tokens.empty() || !is_unused()) last_use_ = Clock::now();
-    if (Clock::now() - last_use_ >= kUnused) break;
+    if (!tokens.empty() || end() == kNever) last_use_ = Clock::now();
+    if (Clock::now() >= end()) break;
     if (tokens.empty() && is_starved_) listen_again();
     for (const std::uint64_t token : tokens) {
       if (token == kListener) accept_some();
@@ -62,6 +63,13 @@ Next Worker::run() {
   return is_replaced_ ? Next::leave : Next::end;
 }
 
+/// Returns when the keeper ends if nothing happens until then: nobody uses it, or no process can find it.
+Worker::Clock::time_point Worker::end() const noexcept {
+  if (!connections_.empty()) return kNever;
+  if (place_watch_.is_lost()) return last_use_ + kLost;
+  return rules_.is_unused() && holdings_.limits.unused ? last_use_ + *holdings_.limits.unused : kNever;
+}
+
 /// Does what is due by now.
 void Worker::tidy_up() {
   close_strangers();
@@ -76,7 +84,7 @@ void Worker::tidy_up() {
 /// Returns the time after which the worker looks again if no event comes.
 std::chrono::milliseconds Worker::patience() const {
   if (is_starved_) return kRetry;
-  auto next = std::min(is_unused() ? last_use_ + kUnused : rules_.next_reclaim(), place_watch_.next());
+  auto next = std::min({end(), rules_.next_reclaim(), place_watch_.next()});
   for (const auto& [token, c] : connections_) {
     if (c.open) next = std::min(next, rules_.grace_end());
     if (!c.is_client) next = std::min(next, c.since + kProof);

@@ -52,9 +52,7 @@ class Worker final : private VersionHolder {
   void watch_guard();
   void tidy_up();
   std::chrono::milliseconds patience() const;
-  bool is_unused() const noexcept {
-    return connections_.empty() && (place_watch_.is_lost() || rules_.is_unused());
-  }
+  Clock::time_point end() const noexcept;
   void look_after_places();
   void accept_some();
   void close_strangers();
