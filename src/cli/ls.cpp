@@ -122,9 +122,11 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
 }
 
 std::string store_section(const StoreState& state) {
-  if (!state.keeper) return "";
+  if (!state.problem.empty()) return fmt::format("\nNot listed: {}\n", escaped(state.problem));
+  const std::string kept = kept_lines(state);
+  if (!state.keeper) return kept.empty() ? "" : "\n" + kept;
   return "\n" + keeper_line(state) +
-         (state.objects.empty() ? "It is empty.\n" : store_table(state.objects, line_width()));
+         (state.objects.empty() ? "It is empty.\n" : store_table(state.objects, line_width())) + kept;
 }
 
 void check_asked_for(const OwnerList& list, const LsOptions& options) {
@@ -145,7 +147,7 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
-  const StoreState state = options.pids.empty() ? store_state() : StoreState();
+  const StoreState state = options.pids.empty() ? look_at_store() : StoreState();
   if (*options.format == OutputFormat::prometheus)
     return prometheus_text(owners, list.silent.size(), options.version) +
            (options.pids.empty() ? prometheus_text(state) : "");
@@ -237,8 +239,9 @@ void add_ls(CLI::App& app, Command& command) {
       "  limbo       blocks it has freed that a process still borrows\n"
       "  borrowers   processes that have opened some of it\n"
       "Below the table: processes without memory of their own, arenas of captured graphs, processes that\n"
-      "did not answer within two seconds, and the objects of the store. On a terminal, command lines are "
-      "cut to its width; -v shows them whole.\n"
+      "did not answer within two seconds, and the objects of the store, or why its keeper does not "
+      "answer.\n"
+      "On a terminal, command lines are cut to its width; -v shows them whole.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"

@@ -97,6 +97,11 @@ std::size_t versions_of(store::Store& store, const std::string& name) {
 int remove(const StoreOptions& options) {
   store::Store store = connect();
   const std::size_t before = versions_of(store, options.name);
+  if (before == 0 && store_state().has_kept(options.name)) {
+    store.remove(options.name);
+    fmt::print("{}: the files of the KV pool were removed\n", escaped(options.name));
+    return 0;
+  }
   if (before == 0) store.open(options.name);  // throws: there is no such object
   if (store::Group group(store); !group.has(options.name)) store.remove(options.name, options.left);
   else if (options.left == 0) group.remove(options.name);

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store_table.h"
 
+#include <algorithm>
 #include <chrono>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "onecopy/core/error.h"
+#include "core/throw_error.h"
+#include "keeper_processes.h"
 #include "os/cgroup_owner.h"
+#include "store/client/kv_pool_files.h"
+#include "store/client/kv_pool_lock.h"
 #include "store/format/link.h"
 #include "text.h"
 
 namespace onecopy::cli {
 namespace {
-
-constexpr std::chrono::seconds kAnswerPatience{10};
 
 using store::KvPoolStats;
 
@@ -92,24 +94,80 @@ std::string age_of(const store::VersionInfo& version) {
   return format_age(now - std::chrono::nanoseconds(version.made_at));
 }
 
+bool is_of(const std::string& name, const std::pair<const std::string, std::uint64_t>& files) {
+  return files.first.ends_with(store::kv_pool_path("", name));
+}
+
+/// Returns what KV pools with outlives_keeper have left, except those that the keeper has.
+std::map<std::string, std::uint64_t> kept_files(const StoreState& state, const store::Places& places) {
+  std::map<std::string, std::uint64_t> kept;
+  for (const store::Place& place : places.all()) kept.merge(store::KvPoolFiles::all(place.directory()));
+  for (const store::ObjectInfo& object : state.objects)
+    std::erase_if(kept, [&](const auto& pool) { return is_of(object.name, pool); });
+  return kept;
+}
+
+[[noreturn]] void throw_no_answer(const store::Places& places, std::chrono::seconds patience) {
+  std::vector<int> pids;
+  for (const KeeperProcess& process : keeper_processes(places)) pids.push_back(process.pid);
+  throw_error(ErrorCode::timeout,
+              "the store's keeper has not answered for {} s ({}); if it is stopped (SIGSTOP, a debugger), "
+              "`kill -CONT` continues it; `onecopy store stop --force` kills it",
+              patience.count(),
+              pids.empty() ? "in another container" : fmt::format("pids {}", fmt::join(pids, ", ")));
+}
+
 }  // namespace
 
-StoreState store_state() {
+StoreState store_state(std::chrono::seconds patience) {
   const auto places = store::Places::of_this_user();
   StoreState state;
   try {
-    state.home = store::Link::connect(places, Deadline::after(kAnswerPatience)).home();
+    state.home = store::Link::connect(places, Deadline::after(patience)).home();
     store::Store store = store::Store::connect({.autostart = false});
     state.keeper = store.keeper();
     state.ends_with = what_ends(state.keeper->worker);
     state.objects = store.list();
     state.kv_pools = kv_pools_of(store, state.objects);
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::timeout) throw_no_answer(places, patience);
     if (error.code() != ErrorCode::peer_died) throw;
     places.check();
     state = {};
   }
+  state.kept_files = kept_files(state, places);
   return state;
+}
+
+StoreState look_at_store() {
+  StoreState state;
+  try {
+    return store_state(std::chrono::seconds(2));
+  } catch (const Error& error) {
+    state.problem = error.what();
+  }
+  return state;
+}
+
+bool StoreState::has_kept(const std::string& name) const {
+  return std::any_of(kept_files.begin(), kept_files.end(),
+                     [&](const auto& files) { return is_of(name, files); });
+}
+
+std::string kept_lines(const StoreState& state) {
+  std::string lines;
+  for (const auto& [path, bytes] : state.kept_files)
+    lines += fmt::format(
+        "A KV pool that has outlived its keeper ({}) waits for a program that opens it. To delete it: rm "
+        "{}.*\n",
+        format_bytes(bytes), escaped(path));
+  return lines;
+}
+
+nlohmann::json json_of_kept(const StoreState& state) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const auto& [path, bytes] : state.kept_files) rows.push_back({{"path", path}, {"bytes", bytes}});
+  return rows;
 }
 
 std::span<const KvPoolMetric> kv_pool_metrics() { return kKvPoolMetrics; }
@@ -179,7 +237,10 @@ nlohmann::json json_of(const StoreState& state) {
     if (const auto pool = state.kv_pools.find(object.name); pool != state.kv_pools.end())
       objects.back()["namespaces"] = json_of(pool->second);
   }
-  return {{"keeper", keeper}, {"objects", objects}};
+  return {{"keeper", keeper},
+          {"problem", state.problem},
+          {"objects", objects},
+          {"kept_kv_pools", json_of_kept(state)}};
 }
 
 }  // namespace onecopy::cli

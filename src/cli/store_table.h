@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,11 +23,22 @@ struct StoreState {
   std::string ends_with;                    ///< what_ends() of the keeper
   std::vector<store::ObjectInfo> objects;
   std::map<std::string, std::vector<store::KvPoolStats>> kv_pools;  ///< the namespaces of each KV pool
+  /// The memory of KV pools that have outlived their keeper, by the path of their files without endings.
+  std::map<std::string, std::uint64_t> kept_files;
+  bool has_kept(const std::string& name) const;  ///< whether that KV pool is one of them
+  std::string problem;  ///< why the keeper was not asked; empty if it answered, or there is none
 };
 
-/// Asks the keeper, if there is one. Starts no keeper. Throws other_user, system if none could be started, because the store's
-/// directory cannot be used.
-StoreState store_state();
+/// Asks the keeper, if there is one. Starts no keeper. Throws timeout, which names the keeper's processes; other_user, system if
+/// none could be started, because the store's directory cannot be used.
+StoreState store_state(std::chrono::seconds patience = std::chrono::seconds(10));
+/// Asks the keeper for two seconds at most, and tells of what store_state() throws as a problem.
+StoreState look_at_store();
+
+/// Returns a line for each KV pool that has outlived its keeper.
+std::string kept_lines(const StoreState& state);
+/// Returns the same for programs.
+nlohmann::json json_of_kept(const StoreState& state);
 
 /// Returns a line about the keeper, and how long it lives.
 std::string keeper_line(const StoreState& state);

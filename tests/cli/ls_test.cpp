@@ -139,6 +139,34 @@ TEST_F(LsOfOwners, GivesTheObjectsOfTheStoreToPrometheus) {
   EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
 }
 
+/// The worker and the guard of the store.
+std::vector<int> keeper_of(const CommandProcess::Environment& environment) {
+  const Outcome status = run_command({"store", "status", "--format", "json"}, "", environment);
+  const auto keeper = nlohmann::json::parse(status.out).at("keeper");
+  return {keeper.at("worker"), keeper.at("guard")};
+}
+
+TEST_F(LsOfOwners, AreListedWhenTheKeeperOfTheStoreDoesNotAnswer) {
+  const CommandProcess share({"share", file("small", 64)}, "", environment);
+  ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
+  ASSERT_EQ(run_command({"store", "put", "llama", file("w", 4096)}, "", environment).status, 0);
+  const std::vector<int> keeper = keeper_of(environment);
+  for (const int pid : keeper) ::kill(pid, SIGSTOP);
+  const Outcome text = ls({}), metrics = ls({"--format", "prometheus"}), json = ls({"--format", "json"});
+  for (const int pid : keeper) ::kill(pid, SIGCONT);
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_TRUE(contains(text.out, "Not listed: the store's keeper has not answered for 2 s (pids "))
+      << text.out;
+  for (const int pid : keeper) EXPECT_EQ(count(text.out, std::to_string(pid)), 1u) << text.out;
+  EXPECT_EQ(count(text.out, std::to_string(share.pid()) + " "), 1u) << text.out;
+  EXPECT_EQ(metrics.status, 0) << metrics.err;
+  EXPECT_TRUE(contains(metrics.out, fmt::format("onecopy_live_bytes{{pid=\"{}\"", share.pid())));
+  EXPECT_TRUE(metrics.out.ends_with("\nonecopy_store_up 0\n")) << metrics.out;
+  EXPECT_FALSE(nlohmann::json::parse(json.out).at("store").at("problem").get<std::string>().empty());
+  EXPECT_TRUE(contains(ls({}).out, "llama"));
+  EXPECT_EQ(run_command({"store", "stop"}, "", environment).status, 0);
+}
+
 TEST_F(LsOfOwners, SaysThatItsDirectoryCannotBeOneOfProcesses) {
   const Outcome nowhere = run_command({"ls"}, "", {{"ONECOPY_RUNTIME_DIR", "/nonexistent/x"}});
   EXPECT_EQ(nowhere.status, 1);

@@ -185,6 +185,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
 def running(*command: str):
     """Runs a program until the end of the block."""
@@ -195,6 +200,24 @@ def running(*command: str):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_prometheus_gets_metrics_which_say_that_the_keeper_does_not_answer(store):
+    halves = store.keeper().values()
+    port = free_port()
+    metrics = []
+    with running(sys.executable, str(DEPLOY / "metrics.py"), str(port)):
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in halves:
+                os.kill(pid, number)
+            wait_until(lambda: is_listening(port))
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+                metrics.append(answer.read().decode())
+    assert [re.findall("^onecopy_store_up .*$", text, re.MULTILINE) for text in metrics] == [
+        ["onecopy_store_up 0"],
+        ["onecopy_store_up 1"],
+    ]
+    assert all("onecopy_build_info" in text for text in metrics)
 
 
 class Prometheus:

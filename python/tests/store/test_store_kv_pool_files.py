@@ -220,6 +220,40 @@ def test_a_kv_pool_whose_files_were_removed_is_named_by_ls_and_doctor(directory)
     assert len(kv_pool.allocate(1)) == len(other.allocate(1)) == 1
 
 
+def kept():
+    """Returns the KV pools without a keeper that `onecopy gc` and `onecopy ls` name."""
+    gc, ls = json.loads(command("gc", "--format", "json")), json.loads(command("ls", "--format", "json"))["store"]
+    assert gc["kept_kv_pools"] == ls["kept_kv_pools"]
+    return [Path(one["path"]).name for one in gc["kept_kv_pools"] if one["bytes"] > PAGE]
+
+
+def test_a_kv_pool_that_has_outlived_its_keeper_is_named_with_the_command_that_deletes_it(directory):
+    store = connect()
+    kv_pool = store.kv_pool("kv", **SIZES)
+    kv_pool.put(b"key", kv_pool.allocate(1)[0])
+    store.kv_pool("other", block_bytes=PAGE, budget=8 * PAGE)
+    assert kept() == [] and "outlived" not in command("gc") + command("ls")
+    del kv_pool
+    store.stop()
+    assert len(files(directory)) == 2
+    assert kept() == [path.stem for path in directory.glob("kv_pool-*.control")]
+    lines = {line for text in (command("gc"), command("ls")) for line in text.splitlines() if "outlived" in line}
+    [line] = lines
+    subprocess.run(line.split("To delete it: ")[1], shell=True, check=True)
+    assert kept() == files(directory) == []
+
+
+def test_rm_deletes_a_kv_pool_that_the_keeper_does_not_know(directory):
+    interpret(f"import onecopy; onecopy.store.connect().kv_pool('kv', **{SIZES})", check=True)
+    connect().stop()
+    (directory / "index").unlink()
+    store = connect()
+    store.put_bytes("a", b"x")
+    assert len(kept()) == 1
+    assert command("store", "rm", "kv") == "kv: the files of the KV pool were removed\n"
+    assert kept() == files(directory) == [] and store.get_bytes("a") == b"x"
+
+
 def test_a_directory_on_a_disk_or_without_room_is_refused(directory, tmp_path, monkeypatch):
     with pytest.raises(onecopy.Unsupported, match="is not on a tmpfs of that size: set ONECOPY_STORE_DIR"):
         connect().kv_pool("kv", **SIZES | {"budget": 1 << 44, "extent_bytes": 1 << 40, "block_bytes": 1 << 40})

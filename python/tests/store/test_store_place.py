@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import shutil
@@ -312,7 +313,8 @@ def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
     assert command("ls").stdout == "The store has no keeper.\n"
     none = command("status", check=False)
     assert (none.returncode, none.stdout) == (1, "The store has no keeper.\n")
-    assert command("ls", "--format", "json").stdout.replace("\n", "").replace(" ", "") == '{"keeper":null,"objects":[]}'
+    nothing = {"keeper": None, "objects": [], "problem": "", "kept_kv_pools": []}
+    assert json.loads(command("ls", "--format", "json").stdout) == nothing
     assert "the store has no keeper" in command("stop", check=False).stderr
     onecopy.store.connect()
     assert command("ls").stdout == "The store is empty.\n"
@@ -348,6 +350,19 @@ def test_a_directory_that_cannot_be_used_is_an_error_of_ls(monkeypatch, director
     monkeypatch.setenv("ONECOPY_STORE_DIR", directory)
     done = subprocess.run([onecopy.store._command(), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and directory in done.stderr and not done.stdout
+
+
+def test_the_status_of_a_keeper_that_is_stopped_is_a_failure_that_names_its_processes(plain):
+    plain.put_bytes("a", b"x")
+    halves = plain.keeper().values()
+    for pid in halves:
+        os.kill(pid, signal.SIGSTOP)
+    stopped = command("status", check=False)
+    for pid in halves:
+        os.kill(pid, signal.SIGCONT)
+    assert stopped.returncode == 1 and "has not answered for 10 s" in stopped.stderr
+    assert all(str(pid) in stopped.stderr for pid in halves)
+    assert command("status").returncode == 0
 
 
 def test_a_version_that_keeps_no_version_is_refused(store_place, tmp_path):

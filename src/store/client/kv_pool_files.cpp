@@ -5,10 +5,12 @@
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "core/throw_error.h"
 #include "os/file.h"
@@ -89,6 +91,20 @@ KvPoolFiles KvPoolFiles::make(const std::string& directory, const std::string& n
   KvPoolBlocks::format(files.control, geometry);
   rename_over(fresh, path + ".control");
   return files;
+}
+
+std::map<std::string, std::uint64_t> KvPoolFiles::all(const std::string& directory) {
+  std::map<std::string, std::uint64_t> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::filesystem::path path = at->path();
+    const bool is_part = path.extension() == ".memory" || path.extension() == ".control";
+    struct stat info {};
+    if (is_part && path.stem().string().starts_with("kv_pool-") && ::stat(path.c_str(), &info) == 0)
+      found[path.parent_path() / path.stem()] += static_cast<std::uint64_t>(info.st_blocks) * 512;
+  }
+  return found;
 }
 
 void KvPoolFiles::remove(const std::string& directory, const std::string& name) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -29,6 +30,8 @@ struct KvPoolFiles {
   /// find().
   static KvPoolFiles make(const std::string& directory, const std::string& name, const KvGeometry& geometry,
                           std::uint64_t bytes);
+  /// Returns the paths of all KV pools in the directory, without endings, and the memory that their files hold.
+  static std::map<std::string, std::uint64_t> all(const std::string& directory);
   /// Removes the files, if there are some. Processes that have mapped them keep the memory. Throws timeout.
   static void remove(const std::string& directory, const std::string& name);
 };
