@@ -9,7 +9,8 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently, and from any number of processes.
 
-/// Returns the absolute path of the directory of segments of kind named_file, which is ONECOPY_SHM_DIR or /dev/shm.
+/// Returns the absolute path of the directory of segments of kind named_file, which is ONECOPY_SHM_DIR or /dev/shm. Throws
+/// invalid_argument if that is a relative path.
 std::string shared_directory();
 
 /// The result of a clean-up.

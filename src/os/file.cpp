@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 
 #include "core/throw_error.h"
 
@@ -28,6 +29,17 @@ std::string directory_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string directory_in(const char* variable) {
+  const char* const set = std::getenv(variable);
+  const std::string path = set ? set : "";
+  if (!path.empty() && path.front() != '/')
+    throw_error(ErrorCode::invalid_argument,
+                "{} is \"{}\", which names another directory wherever a process is; "
+                "set it to an absolute path",
+                variable, path);
+  return path;
 }
 
 Fd open_file(const std::string& path, int flags, unsigned mode) {

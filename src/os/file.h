@@ -22,6 +22,9 @@ void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset
 void write_all(const Fd& fd, ByteSpan bytes);
 /// Returns the path up to its last slash: "." without a slash, "/" for a name in the root.
 std::string directory_of(const std::string& path);
+/// Returns the directory that a variable of the environment names; empty if the variable is not set. Throws invalid_argument
+/// for a relative path, which would name another directory in a process that works elsewhere.
+std::string directory_in(const char* variable);
 /// Returns the content of a small file, e.g. of /proc; empty if it cannot be read.
 std::optional<std::string> try_read_text(const std::string& path);
 /// Creates the directory with mode 0700, or checks that it is a directory (not a link) of this user that other users

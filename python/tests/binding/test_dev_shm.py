@@ -207,6 +207,22 @@ def test_names_that_cannot_be_beside_torchs_are_a_line_in_the_log(tmp_path):
     assert done.stderr.count("each storage that torch shares by name costs a descriptor") == 1
 
 
+ONE_OF_EACH = """
+import onecopy
+print(onecopy.open(onecopy.share(onecopy.zeros(3))).shape)
+onecopy.set_strategy("file_system")
+try:
+    onecopy.zeros(1 << 20)
+except onecopy.InvalidArgument as error:
+    print(error)
+"""
+
+
+def test_a_relative_directory_of_files_is_refused_where_a_file_is_made_and_nowhere_else(run_python):
+    first, second = run_python(ONE_OF_EACH, env={"ONECOPY_SHM_DIR": "here"}).splitlines()
+    assert first == "(3,)" and second.startswith('ONECOPY_SHM_DIR is "here", which names another directory')
+
+
 def test_a_folder_that_another_program_has_in_dev_shm_is_not_what_a_test_has_left():
     with tempfile.TemporaryDirectory(prefix="onecopy-", dir=SHARED) as folder:
         assert not is_left(Path(folder).name)

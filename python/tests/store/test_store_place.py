@@ -269,7 +269,6 @@ def test_the_first_control_c_on_a_terminal_only_says_what_would_be_lost(serve):
         os.close(end)
 
 
-# --- the command ------------------------------------------------------------------------------------
 def words_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
@@ -307,6 +306,7 @@ def test_a_keeper_with_a_version_does_not_end_when_nobody_uses_it(serve):
     assert served.process.poll() is None and "1 version" in command("status").stdout
 
 
+# --- the command ------------------------------------------------------------------------------------
 
 
 def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
@@ -368,6 +368,23 @@ def test_the_status_of_a_keeper_that_is_stopped_is_a_failure_that_names_its_proc
 def test_a_version_that_keeps_no_version_is_refused(store_place, tmp_path):
     refused = command("put", "a", str(tmp_path), "--keep", "0", check=False)
     assert refused.returncode == 2 and "--keep is 0" in refused.stderr
+
+
+@pytest.mark.parametrize("variable", ["ONECOPY_STORE_DIR", "ONECOPY_RUNTIME_DIR"])
+@pytest.mark.parametrize("words", [("serve", "--background"), ("status",), ("stop",), ("watch", "a"), ("ls",)])
+def test_a_relative_directory_is_refused_by_each_command(store_place, tmp_path, variable, words):
+    environment = {**os.environ, "ONECOPY_STORE_DIR": "", variable: "here"}
+    refused = command(*words, check=False, cwd=tmp_path, env=environment)
+    assert refused.returncode == 1 and f'{variable} is "here", which names another directory' in refused.stderr
+    assert not (tmp_path / "here").exists() and not Path("/here").exists()
+
+
+def test_a_relative_directory_is_refused_by_connect_and_doctor_names_it(monkeypatch):
+    monkeypatch.setenv("ONECOPY_STORE_DIR", "here")
+    with pytest.raises(onecopy.InvalidArgument, match="set it to an absolute path"):
+        onecopy.store.connect()
+    doctor = subprocess.run([onecopy.store._command(), "doctor"], capture_output=True, text=True, timeout=100)
+    assert 'ONECOPY_STORE_DIR is "here"' in doctor.stdout
 
 
 OLD_KEEPER = """

@@ -5,11 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 
 #include "named_file_memory.h"
+#include "os/file.h"
 
 namespace onecopy {
 
@@ -27,13 +26,8 @@ bool is_ours(const std::string& path) noexcept {
 }  // namespace
 
 std::string shared_directory() {
-  const char* chosen = std::getenv("ONECOPY_SHM_DIR");
-  std::string directory = chosen && *chosen ? chosen : "/dev/shm";
-  if (directory.front() != '/') {  // a borrower receives the path, and may run in another directory
-    std::error_code gone;
-    const std::string here = std::filesystem::current_path(gone).string();
-    directory = here + "/" + directory;
-  }
+  std::string directory = directory_in("ONECOPY_SHM_DIR");
+  if (directory.empty()) return "/dev/shm";
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
   return directory;
 }

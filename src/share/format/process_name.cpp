@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 
 #include "core/throw_error.h"
+#include "os/file.h"
 #include "os/hmac.h"
 
 namespace onecopy {
@@ -17,17 +17,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "onecopy-";
 
-/// Returns the directory; null if sockets have abstract names.
-const char* runtime_directory() {
-  const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
-  if (!directory || !*directory) return nullptr;
-  if (*directory != '/')
-    throw_error(ErrorCode::invalid_argument,
-                "ONECOPY_RUNTIME_DIR is \"{}\", which names another directory wherever a process is; "
-                "set it to an absolute path",
-                directory);
-  return directory;
-}
+/// Returns the directory; empty if sockets have abstract names.
+std::string runtime_directory() { return directory_in("ONECOPY_RUNTIME_DIR"); }
 
 /// Returns whether the name is a public_name(): sockets of other programs may begin in the same way, and any user can
 /// make one.
@@ -67,14 +58,14 @@ std::string public_name(const ProcessId& id) {
 }
 
 SocketName socket_name(const std::string& public_name) {
-  if (const char* directory = runtime_directory())
+  if (const std::string directory = runtime_directory(); !directory.empty())
     return {fmt::format("{}/{}{}", directory, kPrefix, public_name), false};
   return {fmt::format("{}{}", kPrefix, public_name), true};
 }
 
 void remove_abandoned_sockets() noexcept {
   try {
-    if (!runtime_directory()) return;
+    if (runtime_directory().empty()) return;
     for (const std::string& name : listening_names())
       if (const SocketName socket = socket_name(name); may_be_abandoned(socket))
         remove_if_abandoned(socket);
@@ -84,7 +75,7 @@ void remove_abandoned_sockets() noexcept {
 
 std::vector<std::string> listening_names() {
   std::vector<std::string> names;
-  if (const char* directory = runtime_directory()) {
+  if (const std::string directory = runtime_directory(); !directory.empty()) {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory, error))
       names.push_back(entry.path().filename().string());

@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 
 #include "onecopy/core/error.h"
 #include "os/file.h"
@@ -92,13 +90,8 @@ void Place::link_to(const Place& home) const {
 void Place::remove_socket() const noexcept { ::unlink(socket().text.c_str()); }
 
 Places Places::of_this_user() {
-  const auto value = [](const char* name) {
-    const char* const set = std::getenv(name);
-    return std::string(set ? set : "");
-  };
-  const std::string own = value("ONECOPY_STORE_DIR"), shared = value("ONECOPY_RUNTIME_DIR");
-  if (!own.empty())
-    return Places(Place(std::filesystem::absolute(own)));  // the keeper works in another directory
+  const std::string own = directory_in("ONECOPY_STORE_DIR"), shared = directory_in("ONECOPY_RUNTIME_DIR");
+  if (!own.empty()) return Places(Place(own));
   Places places;
   places.environment_ = {"ONECOPY_STORE_DIR=", "ONECOPY_RUNTIME_DIR=" + shared};
   places.is_first_required_ = !shared.empty();

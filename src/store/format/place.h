@@ -57,7 +57,7 @@ class Place {
 class Places {
  public:
   /// Returns ONECOPY_STORE_DIR alone if it is set. Otherwise returns `store` in ONECOPY_RUNTIME_DIR if that is set, then
-  /// /run/user/UID/onecopy/store and /tmp/onecopy-store-UID.
+  /// /run/user/UID/onecopy/store and /tmp/onecopy-store-UID. Throws invalid_argument if a variable is a relative path.
   static Places of_this_user();
   Places(Place only);  // NOLINT: a place is a list of one
 

@@ -309,8 +309,19 @@ TEST(SharedDirectory, IsDevShmUnlessSaidOtherwise) {
   EXPECT_EQ(shared_directory(), "/dev/shm");
   ::setenv("ONECOPY_SHM_DIR", "/somewhere//", 1);
   EXPECT_EQ(shared_directory(), "/somewhere");
+  ::unsetenv("ONECOPY_SHM_DIR");
+}
+
+TEST(SharedDirectory, IsRefusedIfItIsARelativePath) {
   ::setenv("ONECOPY_SHM_DIR", "here", 1);
-  EXPECT_EQ(shared_directory(), std::filesystem::current_path().string() + "/here");
+  try {
+    shared_directory();
+    ADD_FAILURE() << "a relative path was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("ONECOPY_SHM_DIR is \"here\""), std::string::npos)
+        << error.what();
+  }
   ::unsetenv("ONECOPY_SHM_DIR");
 }
 

@@ -49,6 +49,22 @@ class HeldPlacesTest : public ::testing::Test {
   Digest secret_{};
 };
 
+TEST(PlacesOfThisUser, AreRefusedInARelativeDirectory) {
+  for (const char* const variable : {"ONECOPY_STORE_DIR", "ONECOPY_RUNTIME_DIR"}) {
+    const char* const set = std::getenv(variable);
+    const std::string before = set ? set : "";
+    ::setenv(variable, "here", 1);
+    try {
+      Places::of_this_user();
+      ADD_FAILURE() << "a relative path was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(std::string(variable) + " is \"here\""), std::string::npos);
+    }
+    ::setenv(variable, before.c_str(), 1);
+  }
+}
+
 TEST_F(HeldPlacesTest, HaveOneKeeper) {
   EXPECT_FALSE(HeldPlaces(place_).try_take());
   std::filesystem::remove_all(place_.directory());
