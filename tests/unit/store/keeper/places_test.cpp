@@ -71,15 +71,6 @@ TEST_F(HeldPlacesTest, HaveOneKeeper) {
   EXPECT_FALSE(HeldPlaces(place_).try_take()) << "the directory is a new one, and the keeper lives";
 }
 
-TEST(PlacesOfThisUser, AreAbsoluteIfTheVariableIsRelative) {
-  const char* const before = std::getenv("ONECOPY_STORE_DIR");
-  const std::optional<std::string> kept = before ? std::optional<std::string>(before) : std::nullopt;
-  ::setenv("ONECOPY_STORE_DIR", "relative/store", 1);
-  EXPECT_EQ(Places::of_this_user().all().front().directory(),
-            std::filesystem::current_path() / "relative/store");
-  kept ? ::setenv("ONECOPY_STORE_DIR", kept->c_str(), 1) : ::unsetenv("ONECOPY_STORE_DIR");
-}
-
 TEST_F(HeldPlacesTest, AreWholeUntilAFileIsRemoved) {
   EXPECT_EQ(look(), State::whole);
   for (const char* const name : {"/secret", "/keeper"}) {
