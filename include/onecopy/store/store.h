@@ -214,8 +214,7 @@ struct VersionInfo {
   int publisher = 0;         ///< pid
   unsigned readers = 0;      ///< how often processes have the version open
   std::string device;
-  bool is_awaited =
-      false;  ///< the keeper was killed, and no process that has the version open has called since
+  bool is_awaited = false;  ///< the keeper was killed, and no process has given the version back
 };
 struct ObjectInfo {
   std::string name;
@@ -230,7 +229,7 @@ struct KeeperInfo {
 };
 
 /// The store of this user. Users do not notice that a keeper is restarted, because calls wait for the new one and ask
-/// again. If both halves of the keeper were killed, the versions that this process reads come back with its next call.
+/// again. If both halves of the keeper were killed, this process gives the versions that it reads to the next keeper.
 ///
 /// Thread safety: all members may be called concurrently. Copies are the same connection. A forked child gets a
 /// connection of its own with its first call, which must not be concurrent. All members throw peer_died if there is no

@@ -168,6 +168,14 @@ def test_numbers_go_on_whatever_became_of_the_versions(store, end):
     assert store.publish("a", values(3)) == 3
 
 
+def test_a_version_comes_back_though_its_reader_makes_no_call(store):
+    store.publish("a", values(1))
+    with idle_reader():
+        kill_both(store)
+        assert eventually(lambda: numbers(store) == [1])
+        assert run("import onecopy; print(onecopy.store.connect().open('a').version)").stdout == "1\n"
+
+
 def test_a_publisher_that_is_quicker_takes_no_version_of_a_reader_away(store):
     store.publish("a", values(1))
     store.publish("a", values(2))

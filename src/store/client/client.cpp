@@ -184,7 +184,7 @@ std::optional<Reading> Client::open(const std::string& name, std::uint64_t numbe
   remember(held_, held);
   Reading reading(shared_from_this(), std::move(held));
   lock.unlock();
-  if (reading.version().kind != VersionKind::copied) LinkWatch::begin(shared_from_this());
+  LinkWatch::begin(shared_from_this());
   return reading;
 }
 

@@ -47,8 +47,13 @@ struct VersionRecord {
 
 /// A version that was published once and dropped.
 struct DroppedVersion {
+  /// A bit of `number`: no process gave the version back in time. It may come back until its object is published again or
+  /// removed.
+  static constexpr std::uint64_t kGivenUp = std::uint64_t{1} << 63;
+
   std::uint64_t number = 0;
   Token token{};
+  bool is_given_up() const noexcept { return (number & kGivenUp) != 0; }
   void fields(auto& f) { f(number, token); }
   bool operator==(const DroppedVersion&) const = default;
 };

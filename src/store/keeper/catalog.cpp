@@ -10,14 +10,6 @@ bool shown_before(const Catalog::Version* a, const Catalog::Version* b) noexcept
   return a->shown < b->shown;
 }
 
-Record record_of(const std::string& name, const Catalog::Object& object) {
-  Record record{.kind = Record::Kind::object, .dropped = {object.dropped.begin(), object.dropped.end()}};
-  record.version.name = name;
-  record.version.number = object.last_number;
-  record.version.keep = object.keep;
-  return record;
-}
-
 }  // namespace
 
 void Catalog::apply(const Record& record) {
@@ -71,11 +63,11 @@ const Catalog::Version* Catalog::current(const std::string& name) const {
   return versions.empty() ? nullptr : versions.back();
 }
 
-std::optional<std::uint64_t> Catalog::find_dropped(const std::string& name, const Token& token) const {
+const DroppedVersion* Catalog::find_dropped(const std::string& name, const Token& token) const {
   const Object* const known = object(name);
-  if (!known) return std::nullopt;
+  if (!known) return nullptr;
   const auto at = std::ranges::find(known->dropped, token, &DroppedVersion::token);
-  return at == known->dropped.end() ? std::nullopt : std::optional(at->number);
+  return at == known->dropped.end() ? nullptr : &*at;
 }
 
 std::uint64_t Catalog::next_number(const std::string& name) const {
@@ -110,6 +102,15 @@ void Catalog::forget_oldest() {
   }
 }
 
+Record Catalog::record(const std::string& name) const {
+  const Object& object = objects_.at(name);
+  Record record{.kind = Record::Kind::object, .dropped = {object.dropped.begin(), object.dropped.end()}};
+  record.version.name = name;
+  record.version.number = object.last_number;
+  record.version.keep = object.keep;
+  return record;
+}
+
 std::vector<Record> Catalog::records() const {
   std::vector<const Version*> versions;
   for (const auto& [name, object] : objects_)
@@ -125,7 +126,7 @@ std::vector<Record> Catalog::records() const {
   std::vector<std::pair<std::uint64_t, std::string>> names;
   for (const auto& [name, object] : objects_) names.emplace_back(object.last_shown, name);
   std::ranges::sort(names);
-  for (const auto& [shown, name] : names) records.push_back(record_of(name, objects_.at(name)));
+  for (const auto& [shown, name] : names) records.push_back(record(name));
   transactions_.add_records(records);
   return records;
 }
@@ -142,6 +143,9 @@ void Catalog::add(const VersionRecord& version) {
   drop(version.id);
   if (const Version* const other = find(version.name, version.number)) drop(other->record.id);
   Object& object = objects_[version.name];
+  std::erase_if(object.dropped, [&](const DroppedVersion& other) { return other.token == version.token; });
+  if (version.number > object.last_number)
+    for (DroppedVersion& other : object.dropped) other.number &= ~DroppedVersion::kGivenUp;
   object.versions[version.number] = {version, ++last_shown_};
   object.last_number = std::max(object.last_number, version.number);
   object.last_shown = last_shown_;

@@ -45,8 +45,8 @@ class Catalog {
   const Version* find(const std::string& name, std::uint64_t number) const;
   const Version* find(const std::string& name, const Token& token) const;
   const Version* current(const std::string& name) const;
-  /// Returns the number of a dropped version.
-  std::optional<std::uint64_t> find_dropped(const std::string& name, const Token& token) const;
+  /// Returns null for a version that was not dropped, or long ago.
+  const DroppedVersion* find_dropped(const std::string& name, const Token& token) const;
 
   /// Returns an id that no version has ever had.
   std::uint64_t next_id() const noexcept { return last_id_ + 1; }
@@ -60,6 +60,8 @@ class Catalog {
   /// Forgets the objects without versions beyond the kMaxDeleted that were current last. Objects that
   /// are published under a forgotten name begin above the numbers of all forgotten objects.
   void forget_oldest();
+  /// Returns a record by which apply() changes nothing about an object. REQUIRES: object(name).
+  Record record(const std::string& name) const;
   /// Returns records from which the same catalog can be made.
   std::vector<Record> records() const;
 

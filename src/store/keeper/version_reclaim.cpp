@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "store/keeper/version_rules.h"
@@ -78,11 +79,17 @@ void VersionRules::reclaim_all() {
 
 void VersionRules::give_up_awaited() {
   if (has_given_up_ || holder_.now() < begin_ + kAwaited) return;
-  std::vector<std::uint64_t> ids;
-  for (const auto& [name, object] : catalog_.objects())
+  for (const auto& [name, object] : catalog_.objects()) {
+    std::vector<std::uint64_t> ids;
     for (const auto& [number, version] : object.versions)
       if (!holder_.is_here(version.record.id)) ids.push_back(version.record.id);
-  for (const std::uint64_t id : ids) drop(id);
+    if (ids.empty()) continue;
+    for (const std::uint64_t id : ids) drop(id);
+    Record record = catalog_.record(name);
+    for (DroppedVersion& last : std::span(record.dropped).last(std::min(ids.size(), record.dropped.size())))
+      last.number |= DroppedVersion::kGivenUp;
+    write(record);
+  }
   has_given_up_ = true;
 }
 

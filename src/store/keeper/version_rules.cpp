@@ -93,7 +93,8 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
     if (!holder_.is_here(before->record.id)) hold(before->record.id);
     return before->record.number;
   }
-  if (const auto number = catalog_.find_dropped(version.name, version.token)) return *number;
+  if (const auto* const dropped = catalog_.find_dropped(version.name, version.token))
+    return dropped->number & ~DroppedVersion::kGivenUp;
   check_kind(version);
   const auto dropped = room_for(version);
   version.number = catalog_.next_number(version.name);
@@ -134,15 +135,18 @@ const VersionRecord* VersionRules::open(const std::string& name, std::uint64_t n
   throw_missing(name, number);
 }
 
-/// Throws unless the version may be brought back though the index does not name it.
-void VersionRules::check_offer(const VersionRecord& version, bool is_ours) const {
-  if (knows_all_ || is_ours || catalog_.find_dropped(version.name, version.token))
+/// Throws unless the version may be brought back though the index does not name it. Returns whether it was given up.
+bool VersionRules::check_offer(const VersionRecord& version, bool is_ours) const {
+  const auto* const dropped = catalog_.find_dropped(version.name, version.token);
+  const bool is_given_up = dropped && dropped->is_given_up();
+  if (is_ours || (dropped ? !is_given_up : knows_all_))
     throw_error(ErrorCode::stale_handle, "version {} of \"{}\" was dropped", version.number, version.name);
   if (version.number == 0 || version.number > kMaxNumber)
     throw_error(ErrorCode::protocol, "no version has the number {}", version.number);
-  if (published_.contains(version.name) || catalog_.find(version.name, version.number))
+  if ((!is_given_up && published_.contains(version.name)) || catalog_.find(version.name, version.number))
     throw_error(ErrorCode::stale_handle, "the store has other versions of \"{}\" by now", version.name);
   check_kind(version);
+  return is_given_up;
 }
 
 void VersionRules::offer(VersionRecord version, bool is_ours, const Hold& hold) {
@@ -152,10 +156,12 @@ void VersionRules::offer(VersionRecord version, bool is_ours, const Hold& hold) 
     unreclaimed_.insert(version.name);
     return;
   }
-  check_offer(version, is_ours);
+  const bool is_given_up = check_offer(version, is_ours);
   const std::string name = version.name;
+  if (is_given_up) version.keep = catalog_.object(name)->keep;
   const auto* const current = catalog_.current(name);
-  const std::uint64_t before = current && current->record.number > version.number ? current->record.id : 0;
+  const bool stays = current && (is_given_up || current->record.number > version.number);
+  const std::uint64_t before = stays ? current->record.id : 0;
   add(std::move(version), hold);
   if (before != 0) write({.kind = Record::Kind::show, .id = before});
   unreclaimed_.insert(name);
@@ -170,6 +176,11 @@ void VersionRules::rollback(const std::string& name, std::uint64_t number) {
 void VersionRules::remove(const std::string& name, std::size_t keep) {
   check_name(name);
   for (const std::uint64_t id : catalog_.beyond(name, keep)) drop(id);
+  const auto* const object = catalog_.object(name);
+  if (!object || std::ranges::none_of(object->dropped, &DroppedVersion::is_given_up)) return;
+  Record record = catalog_.record(name);
+  for (DroppedVersion& dropped : record.dropped) dropped.number &= ~DroppedVersion::kGivenUp;
+  write(record);
 }
 
 }  // namespace onecopy::store

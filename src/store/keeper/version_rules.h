@@ -41,8 +41,9 @@ class VersionHolder {
 /// Mechanism. The index outlives the keeper, and the memory of versions outlives it in the processes that read them. So
 /// a new keeper knows all versions from the start, and those that it has no memory of are *awaited*: processes that
 /// have one offer it. During the first kGrace open() waits for the current version; after that it takes the newest one
-/// whose memory is here. An awaited version is taken until kAwaited has passed, or until its object was published more
-/// than `keep` times.
+/// whose memory is here. After kAwaited it *gives up* the versions that are still awaited, and shows them no longer. They
+/// may come back, below the current version, until their object is published again or removed. An awaited version is
+/// dropped if its object was published more than `keep` times.
 ///
 /// A transaction has *members*, the processes that take part, and *parts*, the versions that are not shown yet. One
 /// record makes all parts exist. Each member has a file that it keeps locked, so that the kernel says whether it lives;
@@ -131,7 +132,7 @@ class VersionRules {
   const Catalog::Version& require(const std::string& name, std::uint64_t number) const;
   [[noreturn]] void throw_missing(const std::string& name, std::uint64_t number) const;
   void check_kind(const VersionRecord& version) const;
-  void check_offer(const VersionRecord& version, bool is_ours) const;
+  bool check_offer(const VersionRecord& version, bool is_ours) const;
   const VersionRecord& add(VersionRecord version, const Hold& hold);
   void hold_and_write(Record record, const Hold& hold);
   const Transactions::Open& require_open(const Token& transaction) const;

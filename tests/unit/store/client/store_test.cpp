@@ -874,8 +874,7 @@ TEST_F(StoreTest, VersionsComeBackEvenIfTheNewWorkerIsKilledWhileItTakesThem) {
   const Version first = store.open("x", 1);
   const Version second = store.open("x");
   kill_both();
-  Store other = start();
-  arm("store.worker.offered");
+  Store other = start("store.worker.offered");
   store.list();  // the reader's next call
   EXPECT_EQ(fate_->passes, 0);
   EXPECT_EQ(value_of(other.open("x", 1)), 1);
@@ -890,13 +889,28 @@ TEST_F(StoreTest, VersionsThatAreOpenComeBackWhenBothHalvesWereKilled) {
   const Version second = store.open("x");
   kill_both();
   Store other = start();
-  const auto before = other.list();
-  for (const VersionInfo& version : before.at(0).versions) EXPECT_TRUE(version.is_awaited);
   store.list();  // the reader's next call
   const auto after = other.list();
   for (const VersionInfo& version : after.at(0).versions) EXPECT_FALSE(version.is_awaited);
   EXPECT_EQ(value_of(other.open("x", 1)), 1);
   EXPECT_EQ(value_of(other.open("x")), 2);
+}
+
+TEST_F(StoreTest, AVersionThatIsOpenComesBackWithoutACallOfItsReader) {
+  Store store = start();
+  publish(store, kCpu, 1);
+  onecopy::testing::Shared<std::atomic<bool>> is_open;
+  Child reader([&] {
+    const Version version = Store::connect({.autostart = false}).open("x");
+    *is_open = true;
+    for (;;) ::pause();
+  });
+  ASSERT_TRUE(eventually([&] { return is_open->load(); }));
+  kill_both();
+  Store other = start();
+  EXPECT_TRUE(eventually([&] { return !other.list().at(0).versions.at(0).is_awaited; }));
+  EXPECT_EQ(value_of(other.open("x")), 1);
+  reader.kill(SIGKILL);
 }
 
 /// A publisher is at work when both halves are killed.

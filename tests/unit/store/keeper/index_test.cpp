@@ -170,7 +170,7 @@ TEST(StoreCatalog, IsTheSameFromItsOwnRecords) {
   EXPECT_EQ(again.next_number("llama"), catalog.next_number("llama"));
   EXPECT_EQ(again.next_id(), catalog.next_id());
   EXPECT_EQ(again.size(), catalog.size());
-  EXPECT_EQ(again.find_dropped("llama", {5}), 5u);
+  EXPECT_EQ(again.find_dropped("llama", {5})->number, 5u);
 }
 
 TEST(StoreCatalog, GoesOnWithTheNumbersOfADeletedObject) {
@@ -181,7 +181,7 @@ TEST(StoreCatalog, GoesOnWithTheNumbersOfADeletedObject) {
   for (const Record& record : catalog.records()) again.apply(record);
   EXPECT_EQ(catalog.current("llama"), nullptr);
   EXPECT_EQ(again.next_number("llama"), 4u);
-  EXPECT_EQ(again.find_dropped("llama", {2}), 2u);
+  EXPECT_EQ(again.find_dropped("llama", {2})->number, 2u);
 }
 
 TEST(StoreCatalog, ForgetsTheOldestDeletedNamesAndUsesNoNumberOfThem) {

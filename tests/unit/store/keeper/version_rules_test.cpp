@@ -149,14 +149,49 @@ TEST(StoreRules, WaitForTheCurrentVersionAndThenTakeTheNewestThatIsHere) {
   EXPECT_EQ(keeper.open("w"), 3u);
 }
 
-TEST(StoreRules, GiveAnAwaitedVersionUpAfterTenMinutes) {
+TEST(StoreRules, TakeAVersionBackThatWasGivenUpAfterTenMinutes) {
   FakeKeeper keeper;
-  keeper.publish("w");
-  const VersionRecord lost = keeper.record("w", 1);
+  for (int i = 0; i < 2; ++i) keeper.publish("w", 3);
+  const VersionRecord first = keeper.record("w", 1), second = keeper.record("w", 2);
   keeper.start(true);
   keeper.pass(VersionRules::kAwaited);
-  EXPECT_EQ(keeper.offer(lost), ErrorCode::stale_handle);
   EXPECT_TRUE(keeper.rules->is_unused());
+  EXPECT_EQ(keeper.open("w"), 0u);
+  keeper.index = keeper.rules->records();
+  keeper.start(true);  // another keeper knows of it, too
+  EXPECT_EQ(keeper.offer(first, true), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.offer(first), std::nullopt);
+  EXPECT_EQ(keeper.open("w"), 1u);
+  EXPECT_EQ(keeper.offer(second), std::nullopt);
+  EXPECT_EQ(keeper.open("w", 2), 2u);
+  keeper.rules->remove("w", 0);
+  EXPECT_EQ(keeper.offer(second), ErrorCode::stale_handle) << "it was removed after it came back";
+}
+
+TEST(StoreRules, TakeNoGivenUpVersionBackAfterAPublishOrARemoval) {
+  FakeKeeper keeper;
+  for (const char* const name : {"published", "removed"}) keeper.publish(name);
+  const VersionRecord published = keeper.record("published", 1), removed = keeper.record("removed", 1);
+  keeper.start(true);
+  keeper.pass(VersionRules::kAwaited);
+  EXPECT_EQ(keeper.publish("published"), 2u);
+  keeper.rules->remove("removed", 0);
+  keeper.start(true);
+  for (const VersionRecord& version : {published, removed})
+    EXPECT_EQ(keeper.offer(version), ErrorCode::stale_handle) << version.name;
+}
+
+TEST(StoreRules, KeepTheCurrentVersionWhenAGivenUpOneComesBack) {
+  FakeKeeper keeper;
+  for (int i = 0; i < 3; ++i) keeper.publish("w", 3);
+  keeper.rules->rollback("w", 2);
+  const VersionRecord second = keeper.record("w", 2), third = keeper.record("w", 3);
+  keeper.start(true);
+  EXPECT_EQ(keeper.offer(second), std::nullopt);
+  keeper.pass(VersionRules::kAwaited);
+  EXPECT_EQ(keeper.offer(third), std::nullopt);
+  EXPECT_EQ(keeper.open("w"), 2u) << "a rollback was undone";
+  EXPECT_EQ(keeper.open("w", 3), 3u);
 }
 
 TEST(StoreRules, GiveAnAwaitedVersionUpOnceItsObjectWasPublishedMoreThanKeepTimes) {
@@ -523,7 +558,9 @@ class RulesModel {
       case 8: keeper_.start(true, {}, true); return;
       case 9: return kill_both();
       case 10: return offer();
-      default: keeper_.pass(std::chrono::seconds(random_() % 3)); return;
+      default:
+        keeper_.pass(random_() % 8 == 0 ? VersionRules::kAwaited : std::chrono::seconds(random_() % 3));
+        return;
     }
   }
 
@@ -579,6 +616,8 @@ class RulesModel {
     const std::size_t keep = random_() % 3;
     for (const std::uint64_t id : keeper_.rules->catalog().beyond("w", keep))
       deleted_.insert(keeper_.rules->catalog().find(id)->record.number);
+    for (const auto& [number, version] : readers_)
+      if (is_given_up(version)) deleted_.insert(number);
     keeper_.rules->remove("w", keep);
   }
   void kill_both() {
@@ -591,8 +630,19 @@ class RulesModel {
     if (readers_.empty()) return;
     const auto reader =
         std::next(readers_.begin(), static_cast<std::ptrdiff_t>(random_() % readers_.size()));
+    const bool was_given_up = is_given_up(reader->second);
+    const bool has_current = keeper_.rules->catalog().current("w") != nullptr;
     const auto refusal = keeper_.offer(reader->second);
     ASSERT_TRUE(refusal || !deleted_.contains(reader->first)) << "a deleted version came back";
+    if (!was_given_up) return;
+    ASSERT_FALSE(refusal) << "a version that a process has open was refused";
+    std::erase(shown_, reader->first);
+    shown_.insert(has_current ? shown_.begin() : shown_.end(), reader->first);
+    keeper_.read.insert(reader->second.id = keeper_.record("w", reader->first).id);
+  }
+  bool is_given_up(const VersionRecord& version) {
+    const auto* const dropped = keeper_.rules->catalog().find_dropped("w", version.token);
+    return dropped && dropped->is_given_up();
   }
 
   std::mt19937 random_;
