@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::check_one_of<peer::Hello, peer::Challenge, peer::Prove, Welcome, peer::Refused, Done, Publish,
                      Published, Open, Opened, Look, Reserve, Unreserve, Offer, List, Listing, Rollback,
                      Remove, WaitForChange, Describe, Stop, Files, Replace, Handover, Moved, Ready, Join,
-                     Conclude, OpenDraft>(input);
+                     Conclude, OpenDraft, AskLimits, KeptLimits>(input);
   fuzz::check_record(input);
   fuzz::check_table(input);
   return 0;

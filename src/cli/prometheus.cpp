@@ -112,6 +112,10 @@ std::string prometheus_text(const StoreState& state) {
   std::string text =
       header("onecopy_store_up", "gauge", "1 if the store has a keeper that answers, else 0") +
       fmt::format("onecopy_store_up {}\n", state.keeper ? 1 : 0);
+  if (state.max_bytes)
+    text += header("onecopy_store_max_bytes", "gauge", "max bytes of all versions, +Inf without a limit") +
+            fmt::format("onecopy_store_max_bytes {}\n",
+                        *state.max_bytes == UINT64_MAX ? "+Inf" : std::to_string(*state.max_bytes));
   for (const StoreMetric& metric : kStoreMetrics) {
     if (state.objects.empty()) break;
     text += header(metric.name, "gauge", metric.help);

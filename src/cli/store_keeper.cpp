@@ -113,15 +113,13 @@ int end_by_force() {
 
 /// Ends the keeper, and says what happens to the versions that it held.
 int end_in_order() {
-  store::Store store = store::Store::connect({.autostart = false});
-  Held lost, open;
-  for (const store::ObjectInfo& object : store.list())
-    for (const store::VersionInfo& version : object.versions)
-      if (!version.is_awaited) (version.readers == 0 ? lost : open).add(version);
-  store::Group(store).stop();
+  const Fates what = fates(store_state());
+  store::Group(store::Store::connect({.autostart = false})).stop();
   fmt::print("The keeper has ended.\n");
-  if (lost.versions != 0) fmt::print("Lost: {}\n", lost.str());
-  if (open.versions != 0) fmt::print("Kept by the processes that have them open: {}\n", open.str());
+  if (what.lost.versions != 0) fmt::print("Lost: {}\n", what.lost.str());
+  if (what.open.versions != 0)
+    fmt::print("Kept by the processes that have them open: {}\n", what.open.str());
+  if (what.files.versions != 0) fmt::print("Kept in files: {}\n", what.files.str());
   return 0;
 }
 
@@ -175,9 +173,10 @@ void add_serve(CLI::App& store, Command& command, const SharedKeeperOptions& opt
       ->check(CLI::PositiveNumber)
       ->type_name("SECONDS");
   sub->add_flag("--replace", options->serve.replace,
-                "Replace the running keeper, if there is one; its versions and readers stay");
-  auto* const background = sub->add_flag("--background", options->serve.in_background,
-                                         "Return as soon as the keeper answers, and leave it running");
+                "Replace the running keeper, if there is one; its versions, readers and limits stay");
+  auto* const background = sub->add_flag(
+      "--background", options->serve.in_background,
+      "Return as soon as the keeper answers, and leave it running, with a log in its directory");
   add_hosts_options(*sub, options, background);
   sub->footer(
       "The command stays as long as the keeper: if one of the keeper's two processes is killed, the other\n"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -88,6 +89,14 @@ nlohmann::json json_of(const store::ObjectInfo& object) {
           {"versions", versions}};
 }
 
+/// Returns the log in the keeper's directory, if the keeper writes it.
+std::string log_of(const StoreState& state) {
+  std::error_code error;
+  const std::string log = store::Place(state.home).log();
+  return std::filesystem::equivalent(fmt::format("/proc/{}/fd/2", state.keeper->worker), log, error) ? log
+                                                                                                     : "";
+}
+
 /// Returns how long ago a version was published: "12 min".
 std::string age_of(const store::VersionInfo& version) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -127,6 +136,9 @@ StoreState store_state(std::chrono::seconds patience) {
     store::Store store = store::Store::connect({.autostart = false});
     state.keeper = store.keeper();
     state.ends_with = what_ends(state.keeper->worker);
+    state.log = log_of(state);
+    if (const auto limits = store::ask_limits(places, Deadline::after(kAnswerPatience)))
+      state.max_bytes = limits->bytes;
     state.objects = store.list();
     state.kv_pools = kv_pools_of(store, state.objects);
   } catch (const Error& error) {
@@ -176,7 +188,19 @@ std::string keeper_line(const StoreState& state) {
   if (!state.keeper) return "The store has no keeper.\n";
   return fmt::format("The store's keeper listens in {} (worker {}, guard {}){}.\n", escaped(state.home),
                      state.keeper->worker, state.keeper->guard,
-                     state.ends_with.empty() ? "" : fmt::format(", and ends with {}", state.ends_with));
+                     state.ends_with.empty() ? "" : fmt::format(", and ends with {}", state.ends_with)) +
+         (state.log.empty() ? "" : fmt::format("Its log is {}.\n", escaped(state.log)));
+}
+
+Fates fates(const StoreState& state) {
+  Fates all;
+  for (const store::ObjectInfo& object : state.objects)
+    for (const store::VersionInfo& version : object.versions) {
+      if (version.is_awaited) continue;
+      const bool has_files = object.is_kv_pool && store::KvPoolFiles::exist(state.home, object.name);
+      (has_files ? all.files : version.readers != 0 ? all.open : all.lost).add(version);
+    }
+  return all;
 }
 
 std::string Held::str() const {
@@ -202,7 +226,9 @@ std::string held_lines(const StoreState& state) {
     if (add(here, held(object))) ++objects;
     add(awaited, held(object, true));
   }
-  std::string line = fmt::format("{}, {}\n", plural(objects, "object"), here.str());
+  const std::uint64_t max = state.max_bytes.value_or(UINT64_MAX);
+  std::string line = fmt::format("{}, {}{}\n", plural(objects, "object"), here.str(),
+                                 max == UINT64_MAX ? "" : fmt::format(" of max {}", format_bytes(max)));
   if (awaited.versions == 0) return line;
   return line + fmt::format("Of the last keeper: {}. Processes that have them open may give them back.\n",
                             awaited.str());
@@ -231,7 +257,9 @@ nlohmann::json json_of(const StoreState& state) {
     keeper = {{"worker", state.keeper->worker},
               {"guard", state.keeper->guard},
               {"directory", state.home},
-              {"ends_with", state.ends_with}};
+              {"ends_with", state.ends_with},
+              {"log", state.log}};
+  if (state.max_bytes && *state.max_bytes != UINT64_MAX) keeper["max_bytes"] = *state.max_bytes;
   for (const auto& object : state.objects) {
     objects.push_back(json_of(object));
     if (const auto pool = state.kv_pools.find(object.name); pool != state.kv_pools.end())

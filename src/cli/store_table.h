@@ -21,6 +21,8 @@ struct StoreState {
   std::optional<store::KeeperInfo> keeper;  ///< empty if there is none; then there are no objects
   std::string home;                         ///< the directory in which the keeper listens
   std::string ends_with;                    ///< what_ends() of the keeper
+  std::string log;  ///< the file to which the keeper logs; empty if it has none of its own
+  std::optional<std::uint64_t> max_bytes;  ///< UINT64_MAX for no limit; empty if the keeper does not tell
   std::vector<store::ObjectInfo> objects;
   std::map<std::string, std::vector<store::KvPoolStats>> kv_pools;  ///< the namespaces of each KV pool
   /// The memory of KV pools that have outlived their keeper, by the path of their files without endings.
@@ -58,7 +60,16 @@ struct Held {
 /// Returns what the store holds of an object, or the versions of a former keeper that it still awaits.
 Held held(const store::ObjectInfo& object, bool awaited = false);
 
-/// Returns a line about what the store holds: "1 object, 2 versions, 2.0 MiB", and a line about awaited versions.
+/// A sum of the versions for each fate that they have when the keeper ends.
+struct Fates {
+  Held lost;
+  Held open;   ///< processes have them open
+  Held files;  ///< KV pools in files, which outlive the keeper
+};
+Fates fates(const StoreState& state);
+
+/// Returns a line about what the store holds: "1 object, 2 versions, 2.0 MiB of max 4.0 MiB", and a line
+/// about awaited versions.
 std::string held_lines(const StoreState& state);
 
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.

@@ -30,17 +30,10 @@ int status_of(int status) noexcept {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/// Returns a text about all versions: "2 versions (3 GiB)"; empty if there are none, or the keeper does not answer.
-std::string stored_versions() {
+/// Returns the versions that are lost if the keeper ends; none if the keeper does not answer.
+Held lost_versions() {
   try {
-    std::size_t versions = 0;
-    std::uint64_t bytes = 0;
-    for (const auto& object : store_state().objects)
-      for (const auto& version : object.versions) {
-        ++versions;
-        bytes += version.bytes;
-      }
-    return versions == 0 ? "" : fmt::format("{} ({})", plural(versions, "version"), format_bytes(bytes));
+    return fates(store_state()).lost;
   } catch (const Error&) {
     return {};
   }
@@ -80,11 +73,12 @@ class KeeperGroup {
 
 /// Says what ends with the keeper. Returns false if the user is to ask again.
 bool may_end(int signal, bool is_asked_again) {
-  const std::string versions = stored_versions();
-  if (versions.empty() || is_asked_again) return true;
+  const Held lost = lost_versions();
+  if (lost.versions == 0 || is_asked_again) return true;
   const bool asks = signal == SIGINT && ::isatty(STDIN_FILENO) == 1;
-  fmt::print(stderr, "onecopy: the store holds {}, and what no process has open {}\n", versions,
-             asks ? "would be lost: press Ctrl-C again to end the keeper" : "is lost: the keeper ends");
+  if (asks)
+    fmt::print(stderr, "onecopy: press Ctrl-C again to end the keeper. Lost then: {}\n", lost.str());
+  else fmt::print(stderr, "onecopy: the keeper ends. Lost: {}\n", lost.str());
   return !asks;
 }
 

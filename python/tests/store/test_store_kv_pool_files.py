@@ -254,6 +254,13 @@ def test_rm_deletes_a_kv_pool_that_the_keeper_does_not_know(directory):
     assert kept() == files(directory) == [] and store.get_bytes("a") == b"x"
 
 
+def test_stopping_the_store_says_that_the_files_are_kept(directory):
+    interpret(f"import onecopy; onecopy.store.connect().kv_pool('kv', **{SIZES})", check=True)
+    assert command("store", "stop").splitlines() == ["The keeper has ended.", "Kept in files: 1 version, 32.0 KiB"]
+    assert files(directory) == ["control", "memory"]
+    assert connect().list() == []
+
+
 def test_a_directory_on_a_disk_or_without_room_is_refused(directory, tmp_path, monkeypatch):
     with pytest.raises(onecopy.Unsupported, match="is not on a tmpfs of that size: set ONECOPY_STORE_DIR"):
         connect().kv_pool("kv", **SIZES | {"budget": 1 << 44, "extent_bytes": 1 << 40, "block_bytes": 1 << 40})

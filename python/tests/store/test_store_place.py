@@ -35,6 +35,10 @@ def plain(store_place):
     return onecopy.store.connect(framework="onecopy")
 
 
+def kill_both(store):
+    kill_all(*store.keeper().values())
+
+
 def can_unshare(*how) -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", *how, "true"], capture_output=True).returncode == 0
 
@@ -250,7 +254,7 @@ def test_sigterm_ends_the_keeper_and_says_what_is_dropped(serve):
     halves = served.store.keeper().values()
     served.process.terminate()
     assert served.process.wait(30) == 0
-    assert "the store holds 1 version (" in served.process.stderr.read()
+    assert served.process.stderr.read() == "onecopy: the keeper ends. Lost: 1 version, 4.0 KiB\n"
     assert not any(Path(f"/proc/{pid}").exists() for pid in halves)
 
 
@@ -260,7 +264,8 @@ def test_the_first_control_c_on_a_terminal_only_says_what_would_be_lost(serve):
     try:
         served.store.put_bytes("a", b"x")
         served.process.send_signal(signal.SIGINT)
-        assert "press Ctrl-C again" in served.process.stderr.readline()
+        line = "onecopy: press Ctrl-C again to end the keeper. Lost then: 1 version, 4.0 KiB\n"
+        assert served.process.stderr.readline() == line
         assert served.store.get_bytes("a") == b"x"
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(30) == 0
@@ -324,10 +329,10 @@ def test_the_command_tells_no_keeper_from_an_empty_store(store_place):
 
 def test_the_command_counts_what_a_keeper_holds_and_not_what_it_awaits(plain):
     plain.put_bytes("a", b"x" * 4096)
-    assert command("status").stdout.splitlines()[1:] == ["1 object, 1 version, 4.0 KiB"]
-    plain.stop()  # no process has the version open
+    assert command("status").stdout.splitlines()[2:] == ["1 object, 1 version, 4.0 KiB"]
+    kill_both(plain)  # no process has the version open
     onecopy.store.connect(framework="onecopy")
-    lines = command("status").stdout.splitlines()[1:]
+    lines = command("status").stdout.splitlines()[2:]
     assert lines[0] == "0 objects, 0 versions, 0 B" and "Of the last keeper: 1 version, 4.0 KiB." in lines[1]
     metrics = subprocess.run([onecopy.store._command(), "ls", "--format", "prometheus"], capture_output=True, text=True)
     assert 'onecopy_store_versions{object="a"} 0\n' in metrics.stdout
@@ -342,6 +347,44 @@ def test_stopping_the_store_says_what_is_lost_and_what_its_readers_keep(plain):
     stopped = "The keeper has ended.\nLost: 1 version, 4.0 KiB\nKept by the processes that have them open: 1 version, 4.0 KiB\n"
     assert command("stop").stdout == stopped
     assert len(read) == 1
+    [kept] = onecopy.store.connect(framework="onecopy").list()
+    assert kept["name"] == "b", "a version that was lost is not awaited"
+
+
+def test_the_end_of_the_keeper_counts_no_version_that_it_only_awaits(serve, plain):
+    plain.put_bytes("a", b"x")
+    kill_both(plain)
+    served = serve()
+    assert [entry["versions"][0]["awaited"] for entry in served.store.list()] == [True]
+    served.process.terminate()
+    assert served.process.wait(30) == 0
+    assert served.process.stderr.read() == ""
+
+
+def test_a_keeper_that_replaces_another_one_keeps_the_limits_that_it_is_not_given(plain):
+    command("serve", "--replace", "--background", "--max-bytes", "1MiB", "--max-client-bytes", "4KiB")
+    command("serve", "--replace", "--background", "--max-client-bytes", "2MiB")
+    plain.put_bytes("a", b"x" * 8192)
+    with pytest.raises(onecopy.OutOfMemory, match="of the 1048576 that they may have"):
+        plain.put_bytes("b", b"x" * (1 << 20))
+    assert command("status").stdout.splitlines()[-1] == "1 object, 1 version, 8.0 KiB of max 1.0 MiB"
+    assert json.loads(command("status", "--format", "json").stdout)["keeper"]["max_bytes"] == 1 << 20
+    metrics = subprocess.run([onecopy.store._command(), "ls", "--format", "prometheus"], capture_output=True, text=True)
+    assert "\nonecopy_store_max_bytes 1048576\n" in metrics.stdout
+    command("serve", "--replace", "--background", "--max-bytes", "2MiB")
+    plain.put_bytes("b", b"x" * (1 << 20))
+
+
+def test_a_keeper_in_the_background_logs_to_a_file_which_the_status_names(plain, store_place, monkeypatch):
+    log = store_place / "keeper.log"
+    assert f"\nIts log is {log}.\n" in command("status").stdout
+    log.write_text("of an earlier keeper\n")
+    kill_both(plain)
+    monkeypatch.setenv("ONECOPY_LOG", "info")
+    guard = onecopy.store.connect().keeper()["guard"]
+    os.kill(guard, signal.SIGKILL)
+    assert eventually(lambda: "the guard of the store has ended" in log.read_text())
+    assert "earlier" not in log.read_text()
 
 
 @pytest.mark.parametrize("directory", ["/nonexistent/x", "/dev/null/store", "/dev/null"])

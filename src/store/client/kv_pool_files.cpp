@@ -24,8 +24,6 @@
 namespace onecopy::store {
 namespace {
 
-bool exist(const std::string& path) noexcept { return ::access((path + ".control").c_str(), F_OK) == 0; }
-
 void check_directory(const std::string& directory, std::uint64_t bytes) {
   struct statfs system {};
   if (::statfs(directory.c_str(), &system) != 0)
@@ -63,9 +61,13 @@ Fd make_file(const std::string& path, std::uint64_t bytes, bool is_sparse) {
 
 bool can_populate() noexcept { return ::madvise(nullptr, 0, PageTableFiller::kAbsent) == 0; }
 
+bool KvPoolFiles::exist(const std::string& directory, const std::string& name) {
+  return ::access((kv_pool_path(directory, name) + ".control").c_str(), F_OK) == 0;
+}
+
 std::optional<KvPoolFiles> KvPoolFiles::find(const std::string& directory, const std::string& name) {
+  if (!exist(directory, name)) return {};
   const std::string path = kv_pool_path(directory, name);
-  if (!exist(path)) return {};
   try {
     KvPoolFiles files{open_file(path + ".memory", O_RDWR), open_file(path + ".control", O_RDWR)};
     const KvGeometry geometry = KvPoolBlocks::geometry_of(files.control);
@@ -108,8 +110,8 @@ std::map<std::string, std::uint64_t> KvPoolFiles::all(const std::string& directo
 }
 
 void KvPoolFiles::remove(const std::string& directory, const std::string& name) {
+  if (!exist(directory, name)) return;
   const std::string path = kv_pool_path(directory, name);
-  if (!exist(path)) return;
   const KvPoolLock lock(directory, name, Deadline::after(kKeeperPatience));
   for (const char* const end : {".control", ".memory"}) ::unlink((path + end).c_str());
 }

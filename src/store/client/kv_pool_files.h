@@ -23,6 +23,8 @@ struct KvPoolFiles {
   Fd memory;
   Fd control;
 
+  /// Returns whether the KV pool has files.
+  static bool exist(const std::string& directory, const std::string& name);
   /// Opens the files that an earlier keeper's KV pool has left. Throws bad_file if another version of onecopy has made
   /// them, or they are damaged. REQUIRES: the caller holds the KvPoolLock of the name.
   static std::optional<KvPoolFiles> find(const std::string& directory, const std::string& name);

@@ -83,4 +83,13 @@ Packet Link::hear(Deadline deadline) {
       return std::move(*answer);
 }
 
+std::optional<KeptLimits> ask_limits(const Places& places, Deadline deadline) {
+  try {
+    return unpack<KeptLimits>(Link::connect(places, deadline).ask(pack(AskLimits{}), {}, deadline).bytes);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;
+    return std::nullopt;
+  }
+}
+
 }  // namespace onecopy::store

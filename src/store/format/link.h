@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "os/deadline.h"
@@ -50,5 +51,9 @@ class Link {
   Welcome welcome_;
   std::string home_;
 };
+
+/// Returns the limits of the keeper; nothing if there is no keeper, or one of an earlier version. Throws what
+/// Link::connect() throws.
+std::optional<KeptLimits> ask_limits(const Places& places, Deadline deadline);
 
 }  // namespace onecopy::store

@@ -61,6 +61,8 @@ enum class Type : std::uint32_t {
   join,
   conclude,
   open_draft,
+  ask_limits,
+  kept_limits,
 };
 
 template <Type type>
@@ -202,6 +204,21 @@ struct WaitForChange {
   void fields(auto& f) { f(name, known); }
 };
 using Describe = EmptyMessage<Type::describe>;
+/// Asks for the limits that the keeper was started with. A keeper of an earlier version closes the connection.
+using AskLimits = EmptyMessage<Type::ask_limits>;
+struct DeviceLimit {
+  std::string device;
+  std::uint64_t bytes = 0;
+  void fields(auto& f) { f(device, bytes); }
+};
+/// The answer to `ask_limits`.
+struct KeptLimits {
+  static constexpr Type kType = Type::kept_limits;
+  std::uint64_t bytes = UINT64_MAX, client_bytes = UINT64_MAX;  ///< UINT64_MAX for no limit
+  std::uint64_t age = 0;                                        ///< seconds; 0 for no limit
+  std::vector<DeviceLimit> devices;
+  void fields(auto& f) { f(bytes, client_bytes, age, devices); }
+};
 using Stop = EmptyMessage<Type::stop>;
 
 /// The client is a keeper that takes over. The answer is `handover`, then a `moved` for each record. The old keeper

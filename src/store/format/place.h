@@ -20,6 +20,8 @@ class Place {
 
   const std::string& directory() const noexcept { return directory_; }
   SocketName socket() const { return {directory_ + "/keeper", false}; }
+  /// Returns the path of the log of a keeper in the background.
+  std::string log() const { return directory_ + "/keeper.log"; }
   /// Makes the directory, or checks the one that exists. A parent of its own is made and checked as well. Throws
   /// other_user, system.
   void ensure() const;

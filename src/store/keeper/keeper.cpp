@@ -96,9 +96,16 @@ Holdings prepare(const Places& places, const Limits& limits) {
   return holdings;
 }
 
+/// Returns the limits. A limit that is not set is the limit of the present keeper.
+Limits with_former(const Places& places, Limits limits, Deadline deadline) {
+  if (const auto kept = ask_limits(places, deadline)) limits.inherit(Limits::from(*kept));
+  return limits;
+}
+
 /// Takes the holdings over from the present keeper. Throws peer_died if there is none.
 Holdings take_over(const Places& places, const Limits& limits) {
   const Deadline deadline = Deadline::after(Predecessor::kPatience);
+  Limits kept = with_former(places, limits, deadline);
   Link link = Link::connect(places, deadline);
   Packet packet = link.ask(pack(Replace{}), {}, deadline);
   const auto handover = unpack<Handover>(packet.bytes);
@@ -110,7 +117,7 @@ Holdings take_over(const Places& places, const Limits& limits) {
   holdings.secret = holdings.places.home().secret();
   holdings.keeper = handover.keeper;
   holdings.knows_all = handover.knows_all;
-  holdings.limits = limits;
+  holdings.limits = std::move(kept);
   holdings.index_path = holdings.places.index();
   // The worker puts it in the place of the old keeper's when that has ended.
   holdings.index = make_nameless_log(holdings.index_path);
@@ -139,12 +146,18 @@ Holdings prepare(const Places& places, const ServeOptions& options) {
   return prepare(places, options.limits);
 }
 
-/// Leaves the session, the terminal and the directory of the program that started this process.
-void detach() {
+/// Leaves the session, the terminal and the directory of the program that started this process. Logs to a new file, or to
+/// no file if that cannot be made.
+void detach(const std::string& log) {
   ::setsid();
+  ::dup2(open_file("/dev/null", O_RDWR).get(), STDIN_FILENO);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(STDIN_FILENO, fd);
+  try {
+    const Fd file = open_file(log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(file.get(), fd);
+  } catch (const Error&) {  // the disk is full
+  }
   if (::chdir("/") != 0) log_warning("the store's keeper cannot leave its directory");
-  const Fd nothing = open_file("/dev/null", O_RDWR);
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(nothing.get(), fd);
 }
 
 /// Runs this process as a half of the keeper. A process that was forked to replace the other half then runs as that
@@ -170,7 +183,7 @@ void serve(const Places& places, const ServeOptions& options) {
     const int child = ::fork();
     if (child < 0) throw_errno("cannot start the store's keeper", errno);
     if (child > 0) return;
-    detach();
+    detach(holdings.places.home().log());
   }
   run(holdings);
   if (options.in_background) ::_exit(0);

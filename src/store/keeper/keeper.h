@@ -7,11 +7,11 @@
 namespace onecopy::store {
 
 struct ServeOptions {
-  Limits limits{};
+  Limits limits{};  ///< those that are not set are the limits of the keeper that is replaced
   /// Takes over from the keeper of this user, if there is one. Its versions stay, and clients connect again without
   /// notice.
   bool replace = false;
-  /// Returns once clients can connect, and runs the keeper in two new processes.
+  /// Returns once clients can connect, and runs the keeper in two new processes, which log to Place::log().
   bool in_background = false;
 };
 

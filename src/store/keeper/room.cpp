@@ -31,6 +31,26 @@ std::vector<Limit> limits_for(const Limits& limits, const VersionRecord& version
 
 }  // namespace
 
+KeptLimits Limits::kept() const {
+  KeptLimits kept{bytes, client_bytes, age ? static_cast<std::uint64_t>(age->count()) : 0, {}};
+  for (const auto& [device, max] : devices) kept.devices.push_back({device, max});
+  return kept;
+}
+
+Limits Limits::from(const KeptLimits& kept) {
+  Limits limits{.bytes = kept.bytes, .client_bytes = kept.client_bytes};
+  if (kept.age != 0) limits.age = std::chrono::seconds(kept.age);
+  for (const auto& [device, max] : kept.devices) limits.devices[device] = max;
+  return limits;
+}
+
+void Limits::inherit(const Limits& former) {
+  if (bytes == UINT64_MAX) bytes = former.bytes;
+  if (client_bytes == UINT64_MAX) client_bytes = former.client_bytes;
+  if (!age) age = former.age;
+  devices.insert(former.devices.begin(), former.devices.end());
+}
+
 std::vector<std::uint64_t> Room::make(const VersionRecord& version, Versions all, Versions old) const {
   std::vector<std::uint64_t> dropped;
   for (const Limit& limit : limits_for(limits_, version)) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "store/format/message.h"
 #include "store/format/record.h"
 
 namespace onecopy::store {
@@ -25,7 +26,11 @@ struct Limits {
   /// The time after which the keeper ends that holds nothing and has no client. Empty: it stays.
   std::optional<std::chrono::seconds> unused{};
 
-  bool operator==(const Limits&) const = default;
+  /// Returns these limits as a message, and the limits in a message.
+  KeptLimits kept() const;
+  static Limits from(const KeptLimits& kept);
+  /// Takes the limits of a former keeper for those that are not set.
+  void inherit(const Limits& former);
 };
 
 /// The reservations of drafts, and the decision whether a version fits into the limits. A draft is reserved before its

@@ -102,6 +102,11 @@ void VersionRules::reclaim_old() {
   for (const std::uint64_t id : ids) drop(id);
 }
 
+void VersionRules::drop_unread() {
+  for (const VersionRecord* const version : versions_here())
+    if (!holder_.may_be_read(version->id)) drop(version->id);
+}
+
 VersionRules::Clock::time_point VersionRules::next_reclaim() const {
   const Clock::time_point now = holder_.now();
   const bool has_work = !unreclaimed_.empty() || !catalog_.transactions().open().empty();

@@ -121,6 +121,8 @@ class VersionRules {
   void look_at_all();
   /// Drops what nobody reads now, and what is too old.
   void reclaim_all();
+  /// Drops what nobody reads, because the keeper ends and nobody could give it back.
+  void drop_unread();
   /// Returns the time at which reclaim_all() may find something; time_point::max() if nothing is left to drop.
   Clock::time_point next_reclaim() const;
   /// Returns whether the keeper may end without a loss.

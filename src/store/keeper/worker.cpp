@@ -70,11 +70,12 @@ Worker::Clock::time_point Worker::end() const noexcept {
   return rules_.is_unused() && holdings_.limits.unused ? last_use_ + *holdings_.limits.unused : kNever;
 }
 
-/// Does what is due by now.
+/// Does what is due by now, or at the end.
 void Worker::tidy_up() {
   close_strangers();
   try {
-    rules_.reclaim_all();
+    if (is_stopping_) rules_.drop_unread();
+    else rules_.reclaim_all();
   } catch (const Error& error) {
     log_warning("the store drops nothing now: {}", error.what());
   }

@@ -60,6 +60,7 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
       case Type::remove: return remove(c, bytes);
       case Type::watch: return watch(c, bytes);
       case Type::describe: return send(c, pack(Welcome{holdings_.keeper, ::getpid(), guard_.pid()}));
+      case Type::ask_limits: return send(c, pack(holdings_.limits.kept()));
       case Type::replace: return replace(c);
       case Type::stop: is_stopping_ = true; return send(c, pack(Done{}));
       default: throw Error(ErrorCode::protocol, "the store's keeper is not asked this");

@@ -205,6 +205,34 @@ TEST(StoreRules, GiveAnAwaitedVersionUpOnceItsObjectWasPublishedMoreThanKeepTime
   EXPECT_EQ(keeper.offer(old), ErrorCode::stale_handle);
 }
 
+TEST(StoreRules, AwaitNoVersionThatNobodyReadWhenTheKeeperWasToldToEnd) {
+  FakeKeeper keeper;
+  for (const char* const name : {"read", "unread"}) keeper.publish(name);
+  keeper.read.insert(keeper.record("read", 1).id);
+  const VersionRecord read = keeper.record("read", 1), unread = keeper.record("unread", 1);
+  keeper.rules->drop_unread();
+  keeper.start(true);
+  EXPECT_EQ(keeper.rules->catalog().size(), 1u);
+  EXPECT_EQ(keeper.offer(read), std::nullopt);
+  EXPECT_EQ(keeper.offer(unread), ErrorCode::stale_handle);
+  EXPECT_EQ(keeper.publish("unread"), 2u);
+}
+
+TEST(StoreLimits, AreThoseOfTheFormerKeeperUnlessTheyAreSet) {
+  const Limits former{
+      .bytes = 10, .client_bytes = 20, .devices = {{"cuda:0", 30}, {"cuda:1", 40}}, .age = 50s};
+  Limits limits{.client_bytes = 21, .devices = {{"cuda:1", 41}}};
+  limits.inherit(Limits::from(former.kept()));
+  EXPECT_EQ(limits.bytes, 10u);
+  EXPECT_EQ(limits.client_bytes, 21u);
+  EXPECT_EQ(limits.devices, (std::map<std::string, std::uint64_t>{{"cuda:0", 30}, {"cuda:1", 41}}));
+  EXPECT_EQ(limits.age, 50s);
+  Limits none;
+  none.inherit(Limits::from(Limits{}.kept()));
+  EXPECT_EQ(none.bytes, UINT64_MAX);
+  EXPECT_FALSE(none.age);
+}
+
 TEST(StoreRules, NeverDropTheNewestVersionThatIsHere) {
   FakeKeeper keeper;
   for (int i = 0; i < 2; ++i) keeper.publish("w", 2);
