@@ -240,6 +240,7 @@ def test_versions_outlive_a_damaged_index_and_no_number_is_used_twice(store, sto
     assert store.open("a").version == held.version == 2
     assert store.publish("a", values(3)) > 2
     assert (store_place / "index.unreadable").exists()
+    assert "the store cannot read its index" in (store_place / "keeper.log").read_text()
 
 
 # --- nobody waits for the keeper --------------------------------------------------------------------

@@ -43,6 +43,7 @@ struct Holdings {
   Predecessor predecessor;
   std::string index_path;
   Log index;
+  std::string trouble;  ///< what the keeper logs once it has its log; empty if the index was read
   bool knows_all =
       true;  ///< false: the index was lost, and clients may offer versions that it does not name
   /// The descriptors of each version by its id: the table, then the chunks. The keeper opened the table itself, so that

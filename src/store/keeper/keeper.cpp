@@ -163,6 +163,7 @@ void detach(const std::string& log) {
 /// Runs this process as a half of the keeper. A process that was forked to replace the other half then runs as that
 /// half.
 void run(Holdings& holdings) {
+  if (!holdings.trouble.empty()) log_error("{}", holdings.trouble);
   Partner partner = Partner::fork();
   Next next = partner.is_child() ? Next::be_guard : Next::be_worker;
   while (next == Next::be_worker || next == Next::be_guard) {

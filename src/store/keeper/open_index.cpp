@@ -8,9 +8,10 @@
 #include <chrono>
 #include <cstdio>
 
+#include <fmt/format.h>
+
 #include "onecopy/core/error.h"
 #include "os/file.h"
-#include "os/log.h"
 #include "store/keeper/catalog.h"
 
 namespace onecopy::store {
@@ -76,8 +77,9 @@ void open_index(Holdings& holdings) {
   const std::string aside = holdings.index_path + ".unreadable";
   std::rename(holdings.index_path.c_str(), aside.c_str());
   begin_index(holdings, number_of_now());
-  log_error("the store cannot read its index, which is {} now; the numbers of versions go on from {}",
-            aside, number_of_now());
+  holdings.trouble =
+      fmt::format("the store cannot read its index, which is {} now; the numbers of versions go on from {}",
+                  aside, number_of_now());
 }
 
 }  // namespace onecopy::store
