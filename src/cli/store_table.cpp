@@ -137,7 +137,7 @@ StoreState store_state(std::chrono::seconds patience) {
     state.keeper = store.keeper();
     state.ends_with = what_ends(state.keeper->worker);
     state.log = log_of(state);
-    if (const auto limits = store::ask_limits(places, Deadline::after(kAnswerPatience)))
+    if (const auto limits = store::ask_limits(places, Deadline::after(patience)))
       state.max_bytes = limits->bytes;
     state.objects = store.list();
     state.kv_pools = kv_pools_of(store, state.objects);

@@ -26,6 +26,8 @@ struct Limits {
   /// The time after which the keeper ends that holds nothing and has no client. Empty: it stays.
   std::optional<std::chrono::seconds> unused{};
 
+  bool operator==(const Limits&) const = default;
+
   /// Returns these limits as a message, and the limits in a message.
   KeptLimits kept() const;
   static Limits from(const KeptLimits& kept);
