@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two programs that were started independently find each other by an address and a key. The server sends each client the
-// text of a queue.
+// A server and a client meet at an address, and prove to each other that they have the same key. The server sends the
+// client the text of a queue.
 #include <onecopy/onecopy.h>
 
 #include <cstdio>
@@ -12,10 +12,13 @@
 
 namespace {
 
+// In a real program, 32 random bytes that both programs read from a file.
+constexpr std::string_view kKey = "a secret of both programs";
+
 onecopy::ByteSpan bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 int client(const char* address) {
-  onecopy::Pipe pipe = onecopy::connect(address, bytes_of("a secret of both programs"));
+  onecopy::Pipe pipe = onecopy::connect(address, bytes_of(kKey));
   const onecopy::Message welcome = pipe.recv();
   const std::string_view text(reinterpret_cast<const char*>(welcome.data.data()), welcome.data.size());
   onecopy::Queue jobs = onecopy::Queue::connect(onecopy::Handle::from_text(text));
@@ -29,7 +32,7 @@ int client(const char* address) {
 
 int main(int argc, char** argv) {
   if (argc == 2) return client(argv[1]);
-  auto listener = onecopy::Listener::listen("tcp:127.0.0.1:0", bytes_of("a secret of both programs"));
+  auto listener = onecopy::Listener::listen("tcp:127.0.0.1:0", bytes_of(kKey));
   const std::string command = argv[0] + (" " + listener.address());
   std::thread other([&] { std::system(command.c_str()); });
   onecopy::Pipe pipe = listener.accept();

@@ -10,7 +10,7 @@ namespace rpc = onecopy::rpc;
 
 namespace {
 
-rpc::Value scale(const rpc::Value::List& arguments) {  // the tensor is a copy of its own
+rpc::Value scale(const rpc::Value::List& arguments) {  // the caller's tensor, or a copy from Python
   const onecopy::Tensor tensor = arguments.at(0).as_tensor();
   float* elements = tensor.as<float>();
   for (std::int64_t i = 0; i < tensor.layout().numel(); ++i)

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 int main(int argc, char** argv) {
   if (argc == 2) {  // the second process: given the text of a handle, it has the same memory

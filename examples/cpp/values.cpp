@@ -50,5 +50,6 @@ int main(int argc, char** argv) {
     jobs.put(rpc::to_message(job));
   work(jobs, answers);
   std::printf("tensor[0] is %g\n", rpc::from_message(answers.get()).as_tensor().as<float>()[0]);
-  std::printf("%s\n", rpc::from_message(answers.get()).as_list().at(0).as_text().c_str());
+  const rpc::Value last = rpc::from_message(answers.get());  // a tuple, which as_list() accepts as well
+  std::printf("%s\n", last.as_list().at(0).as_text().c_str());
 }
