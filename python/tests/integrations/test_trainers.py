@@ -21,12 +21,10 @@ def program(repository):
     return find
 
 
-def run_and_count(directory, program):
-    """The program's lines, and whether batches were opened on memory of onecopy. Warnings of the packages are
-    theirs.
-    """
+def run(directory, program):
+    """Returns the program's lines. Warnings of the packages are theirs."""
     file = directory / "program.py"
-    file.write_text(program + "    import onecopy\n    print('opened:', onecopy.stats()['opened_total'] > 0)\n")
+    file.write_text(program)
     result = subprocess.run([sys.executable, file], cwd=directory, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -34,11 +32,10 @@ def run_and_count(directory, program):
 
 def test_batches_of_lightning(program, tmp_path):
     pytest.importorskip("lightning")
-    lines = run_and_count(tmp_path, program("lightning"))
-    assert lines.count("shared: [True, True]") == 40 and lines[-2:] == ["weight: 3.0", "opened: True"]
+    *opened, weight = run(tmp_path, program("lightning"))
+    assert len(opened) == 40 and "opened: 0" not in opened and weight == "weight: 3.0"
 
 
 def test_batches_of_accelerate(program, tmp_path):
     pytest.importorskip("accelerate")
-    lines = run_and_count(tmp_path, program("accelerate"))
-    assert lines == ["shared: True 120.0", "shared: True 376.0", "opened: True"]
+    assert run(tmp_path, program("accelerate")) == ["opened: True sum: 120.0", "opened: True sum: 376.0"]
