@@ -38,7 +38,7 @@ ROWS = (
          ("torch.multiprocessing", "torch.multiprocessing.Queue, file_descriptor"))),
     Row("20,000 shared tensors, sent to another process and opened", "-22-amd-epyc-2cpu-vm-python.json", "20,000 tensors of 4 KiB",
         (("onecopy", "bundle"), ("torch.multiprocessing", "torch.multiprocessing.Queue, file_system"))),
-    Row("an engine gets 1 GiB of new weights", "-25-amd-epyc-2cpu-vm-python-plugs.json", "1 GiB of new weights",
+    Row("an engine reads 1 GiB of new weights, a byte of each page", "-25-amd-epyc-2cpu-vm-python-plugs.json", "1 GiB of new weights",
         (("onecopy", "onecopy"), ("a shared buffer", "a bucket of 512 MiB in shared memory, copied twice"),
          ("a safetensors file", "a safetensors file, written and mapped"))),
     Row("a new CUDA tensor of 64 bytes through `mp.Queue`, and an int back", "-23-intel-r-xeon-r-processor-32cpu-vm-python-cuda.json",

@@ -52,6 +52,9 @@ ROWS = {
 }  # fmt: skip
 
 NOTES = {
+    "1 GiB of new weights of a trainer in another process, which reads a byte of each page": (
+        "The process has opened the weights before: the round in which it maps the memory is left out.",
+    ),
     "100,000 tensors alive in the receiver": (
         "Views of new tensors and values of a `state_dict()` differ from new tensors by less than one in a hundred.",
     ),
