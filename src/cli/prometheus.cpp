@@ -64,9 +64,10 @@ std::string group_metrics(const std::string& home) {
         header(metric, type, help) + fmt::format("{}{{group=\"{}\"}} {}\n", metric, group->group, value);
   };
   if (const auto age = Config::since_answer(home))
-    add("onecopy_group_age_seconds", "gauge", "seconds since etcd has answered this host",
+    add("onecopy_group_age_seconds", "gauge", "seconds since etcd last answered this host",
         std::chrono::duration<double>(*age).count());
-  add("onecopy_group_stopped", "gauge", "1 if this host changes nothing in its group, else 0",
+  add("onecopy_group_stopped", "gauge",
+      "1 if this host changes nothing in its group, also while etcd is away; else 0",
       group->problem.empty() ? 0 : 1);
   add("onecopy_group_pulled_bytes_total", "counter", "bytes that have come from other hosts",
       Config::pulled(home));
@@ -79,7 +80,7 @@ std::string group_metrics(const std::string& home) {
                               [&](const auto& one) { return !view.hosts.contains(one.first); }));
     if (!view.current.empty())
       text += header("onecopy_group_generation", "gauge",
-                     "the number of changes of what is current of an object");
+                     "how often the current version of an object has changed in the group");
     for (const auto& [name, current] : view.current)
       text += fmt::format("onecopy_group_generation{{group=\"{}\",object={}}} {}\n", group->group,
                           json_text(escaped(name), -1), current.value.generation);

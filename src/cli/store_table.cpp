@@ -24,7 +24,7 @@ using store::KvPoolStats;
 constexpr KvPoolMetric kKvPoolMetrics[] = {
     {"blocks", false, "blocks of the namespace",
      [](const KvPoolStats& s) -> std::uint64_t { return s.blocks; }},
-    {"free", false, "blocks without a key and a lease",
+    {"free", false, "blocks with neither a key nor a lease",
      [](const KvPoolStats& s) -> std::uint64_t { return s.free; }},
     {"idle", false, "blocks with a key that can be evicted",
      [](const KvPoolStats& s) -> std::uint64_t { return s.idle; }},
@@ -44,7 +44,7 @@ constexpr KvPoolMetric kKvPoolMetrics[] = {
      [](const KvPoolStats& s) { return s.free_bytes; }},
     {"timeouts", true, "calls that gave up because a process was stopped",
      [](const KvPoolStats& s) { return s.timeouts; }},
-    {"recoveries", true, "deaths in the middle of a call",
+    {"recoveries", true, "processes that died in the middle of a call",
      [](const KvPoolStats& s) { return s.recoveries; }},
     {"files_removed", false,
      "1 if files of a KV pool with outlives_keeper are gone: it ends with the keeper",
