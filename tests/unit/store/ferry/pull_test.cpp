@@ -137,8 +137,11 @@ TEST_F(PullTest, TakesOnlyChunksThatAreMissingFromTheNextHostAfterWrongChecksums
   };
   host.start();
   honest.start();
-  EXPECT_EQ(pull_from({&host, &honest}).next(0ms)->number, 1);
-  EXPECT_EQ(honest.asked(), 1);
+  const auto pulled = pull_from({&host, &honest}).next(0ms);
+  EXPECT_EQ(pulled->number, 1);
+  EXPECT_EQ(pulled->taken,
+            kElements);  // each chunk once; a slow machine leaves the first host before its last chunk
+  EXPECT_GE(honest.asked(), 1);
   expect_arrived(honest.content);
 }
 
