@@ -65,6 +65,7 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
     """Finds blocks, and begins new ones, in the scheduler. Thread safety: vLLM calls it from one thread.
 
     A block that ``lookup()`` found has a lease until the request has finished, so that no other engine takes it.
+    After ``reset_cache()`` this engine has keys of its own, since its weights may have changed.
     """
 
     def __init__(self, pool: store.KvPool) -> None:
@@ -74,14 +75,15 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
         self._loads: dict[str, int] = {}  # loads of a request that are not complete
         self._finished: set[str] = set()
         self._stores: dict[bytes, int] = {}
-        self._events = 0
+        self._salt = b""
 
     def lookup(self, key: Any, req_context: Any) -> Any:
         found = self._found.setdefault(req_context.req_id, {})
         if key not in found:
-            numbers = self._pool.find([key])
+            names = self._names([key])
+            numbers = self._pool.find(names)
             if not numbers:
-                pending = key in self._stores or self._pool.contains([key]) == [None]
+                pending = key in self._stores or self._pool.contains(names) == [None]
                 return _base.LookupResult.HIT_PENDING if pending else _base.LookupResult.MISS
             found[key] = numbers[0]
         return _base.LookupResult.HIT
@@ -105,13 +107,18 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
             self._loads.pop(request, None)
             self._pool.release(list(self._found.pop(request, {}).values()))
 
+    def _names(self, keys: Collection[Any]) -> list[bytes]:
+        """Returns the keys of the KV pool."""
+        return [key + self._salt for key in keys]
+
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
-        present = [key for key, is_there in zip(keys, self._pool.contains(list(keys))) if is_there]
+        names = self._names(keys)
+        present = [name for name, is_there in zip(names, self._pool.contains(names)) if is_there]
         self._pool.release([number for number in self._pool.find_all(present) if number is not None])
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
         wanted = [key for key in keys if key not in self._stores]
-        numbers = self._pool.write(wanted, self._group)
+        numbers = self._pool.write(self._names(wanted), self._group)
         begun = {key: number for key, number in zip(wanted, numbers) if number is not None}
         self._stores.update(begun)
         tickets = self._pool.tickets(list(begun.values()))
@@ -132,7 +139,18 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
         return ()
 
     def reset_cache(self) -> None:
-        """Does nothing: other engines use the blocks. Engines with new weights use another namespace."""
+        """Ends all leases, and finds and stores blocks under new keys from now on.
+
+        vLLM calls this when a pause clears its caches, after which the weights may be others than
+        ``onecopy.weights`` says. The blocks stay for other engines. No stores and loads that began before are reported.
+        """
+        stores = list(self._stores.values())
+        self._pool.fail(stores)
+        self._pool.release(stores)
+        self.shutdown()
+        for forgotten in (self._stores, self._loads, self._finished):
+            forgotten.clear()
+        self._salt = os.urandom(16)
 
     def shutdown(self) -> None:
         for found in self._found.values():

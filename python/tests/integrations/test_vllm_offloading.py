@@ -220,3 +220,28 @@ def test_a_reset_of_one_engine_clears_nothing_for_others(store):
     first.store([0])
     Engine().manager.reset_cache()
     assert first.lookup([0]) == [LookupResult.HIT]
+
+
+def test_an_engine_that_was_reset_finds_no_block_that_was_stored_before(store):
+    """A pause resets the caches, and the weights may be others afterwards."""
+    first, other = Engine(), Engine()
+    first.store([0])
+    other.store([1])
+    first.begin([2])
+    assert first.lookup([0, 1]) == [LookupResult.HIT, LookupResult.HIT]
+    first.manager.reset_cache()
+    assert first.lookup([0, 1, 2]) == [LookupResult.MISS] * 3
+    first.store([0, 2])
+    assert first.lookup([0, 2]) == [LookupResult.HIT, LookupResult.HIT]
+    assert other.lookup([0, 1, 2]) == [LookupResult.HIT, LookupResult.HIT, LookupResult.MISS]
+
+
+def test_a_reset_ends_the_leases_of_this_engine(store):
+    engine = Engine()
+    engine.store([0])
+    engine.lookup([0])
+    engine.begin([1])
+    pool = engine.manager._pool
+    assert pool.stats()["leased"] == 2
+    engine.manager.reset_cache()
+    assert pool.stats()["leased"] == 0
