@@ -14,9 +14,10 @@ import importlib
 import mmap
 import os
 import pathlib
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any
 
@@ -258,8 +259,22 @@ def _measure(
             for name, (peer, question) in asked.items():
                 if name == "torch" and number >= of_torch:
                     continue
-                found[name].append(peer.ask((question, count)))
+                others = [one for pair in callers.values() if peer not in pair for one in pair]
+                with _stopped(others):
+                    found[name].append(peer.ask((question, count)))
         return found
+
+
+@contextlib.contextmanager
+def _stopped(peers: list[Peer]) -> Iterator[None]:
+    """Stops processes for the block: the threads of torch's agent poll all the time, on the same processors."""
+    for peer in peers:
+        os.kill(peer.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for peer in peers:
+            os.kill(peer.pid, signal.SIGCONT)
 
 
 def _sleepers(stack: contextlib.ExitStack, path: pathlib.Path) -> Peer:
