@@ -33,7 +33,7 @@ std::string directory_of(const std::string& path) {
 
 std::string directory_in(const char* variable) {
   const char* const set = std::getenv(variable);
-  const std::string path = set ? set : "";
+  std::string path = set ? set : "";
   if (!path.empty() && path.front() != '/')
     throw_error(ErrorCode::invalid_argument,
                 "{} is \"{}\", which names another directory wherever a process is; "

@@ -76,7 +76,7 @@ const VersionRecord& VersionRules::add(VersionRecord version, const Hold& hold) 
   return catalog_.find(id)->record;
 }
 
-void VersionRules::hold_and_write(Record record, const Hold& hold) {
+void VersionRules::hold_and_write(const Record& record, const Hold& hold) {
   hold(record.id);
   point("store.publish.held");
   try {

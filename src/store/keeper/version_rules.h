@@ -136,7 +136,7 @@ class VersionRules {
   void check_kind(const VersionRecord& version) const;
   bool check_offer(const VersionRecord& version, bool is_ours) const;
   const VersionRecord& add(VersionRecord version, const Hold& hold);
-  void hold_and_write(Record record, const Hold& hold);
+  void hold_and_write(const Record& record, const Hold& hold);
   const Transactions::Open& require_open(const Token& transaction) const;
   bool is_broken(const Token& token, const Transactions::Open& transaction) const;
   bool is_carried_on(const Token& token, const Transactions::Open& transaction) const;
