@@ -108,7 +108,7 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
             self._pool.release(list(self._found.pop(request, {}).values()))
 
     def _names(self, keys: Collection[Any]) -> list[bytes]:
-        """Returns the keys of the KV pool."""
+        """Returns the keys that the blocks have in the KV pool."""
         return [key + self._salt for key in keys]
 
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
@@ -147,12 +147,15 @@ class OnecopyManager(_base.OffloadingManager):  # type: ignore[name-defined]
         stores = list(self._stores.values())
         self._pool.fail(stores)
         self._pool.release(stores)
-        self.shutdown()
+        self._release_found()
         for forgotten in (self._stores, self._loads, self._finished):
             forgotten.clear()
         self._salt = os.urandom(16)
 
     def shutdown(self) -> None:
+        self._release_found()
+
+    def _release_found(self) -> None:
         for found in self._found.values():
             self._pool.release(list(found.values()))
         self._found.clear()
