@@ -14,11 +14,11 @@ import sglang_engine  # first: it stands for packages that are built for CUDA
 CONFIG = sglang_engine.CONFIG | {"max_position_embeddings": 8192}
 
 
-def save_model(folder):
+def save_model(folder, seed=0):
     """Saves a tiny Llama whose weights are far from each other, so that no rounding changes a token."""
     import vllm_engine
 
-    vllm_engine.save_model(folder, **CONFIG)
+    vllm_engine.save_model(folder, seed, **CONFIG)
 
 
 class Commands:
@@ -39,6 +39,11 @@ class Commands:
     def forget(self):
         """Empties the engine's own cache and HiCache's."""
         return self.engine.flush_cache() and None
+
+    def load(self, folder):
+        """Gives the engine the weights of a folder."""
+        is_done, message, *_ = self.engine.update_weights_from_disk(folder)
+        assert is_done, message
 
     def seconds(self, prompt):
         """Returns the time to the first token, and how many tokens came from the KV pool."""

@@ -25,12 +25,12 @@ ENGINE = {
 }  # fmt: skip
 
 
-def save_model(folder, **config):
+def save_model(folder, seed=0, **config):
     """Saves a tiny Llama whose weights are far from each other, so that no rounding changes a token."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**CONFIG, **config})).float()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() > 1 else 1.0)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .. import store
+from ._sglang_weights import check_watched, names_of, of_all_ranks
 
 _HELD_SECONDS = 30.0  # between a lookup and its read; SGLang may drop the read without a word
 
@@ -16,11 +17,17 @@ _HELD_SECONDS = 30.0  # between a lookup and its read; SGLang may drop the read 
 class Pages:
     """A namespace of a KV pool. ``look_up()`` leases what it finds until the page is taken, or for 30 seconds.
 
-    Thread safety: all methods may be called concurrently.
+    All ranks of an engine must make their objects at the same time. Thread safety: all methods may be called
+    concurrently.
+
+    Raises:
+        Error: SGLang would not say that the engine gets new weights.
     """
 
     def __init__(self, pool: store.KvPool) -> None:
+        check_watched()
         self.pool = pool
+        self._engine: bytes = of_all_ranks(os.urandom(16))[0]
         self._group = int.from_bytes(os.urandom(4), "little")
         self._lock = threading.Lock()
         # A lease of each request's page that was looked up, and the lease's end. The first lease ends first.
@@ -39,10 +46,11 @@ class Pages:
         """Returns how many keys have pages, up to the first that has none."""
         with self._lock:
             self._end_leases()
-            numbers = self.pool.find([bytes.fromhex(key) for key in keys])
+            names = names_of(keys, self._engine)
+            numbers = self.pool.find(names)
             end = time.monotonic() + _HELD_SECONDS
-            for key, number in zip(keys, numbers):
-                page = (request, bytes.fromhex(key))
+            for name, number in zip(names, numbers):
+                page = (request, name)
                 if page in self._held:
                     self.pool.release([self._held.pop(page)[0]])
                 self._held[page] = number, end
@@ -52,7 +60,7 @@ class Pages:
         """Returns the block of each key, with a lease, up to the first that has none."""
         numbers: list[int] = []
         with self._lock:
-            for name in map(bytes.fromhex, keys):
+            for name in names_of(keys, self._engine):
                 held = self._held.pop((request, name), None)
                 found = [held[0]] if held else self.pool.find([name])
                 if not found:
@@ -66,7 +74,7 @@ class Pages:
         Args:
             copy: copies into a block, which is the first argument, the page with the index that is the second one.
         """
-        names = [bytes.fromhex(key) for key in keys]
+        names = names_of(keys, self._engine)
         numbers = self.pool.write(names, self._group)
         done = [number for number in numbers if number is not None]
         try:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import Error, Handle, InvalidArgument, open as _open, share as _share
 from ._packages import need
+from ._sglang_weights import of_all_ranks, watch
 
 __all__ = ["Offer", "allow", "load_weights", "offer", "update"]
 
@@ -133,7 +134,7 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
             weights.extend(_open(name, framework="torch").items() if name.startswith(_SCHEME) else [(name, tensor)])
     except Error as error:
         mine = f"{type(error).__name__}: {error}"
-    for refusal in filter(None, _of_all_ranks(mine)):
+    for refusal in filter(None, of_all_ranks(mine)):
         raise Error(f"{refusal}; the engine keeps its old weights")
     try:
         model.load_weights(weights)
@@ -144,16 +145,10 @@ def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
         ) from error
 
 
-def _of_all_ranks(mine: str) -> list[str]:
-    """Returns what the ranks of tensor parallelism say, one of which is this process."""
-    state = sys.modules.get("sglang.srt.distributed.parallel_state")
-    group = state.get_tp_group() if state and state.model_parallel_is_initialized() else None
-    return group.all_gather_object(mine) if group and group.world_size > 1 else [mine]
-
-
 def allow() -> None:
     """
-    Lets SGLang unpickle tensors of a trainer that has imported ``onecopy.multiprocessing``, and answer a failed update.
+    Lets SGLang unpickle tensors of a trainer that has imported ``onecopy.multiprocessing``, answer a failed update, and
+    tell its KV pool of new weights.
 
     SGLang unpickles only names on its list. Each process of SGLang calls ``allow()`` through the entry point
     ``sglang.srt.plugins``. The added functions open handles, and call nothing else. An exception of a weight loader
@@ -165,6 +160,7 @@ def allow() -> None:
         hooks = need("sglang.srt.plugins.hook_registry", _PACKAGE, _WHAT, "HookRegistry", "HookType")
         target = f"{_UPDATER}.update_weights_from_tensor"
         hooks.HookRegistry.register(target, _answer_errors, hooks.HookType.AROUND)
+        watch()
         _register_loader()
     except (ImportError, AttributeError) as error:
         logging.getLogger("onecopy").warning("SGLang works with onecopy in part: %s", error)

@@ -145,6 +145,29 @@ def test_a_third_engine_finds_what_a_killed_engine_has_stored(engines, plain, st
     assert cached == 40 * PAGE and answer == plain.ask("answers", [prompt])[0][0]
 
 
+def test_an_engine_with_new_weights_reads_no_page_of_the_old_ones(engines, plain, folder):
+    _, engine = engines
+    old, new, prompt = folder / "model", folder / "new", tokens(random.Random(9), 20 * PAGE + 3)
+    if not new.exists():
+        sglang_kv_engine.save_model(new, seed=1)
+
+    def answer_of(one):
+        [[answer, cached]] = one.ask("answers", [prompt])
+        return answer, cached
+
+    before, _ = answer_of(engine)
+    time.sleep(2)
+    engine.ask("forget")
+    assert answer_of(engine) == (before, 20 * PAGE), "the pages are in the KV pool"
+    for one in (engine, plain):
+        one.ask("load", str(new))
+    expected, _ = answer_of(plain)
+    assert answer_of(engine) == (expected, 0) and expected != before
+    for one in (engine, plain):
+        one.ask("load", str(old))
+    assert answer_of(engine) == (before, 0) and answer_of(plain)[0] == before
+
+
 def test_engines_with_a_wrong_configuration_do_not_start(store, start, plug):
     options, module = plug
     store.kv_pool("other", block_bytes=1 << 16, budget=1 << 29)

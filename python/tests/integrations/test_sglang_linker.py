@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
+import sglang_hooks
 from abstract_methods import abstract_methods
 from conftest import KILLS
 from processes import kill_while_it_stores
@@ -86,6 +87,7 @@ def plug(monkeypatch):
         from onecopy.integrations import _sglang_linker
 
         monkeypatch.setattr(_sglang_linker, "_tensor_rank", lambda: 1)  # a rank that no engine has started
+        sglang_hooks.Changes(True)
         yield _sglang_linker.OnecopyLinker
         return
     before = set(sys.modules)
@@ -104,6 +106,7 @@ def plug(monkeypatch):
             sys.modules.setdefault(package, types.ModuleType(package)).__path__ = []
         vars(sys.modules[name]).update(values)
     sys.modules["sglang"].__version__ = "0.5.23"
+    sglang_hooks.Changes(False)
     from onecopy.integrations import sglang_linker
 
     yield sglang_linker.OnecopyLinker
@@ -256,6 +259,24 @@ def test_engines_that_are_killed_while_they_offload_leave_whole_pages_only(store
         assert (stats["leased"], stats["writing"]) == (0, 0), f"after {kill + 1} kills"
     print(f"\n{KILLS} kills, {reader.pool.stats()['stored']} pages stored, {seen} read")
     assert seen > KILLS and len(reader.pool.allocate(8)) == 8
+
+
+@pytest.mark.parametrize("way", ["disk", "distributed", "tensor", "ipc"])
+def test_a_page_of_old_weights_is_neither_found_nor_loaded_after_an_update(store, plug, way):
+    changes, engine = sglang_hooks.Changes(IS_SGLANG), Engine(plug)
+    engine.offload([0, 1])
+    assert engine.lookup([0, 1]) == [1, 2]
+    if way in ("distributed", "tensor") or not IS_SGLANG:
+        changes.update(way)
+    else:  # SGLang's own method fails, since there is no engine
+        with pytest.raises(AttributeError):
+            changes.update(way)
+    assert not engine.load([0, 1]) and engine.lookup([0, 1], "other") == []
+    engine.offload([0])
+    changes.flush()
+    assert engine.lookup([0], "after the flush") == []
+    engine.linker.reset()
+    assert engine.pool.stats()["leased"] == 0
 
 
 def test_ranks_and_engines_with_other_weights_or_numbers_share_no_page(store, plug):

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy
+import sglang_hooks
 from abstract_methods import abstract_methods
 from conftest import KILLS
 from processes import kill_while_it_stores
@@ -53,6 +54,7 @@ def plug():
         sys.modules.setdefault(name, types.ModuleType(name)).__path__ = []
     sys.modules["sglang"].__version__ = "0.5.23"
     sys.modules[base.__name__] = base
+    sglang_hooks.Changes(False)
     from onecopy.integrations import sglang_storage
 
     yield sglang_storage.OnecopyHiCache
@@ -139,6 +141,39 @@ def test_ranks_share_pages_of_latent_attention_and_no_others(engine):
     assert engine(tp_rank=1).batch_exists(KEYS[:1]) == 0
     stored(engine(tp_rank=0, is_mla_model=True), [1])
     assert engine(tp_rank=1, is_mla_model=True).batch_exists(KEYS[1:2]) == 1
+
+
+def test_an_engine_with_new_weights_finds_no_page_of_the_old_ones_and_other_engines_do(engine):
+    changes = sglang_hooks.Changes(False)
+    first = engine()
+    stored(first, [0, 1])
+    changes.flush()
+    assert first.batch_exists(KEYS[:2]) == 2, "a flush alone changes no weights"
+    changes.update()
+    assert first.batch_exists(KEYS[:2]) == 0 and first.batch_get_v1(KEYS[:2], indices([5, 6])) == [False, False]
+    assert stored(first, [1]) == [True], "a page of the old weights that SGLang had queued"
+    changes.flush()
+    assert not first.exists(KEYS[1])
+    assert stored(first, [0, 2]) == [True, True] and first.exists(KEYS[0]) and first.exists(KEYS[2])
+    assert not engine().exists(KEYS[2]), "another engine may have got other weights"
+    sglang_hooks.Changes(False)
+    assert engine().batch_exists(KEYS[:3]) == 2, "an engine without an update"
+
+
+def test_the_ranks_of_an_engine_with_new_weights_share_pages_of_latent_attention(engine, monkeypatch):
+    from onecopy.integrations import _sglang_pages
+
+    monkeypatch.setattr(_sglang_pages, "of_all_ranks", lambda mine: [b"the first rank's", mine])
+    sglang_hooks.Changes(False).update()
+    stored(engine(tp_rank=0, is_mla_model=True), [0])
+    assert engine(tp_rank=1, is_mla_model=True).exists(KEYS[0])
+
+
+def test_an_engine_that_would_not_hear_of_new_weights_is_refused(engine):
+    registry = sglang_hooks.Changes(False).registry
+    registry._patched.discard("sglang.srt.managers.scheduler.Scheduler.flush_cache")
+    with pytest.raises(onecopy.Error, match="SGLANG_PLUGINS"):
+        engine()
 
 
 def test_engines_with_other_weights_share_no_page_and_clear_nothing_for_others(engine):
