@@ -178,9 +178,9 @@ def _starts_of(row: Row, path: str, device: str, total: int) -> None:
     def load(what: str, peer: Peer, way: str) -> None:
         answers.append(found := peer.ask(("loaded", way), timeout=600))
         row.add(f"  {what}: load", found["load"], "ns", found["load"] / answers[0]["load"], "transformers")
-        row.add("    first token", found["token"], "ns", found["token"] / answers[0]["token"], "transformers")
-        row.add("    memory of the GPU", found["card"] / 2**30, "GiB")
-        row.add("    memory of its own on the CPU", found["own"] / 2**30, "GiB")
+        row.add(f"  {what}: first token", found["token"], "ns", found["token"] / answers[0]["token"], "transformers")
+        row.add(f"  {what}: memory of the GPU", found["card"] / 2**30, "GiB")
+        row.add(f"  {what}: memory of its own on the CPU", found["own"] / 2**30, "GiB")
 
     given = {"path": path, "device": device, "store": "model"}
     with Peer(engine, **given) as peer:
@@ -222,9 +222,9 @@ def _sleep(row: Row, path: str, device: str, total: int) -> None:
             if {each.ask(("logits", ""), timeout=600) for each in engines} != {expected}:
                 raise RuntimeError("an engine has woken with other weights")
             row.add(f"  {word}, the slowest", max(one["ns"] for one in woken), "ns")
-            row.add("    memory of the GPU, each", woken[0]["card"] / 2**30, "GiB")
+            row.add(f"  {word}: memory of the GPU, each", woken[0]["card"] / 2**30, "GiB")
             slept = [each.ask(("sleep", ""), timeout=600) for each in engines]
-            row.add("    given back by a sleep, each", slept[0]["card"] / 2**30, "GiB")
+            row.add(f"  {word}: given back by a sleep, each", slept[0]["card"] / 2**30, "GiB")
         held = (_shared_memory() - shared) / total
         row.judge("  shared memory of the CPU / the model", held, "x", at_most(held, 1.02))
         row.add("  largest memory of an engine's own", max(one["own"] for one in slept) / 2**30, "GiB")
