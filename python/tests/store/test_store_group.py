@@ -226,6 +226,18 @@ def test_a_publisher_whose_host_pulls_the_object_for_too_long_says_so(group):
     wait_for(group, 2, 3)
 
 
+def test_a_publisher_that_waits_for_a_host_is_told_of_a_rollback_meanwhile(group, etcd):
+    publish(group[0], 1), publish(group[0], 2)
+    os.kill(group[2].ferry(), signal.SIGSTOP)
+    child = group[0].start("put", "llama", save(group[0], 3), "--everywhere", "--timeout", 20)
+    wait_until(lambda: etcd.ctl("get", "--keys-only", "/onecopy/prod/stage/llama"))
+    group[1].connect().rollback("llama", to=1)
+    err = child.communicate(timeout=120)[1]
+    os.kill(group[2].ferry(), signal.SIGCONT)
+    assert "is not current: it was made after generation 2, and the group is at generation 3" in err
+    wait_for(group, 1, 1)
+
+
 def is_locked(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

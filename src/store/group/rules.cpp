@@ -172,7 +172,11 @@ Attempt Publication::attempt(const std::map<std::string, std::int64_t>& hosts) c
 Attempt::Outcome Publication::try_commit(const std::map<std::string, std::int64_t>& hosts, Deadline until) {
   const Attempt attempt = this->attempt(hosts);
   const Attempt::Outcome outcome = attempt.carry_out(directory_, records_, until);
-  if (outcome != Attempt::Outcome::refused) return outcome;
+  if (outcome == Attempt::Outcome::refused) check_turn(until);
+  return outcome;
+}
+
+void Publication::check_turn(Deadline until) {
   const Records::View view = ask_until(until, [this] { return records_.view(directory_); });
   const Current now = current_of(view, name_).value;
   const auto stage = view.stages.find(name_);
@@ -184,7 +188,6 @@ Attempt::Outcome Publication::try_commit(const std::map<std::string, std::int64_
   if (stage == view.stages.end() || stage->second.changed != staged_)
     throw_error(ErrorCode::superseded, "version {} of \"{}\" is not current: its turn has ended",
                 stage_.number, name_);
-  return outcome;
 }
 
 std::string what_is_lost(const Records::View& view, const std::string& group_id,

@@ -113,6 +113,8 @@ class Publication {
   const Stage& stage() const noexcept { return stage_; }
   /// Keeps the right. Throws superseded if it was lost.
   void tend();
+  /// Throws superseded if the object has changed since the right was got, so that hosts do not take the version, or the right was lost.
+  void check_turn(Deadline until);
 
   /// The reports of the hosts.
   struct Progress {

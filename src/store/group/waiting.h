@@ -55,6 +55,7 @@ class Waiting {
       check_problems(progress);
       if (const auto chosen = enough(progress); !chosen.empty() && is_committed(chosen))
         return wait_for_readers(chosen);
+      publication_.check_turn(until_);
       if (until_.has_passed()) give_up(progress);
       std::this_thread::sleep_for(until_.left(pause));
       pause = std::min(pause + std::chrono::milliseconds(1), kMaxPause);

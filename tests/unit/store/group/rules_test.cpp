@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "store/group/waiting.h"
 #include "support/refusal.h"
 #include "support/rounds.h"
 #include "unit/store/group/fake_directory.h"
@@ -23,6 +24,7 @@ namespace {
 
 using onecopy::testing::expect_refusal;
 using Outcome = Attempt::Outcome;
+using namespace std::chrono_literals;
 
 Bytes key_of_tests() { return Bytes(32, std::byte{7}); }
 
@@ -89,6 +91,16 @@ TEST_F(GroupRules, RollbackBetweenStageAndCommitSupersedesThePublisher) {
   expect_refusal(ErrorCode::superseded, {"is not current"},
                  [&] { publication->try_commit(publication->progress().whole, kNow); });
   EXPECT_EQ(current().number, 1U);
+}
+
+TEST_F(GroupRules, APublisherThatWaitsForHostsIsToldOfARollback) {
+  publish(1);
+  publish(2);
+  const auto publication = begun(3);
+  Waiting waiting(directory_, records_, *publication, 0, {{"h1", "an id"}}, Deadline::after(1min));
+  rollback_of(records_, view(), "llama", 1, token_of_number(1)).carry_out(directory_, records_, kNow);
+  expect_refusal(ErrorCode::superseded, {"is not current", "generation 2"}, [&] { waiting.run(); });
+  EXPECT_FALSE(waiting.may_be_committed());
 }
 
 TEST_F(GroupRules, AStageEndsWithItsLease) {
