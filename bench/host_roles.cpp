@@ -64,7 +64,7 @@ std::string perftest(const std::string& arguments) {
       BareTlsServer::kPort + 1, arguments);
 }
 
-std::string output_of(const std::string& command) {
+std::string printed_by(const std::string& command) {
   std::string text;
   std::array<char, 4096> part{};
   FILE* const pipe = ::popen(command.c_str(), "r");
@@ -78,7 +78,7 @@ double field_of_perftest(const std::string& arguments, int field) {
   const std::string client =
       perftest(fmt::format("{} -v -f {} 2>/dev/null | tail -n 1", TwoNetworks::kAddresses[1], arguments));
   for (int tries = 0; tries < 50; ++tries) {
-    std::istringstream fields(output_of(client));
+    std::istringstream fields(printed_by(client));
     double number = 0;
     for (int i = 0; i <= field && fields >> number; ++i) fields.ignore();
     if (fields) return number;

@@ -11,7 +11,7 @@ namespace onecopy::bench {
 namespace {
 
 constexpr int kFirstOpenRounds = 60;
-constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+constexpr std::int64_t kFirstOpenBytes = std::int64_t{1} << 30;
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void open_one_handle(Parent& parent) {
 
 Row open_first(const Effort& effort) {
   Row row("First open of an owner", "connect, receive and map 1 GiB in 300 µs");
-  const Tensor tensor = empty(Layout(DType::u8, {kGiB}));
+  const Tensor tensor = empty(Layout(DType::u8, {kFirstOpenBytes}));
   const Handle handle = share(tensor);
   Samples fresh;
   Samples used;

@@ -16,7 +16,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr std::size_t kTensors = 1'000'000;
+constexpr std::size_t kMillion = 1'000'000;
 constexpr std::int64_t kBytesEach = 64;
 
 std::string name_of(std::size_t i) { return "t" + std::to_string(i); }
@@ -38,7 +38,7 @@ struct Answer {
   explicit Answer(const std::string& text) {
     std::istringstream(text) >> descriptors >> mappings >> resident >> ns;
   }
-  double bookkeeping() const { return (resident - static_cast<double>(kTensors * kBytesEach)) / kTensors; }
+  double bookkeeping() const { return (resident - static_cast<double>(kMillion * kBytesEach)) / kMillion; }
 };
 
 void judge(Row& row, const std::string& who, const Answer& answer) {
@@ -57,15 +57,15 @@ void own_a_million(Parent& parent) {
   std::vector<Tensor> tensors;
   Handle handle;
   const double ns = time_ns([&] {
-    tensors.reserve(kTensors);
+    tensors.reserve(kMillion);
     const Layout layout(DType::u8, {kBytesEach});
-    for (std::size_t i = 0; i < kTensors; ++i) {
+    for (std::size_t i = 0; i < kMillion; ++i) {
       tensors.push_back(empty(layout));
       *tensors.back().as<unsigned char>() = 1;
     }
     std::vector<NamedTensor> named;
-    named.reserve(kTensors);
-    for (std::size_t i = 0; i < kTensors; ++i) named.emplace_back(name_of(i), tensors[i]);
+    named.reserve(kMillion);
+    for (std::size_t i = 0; i < kMillion; ++i) named.emplace_back(name_of(i), tensors[i]);
     handle = share_bundle(named);
   });
   parent.talk.say(handle.to_text());
@@ -84,7 +84,7 @@ void open_a_million(Parent& parent) {
     for (std::size_t i = 0; i < bundle.size(); ++i) tensors.push_back(bundle.tensor(i));
   });
   for (const Tensor& tensor : tensors) sum += *tensor.as<unsigned char>();
-  parent.talk.say(sum == kTensors ? describe(before, ns) : "error: the tensors have other bytes");
+  parent.talk.say(sum == kMillion ? describe(before, ns) : "error: the tensors have other bytes");
   parent.talk.hear();
 }
 

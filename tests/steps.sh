@@ -179,20 +179,29 @@ seams_steps() {
     python/tests/binding/test_tensor.py python/tests/binding/test_queue.py python/tests/store/test_store.py
 }
 
+build_step() {  # build_step <asan|tsan|fuzz>: the fuzzers are a part of the build of asan
+  case $1 in
+    fuzz) step "fuzz: build" build asan onecopy_fuzzers ;;
+    *) step "$1: build" build "$1" ;;
+  esac
+}
+
+BUILT_AHEAD=()  # words of build_step
+
 # Tests wait more than they compute. Builds with a low priority take the time that the tests of Python and release leave.
 build_ahead() {
-  local preset
+  local one
   renice -n 10 "$BASHPID" >/dev/null
-  for preset in "${BUILT_AHEAD[@]}"; do
-    step "$preset: build" build "$preset" || true
-    touch "$LOGS/$preset"
+  for one in "${BUILT_AHEAD[@]}"; do
+    build_step "$one" || true
+    touch "$LOGS/$one"
   done
 }
 
-built() {  # built <preset>: builds the preset, or waits for build_ahead; fails if the build has failed
+built() {  # built <asan|tsan|fuzz>: builds, or waits for build_ahead; fails if the build has failed
   case " ${BUILT_AHEAD[*]} " in
     *" $1 "*) wait_for "$1" && ! grep -qsx "$1: build" "$LOGS/failed" ;;
-    *) step "$1: build" build "$1" ;;
+    *) build_step "$1" ;;
   esac
 }
 
@@ -214,7 +223,7 @@ tsan_steps() {  # beside the tests of asan, and after those of Python: three at 
 
 fuzz_steps() {  # fuzz_steps [seconds]; new inputs go to build/fuzzing, the corpus stays as it is
   is_there fuzzer || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
-  step "fuzz: build" build asan onecopy_fuzzers || return 0
+  built fuzz || return 0
   ONECOPY_FUZZ_SECONDS=${1:-${ONECOPY_FUZZ_SECONDS:-2}} ctest_step "fuzz" fuzz -j "$JOBS"
 }
 
@@ -250,19 +259,22 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
   step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-CI_STEPS=(lint python release install model tidy-changed asan tsan seams fuzz programs)
+SANITIZED=()  # the nightly run: asan tsan
 NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
     python)  # most tests wait for processes, so they run beside the builds
-      { python_steps "${LEFT_TO_NIGHTLY[@]}"; touch "$LOGS/python"; } & ;;
+      { wait_for lint && python_steps "${LEFT_TO_NIGHTLY[@]}"; touch "$LOGS/python"; } & ;;
     tidy) tidy_step --all ;;
     tidy-changed) tidy_step ;;
-    lint | release | install | model) "$1_steps" ;;
-    asan | tsan) "$1_steps" & ;;
-    fuzz)  # in the same build
-      wait
+    lint) { lint_steps; touch "$LOGS/lint"; } & ;;  # installs the first packages of .venv
+    release | install | model) "$1_steps" ;;
+    asan | tsan)
+      "$1_steps" &
+      SANITIZING+=($!) ;;
+    fuzz)  # in the build of asan
+      [ ${#SANITIZING[@]} = 0 ] || wait "${SANITIZING[@]}" || true
       fuzz_steps ;;
     seams)  # beside the Python tests, unless it installs the package anew
       ! is_editable || wait
@@ -277,10 +289,14 @@ run_step() {  # run_step <word of ./dev test>
 
 run_steps() {  # run_steps <word>...
   local word
-  BUILT_AHEAD=()
+  BUILT_AHEAD=() SANITIZING=()
+  case " $* " in *" lint "*) ;; *) touch "$LOGS/lint" ;; esac
   case " $* " in *" python "*"release "*) ;; *) touch "$LOGS/library" ;; esac
   case " $* " in *" python "*) ;; *) touch "$LOGS/python" ;; esac
-  case " $* " in *" release "*" asan tsan "*) BUILT_AHEAD=(asan tsan) ;; esac
+  case " $* " in
+    *" release "*" asan tsan "*) BUILT_AHEAD=(asan tsan) ;;
+    *" release "*" fuzz "*) ! is_there fuzzer || BUILT_AHEAD=(fuzz) ;;
+  esac
   for word in "$@"; do run_step "$word"; done
   wait
 }
@@ -295,9 +311,9 @@ run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for 
       if [ "$1" = nightly ]; then
         export ONECOPY_NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_STORE_STEPS=5000 ONECOPY_GROUP_STEPS=300 ONECOPY_CHECKPOINT_KILLS=300 ONECOPY_FUZZ_SECONDS=60
         export ONECOPY_RPC_PROGRAMS=10000 ONECOPY_GRAPH_PROGRAMS=200 ONECOPY_LOADER_PROGRAMS=1000
-        LEFT_TO_NIGHTLY=() EXPLORED_LONGEST= SANITIZED_LONGEST=
+        LEFT_TO_NIGHTLY=() EXPLORED_LONGEST= SANITIZED_LONGEST= SANITIZED=(asan tsan)
       fi
-      run_steps "${CI_STEPS[@]}"
+      run_steps lint python release install model tidy-changed "${SANITIZED[@]}" fuzz seams programs
       report_cases
       [ "$1" = all ] || run_steps "${NIGHTLY_STEPS[@]}" ;;
     *) run_steps "$@" ;;

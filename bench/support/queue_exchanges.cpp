@@ -14,7 +14,7 @@ namespace onecopy::bench {
 namespace {
 
 constexpr std::int64_t kUsual = 4096;
-constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+constexpr std::int64_t kLargeItem = std::int64_t{1} << 30;
 constexpr std::size_t kTensorsOneWay = 64;
 
 Tensor tensor_of(std::int64_t bytes) { return empty(Layout(DType::u8, {bytes})); }
@@ -126,7 +126,7 @@ void QueueLink::add_to(Exchanges& exchanges) {
   exchanges["queue"] = std::make_unique<RoundTrip>(spinning, same(kUsual));
   exchanges["queue fresh"] = std::make_unique<RoundTrip>(spinning, fresh());
   exchanges["queue 4 bytes"] = std::make_unique<RoundTrip>(spinning, same(4));
-  exchanges["queue 1 GiB"] = std::make_unique<RoundTrip>(spinning, same(kGiB));
+  exchanges["queue 1 GiB"] = std::make_unique<RoundTrip>(spinning, same(kLargeItem));
   exchanges["queue sleep"] = std::make_unique<RoundTrip>(sleeping, same(kUsual));
   exchanges["queue sleep fresh"] = std::make_unique<RoundTrip>(sleeping, fresh());
   exchanges["queue to"] = std::make_unique<OneWay>(spinning, false);

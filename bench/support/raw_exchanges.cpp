@@ -106,7 +106,7 @@ class Pipe final : public Exchange {
   char byte_ = 1;
 };
 
-constexpr std::size_t kTensorBytes = 4096;
+constexpr std::size_t kMessageBytes = 4096;
 
 /// An exchange of one descriptor per tensor, as in torch.multiprocessing: the receiver maps and unmaps each.
 class Descriptors {
@@ -114,7 +114,7 @@ class Descriptors {
   Descriptors(const RawLink& link, bool spin)
       : socket_(link.socket),
         flags_(spin ? MSG_DONTWAIT : 0),
-        tensor_(create_memfd("bench-tensor", kTensorBytes)) {}
+        tensor_(create_memfd("bench-tensor", kMessageBytes)) {}
 
   void send() { send(tensor_.get()); }
   void send(int fd) {
@@ -143,10 +143,10 @@ class Descriptors {
   /// Receives, maps, reads and unmaps a tensor.
   Fd take() {
     Fd fd = receive();
-    void* memory = ::mmap(nullptr, kTensorBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    void* memory = ::mmap(nullptr, kMessageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     if (memory == MAP_FAILED) throw_errno("mmap", errno);
     seen_ += *static_cast<volatile unsigned char*>(memory);
-    ::munmap(memory, kTensorBytes);
+    ::munmap(memory, kMessageBytes);
     return fd;
   }
 

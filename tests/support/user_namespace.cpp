@@ -16,7 +16,7 @@
 namespace onecopy::testing {
 namespace {
 
-std::string failed(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+std::string refused(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
 bool write_line(const std::string& file, const std::string& text) {
   return static_cast<bool>(std::ofstream(file) << text << std::flush);
@@ -70,10 +70,10 @@ bool become(uid_t user) {
 
 std::string try_become_nobody(uid_t user) {
   IdMapper mapper(user);
-  if (::setgroups(0, nullptr) != 0 || !become(user)) return failed("another user");
-  if (::unshare(CLONE_NEWUSER) != 0) return failed("a user namespace");
+  if (::setgroups(0, nullptr) != 0 || !become(user)) return refused("another user");
+  if (::unshare(CLONE_NEWUSER) != 0) return refused("a user namespace");
   if (!mapper.map()) return "the user namespace could not be mapped";
-  if (!become(kNobody)) return failed("nobody");
+  if (!become(kNobody)) return refused("nobody");
   return {};
 }
 

@@ -110,8 +110,6 @@ aclError fill(void* to, std::size_t most, int value, std::size_t bytes, Stream* 
   return stream->submit(work, std::move(pages));
 }
 
-aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }
-
 }  // namespace
 
 SIM_CALL aclrtMemcpyAsync(void* to, std::size_t most, const void* from, std::size_t bytes, int kind,

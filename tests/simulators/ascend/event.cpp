@@ -60,7 +60,7 @@ aclError add(aclrtEvent* handle, std::uint32_t flags, bool exporter, std::shared
 /// Returns the error for events between processes in captures, and for unknown events and streams.
 aclError check(const Event* event, Stream* stream) {
   if (!event) return ACL_ERROR_INVALID_PARAM;
-  if (!stream) return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL;
+  if (!stream) return no_stream();
   if (!stream->capture || !event->is_ipc()) return ACL_SUCCESS;
   stream->capture->invalid = true;
   return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;

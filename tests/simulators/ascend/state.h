@@ -136,6 +136,8 @@ State& state();
 aclError enter(const char* symbol);
 /// The current context of this thread; null when there is none.
 Context*& current() noexcept;
+/// Returns the error for a handle that is not a stream.
+inline aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }
 /// Returns the physical number of an ordinal, or -1.
 int physical(int ordinal) noexcept;
 /// The driver's number of this process.

@@ -82,13 +82,6 @@ void Stream::destroy() {
 
 }  // namespace sim
 
-namespace {
-
-/// Returns the error for a handle that is not a stream.
-aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }
-
-}  // namespace
-
 SIM_CALL aclrtCreateStream(aclrtStream* handle) {
   SIM_ENTER(aclrtCreateStream);
   if (!handle) return ACL_ERROR_INVALID_PARAM;
