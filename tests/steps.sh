@@ -169,39 +169,30 @@ is_editable() { compgen -G "$VENV/lib/python3*/site-packages/_editable_skbc_onec
 
 # The core without what can be left out. Few targets: what release has compiled with the same flags, ccache has.
 seams_steps() {
-  local package=$PWD/build/seams/python
+  local package=$PWD/build/seams/python files=(project/test_seams.py pickling/test_saving.py binding/test_tensor.py)
+  [ "${ONECOPY_NIGHTLY:-OFF}" = OFF ] || files+=(binding/test_queue.py store/test_store.py)
   is_there python && [ -d "$VENV" ] || { skip "seams" "python3 with its headers and venv is not installed"; return 0; }
   step "seams: configure" "$CMAKE" --preset seams -DPython_EXECUTABLE="$VENV/bin/python" || return 0
   step "seams: build" "$CMAKE" --build --preset seams --target device_tests memory_tests onecopy_command onecopy_python || return 0
   ctest_step "seams: tests" seams -E 'PinnedPagesOfAscend|AnExtensionsMemoryIsAscends'  # of Ascend, beside others' tests
   ! is_editable || step "seams: package" install_package
-  PYTHONPATH=$package pytest_step "seams: python tests" python/tests/project/test_seams.py python/tests/pickling/test_saving.py \
-    python/tests/binding/test_tensor.py python/tests/binding/test_queue.py python/tests/store/test_store.py
+  PYTHONPATH=$package pytest_step "seams: python tests" "${files[@]/#/python/tests/}"
 }
-
-build_step() {  # build_step <asan|tsan|fuzz>: the fuzzers are a part of the build of asan
-  case $1 in
-    fuzz) step "fuzz: build" build asan onecopy_fuzzers ;;
-    *) step "$1: build" build "$1" ;;
-  esac
-}
-
-BUILT_AHEAD=()  # words of build_step
 
 # Tests wait more than they compute. Builds with a low priority take the time that the tests of Python and release leave.
 build_ahead() {
-  local one
+  local preset
   renice -n 10 "$BASHPID" >/dev/null
-  for one in "${BUILT_AHEAD[@]}"; do
-    build_step "$one" || true
-    touch "$LOGS/$one"
+  for preset in "${BUILT_AHEAD[@]}"; do
+    step "$preset: build" build "$preset" || true
+    touch "$LOGS/$preset"
   done
 }
 
-built() {  # built <asan|tsan|fuzz>: builds, or waits for build_ahead; fails if the build has failed
+built() {  # built <preset>: builds the preset, or waits for build_ahead; fails if the build has failed
   case " ${BUILT_AHEAD[*]} " in
     *" $1 "*) wait_for "$1" && ! grep -qsx "$1: build" "$LOGS/failed" ;;
-    *) build_step "$1" ;;
+    *) step "$1: build" build "$1" ;;
   esac
 }
 
@@ -223,7 +214,7 @@ tsan_steps() {  # beside the tests of asan, and after those of Python: three at 
 
 fuzz_steps() {  # fuzz_steps [seconds]; new inputs go to build/fuzzing, the corpus stays as it is
   is_there fuzzer || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
-  built fuzz || return 0
+  step "fuzz: build" build asan onecopy_fuzzers || return 0
   ONECOPY_FUZZ_SECONDS=${1:-${ONECOPY_FUZZ_SECONDS:-2}} ctest_step "fuzz" fuzz -j "$JOBS"
 }
 
@@ -259,7 +250,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
   step "$1" "$VENV/bin/nox" -s "$1" -- "${@:2}" || true
 }
 
-SANITIZED=()  # the nightly run: asan tsan
+SANITIZED=()  # the nightly run: asan tsan fuzz
 NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
@@ -270,11 +261,9 @@ run_step() {  # run_step <word of ./dev test>
     tidy-changed) tidy_step ;;
     lint) { lint_steps; touch "$LOGS/lint"; } & ;;  # installs the first packages of .venv
     release | install | model) "$1_steps" ;;
-    asan | tsan)
-      "$1_steps" &
-      SANITIZING+=($!) ;;
-    fuzz)  # in the build of asan
-      [ ${#SANITIZING[@]} = 0 ] || wait "${SANITIZING[@]}" || true
+    asan | tsan) "$1_steps" & ;;
+    fuzz)  # in the same build
+      wait
       fuzz_steps ;;
     seams)  # beside the Python tests, unless it installs the package anew
       ! is_editable || wait
@@ -289,14 +278,11 @@ run_step() {  # run_step <word of ./dev test>
 
 run_steps() {  # run_steps <word>...
   local word
-  BUILT_AHEAD=() SANITIZING=()
+  BUILT_AHEAD=()
   case " $* " in *" lint "*) ;; *) touch "$LOGS/lint" ;; esac
   case " $* " in *" python "*"release "*) ;; *) touch "$LOGS/library" ;; esac
   case " $* " in *" python "*) ;; *) touch "$LOGS/python" ;; esac
-  case " $* " in
-    *" release "*" asan tsan "*) BUILT_AHEAD=(asan tsan) ;;
-    *" release "*" fuzz "*) ! is_there fuzzer || BUILT_AHEAD=(fuzz) ;;
-  esac
+  case " $* " in *" release "*" asan tsan "*) BUILT_AHEAD=(asan tsan) ;; esac
   for word in "$@"; do run_step "$word"; done
   wait
 }
@@ -311,9 +297,9 @@ run_tests() {  # run_tests [all|nightly|STEP...]; without a word, the steps for 
       if [ "$1" = nightly ]; then
         export ONECOPY_NIGHTLY=ON ONECOPY_TEST_KILLS=500 ONECOPY_STORE_STEPS=5000 ONECOPY_GROUP_STEPS=300 ONECOPY_CHECKPOINT_KILLS=300 ONECOPY_FUZZ_SECONDS=60
         export ONECOPY_RPC_PROGRAMS=10000 ONECOPY_GRAPH_PROGRAMS=200 ONECOPY_LOADER_PROGRAMS=1000
-        LEFT_TO_NIGHTLY=() EXPLORED_LONGEST= SANITIZED_LONGEST= SANITIZED=(asan tsan)
+        LEFT_TO_NIGHTLY=() EXPLORED_LONGEST= SANITIZED_LONGEST= SANITIZED=(asan tsan fuzz)
       fi
-      run_steps lint python release install model tidy-changed "${SANITIZED[@]}" fuzz seams programs
+      run_steps lint python release install model tidy-changed "${SANITIZED[@]}" seams programs
       report_cases
       [ "$1" = all ] || run_steps "${NIGHTLY_STEPS[@]}" ;;
     *) run_steps "$@" ;;

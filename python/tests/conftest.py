@@ -34,7 +34,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", "300"))
 
 # How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
-KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "80"))
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "40"))
 
 # Files with the mark slow: their tests kill processes at random, start many interpreters, or run programs, suites of others
 # or cards.

@@ -2,7 +2,7 @@
 """Random programs, compared with eager execution: inputs and outputs that alias, writes in place, held outputs, inputs
 that move, poisoned scratch memory, threads and forks.
 
-``ONECOPY_GRAPH_PROGRAMS`` is how many (default 24), ``ONECOPY_GRAPH_SEED`` the first seed. ``./dev gpu`` runs 200, on the
+``ONECOPY_GRAPH_PROGRAMS`` is how many (default 12), ``ONECOPY_GRAPH_SEED`` the first seed. ``./dev gpu`` runs 200, on the
 CPU and on a card.
 """
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="wants torch installed")
 from onecopy import graphs
 from processes import in_threads
 
-PROGRAMS = int(os.environ.get("ONECOPY_GRAPH_PROGRAMS", "24"))
+PROGRAMS = int(os.environ.get("ONECOPY_GRAPH_PROGRAMS", "12"))
 SEED = int(os.environ.get("ONECOPY_GRAPH_SEED", "1"))
 WIDTH, LENGTH = 6, 8
 DEVICES = [
