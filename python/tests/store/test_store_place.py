@@ -387,6 +387,30 @@ def test_a_keeper_in_the_background_logs_to_a_file_which_the_status_names(plain,
     assert "earlier" not in log.read_text()
 
 
+def test_a_keeper_logs_what_was_published_shown_dropped_and_refused(plain, store_place, monkeypatch):
+    kill_both(plain)
+    monkeypatch.setenv("ONECOPY_LOG", "info")
+    command("serve", "--background", "--max-bytes", "1MiB")
+    for content in (b"x", b"y"):
+        plain.put_bytes("a", content, keep=2)
+    plain.rollback("a", to=1)
+    with pytest.raises(onecopy.OutOfMemory):
+        plain.put_bytes("b", b"x" * (1 << 20))
+    plain.delete("a")
+    command("stop")
+    lines = [line.split("] ", 4)[4] for line in (store_place / "keeper.log").read_text().splitlines()]
+    pid = os.getpid()
+    assert lines[0].startswith("the store's keeper listens in ")
+    assert lines[1:4] == [
+        f'published version 1 of "a": 4096 bytes on cpu, by pid {pid}',
+        f'published version 2 of "a": 4096 bytes on cpu, by pid {pid}',
+        'version 1 of "a" is current again',
+    ]
+    assert lines[4].startswith(f"the store refuses pid {pid}: the version has ")
+    assert sorted(lines[5:7]) == ['version 1 of "a" is dropped', 'version 2 of "a" is dropped']
+    assert lines[7:] == ["the store's keeper ends"]
+
+
 @pytest.mark.parametrize("directory", ["/nonexistent/x", "/dev/null/store", "/dev/null"])
 @pytest.mark.parametrize("words", [("store", "ls"), ("store", "status"), ("ls",)])
 def test_a_directory_that_cannot_be_used_is_an_error_of_ls(monkeypatch, directory, words):

@@ -40,6 +40,8 @@ void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 Next Worker::run() {
   is_replaced_ = !holdings_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
+  log_info("the store's keeper listens in {}, and knows {} versions",
+           holdings_.places.home().directory(), rules_.catalog().size());
   look_after_places();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());
@@ -59,6 +61,7 @@ Next Worker::run() {
     look_after_places();
     tidy_up();
   }
+  log_info("the store's keeper {}", is_replaced_ ? "is replaced by another one" : "ends");
   guard_.tell(Partner::Kind::end);
   return is_replaced_ ? Next::leave : Next::end;
 }

@@ -67,6 +67,7 @@ void Worker::answer(std::uint64_t token, Connection& c, Packet packet) {
     }
   } catch (const Error& error) {
     if (error.code() == ErrorCode::protocol || error.code() == ErrorCode::peer_died) throw;
+    if (is_shortage(error.code())) log_info("the store refuses pid {}: {}", c.pid, error.what());
     send(c, refuse(error.code() == ErrorCode::out_of_descriptors ? describe_lack(error) : error));
   }
 }

@@ -19,6 +19,25 @@ namespace {
 constexpr std::uint64_t kSmallIndex = std::uint64_t{1} << 20;
 constexpr std::uint64_t kGrowth = 4;  ///< the index may become so many times as large as its records need
 
+void log_published(const VersionRecord& version, std::uint64_t number) noexcept {
+  log_info("published version {} of \"{}\": {} bytes on {}, by pid {}", number, version.name,
+           version.bytes, version.device, version.publisher);
+}
+
+/// Logs which versions a record adds, shows and drops. REQUIRES: the catalog does not have the record yet.
+void log_change(const Record& record, const Catalog& catalog) {
+  const Catalog::Version* const version = catalog.find(record.id);
+  if (record.kind == Record::Kind::publish && !version) {
+    log_published(record.version, record.version.number);
+  } else if (record.kind == Record::Kind::commit) {
+    if (const auto* const transaction = catalog.transactions().find(record.transaction))
+      for (const auto& [id, part] : transaction->parts) log_published(part, record.version.number);
+  } else if (version && (record.kind == Record::Kind::show || record.kind == Record::Kind::drop)) {
+    log_info("version {} of \"{}\" {}", version->record.number, version->record.name,
+             record.kind == Record::Kind::show ? "is current again" : "is dropped");
+  }
+}
+
 }  // namespace
 
 std::int64_t Worker::wall_clock() const {
@@ -35,6 +54,7 @@ bool Worker::may_be_read(std::uint64_t id) const {
 void Worker::write(const Record& record) {
   if (holdings_.index.used() > max_index_) rewrite_index();
   holdings_.index.append(record);
+  log_change(record, rules_.catalog());
 }
 
 /// Writes a new index, with records of all that exists now. Nothing is appended to the old one after the new one has
