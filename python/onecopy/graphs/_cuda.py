@@ -66,8 +66,8 @@ def _check(arguments: Sequence[Any]) -> None:
             and argument.numel() > MAX_KEYED_ELEMENTS
         ):
             raise NotReplayable(
-                f"input {index} is a CPU tensor of {argument.numel()} elements, whose values a graph would bake in; "
-                "pass it on the device"
+                f"input {index} is a CPU tensor of {argument.numel()} elements, and a graph would keep its "
+                "present values; pass it on the device"
             )
 
 

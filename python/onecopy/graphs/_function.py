@@ -395,7 +395,7 @@ _MAX_PLACES = 4
 _CAPTURED = "it was called during the capture of another graph"
 _NESTED = "it was called by an operator of another captured function"
 _GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
-_MOVING = "its inputs in place move at nearly every call; keep them where they are"
+_MOVING = "tensors that it uses in place are at new addresses at nearly every call; write into them with copy_()"
 
 
 class EagerFunction:

@@ -68,11 +68,11 @@ class Report:
         lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
         lines += [f"  moved: {move}" for move in self.moved_to]
         if self.graphs:
-            lines.append(f"  {'planned':>10} {'at least':>10} {'calls':>6}  shapes")
+            lines.append(f"  {'planned':>10} {'at least':>10} {'operators':>10}  shapes")
         for graph in self.graphs:
             slow = f"; slower: {', '.join(graph.slow_paths)}" if graph.slow_paths else ""
             lines.append(
-                f"  {_size(graph.planned):>10} {_size(graph.lower_bound):>10} {graph.calls:>6}  {graph.shapes}{slow}"
+                f"  {_size(graph.planned):>10} {_size(graph.lower_bound):>10} {graph.calls:>10}  {graph.shapes}{slow}"
             )
         return "\n".join(lines)
 
