@@ -52,8 +52,8 @@ METHOD = """
 A number is the median over rounds in which onecopy and the others run one after the other, unless the section says otherwise. torch
 runs in processes that never import onecopy. [How each row is measured](../bench/README.md) says what is inside the measured time. A
 column is a machine and a date. If a section names no command, the commands above measure it. *By hand*: the figures were copied from the
-output of the command that the section names, or were measured once, as the section says. `bench/page.py` writes this page from the files in
-`bench/results`.
+output of the command that the section names, or were measured once, as the section says. The slowest calls (p99, max) are not recorded,
+except where a section says so. `bench/page.py` writes this page from the files in `bench/results`.
 
 """
 
