@@ -13,7 +13,8 @@ def feed(name, handle):
     weights = onecopy.open(handle, framework="torch", pin=PIN)  # pins the mapping of this process; copies nothing
     there = weights.to(DEVICE, non_blocking=True)  # torch's own call
     assert onecopy.is_pinned(weights) == PIN
-    print(f"{name}: the last element there is {int(there[-1])}", flush=True)
+    own = onecopy.stats()["live_bytes"]  # memory of the host that this process has allocated with onecopy
+    print(f"{name}: the last element there is {int(there[-1])}, and {own >> 20} MiB are allocated here", flush=True)
 
 
 if __name__ == "__main__":
