@@ -28,8 +28,7 @@ LEFT_OUT = ("64 MiB to 1 GiB from card to card, the slowest",)  # "Copies from c
 
 TITLES = {
     "A group of 8 hosts, which are stores of this machine": "A group of 8 stores on one machine",
-    "A version of 256 MiB goes along a chain of 8 hosts, which are stores of this machine":
-        "A version of 256 MiB goes along a chain of 8 stores on one machine",
+    "A version of 256 MiB goes along a chain of 8 hosts, which are stores of this machine": "A version of 256 MiB goes along a chain of 8 stores on one machine",
     "A version goes to another host": "A version goes to another store, over TLS on one machine",
     "An arena": "A KV pool",
     "An int there and back, both sides sleep": "An int there and back, in a queue that does not spin",
