@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "core/moved_from.h"
 #include "core/throw_error.h"
 #include "device/backend.h"
 #include "device/reservation.h"
@@ -367,15 +368,19 @@ std::size_t Window::own_bytes() const {
 }
 
 void Window::grow(std::size_t bytes) {
-  const std::lock_guard lock(arena_->mutex_);
-  arena_->grow(*view_, bytes);
+  Arena& arena = of_object(arena_, "Window");
+  const std::lock_guard lock(arena.mutex_);
+  arena.grow(*view_, bytes);
 }
 
-void Window::retire() noexcept { arena_->retire(*view_); }
+void Window::retire() noexcept {
+  if (view_) arena_->retire(*view_);
+}
 
 void Window::make_own(std::span<const Extent> extents) {
-  const std::lock_guard lock(arena_->mutex_);
-  arena_->own(*view_, extents);
+  Arena& arena = of_object(arena_, "Window");
+  const std::lock_guard lock(arena.mutex_);
+  arena.own(*view_, extents);
 }
 
 }  // namespace onecopy::graph

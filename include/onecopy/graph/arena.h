@@ -130,7 +130,8 @@ class Arena : public std::enable_shared_from_this<Arena> {  // owned by its wind
   bool parked_ = false;
 };
 
-/// The addresses of one capture. The destructor releases them. Move-only. Thread safety: const members may be called
+/// The addresses of one capture. The destructor releases them. Move-only: grow() and make_own() of a Window that was
+/// moved from throw closed, and its other members return null or 0. Thread safety: const members may be called
 /// concurrently.
 class Window {
  public:

@@ -22,7 +22,7 @@ namespace onecopy::store {
 /// of the keeper are killed at once, all transactions that are open are aborted.
 ///
 /// Thread safety: all members may be called concurrently. Copies are the same part of the same process. A forked child takes
-/// no part.
+/// no part. Members of a Transaction that was moved from throw closed.
 class Transaction {
  public:
   /// Returns a text by which other processes take part, with Store::join().
@@ -47,6 +47,7 @@ class Transaction {
  private:
   Transaction(Store store, std::shared_ptr<Membership> membership) noexcept
       : store_(std::move(store)), membership_(std::move(membership)) {}
+  Membership& membership() const;
 
   Store store_;
   std::shared_ptr<Membership> membership_;  // shared with copies and drafts

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "core/moved_from.h"
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "store/client/state.h"
@@ -107,13 +108,16 @@ Transaction Store::join(const std::string& handle) {
   return {*this, Membership::join(client().shared_from_this(), transaction)};
 }
 
-std::string Transaction::handle() const { return text_of(membership_->transaction()); }
+Membership& Transaction::membership() const { return of_object(membership_, "Transaction"); }
+
+std::string Transaction::handle() const { return text_of(membership().transaction()); }
 
 void Transaction::add(Draft& draft) const {
   auto& s = draft.state();
   if (s.membership || s.is_sealed)
     throw Error(ErrorCode::invalid_argument,
                 "the draft is published, or other processes write it: make it in the transaction");
+  of_object(membership_, "Transaction");
   s.membership = membership_;
 }
 
@@ -128,10 +132,10 @@ void Transaction::publish(const std::string& name, std::span<const NamedTensor> 
 
 std::uint64_t Transaction::commit() {
   point("store.transaction.commit");
-  return membership_->conclude(Conclude::How::commit);
+  return membership().conclude(Conclude::How::commit);
 }
 
-void Transaction::leave() { membership_->conclude(Conclude::How::leave); }
-void Transaction::abort() { membership_->conclude(Conclude::How::abort); }
+void Transaction::leave() { membership().conclude(Conclude::How::leave); }
+void Transaction::abort() { membership().conclude(Conclude::How::abort); }
 
 }  // namespace onecopy::store

@@ -40,8 +40,8 @@ void Worker::watch_guard() { poller_.add(guard_.pidfd(), kGuard); }
 Next Worker::run() {
   is_replaced_ = !holdings_.predecessor.await_end();
   if (!is_replaced_) rewrite_index();
-  log_info("the store's keeper listens in {}, and knows {} versions",
-           holdings_.places.home().directory(), rules_.catalog().size());
+  log_info("the store's keeper listens in {}, and knows {} versions", holdings_.places.home().directory(),
+           rules_.catalog().size());
   look_after_places();
   while (!is_stopping_ && !is_replaced_) {
     const auto tokens = poller_.wait(patience());

@@ -20,8 +20,8 @@ constexpr std::uint64_t kSmallIndex = std::uint64_t{1} << 20;
 constexpr std::uint64_t kGrowth = 4;  ///< the index may become so many times as large as its records need
 
 void log_published(const VersionRecord& version, std::uint64_t number) noexcept {
-  log_info("published version {} of \"{}\": {} bytes on {}, by pid {}", number, version.name,
-           version.bytes, version.device, version.publisher);
+  log_info("published version {} of \"{}\": {} bytes on {}, by pid {}", number, version.name, version.bytes,
+           version.device, version.publisher);
 }
 
 /// Logs which versions a record adds, shows and drops. REQUIRES: the catalog does not have the record yet.

@@ -272,5 +272,16 @@ TEST(Window, KeepsItsArena) {
   EXPECT_EQ(other.size(), 0U);
 }
 
+TEST(Window, ThatWasMovedFromThrows) {
+  Window window = Arena::make(kCpu)->open(kMiB);
+  const Window other = std::move(window);
+  // NOLINTBEGIN(bugprone-use-after-move): what moving leaves is part of the promise
+  expect_refusal(ErrorCode::closed, {"this Window was moved from"}, [&] { window.grow(kMiB); });
+  expect_refusal(ErrorCode::closed, {"this Window was moved from"}, [&] { window.make_own({}); });
+  window.retire();
+  EXPECT_EQ(window.own_bytes(), 0U);
+  // NOLINTEND(bugprone-use-after-move)
+}
+
 }  // namespace
 }  // namespace onecopy::graph

@@ -186,46 +186,57 @@ TEST_F(StoreTest, ObjectsThatWereMovedFromThrow) {
   Draft draft = store.draft("x");
   Watch watch = store.watch("x");
   KvPool kv_pool = store.kv_pool("blocks", {.block_bytes = 64, .budget = 256});
+  Transaction transaction = store.transaction();
+  Draft part = store.draft("x");
   Store other = std::move(store);
   const Version opened = std::move(version);
   const Follower followed = std::move(live);
   const Draft drafted = std::move(draft);
   Watch watching = std::move(watch);
   KvPool kept = std::move(kv_pool);
-  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{[&] { store.list(); },
-                                                                                       [&] { store.open("x"); },
-                                                                                       [&] { store.draft("x"); },
-                                                                                       [&] { store.keeper(); },
-                                                                                       [&] { store.watch("x"); },
-                                                                                       [&] { store.publish("x", made(kCpu, 1, 1)); },
-                                                                                       [&] { store.remove("x"); },
-                                                                                       [&] { store.rollback("x", 1); },
-                                                                                       [&] { store.stop(); },
-                                                                                       [&] { store.kv_pool("blocks", {.block_bytes = 64, .budget = 256}); },
-                                                                                       [&] { version.size(); },
-                                                                                       [&] { version.name(0); },
-                                                                                       [&] { version.layout(0); },
-                                                                                       [&] { version.find("a"); },
-                                                                                       [&] { version.tensor(0); },
-                                                                                       [&] { version.memory(); },
-                                                                                       [&] { version.offset(0); },
-                                                                                       [&] { version.device(); },
-                                                                                       [&] { version.number(); },
-                                                                                       [&] { version.key(); },
-                                                                                       [&] { version.attributes(); },
-                                                                                       [&] { version.verify(); },
-                                                                                       [&] { live.update(); },
-                                                                                       [&] { draft.tensor(0); },
-                                                                                       [&] { draft.publish(); },
-                                                                                       [&] { watch.next(std::chrono::seconds(0)); },
-                                                                                       [&] { kv_pool.allocate(1); },
-                                                                                       [&] { kv_pool.stats(); },
-                                                                                       [&] { kv_pool.memory(); },
-                                                                                       [&] { kv_pool.clear(); }})
+  Transaction moved = std::move(transaction);
+  for (const std::function<void()>& use : std::initializer_list<std::function<void()>>{
+           [&] { store.list(); },
+           [&] { store.open("x"); },
+           [&] { store.draft("x"); },
+           [&] { store.keeper(); },
+           [&] { store.watch("x"); },
+           [&] { store.publish("x", made(kCpu, 1, 1)); },
+           [&] { store.remove("x"); },
+           [&] { store.rollback("x", 1); },
+           [&] { store.stop(); },
+           [&] { store.kv_pool("blocks", {.block_bytes = 64, .budget = 256}); },
+           [&] { version.size(); },
+           [&] { version.name(0); },
+           [&] { version.layout(0); },
+           [&] { version.find("a"); },
+           [&] { version.tensor(0); },
+           [&] { version.memory(); },
+           [&] { version.offset(0); },
+           [&] { version.device(); },
+           [&] { version.number(); },
+           [&] { version.key(); },
+           [&] { version.attributes(); },
+           [&] { version.verify(); },
+           [&] { live.update(); },
+           [&] { draft.tensor(0); },
+           [&] { draft.publish(); },
+           [&] { watch.next(std::chrono::seconds(0)); },
+           [&] { kv_pool.allocate(1); },
+           [&] { kv_pool.stats(); },
+           [&] { kv_pool.memory(); },
+           [&] { kv_pool.clear(); },
+           [&] { transaction.handle(); },
+           [&] { transaction.add(part); },
+           [&] { transaction.publish("x", made(kCpu, 1, 1)); },
+           [&] { transaction.commit(); },
+           [&] { transaction.leave(); },
+           [&] { transaction.abort(); }})
     onecopy::testing::expect_refusal(ErrorCode::closed, {"moved from", "use the object"}, use);
   EXPECT_EQ(watching.next(std::chrono::seconds(10)), 1u);
   EXPECT_EQ(opened.number(), followed.number());
   EXPECT_EQ(kept.allocate(1).size(), drafted.size() - 2);
+  moved.abort();
   store = std::move(other);
   EXPECT_EQ(store.list().size(), 2u);
 }
