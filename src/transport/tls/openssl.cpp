@@ -21,10 +21,6 @@ constexpr unsigned long kOldest = 0x3000'0000;  // 3.0.0
 
 }  // namespace
 
-void Library::Rules::throw_missing(const char* call, int) {
-  throw_unusable(fmt::format("the library that was found has no {}", call));
-}
-
 const Library& Library::get() {
   static const Library& made = *new Library({"libssl.so.3"});  // threads use it until the process has ended
   return made;
@@ -36,8 +32,8 @@ Library::Library(const std::vector<std::string>& names) {
   const auto library = SharedLibrary::open(names, &why);
   if (!library) throw_unusable(why);
 // NOLINTBEGIN(bugprone-macro-parentheses): the names of members
-#define BIND(CALL, RESULT, PARAMETERS) \
-  CALL.bind(library->symbol(#CALL));   \
+#define BIND(CALL, RESULT, PARAMETERS)                                   \
+  CALL = reinterpret_cast<RESULT(*) PARAMETERS>(library->symbol(#CALL)); \
   if (!CALL) throw_unusable(fmt::format("{} has no {}", library->name(), #CALL));
   ONECOPY_OPENSSL_CALLS(BIND)
 #undef BIND

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "device/vendor_library.h"
 #include "transport/tls/openssl_api.h"
 
 namespace onecopy::openssl {
@@ -25,16 +24,8 @@ class Library {
   /// Returns a context of onecopy's own, which settings and providers of the program's own use do not affect.
   OSSL_LIB_CTX* context() const noexcept { return context_; }
 
- private:
-  struct Rules {
-    [[noreturn]] static void throw_missing(const char* call, int since);
-  };
-  template <class Signature>
-  using Call = VendorCall<Rules, Signature>;
-
- public:
 #define MEMBER(CALL, RESULT, PARAMETERS) \
-  Call<RESULT PARAMETERS> CALL{#CALL};  // NOLINT(bugprone-macro-parentheses)
+  RESULT(*CALL) PARAMETERS = nullptr;  // NOLINT(bugprone-macro-parentheses)
   ONECOPY_OPENSSL_CALLS(MEMBER)
 #undef MEMBER
 

@@ -45,10 +45,6 @@ std::vector<std::string> in_wheel() {
 
 }  // namespace
 
-void Library::Rules::throw_missing(const char* call, int) {
-  throw_unusable(fmt::format("the library that was found has no {}", call));
-}
-
 std::vector<std::string> Library::usual_names() {
   const char* const chosen = std::getenv("ONECOPY_UCX_LIBRARY");
   if (chosen && *chosen) return {chosen};
@@ -69,8 +65,8 @@ Library::Library(const std::vector<std::string>& names) {
   if (!library) throw_unusable(why);
   path_ = library->name();
 // NOLINTBEGIN(bugprone-macro-parentheses): the names of members
-#define BIND(CALL, RESULT, PARAMETERS) \
-  CALL.bind(library->symbol(#CALL));   \
+#define BIND(CALL, RESULT, PARAMETERS)                                   \
+  CALL = reinterpret_cast<RESULT(*) PARAMETERS>(library->symbol(#CALL)); \
   if (!CALL) throw_unusable(fmt::format("{} has no {}", library->name(), #CALL));
   ONECOPY_UCP_CALLS(BIND)
 #undef BIND

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "device/vendor_library.h"
 #include "transport/ucx/ucp_api.h"
 
 namespace onecopy::ucx {
@@ -27,16 +26,8 @@ class Library {
   /// Throws system for a status that is an error.
   void must(ucs_status_t status, const char* call) const;
 
- private:
-  struct Rules {
-    [[noreturn]] static void throw_missing(const char* call, int since);
-  };
-  template <class Signature>
-  using Call = VendorCall<Rules, Signature>;
-
- public:
 #define MEMBER(CALL, RESULT, PARAMETERS) \
-  Call<RESULT PARAMETERS> CALL{#CALL};  // NOLINT(bugprone-macro-parentheses)
+  RESULT(*CALL) PARAMETERS = nullptr;  // NOLINT(bugprone-macro-parentheses)
   ONECOPY_UCP_CALLS(MEMBER)
 #undef MEMBER
 
