@@ -4,7 +4,6 @@
 #include "device/vmm_segment.h"
 #include "devices.h"
 #include "exported.h"
-#include "key_memory.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy {
@@ -42,7 +41,7 @@ std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t byt
   if (kind != SegmentKind::ascend_vmm && kind != SegmentKind::ascend_key) refuse(kind);
   Devices::get().at(ordinal);
   check_size(bytes);
-  if (kind == SegmentKind::ascend_key) return create_key_memory(ordinal, bytes);
+  if (kind == SegmentKind::ascend_key) return create_by_key(ordinal, bytes);
   return std::make_unique<VmmSegment>(*this, kind, ordinal, bytes);
 }
 
@@ -51,7 +50,7 @@ std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t byt
 std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memory, Access access,
                                                   int user) {
   std::unique_ptr<DeviceMemory> opened;
-  if (memory.kind == SegmentKind::ascend_key) opened = open_key_memory(home, memory, access);
+  if (memory.kind == SegmentKind::ascend_key) opened = open_by_key(home, memory, access);
   else if (memory.kind != SegmentKind::ascend_vmm) refuse(memory.kind);
   else {
     const int owner = prepare_to_open(home, decode(memory), access);

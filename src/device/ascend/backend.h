@@ -51,6 +51,11 @@ class AscendBackend final : public Backend {
   /// the stream itself.
   bool has_work(int, Stream) noexcept override { return false; }
   std::optional<Error> failure(int ordinal) override;
+
+ private:
+  static std::unique_ptr<DeviceMemory> create_by_key(int ordinal, std::size_t bytes);
+  static std::unique_ptr<DeviceMemory> open_by_key(int ordinal, const ExportedMemory& memory,
+                                                   Access access);
 };
 
 }  // namespace onecopy::ascend

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "devices.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "core/throw_error.h"
@@ -113,6 +115,19 @@ void Devices::require_reach(int from, int to) {
     throw_error(ErrorCode::unsupported,
                 "npu:{} has no path to the memory of npu:{}: open the tensor on npu:{} and copy it", from,
                 to, to);
+}
+
+void check_room(aclError result, const char* call, const char* verb, int ordinal, std::size_t bytes) {
+  if (result != ACL_ERROR_RT_MEMORY_ALLOCATION && result != ACL_ERROR_RT_DEVICE_OOM)
+    return check(result, call);
+  const Driver& driver = Driver::get();
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot {} {} bytes ({} MiB) on npu:{}: {} of its {} bytes are free ({})", verb,
+                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+              result, ErrorDomain::ascend);
 }
 
 UseDevice::UseDevice(int ordinal) : driver_(Driver::get()), before_(current(driver_)) {

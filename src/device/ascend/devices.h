@@ -52,6 +52,9 @@ class Devices {
   std::vector<std::unique_ptr<DeviceEntry>> entries_;
 };
 
+/// Throws for a failed allocation: out_of_memory with the numbers, for which `verb` says what was tried.
+void check_room(aclError result, const char* call, const char* verb, int ordinal, std::size_t bytes);
+
 /// A scope in which a device's default context is current. A thread that had no context keeps this one, because ACL
 /// cannot unset it.
 class UseDevice {

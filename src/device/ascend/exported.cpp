@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstring>
-
 #include "backend.h"
 #include "core/throw_error.h"
 #include "devices.h"
@@ -50,6 +48,13 @@ Bytes encode(const ExportedKeys& exported) {
   Bytes bytes(sizeof head);
   write_value(bytes.data(), head);
   return bytes;
+}
+
+ExportedMemory describe(const ExportedKeys& exported) {
+  ExportedMemory memory;
+  memory.device = exported.device;
+  memory.blob = encode(exported);
+  return memory;
 }
 
 ExportedKeys decode(const ExportedMemory& memory) {

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "acl_api.h"
 #include "device/backend.h"
 
 namespace onecopy::ascend {
@@ -18,6 +17,8 @@ struct ExportedKeys {
 };
 
 Bytes encode(const ExportedKeys& exported);
+/// Returns what a segment exports, without its kind and size.
+ExportedMemory describe(const ExportedKeys& exported);
 /// Decodes memory.blob. Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 ExportedKeys decode(const ExportedMemory& memory);
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "key_memory.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <list>
 #include <map>
 #include <utility>
 
+#include "backend.h"
+#include "devices.h"
 #include "exported.h"
+#include "known_ranges.h"
 #include "onecopy/core/error.h"
-#include "opened_keys.h"
 #include "os/mutex.h"
 
 namespace onecopy::ascend {
@@ -71,28 +73,19 @@ class ParkedMemory {
   std::vector<std::string> keys_ GUARDED_BY(mutex_);  ///< all keys of this process
 };
 
-[[noreturn]] void throw_no_room(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total);
-  throw Error(ErrorCode::out_of_memory,
-              fmt::format("cannot allocate {} bytes ({} MiB) on npu:{}: {} of its {} bytes are free ({})",
-                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
-              result, ErrorDomain::ascend);
-}
-
 KeyMapping allocate(int ordinal, std::size_t bytes) {
   KeyMapping memory{ordinal, nullptr, bytes, {}};
   if (ParkedMemory::get().take(ordinal, bytes, memory)) return memory;
   const Driver& driver = Driver::get();
   const aclError result = driver.aclrtMalloc(&memory.base, bytes, ACL_MEM_MALLOC_HUGE_ONLY);
-  if (result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM)
-    throw_no_room(driver, ordinal, bytes, result);
-  check(result, "aclrtMalloc");
+  check_room(result, "aclrtMalloc", "allocate", ordinal, bytes);
   return memory;
 }
 
-/// A segment of kind ascend_key, in its owner.
+/// A segment of kind ascend_key, in its owner: memory of aclrtMalloc, which is exported by an IPC key, for chips and drivers
+/// without virtual memory. The segment is *weak*: it ends with its process. Borrowers have to close a key before the owner
+/// may free the memory, but the owner does not learn when they have. Exported memory is therefore kept for the next segment
+/// of its size.
 class KeyMemory final : public DeviceMemory {
  public:
   explicit KeyMemory(KeyMapping memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
@@ -145,13 +138,109 @@ void KeyMemory::export_key() const {
 ExportedMemory KeyMemory::do_export(Access access) const {
   const LockGuard lock(mutex_);
   if (memory_.key.empty()) export_key();
-  ExportedMemory memory;
-  memory.device = Devices::get().at(memory_.ordinal).info.uuid;
-  memory.blob = encode({access, size(), memory.device, 0, memory_.key});
-  return memory;
+  return describe({access, size(), Devices::get().at(memory_.ordinal).info.uuid, 0, memory_.key});
 }
 
-/// An allocation of another process, opened by its key.
+[[noreturn]] void throw_no_import(const Driver& driver, aclError result, bool another_cards) {
+  if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR) throw_result(result, "aclrtIpcMemImportByKey");
+  throw Error(
+      ErrorCode::owner_died,
+      fmt::format("the Ascend driver cannot open this memory: its owner is gone, or it was not lent to "
+                  "this process{} ({})",
+                  another_cards
+                      ? ", or the driver is older than 25.5.2, which cannot open another card's memory"
+                      : "",
+                  driver.describe(result)),
+      result, ErrorDomain::ascend);
+}
+
+void* import_at(int ordinal, const std::string& name, bool another_cards) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  void* base = nullptr;
+  const aclError result = driver.aclrtIpcMemImportByKey(
+      &base, name.c_str(), another_cards ? ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS : 0);
+  if (result != ACL_SUCCESS) throw_no_import(driver, result, another_cards);
+  return base;
+}
+
+void close_at(int ordinal, const std::string& name) noexcept {
+  const Driver* driver = Driver::try_get();
+  if (!driver) return;
+  try {
+    const UseDevice use(ordinal);
+    driver->aclrtIpcMemClose(name.c_str());
+  } catch (const Error&) {
+    // The device is gone, and the mapping with it.
+  }
+}
+
+/// The memory that this process has opened by keys. Closing a key ends its oldest import, not a chosen one. Imports of
+/// a key are therefore shared where possible, and all end with the last one in use. Thread safety: all members may be
+/// called concurrently.
+class OpenedKeys {
+ public:
+  static OpenedKeys& get() {
+    static OpenedKeys& all = *new OpenedKeys;  // used until the very end
+    return all;
+  }
+
+  /// Opens the memory and returns its address for `ordinal`, which differs for each access. close() ends it. Throws
+  /// owner_died, unsupported.
+  void* open(int ordinal, int owner, const ExportedKeys& exported, Access access);
+  /// Ends the effect of one open().
+  void close(const std::string& name) noexcept;
+
+ private:
+  struct Import {
+    Import(int at, int owner, void* where, std::size_t bytes, Access how)
+        : ordinal(at), access(how), base(where), known(where, bytes, how, owner) {}
+
+    const int ordinal;
+    const Access access;
+    void* const base;
+    const KnownRange known;
+  };
+  struct Key {
+    std::size_t users = 0;
+    std::list<Import> imports;  ///< in the order in which the runtime ends them
+  };
+
+  Mutex mutex_;
+  std::map<std::string, Key> keys_ GUARDED_BY(mutex_);
+};
+
+void* OpenedKeys::open(int ordinal, int owner, const ExportedKeys& exported, Access access) {
+  const LockGuard lock(mutex_);
+  if (const auto at = keys_.find(exported.key); at != keys_.end())
+    for (const Import& import : at->second.imports)
+      if (import.ordinal == ordinal && import.access == access) {
+        ++at->second.users;
+        return import.base;
+      }
+  void* base = import_at(ordinal, exported.key, owner != ordinal);
+  Key& key = keys_[exported.key];
+  key.imports.emplace_back(ordinal, owner, base, exported.bytes, access);
+  ++key.users;
+  return base;
+}
+
+/// Closes a key. Addresses are unregistered before another allocation can get them.
+void OpenedKeys::close(const std::string& name) noexcept {
+  if (!Driver::try_get()) return;  // a forked child, where another thread may hold the lock for ever
+  const LockGuard lock(mutex_);
+  const auto at = keys_.find(name);
+  if (at == keys_.end() || --at->second.users > 0) return;
+  for (auto& imports = at->second.imports; !imports.empty();) {
+    const int ordinal = imports.front().ordinal;
+    imports.pop_front();
+    close_at(ordinal, name);
+  }
+  keys_.erase(at);
+}
+
+/// An allocation of another process, opened by its key. The runtime cannot map it read-only: only onecopy's own copies
+/// refuse to write.
 class OpenedByKey final : public DeviceMemory {
  public:
   OpenedByKey(int ordinal, int owner, ExportedKeys exported, Access access)
@@ -176,20 +265,18 @@ class OpenedByKey final : public DeviceMemory {
 ExportedMemory OpenedByKey::do_export(Access access) const {
   ExportedKeys again = exported_;
   again.access = access;
-  ExportedMemory memory;
-  memory.device = exported_.device;
-  memory.blob = encode(again);
-  return memory;
+  return describe(again);
 }
 
 }  // namespace
 
-std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) {
+std::unique_ptr<DeviceMemory> AscendBackend::create_by_key(int ordinal, std::size_t bytes) {
   const UseDevice use(ordinal);
   return std::make_unique<KeyMemory>(allocate(ordinal, bytes));
 }
 
-std::unique_ptr<DeviceMemory> open_key_memory(int ordinal, const ExportedMemory& memory, Access access) {
+std::unique_ptr<DeviceMemory> AscendBackend::open_by_key(int ordinal, const ExportedMemory& memory,
+                                                         Access access) {
   ExportedKeys exported = decode(memory);
   const int owner = prepare_to_open(ordinal, exported, access);
   if (ParkedMemory::get().is_ours(exported.key)) {

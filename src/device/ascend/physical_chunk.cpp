@@ -85,16 +85,6 @@ std::shared_ptr<Physical> find_known(std::uint64_t number, int imported_at) REQU
   return at == known().by_number.end() ? nullptr : at->second.lock();
 }
 
-[[noreturn]] void throw_no_memory(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total);
-  throw Error(ErrorCode::out_of_memory,
-              fmt::format("cannot reserve {} bytes ({} MiB) on npu:{}: {} of its {} bytes are free ({})",
-                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
-              result, ErrorDomain::ascend);
-}
-
 [[noreturn]] void throw_not_imported(const Driver& driver, aclError result) {
   if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR && result != ACL_ERROR_RT_PARAM_INVALID &&
       result != ACL_ERROR_RT_INVALID_HANDLE)
@@ -131,14 +121,11 @@ aclrtPhysicalMemProp memory_on(int ordinal) noexcept {
 }
 
 std::unique_ptr<PhysicalChunk> AscendBackend::create_chunk(int ordinal, std::size_t bytes) {
-  const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
   const aclrtPhysicalMemProp prop = memory_on(ordinal);
   aclrtDrvMemHandle handle = nullptr;
-  const aclError result = driver.aclrtMallocPhysical(&handle, bytes, &prop, 0);
-  if (result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM)
-    throw_no_memory(driver, ordinal, bytes, result);
-  check(result, "aclrtMallocPhysical");
+  const aclError result = Driver::get().aclrtMallocPhysical(&handle, bytes, &prop, 0);
+  check_room(result, "aclrtMallocPhysical", "reserve", ordinal, bytes);
   auto memory = std::make_shared<Physical>(ordinal, kMade, handle, 0);
   return std::make_unique<AscendChunk>(ordinal, bytes, std::move(memory));
 }
@@ -160,10 +147,8 @@ ExportedMemory AscendBackend::export_chunks(std::span<const std::unique_ptr<Phys
                 chunks.size());
   const auto& memory = static_cast<const AscendChunk&>(*chunks.front());
   const UseDevice use(memory.ordinal());
-  ExportedMemory exported;
-  exported.device = Devices::get().at(memory.ordinal()).info.uuid;
-  exported.blob = encode({access, memory.size(), exported.device, memory.number(), {}});
-  return exported;
+  const Uuid& device = Devices::get().at(memory.ordinal()).info.uuid;
+  return describe({access, memory.size(), device, memory.number(), {}});
 }
 
 }  // namespace onecopy::ascend

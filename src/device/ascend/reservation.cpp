@@ -1,17 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reservation.h"
+#include "device/reservation.h"
 
 #include <fmt/format.h>
 
+#include <map>
+#include <optional>
+
 #include "backend.h"
 #include "core/throw_error.h"
+#include "known_ranges.h"
 #include "physical_chunk.h"
 
 namespace onecopy::ascend {
 
-std::unique_ptr<Reservation> AscendBackend::reserve(int user, std::size_t bytes) {
-  return std::make_unique<AscendReservation>(user, bytes);
-}
+namespace {
+
+/// A range of addresses from aclrtReserveMemAddress. Thread safety and invariants: see Reservation.
+class AscendReservation final : public Reservation {
+ public:
+  /// Reserves addresses for the device `user`, in whose context all calls are made.
+  AscendReservation(int user, std::size_t bytes);
+  AscendReservation& operator=(AscendReservation&&) = delete;
+  ~AscendReservation() override;
+
+  std::byte* base() const noexcept override { return static_cast<std::byte*>(base_); }
+  std::size_t size() const noexcept override { return bytes_; }
+  void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) override;
+  void unmap(std::size_t at, std::size_t bytes) noexcept override;
+  void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
+
+ private:
+  struct MappedPart {
+    std::size_t bytes = 0;
+    int owner = 0;                     ///< the device that holds the memory
+    std::shared_ptr<Physical> memory;  ///< shared with the chunks, which may end before the mapping
+    std::optional<KnownRange> known;   ///< set once `user` may use it
+  };
+  void allow_mapping(std::size_t at, MappedPart& mapped, int ordinal, Access access);
+
+  const int user_;
+  const std::size_t bytes_;
+  void* base_ = nullptr;
+  std::map<std::size_t, MappedPart> mapped_;  ///< by offset
+};
 
 AscendReservation::AscendReservation(int user, std::size_t bytes) : user_(user), bytes_(bytes) {
   const Driver& driver = Driver::get();
@@ -81,6 +112,12 @@ void AscendReservation::allow_mapping(std::size_t at, MappedPart& mapped, int or
       access == Access::read_only ? ACL_RT_MEM_ACCESS_FLAGS_READ : ACL_RT_MEM_ACCESS_FLAGS_READWRITE;
   aclrtMemAccessDesc wanted{flags, {static_cast<std::uint32_t>(ordinal), ACL_MEM_LOCATION_TYPE_DEVICE}, {}};
   Driver::get().aclrtMemSetAccess.must(base() + at, mapped.bytes, &wanted, 1);
+}
+
+}  // namespace
+
+std::unique_ptr<Reservation> AscendBackend::reserve(int user, std::size_t bytes) {
+  return std::make_unique<AscendReservation>(user, bytes);
 }
 
 }  // namespace onecopy::ascend
