@@ -65,6 +65,12 @@ struct Pipe::End {
   void send(const Item& item, Stream stream);
   template <class Take>
   auto take(Deadline deadline, Take&& take) const;
+  /// Takes an item by Receiver::get() or get_tensor().
+  template <class Get>
+  auto receive(Get get, Deadline deadline, Stream stream) const {
+    return take(deadline,
+                [&](Deadline pause) { return (in().receiver().*get)(in().session(pause), pause, stream); });
+  }
   int ready_fd() const;
 
   unsigned number;
@@ -172,32 +178,16 @@ void Pipe::send(const Tensor& tensor, Stream stream) { end().send(tensor, stream
 
 void Pipe::send(const Message& message, Stream stream) { end().send(message, stream); }
 
-Message Pipe::recv(Stream stream) {
-  End& e = end();
-  return *e.take(kForever, [&](Deadline deadline) {
-    return e.in().receiver().get(e.in().session(deadline), deadline, stream);
-  });
-}
+Message Pipe::recv(Stream stream) { return *end().receive(&Receiver::get, kForever, stream); }
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
-  End& e = end();
-  return e.take(Deadline::after(timeout), [&](Deadline deadline) {
-    return e.in().receiver().get(e.in().session(deadline), deadline, stream);
-  });
+  return end().receive(&Receiver::get, Deadline::after(timeout), stream);
 }
 
-Tensor Pipe::recv_tensor(Stream stream) {
-  End& e = end();
-  return *e.take(kForever, [&](Deadline deadline) {
-    return e.in().receiver().get_tensor(e.in().session(deadline), deadline, stream);
-  });
-}
+Tensor Pipe::recv_tensor(Stream stream) { return *end().receive(&Receiver::get_tensor, kForever, stream); }
 
 std::optional<Tensor> Pipe::try_recv_tensor(std::chrono::nanoseconds timeout, Stream stream) {
-  End& e = end();
-  return e.take(Deadline::after(timeout), [&](Deadline deadline) {
-    return e.in().receiver().get_tensor(e.in().session(deadline), deadline, stream);
-  });
+  return end().receive(&Receiver::get_tensor, Deadline::after(timeout), stream);
 }
 
 bool Pipe::poll(std::chrono::nanoseconds timeout) {

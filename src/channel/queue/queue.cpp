@@ -60,15 +60,11 @@ auto take_from(Channel& channel, Deadline deadline, Take&& take) {
   return taken;
 }
 
-std::optional<Message> get_from(Channel& channel, Deadline deadline, Stream stream) {
+/// Takes an item by Receiver::get() or get_tensor().
+template <class Get>
+auto get_from(Channel& channel, Get get, Deadline deadline, Stream stream) {
   return take_from(channel, deadline, [&](Deadline pause) {
-    return channel.receiver().get(channel.session(pause), pause, stream);
-  });
-}
-
-std::optional<Tensor> get_tensor_from(Channel& channel, Deadline deadline, Stream stream) {
-  return take_from(channel, deadline, [&](Deadline pause) {
-    return channel.receiver().get_tensor(channel.session(pause), pause, stream);
+    return (channel.receiver().*get)(channel.session(pause), pause, stream);
   });
 }
 
@@ -127,10 +123,10 @@ bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {
   return channel().ring().wait_to_put(Deadline::after(timeout));
 }
 
-Message Queue::get(Stream stream) { return *get_from(channel(), kForever, stream); }
+Message Queue::get(Stream stream) { return *get_from(channel(), &Receiver::get, kForever, stream); }
 
 std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_from(channel(), Deadline::after(timeout), stream);
+  return get_from(channel(), &Receiver::get, Deadline::after(timeout), stream);
 }
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
@@ -140,10 +136,12 @@ std::optional<Message> Queue::try_get_at_once(Stream stream) {
   return message;
 }
 
-Tensor Queue::get_tensor(Stream stream) { return *get_tensor_from(channel(), kForever, stream); }
+Tensor Queue::get_tensor(Stream stream) {
+  return *get_from(channel(), &Receiver::get_tensor, kForever, stream);
+}
 
 std::optional<Tensor> Queue::try_get_tensor(std::chrono::nanoseconds timeout, Stream stream) {
-  return get_tensor_from(channel(), Deadline::after(timeout), stream);
+  return get_from(channel(), &Receiver::get_tensor, Deadline::after(timeout), stream);
 }
 
 std::uint64_t Queue::size() const { return channel().ring().size(); }
