@@ -15,6 +15,10 @@ using Command = std::function<int()>;
 
 // Each function adds its subcommand to `app`. There is one file per command.
 void add_store(CLI::App& app, Command& command);
+/// Adds `store serve`, `store status` and `store stop`, the commands about the keeper's processes.
+void add_keeper_commands(CLI::App& store, Command& command);
+/// Adds `store leave` and `store group restore`.
+void add_group_commands(CLI::App& store, Command& command);
 void add_store_pull(CLI::App& store, Command& command);
 void add_share(CLI::App& app, Command& command);
 void add_load(CLI::App& app, Command& command);

@@ -14,7 +14,6 @@
 
 #include "commands.h"
 #include "core/throw_error.h"
-#include "group_table.h"
 #include "interrupts.h"
 #include "onecopy/share/stats.h"
 #include "output_format.h"

@@ -32,4 +32,8 @@ std::string owner_table(const std::vector<ListedOwner>& owners, std::size_t widt
 /// place. Each line starts with the pid.
 std::string owner_details(const ListedOwner& owner);
 
+/// Returns a table of the rpc groups that processes are members of: a line for each member, and below it a line for
+/// each peer as the member sees it, with lanes, calls and routes.
+std::string group_table(const std::vector<ListedOwner>& owners);
+
 }  // namespace onecopy::cli

@@ -18,7 +18,6 @@
 #include "os/deadline.h"
 #include "output_format.h"
 #include "store_group.h"
-#include "store_keeper.h"
 #include "store_table.h"
 #include "text.h"
 

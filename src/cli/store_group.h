@@ -21,9 +21,6 @@ void add_group_options(CLI::App& serve, GroupOptions& options);
 /// options that do not fit, and unsupported without libcurl.
 std::optional<store::group::Config> group_config(const GroupOptions& options, const std::string& at);
 
-/// Adds `store leave` and `store group restore`.
-void add_group_commands(CLI::App& store, Command& command);
-
 /// Prints a line for each host of the group, and what it has of an object.
 int list_hosts(const std::string& object);
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store_keeper.h"
 
 #include <chrono>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "commands.h"
 #include "ferry_process.h"
 #include "keeper_processes.h"
 #include "onecopy/core/error.h"
