@@ -49,8 +49,6 @@ class KvPoolBlocks {
   /// out_of_memory if there are too many namespaces.
   KvPoolBlocks(const Fd& control, const KvPoolOptions& options, KvPopulate populate = {},
                std::chrono::nanoseconds patience = std::chrono::milliseconds(50));
-  KvPoolBlocks(const KvPoolBlocks&) = delete;
-  KvPoolBlocks& operator=(const KvPoolBlocks&) = delete;
   ~KvPoolBlocks();
 
   std::vector<std::uint32_t> allocate(std::uint32_t count);

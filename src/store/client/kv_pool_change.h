@@ -15,8 +15,6 @@ namespace onecopy::store {
 class KvPoolBlocks::Change {
  public:
   explicit Change(KvPoolBlocks& pool);
-  Change(const Change&) = delete;
-  Change& operator=(const Change&) = delete;
   ~Change() {
     if (entered_) end();
   }

@@ -18,8 +18,7 @@ class KvPoolLock {
  public:
   /// Takes the lock. Throws timeout, which names the holder if this process can see it.
   KvPoolLock(const std::string& directory, const std::string& name, Deadline deadline);
-  KvPoolLock(const KvPoolLock&) = delete;
-  KvPoolLock& operator=(const KvPoolLock&) = delete;
+  KvPoolLock& operator=(KvPoolLock&&) = delete;
   ~KvPoolLock();
 
  private:

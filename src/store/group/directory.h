@@ -36,9 +36,7 @@ struct Change {
 /// Thread safety: none.
 class Directory {
  public:
-  Directory() = default;
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
+  Directory& operator=(Directory&&) = delete;
   virtual ~Directory() = default;
 
   /// Returns all keys from `from` to before `to`, at one moment, in order. An empty `to`: only the key `from`.

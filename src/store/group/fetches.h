@@ -44,8 +44,7 @@ class Fetches {
   ~Fetches() {
     keep([](const std::string&, const Token&) { return false; });
   }
-  Fetches(const Fetches&) = delete;
-  Fetches& operator=(const Fetches&) = delete;
+  Fetches& operator=(Fetches&&) = delete;
 
   bool is_under_way(const std::string& name) const { return all_.contains(name); }
   /// Returns false if there are enough fetches. `fetch`: that of `pull`, whose object is not under way.

@@ -31,8 +31,7 @@ class Http {
  public:
   /// Throws unsupported without libcurl.
   Http();
-  Http(const Http&) = delete;
-  Http& operator=(const Http&) = delete;
+  Http& operator=(Http&&) = delete;
   ~Http();
 
   /// Asks, and writes the answer or the failure into the request.

@@ -104,8 +104,7 @@ class Publication {
   /// `token`: random.
   Publication(Directory& directory, const Records& records, std::string name, Stage stage);
   ~Publication();
-  Publication(const Publication&) = delete;
-  Publication& operator=(const Publication&) = delete;
+  Publication& operator=(Publication&&) = delete;
 
   /// Returns whether this publication has the right now. Otherwise another one has it: call again later.
   bool try_begin(const Records::View& view);
