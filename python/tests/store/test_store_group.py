@@ -238,6 +238,31 @@ def test_a_publisher_that_waits_for_a_host_is_told_of_a_rollback_meanwhile(group
     wait_for(group, 1, 1)
 
 
+def test_a_version_that_is_staged_before_its_host_shows_a_rollback_goes_to_the_others(group):
+    publish(group[0], 1), publish(group[0], 2)
+    wait_for(group, 2, 2)
+    (notes,) = Path(group[1].environment["ONECOPY_STORE_DIR"]).rglob("pulled-*")
+    with notes.open("rb") as file:
+        wait_until(lambda: is_stopped_without_lock(group[1].ferry(), file))
+    group[0].connect().rollback("llama", to=1)
+    before = notes.stat().st_size
+    child = group[1].start("put", "llama", save(group[1], 3), "--everywhere", "--timeout", 20)
+    wait_until(lambda: notes.stat().st_size > before)
+    os.kill(group[1].ferry(), signal.SIGCONT)
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    wait_for(group, 3, 3)
+
+
+def is_stopped_without_lock(ferry, file):
+    os.kill(ferry, signal.SIGSTOP)
+    if is_locked(file):  # by this test
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return True
+    os.kill(ferry, signal.SIGCONT)
+    return False
+
+
 def is_locked(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,12 +61,13 @@ OfferedVersion OfferedVersion::whole(Store& store, Client& client, const std::st
 /// Returns the version that is arriving if its number is larger than `beyond`.
 std::optional<OfferedVersion> OfferedVersion::arriving(Client& client, const std::string& name,
                                                        std::uint64_t beyond) {
-  const Origins origins(client.home(Deadline::after(kKeeperPatience)), name);
-  const auto last = origins.last();
-  auto files = last ? ArrivingFiles::find(client, last->local) : std::nullopt;
+  const auto pairs = Origins(client.home(Deadline::after(kKeeperPatience)), name).pairs();
+  std::optional<ArrivingFiles> files;
+  auto pair = pairs.rbegin();  // the last one may be of an older version, which is shown again
+  for (; pair != pairs.rend(); ++pair)
+    if (pair->number > beyond && (files = ArrivingFiles::find(client, pair->local))) break;
   if (!files) return {};
   files->version.number &= ~kExactNumber;
-  if (files->version.number <= beyond) return {};
   OfferedVersion offered;
   offered.bytes_ = bytes_to_send(files->table);
   // A writable open file would keep the host from sealing the memory.
@@ -80,7 +81,7 @@ std::optional<OfferedVersion> OfferedVersion::arriving(Client& client, const std
   offered.told_ = {0,
                    {},
                    false,
-                   last->origin,
+                   pair->origin,
                    files->version.number,
                    files->version.number,
                    files->version.keep,
