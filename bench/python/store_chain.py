@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+import bare_chain
 from effort import Effort
 from report import Row, at_least, at_most
 from samples import Samples, time_ns
@@ -48,6 +49,7 @@ class _Host:
         import onecopy
 
         self._stack, self._enter = stack, enter
+        self._pids: list[int] = []
         self._own = {
             "ONECOPY_STORE_DIR": str(directory / name),
             "ONECOPY_STORE_KEY_FILE": str(directory / "key"),
@@ -63,9 +65,14 @@ class _Host:
         started = subprocess.Popen(
             command, env=os.environ | self._own, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        self._pids.append(started.pid)
         self._stack.callback(started.wait)
         self._stack.callback(started.terminate)
         return started
+
+    def busy_ns(self) -> float:
+        """Returns the processor time that all commands of this host have used."""
+        return bare_chain.busy_ns(self._pids.copy())
 
     def shows(self, number: int) -> bool:
         import onecopy
@@ -109,14 +116,21 @@ def _await(pull: subprocess.Popen[str]) -> str:
 
 
 @contextlib.contextmanager
-def _bare_sender(size: int) -> Iterator[int]:
-    """Returns the port at which a process sends so many bytes to each that connects."""
+def _certificate() -> Iterator[str]:
+    """Returns the path of a file with a key and its certificate."""
     with tempfile.TemporaryDirectory() as directory:
         certificate = f"{directory}/own.pem"
         make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=own", "-days", "1"]
         subprocess.run([*make, "-keyout", certificate, "-out", f"{directory}/c.pem"], check=True, capture_output=True)
         with open(certificate, "a") as both:
             both.write(pathlib.Path(f"{directory}/c.pem").read_text())
+        yield certificate
+
+
+@contextlib.contextmanager
+def _bare_sender(size: int) -> Iterator[int]:
+    """Returns the port at which a process sends so many bytes to each that connects."""
+    with _certificate() as certificate:
         command = [sys.executable, "-c", _BARE_SENDER, certificate, str(size)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sender:
             assert sender.stdout
@@ -188,28 +202,47 @@ def chain(effort: Effort) -> Row:
     if os.geteuid() != 0:
         row.note("not measured: wants root, who may make network namespaces")
         return row
-    left, first, last = Samples(), Samples(), Samples()
-    with _source_network() as enter, _hosts(count + 1, enter) as (source, *hosts):
-        addresses = [source.serve(_ADDRESSES[1]), *(host.serve("127.0.0.1") for host in hosts)]
-        _publish(source, _CHUNK, 1)
-        for i, host in enumerate(hosts):
-            host.start("pull", addresses[i], "weights", "--follow", "--also", addresses[0])
-        _times_of(hosts, 1)
+    left, first, last, busy = (Samples() for _ in range(4))
+    bare_first, bare_last, bare_busy = (Samples() for _ in range(3))
+    with _source_network() as enter, _hosts(count + 1, enter) as hosts, _certificate() as certificate:
+        _follow(*hosts)
         for number in range(2, effort.rounds(_ROUNDS) + 4):
-            before = _left_source()
-            _publish(source, size, number)
-            times = _times_of(hosts, number)
-            left.append((_left_source() - before) / size)
+            left_before, busy_before = _left_source(), _busy(hosts)
+            _publish(hosts[0], size, number)
+            times = _times_of(hosts[1:], number)
+            left.append((_left_source() - left_before) / size)
+            busy.append(_busy(hosts) - busy_before)
             first.append(min(times))
             last.append(max(times))
+            bare = bare_chain.measure(certificate, count, size, _CHUNK)
+            bare_first.append(bare.first)
+            bare_last.append(bare.last)
+            bare_busy.append(bare.busy)
     row.judge("bytes that leave the source, in versions", left.median(), "x", at_most(left.median(), 1.05))
     row.add("the first host has it", first.median(), "ns")
     ratio = at_most(last.ratio_to(first), 1.25)
     row.judge_ratio("the last host has it", last.median(), "ns", "the first host's time", ratio)
-    with _bare_sender(size) as port:  # the processors of this machine do the work of all hosts
-        bare = sum(time_ns(lambda: _receive(port, size)) for _ in hosts)
-    row.add(f"{count} bare copies over TLS, one after another", bare, "ns")
+    row.add("processor time of all hosts", busy.median(), "ns", busy.ratio_to(last), "the last host's time")
+    row.add("the first bare program has it", bare_first.median(), "ns")
+    row.add("the last one has it", bare_last.median(), "ns", bare_last.ratio_to(bare_first), "the first one's time")
+    row.add("their processor time", bare_busy.median(), "ns", bare_busy.ratio_to(bare_last), "the last one's time")
+    row.note(
+        f"{os.cpu_count()} processors; bare programs receive, check and send chunks of {_CHUNK >> 20} MiB over TLS"
+    )
     return row
+
+
+def _follow(source: _Host, *hosts: _Host) -> None:
+    """Lets each host pull from the one before."""
+    addresses = [source.serve(_ADDRESSES[1]), *(host.serve("127.0.0.1") for host in hosts)]
+    _publish(source, _CHUNK, 1)
+    for i, host in enumerate(hosts):
+        host.start("pull", addresses[i], "weights", "--follow", "--also", addresses[0])
+    _times_of(list(hosts), 1)
+
+
+def _busy(hosts: list[_Host]) -> float:
+    return sum(host.busy_ns() for host in hosts)
 
 
 def _times_of(hosts: list[_Host], number: int) -> list[float]:
