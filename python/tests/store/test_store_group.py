@@ -249,7 +249,7 @@ def test_a_version_that_is_staged_before_its_host_shows_a_rollback_goes_to_the_o
     child = group[1].start("put", "llama", save(group[1], 3), "--everywhere", "--timeout", 20)
     wait_until(lambda: notes.stat().st_size > before)
     os.kill(group[1].ferry(), signal.SIGCONT)
-    out, err = child.communicate(timeout=120)
+    err = child.communicate(timeout=120)[1]
     assert child.returncode == 0, err
     wait_for(group, 3, 3)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import operator
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from store_hosts import wait_until
 
 # ONECOPY_GROUP_SEED repeats the choices of a run.
 STEPS = int(os.environ.get("ONECOPY_GROUP_STEPS", "20"))
+BURST = int(os.environ.get("ONECOPY_GROUP_BURST", "1"))  # max versions that a publisher publishes in a row
 ELEMENTS = int(os.environ.get("ONECOPY_GROUP_ELEMENTS", "5000000"))  # two chunks
 
 PATIENCE = 200  # seconds; a busy machine is slow, and a command that hangs is a fault
@@ -43,6 +45,33 @@ while True:
     except onecopy.Error:
         store = last = None
     time.sleep(0.002)
+"""
+
+# Publishes versions in a row, of which some are small and some are rolled back, and says how each call has ended.
+PUBLISHER = """
+import random, sys, time, numpy, onecopy
+first, count, elements, seed = map(int, sys.argv[1:])
+choose, store = random.Random(seed), None
+
+def call(what, value, function):
+    global store
+    try:
+        store = store or onecopy.store.connect(autostart=False)
+        number = function(store)
+        print(what, value, "done", number or 0, flush=True)
+        return number
+    except onecopy.Error as error:
+        store = None
+        print(what, value, "failed", " ".join(str(error).split()), flush=True)
+        time.sleep(0.05)
+
+for value in range(first, first + count):
+    tensors = {"w": numpy.full(choose.choice((elements, 1000, 10)), value, numpy.float32)}
+    options = {"everywhere": choose.choice((True, 2)), "timeout": 10}
+    print("publish", value, "begins", flush=True)
+    number = call("publish", value, lambda store: store.publish("llama", tensors, **options))
+    if number and choose.random() < 0.2:
+        call("rollback", value, lambda store: store.rollback("llama", to=max(1, number - choose.randrange(2))))
 """
 
 
@@ -97,42 +126,82 @@ class Fleet:
 
     def step(self):
         """Lets hosts publish or roll back, some at once, while something fails and works again."""
-        changes = [self.change() for _ in range(self.random.choice((1, 1, 2, 3)))]
-        if self.random.random() < 0.7:
-            time.sleep(self.random.uniform(0, 0.15))
-            fault = self.random.choice(FAULTS)
-            self.faults[fault.__name__] += 1
-            with contextlib.suppress(onecopy.Error, ProcessLookupError, StopIteration):  # it has failed already
-                mend = fault(self, self.random.randrange(3), changes[0][0])
-                time.sleep(self.random.uniform(0, 0.3))
-                mend()
+        length = self.random.randint(1, BURST)
+        changes = [self.change(length) for _ in range(self.random.choice((1, 1, 2, 3)))]
+        for _ in range(1 + length // 10):
+            if self.random.random() < 0.7:
+                self.fail(changes[0][0], self.random.uniform(0, 0.15 * min(length, 10)))
         for child, ended in changes:
             out, err = child.communicate(timeout=PATIENCE)
-            ended(outcome_of(child.returncode, err), out, err)
+            ended(child.returncode, out, err)
 
-    def change(self):
-        return (self.roll_back if self.random.random() < 0.2 else self.publish)(self.random.choice(self.hosts))
+    def fail(self, child, delay):
+        """Lets something fail after a delay, and work again."""
+        time.sleep(delay)
+        fault = self.random.choice(FAULTS)
+        self.faults[fault.__name__] += 1
+        with contextlib.suppress(onecopy.Error, ProcessLookupError, StopIteration):  # it has failed already
+            mend = fault(self, self.random.randrange(3), child)
+            time.sleep(self.random.uniform(0, 0.3))
+            mend()
+
+    def change(self, length):
+        host = self.random.choice(self.hosts)
+        if length > 1:
+            return self.publish_many(host, length)
+        return (self.roll_back if self.random.random() < 0.2 else self.publish)(host)
+
+    def publish_many(self, host, length):
+        first = self.published + 1
+        self.published += length
+        program = [*host.enter, sys.executable, "-c", PUBLISHER]
+        numbers = map(str, (first, length, ELEMENTS, self.random.randrange(2**32)))
+        child = subprocess.Popen(
+            [*program, *numbers],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **host.environment},
+        )
+        host.children.append(child)
+
+        def ended(status, out, err):
+            assert status in (0, -signal.SIGKILL), err
+            for what, value, how, *text in map(str.split, out.splitlines()):
+                if how != "begins":
+                    outcome = "done" if how == "done" else outcome_of(1, " ".join(text))
+                    self.note(what, int(value), outcome, " ".join(text))
+            if status:
+                self.outcomes["publish: killed"] += 1
+
+        return child, ended
+
+    def note(self, what, value, outcome, text):
+        """Notes how a call that publishes, or rolls back, has ended; `text`: the number of its version, or the error."""
+        self.outcomes[f"{what}: {outcome}"] += 1
+        if what == "publish" and outcome == "done":
+            assert self.value_of.setdefault(int(text), value) == value
+        elif what == "publish" and outcome not in ("killed", "unknown"):
+            self.refused[value] = text
 
     def publish(self, host, how=None, timeout=20):
         self.published += 1
         value, path = self.published, save(host, self.published, ELEMENTS)
         how = how or self.random.choice((["--everywhere"], ["--hosts", "2"]))
 
-        def ended(outcome, out, err):
+        def ended(status, out, err):
             os.unlink(path)
-            self.outcomes[f"publish: {outcome}"] += 1
-            if outcome == "done":
-                assert self.value_of.setdefault(int(re.search(r"version (\d+)", out).group(1)), value) == value
-            elif outcome not in ("killed", "unknown"):
-                self.refused[value] = err
+            outcome = outcome_of(status, err)
+            text = re.search(r"version (\d+)", out).group(1) if outcome == "done" else err
+            self.note("publish", value, outcome, text)
 
         return host.start("put", "llama", path, *how, "--timeout", timeout), ended
 
     def roll_back(self, host):
         to = max(1, max(self.value_of, default=1) - self.random.randrange(2))
 
-        def ended(outcome, out, err):
-            self.outcomes[f"rollback: {outcome}"] += 1
+        def ended(status, out, err):
+            self.note("rollback", 0, outcome_of(status, err), err)
 
         return host.start("rollback", "llama", to), ended
 
@@ -197,7 +266,7 @@ class Fleet:
         return [one["number"] for one in changes]
 
     def check(self):
-        """Returns the number of switches that were checked."""
+        """Returns the number of changes of the group, and how often the reader of each host has seen another version."""
         self.check_readers()
         history = self.history()
         assert set(self.value_of) <= set(history)
@@ -206,7 +275,7 @@ class Fleet:
             for number in numbers:
                 at = next((i for i in range(at, len(history)) if history[i] == number), -1)
                 assert at >= 0, f"{name} went back to version {number}"
-        return len(history)
+        return len(history), [sum(map(operator.ne, numbers, numbers[1:])) for numbers in self.seen.values()]
 
     def check_readers(self):
         for name, file in self.seen_in.items():
@@ -276,7 +345,7 @@ def test_random_faults_show_no_part_no_older_version_and_none_that_was_refused(f
     watchdog()
     child, ended = fleet.publish(fleet.hosts[0], ["--everywhere"], timeout=100)
     out, err = child.communicate(timeout=PATIENCE)
-    ended(outcome_of(child.returncode, err), out, err)
+    ended(child.returncode, out, err)
     assert fleet.published in fleet.value_of.values(), err
     wait_until(lambda: fleet.check_readers() or set(fleet.last_values.values()) == {fleet.published})
-    print(fleet.check(), "switches", dict(fleet.outcomes), dict(fleet.faults))
+    print(*fleet.check(), dict(fleet.outcomes), dict(fleet.faults))
