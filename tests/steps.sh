@@ -139,13 +139,12 @@ python_steps() {  # python_steps [--editable] [pytest argument...]
   step "python: install" install_package "${editable[@]}" || return 0
   step "lint: mypy" "$VENV/bin/mypy" || true  # reads the stub that the installation made
   # In parts at once: most of the time goes by in programs that import torch, one after another.
-  local rpc=(python/tests/{rpc,distributed}) programs=(python/tests/{integrations,project}) multiprocessing=python/tests/multiprocessing
+  local processes=(python/tests/{multiprocessing,rpc,distributed}) programs=(python/tests/{integrations,project})
   local store=(python/tests/{store,checkpoint}) apart
-  apart=("$multiprocessing" "${rpc[@]}" "${programs[@]}" "${store[@]}")
+  apart=("${processes[@]}" "${programs[@]}" "${store[@]}")
   pytest_step "python: tests" python/tests "${apart[@]/#/--ignore=}" "--deselect=${WITH_CPP[1]}" "$@" &
   pytest_step "python: store tests" "${store[@]}" "$@" &
-  pytest_step "python: multiprocessing tests" "$multiprocessing" "$@" &
-  pytest_step "python: rpc tests" "${rpc[@]}" "--deselect=${WITH_CPP[0]}" "$@" &
+  pytest_step "python: tests of processes" "${processes[@]}" "--deselect=${WITH_CPP[0]}" "$@" &
   pytest_step "python: tests of programs" "${programs[@]}" "$@" &
   wait
 }
