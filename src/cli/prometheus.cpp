@@ -12,6 +12,7 @@
 #include "os/log.h"
 #include "output_format.h"
 #include "share/format/info_text.h"
+#include "store/format/kv_pool_metrics.h"
 #include "store/group/config.h"
 
 namespace onecopy::cli {
@@ -124,14 +125,14 @@ std::string prometheus_text(const StoreState& state) {
       text += fmt::format("{}{{object={}}} {}\n", metric.name, json_text(escaped(object.name), -1),
                           metric.value(object));
   }
-  for (const KvPoolMetric& metric : kv_pool_metrics()) {
+  for (const store::KvPoolMetric& metric : store::kKvPoolMetrics) {
     if (state.kv_pools.empty()) break;
     const std::string full = fmt::format("onecopy_kv_pool_{}{}", metric.name, metric.grows ? "_total" : "");
     text += header(full, metric.grows ? "counter" : "gauge", metric.help);
     for (const auto& [name, namespaces] : state.kv_pools)
       for (std::size_t i = 0; i < namespaces.size(); ++i)
         text += fmt::format("{}{{object={},namespace=\"{}\"}} {}\n", full, json_text(escaped(name), -1), i,
-                            metric.value(namespaces[i]));
+                            namespaces[i].*metric.value);
   }
   return text + group_metrics(state.home);
 }

@@ -13,6 +13,7 @@
 #include "os/cgroup_owner.h"
 #include "store/client/kv_pool_files.h"
 #include "store/client/kv_pool_lock.h"
+#include "store/format/kv_pool_metrics.h"
 #include "store/format/link.h"
 #include "text.h"
 
@@ -21,41 +22,11 @@ namespace {
 
 using store::KvPoolStats;
 
-constexpr KvPoolMetric kKvPoolMetrics[] = {
-    {"blocks", false, "blocks of the namespace",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.blocks; }},
-    {"free", false, "blocks with neither a key nor a lease",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.free; }},
-    {"idle", false, "blocks with a key that can be evicted",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.idle; }},
-    {"leased", false, "blocks with a lease",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.leased; }},
-    {"writing", false, "blocks of which parts are missing",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.writing; }},
-    {"users", false, "processes that use the KV pool",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.users; }},
-    {"hits", true, "keys that were found", [](const KvPoolStats& s) { return s.hits; }},
-    {"misses", true, "keys that were not found", [](const KvPoolStats& s) { return s.misses; }},
-    {"stored", true, "keys that became visible", [](const KvPoolStats& s) { return s.stored; }},
-    {"evictions", true, "keys that made room for others", [](const KvPoolStats& s) { return s.evictions; }},
-    {"evicted_age_ms", false, "the time since the last use of the key that was evicted last",
-     [](const KvPoolStats& s) { return s.evicted_age_ms; }},
-    {"free_bytes", false, "bytes of the budget that no namespace has",
-     [](const KvPoolStats& s) { return s.free_bytes; }},
-    {"timeouts", true, "calls that gave up because a process was stopped",
-     [](const KvPoolStats& s) { return s.timeouts; }},
-    {"recoveries", true, "processes that died in the middle of a call",
-     [](const KvPoolStats& s) { return s.recoveries; }},
-    {"files_removed", false,
-     "1 if files of a KV pool with outlives_keeper are gone: it ends with the keeper",
-     [](const KvPoolStats& s) -> std::uint64_t { return s.files_removed; }},
-};
-
 nlohmann::json json_of(const std::vector<KvPoolStats>& namespaces) {
   nlohmann::json all = nlohmann::json::array();
   for (const KvPoolStats& one : namespaces) {
     nlohmann::json numbers;
-    for (const KvPoolMetric& metric : kKvPoolMetrics) numbers[metric.name] = metric.value(one);
+    for (const auto& metric : store::kKvPoolMetrics) numbers[metric.name] = one.*metric.value;
     all.push_back(numbers);
   }
   return all;
@@ -181,8 +152,6 @@ nlohmann::json json_of_kept(const StoreState& state) {
   for (const auto& [path, bytes] : state.kept_files) rows.push_back({{"path", path}, {"bytes", bytes}});
   return rows;
 }
-
-std::span<const KvPoolMetric> kv_pool_metrics() { return kKvPoolMetrics; }
 
 std::string keeper_line(const StoreState& state) {
   if (!state.keeper) return "The store has no keeper.\n";

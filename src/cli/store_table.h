@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -74,17 +73,6 @@ std::string held_lines(const StoreState& state);
 
 /// Returns a table with a line for each version, in which * marks the current one. REQUIRES: at least one object.
 std::string store_table(const std::vector<store::ObjectInfo>& objects, std::size_t width);
-
-/// A number of a namespace of a KV pool.
-struct KvPoolMetric {
-  const char* name;
-  bool grows;
-  const char* help;
-  std::uint64_t (*value)(const store::KvPoolStats&);
-};
-
-/// Returns all numbers of a namespace.
-std::span<const KvPoolMetric> kv_pool_metrics();
 
 /// Returns an object with the keeper, or null, and the objects.
 nlohmann::json json_of(const StoreState& state);

@@ -40,12 +40,12 @@ struct KvPoolOptions {
 };
 
 struct KvPoolStats {
-  std::uint32_t blocks = 0;     ///< of this namespace, which the budget can still increase
-  std::uint32_t free = 0;       ///< blocks without a lease and without a key
-  std::uint32_t idle = 0;       ///< blocks with a key and without a lease, which can be evicted
-  std::uint32_t leased = 0;     ///< blocks with a lease
-  std::uint32_t writing = 0;    ///< leased blocks with a key of which parts are missing
-  std::uint32_t users = 0;      ///< the processes that use the KV pool, whatever their namespace
+  std::uint64_t blocks = 0;     ///< of this namespace, which the budget can still increase
+  std::uint64_t free = 0;       ///< blocks without a lease and without a key
+  std::uint64_t idle = 0;       ///< blocks with a key and without a lease, which can be evicted
+  std::uint64_t leased = 0;     ///< blocks with a lease
+  std::uint64_t writing = 0;    ///< leased blocks with a key of which parts are missing
+  std::uint64_t users = 0;      ///< the processes that use the KV pool, whatever their namespace
   std::uint64_t hits = 0;       ///< keys that find() has found
   std::uint64_t misses = 0;     ///< keys at which find() has found nothing
   std::uint64_t stored = 0;     ///< keys that became visible
@@ -55,7 +55,7 @@ struct KvPoolStats {
   std::uint64_t free_bytes = 0;  ///< bytes of the budget that no namespace has
   std::uint64_t timeouts = 0;    ///< calls that gave up since a process was stopped in the middle of one
   std::uint64_t recoveries = 0;  ///< processes that died in the middle of a call
-  std::uint32_t files_removed =
+  std::uint64_t files_removed =
       0;  ///< 1 if files of a KV pool with outlives_keeper are gone; only Store::kv_pool_stats() says it
 };
 

@@ -5,13 +5,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "binding/args.h"
 #include "binding/gil.h"
 #include "binding/open.h"
 #include "binding/pin.h"
+#include "store/format/kv_pool_metrics.h"
 
 namespace onecopy::python {
 namespace {
@@ -20,32 +23,21 @@ using store::KvPool;
 using Numbers = std::vector<std::uint32_t>;
 using Keys = std::vector<nb::bytes>;
 
-std::string key_of(const nb::bytes& key) { return {key.c_str(), key.size()}; }
-
-std::vector<std::string> keys_of(const Keys& keys) {
+// What a member of KvPool takes for an argument of Python.
+std::string given(const nb::bytes& key) { return {key.c_str(), key.size()}; }
+std::vector<std::string> given(const Keys& keys) {
   std::vector<std::string> texts;
   texts.reserve(keys.size());
-  for (const nb::bytes& key : keys) texts.push_back(key_of(key));
+  for (const nb::bytes& key : keys) texts.push_back(given(key));
   return texts;
 }
+const auto& given(const auto& argument) { return argument; }
 
+/// Leaves out files_removed, which only Store::kv_pool_stats() says.
 nb::dict stats_of(const store::KvPoolStats& stats) {
   nb::dict all;
-  const auto add = [&](const char* name, std::uint64_t value) { all[name] = value; };
-  add("blocks", stats.blocks);
-  add("free", stats.free);
-  add("idle", stats.idle);
-  add("leased", stats.leased);
-  add("writing", stats.writing);
-  add("users", stats.users);
-  add("hits", stats.hits);
-  add("misses", stats.misses);
-  add("stored", stats.stored);
-  add("evictions", stats.evictions);
-  add("evicted_age_ms", stats.evicted_age_ms);
-  add("free_bytes", stats.free_bytes);
-  add("timeouts", stats.timeouts);
-  add("recoveries", stats.recoveries);
+  for (const store::KvPoolMetric& metric : store::kKvPoolMetrics)
+    if (metric.value != &store::KvPoolStats::files_removed) all[metric.name] = stats.*metric.value;
   return all;
 }
 
@@ -58,57 +50,55 @@ nb::tuple events_of(const store::KvPoolEvents& events) {
 
 std::vector<std::optional<bool>> presence_of(const KvPool& pool, const Keys& keys) {
   std::vector<std::optional<bool>> all;
-  for (const store::KvPresence one : pool.contains(keys_of(keys)))
+  for (const store::KvPresence one : pool.contains(given(keys)))
     all.push_back(one == store::KvPresence::writing ? std::nullopt
                                                     : std::optional(one == store::KvPresence::whole));
   return all;
 }
 
-void add_keys(nb::class_<KvPool>& pool) {
-  pool.def("put",
-           [](KvPool& a, const nb::bytes& key, std::uint32_t number) {
-             const std::string text = key_of(key);
-             return without_gil([&] { return a.put(text, number); });
-           })
-      .def("write",
-           [](KvPool& a, const Keys& keys, std::uint32_t group) {
-             const auto texts = keys_of(keys);
-             return without_gil([&] { return a.write(texts, group); });
-           })
-      .def("find",
-           [](KvPool& a, const Keys& keys) {
-             const auto texts = keys_of(keys);
-             return without_gil([&] { return a.find(texts); });
-           })
-      .def("find_all",
-           [](KvPool& a, const Keys& keys) {
-             const auto texts = keys_of(keys);
-             return without_gil([&] { return a.find_all(texts); });
-           })
-      .def("contains", &presence_of)
-      .def("pin",
-           [](KvPool& a, const Keys& keys, std::uint32_t seconds) {
-             const auto texts = keys_of(keys);
-             return without_gil([&] { return a.pin(texts, seconds); });
-           })
-      .def("remove", [](KvPool& a, const nb::bytes& key) {
-        const std::string text = key_of(key);
-        return without_gil([&] { return a.remove(text); });
-      });
+/// Names what Python gives for a parameter T of a member.
+template <class T>
+struct FromPython {
+  using Argument = T;
+};
+template <>
+struct FromPython<std::string_view> {
+  using Argument = nb::bytes;
+};
+template <>
+struct FromPython<std::span<const std::string>> {
+  using Argument = Keys;
+};
+template <class Number>
+struct FromPython<std::span<const Number>> {
+  using Argument = std::vector<Number>;
+};
+
+/// Returns a function of Python that calls the member without the GIL.
+template <class Result, class... Parameters>
+auto function_of(Result (KvPool::*member)(Parameters...)) {
+  return [member](KvPool& pool, const typename FromPython<Parameters>::Argument&... arguments) {
+    return [&](const auto&... converted) {
+      return without_gil([&] { return (pool.*member)(converted...); });
+    }(given(arguments)...);
+  };
 }
 
 void add_blocks(nb::class_<KvPool>& pool) {
-  pool.def("allocate",
-           [](KvPool& a, std::uint32_t count) { return without_gil([&] { return a.allocate(count); }); })
-      .def("release", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.release(numbers); }); })
-      .def("complete", [](KvPool& a, const Numbers& numbers,
-                          std::uint32_t part) { without_gil([&] { a.complete(numbers, part); }); })
-      .def("fail", [](KvPool& a, const Numbers& numbers) { without_gil([&] { a.fail(numbers); }); })
-      .def("tickets", [](KvPool& a, const Numbers& numbers) { return a.tickets(numbers); })
-      .def("join",
-           [](KvPool& a, const std::vector<std::uint64_t>& tickets) {
-             return without_gil([&] { return a.join(tickets); });
-           })
+  pool.def("put", function_of(&KvPool::put))
+      .def("write", function_of(&KvPool::write))
+      .def("find", function_of(&KvPool::find))
+      .def("find_all", function_of(&KvPool::find_all))
+      .def("contains", &presence_of)
+      .def("pin", function_of(&KvPool::pin))
+      .def("remove", function_of(&KvPool::remove))
+      .def("allocate", function_of(&KvPool::allocate))
+      .def("release", function_of(&KvPool::release))
+      .def("complete", function_of(&KvPool::complete))
+      .def("fail", function_of(&KvPool::fail))
+      .def("tickets", function_of(&KvPool::tickets))
+      .def("join", function_of(&KvPool::join))
+      .def("clear", function_of(&KvPool::clear))
       .def("copy_blocks",
            [](KvPool& a, const Numbers& numbers, const Numbers& rows, std::uintptr_t data,
               std::uint64_t count, std::uint64_t bytes, std::uint64_t stride, std::uint64_t offset,
@@ -126,10 +116,8 @@ void add_blocks(nb::class_<KvPool>& pool) {
 
 void add_kv_pool(nb::module_& m, nb::class_<store::Store>& all) {
   nb::class_<KvPool> pool(m, "_StoreKvPool");
-  add_keys(pool);
   add_blocks(pool);
-  pool.def("clear", [](KvPool& a) { return without_gil([&] { return a.clear(); }); })
-      .def(
+  pool.def(
           "events", [](const KvPool& a, std::uint64_t since) { return events_of(a.events(since)); },
           nb::sig("def events(self, since: int) -> tuple[int, bool, list[tuple[bool, bytes]]]"))
       .def(

@@ -51,7 +51,7 @@ KvPoolStats numbers_of(const KvMemory& memory, std::uint32_t number) noexcept {
           .idle = s.whole.count + s.found.count,
           .leased = s.leased,
           .writing = s.writing,
-          .users = static_cast<std::uint32_t>(users),
+          .users = static_cast<std::uint64_t>(users),
           .hits = s.hits,
           .misses = s.misses,
           .stored = s.stored,
