@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "binding/copies.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -10,10 +9,12 @@
 #include "binding/args.h"
 #include "binding/device.h"
 #include "binding/gil.h"
+#include "binding/module.h"
 #include "binding/pin.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/to_device.h"
 #include "value/leaf.h"
+#include "value/walk.h"
 
 namespace onecopy::python {
 namespace {
@@ -93,24 +94,41 @@ class Views final : public Visitor {
   const Device device_;
 };
 
-using Parts = std::vector<std::size_t>;
+/// Copies the tensors of a value to a device, in the libraries of the originals.
+///
+/// The tensors are copied in parts of half a GiB: a card copies one part while the tensors of the next are added.
+/// Tensors that are neighbours in memory are joined within a part, in whatever order they were added.
+///
+/// Thread safety: used with the GIL held; copying releases it.
+class Copies final : public Visitor {
+ public:
+  static constexpr std::size_t kPart = std::size_t{512} << 20;
 
-std::pair<nb::object, Parts> copied(nb::handle value, nb::handle device, nb::object stream,
-                                    std::size_t part) {
-  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return {nb::borrow(value), Parts()};
-  Copies copies(device, std::move(stream), part);
-  const nb::object shape = walk(value, copies, "value");  // new containers with the originals
-  Placed placed(copies.end());
-  return {walk(shape, placed, "value"), copies.parts()};
-}
+  /// `stream`: a stream of torch or cupy, or its number; None means the current stream. Throws as device_arg().
+  Copies(nb::handle device, nb::object stream, std::size_t part);
 
-nb::object viewed(nb::handle value, nb::handle device) {
-  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return nb::borrow(value);
-  Views views(device);
-  return walk(value, views, "value");
-}
+  /// Refuses what is not a plain tensor of onecopy or torch.
+  void take(std::span<Item> items, const Path& path) override;
+  /// Returns the copies, in the order of addition. Throws as to_device().
+  nb::list end();
 
-}  // namespace
+  const std::vector<std::size_t>& parts() const noexcept { return parts_; }
+
+ private:
+  void copy();
+  bool is_part_full() const;
+
+  const nb::object device_;
+  const nb::object stream_;
+  const std::size_t part_;
+  const bool is_to_host_;
+  std::vector<Tensor> waiting_;
+  std::vector<std::uint32_t> flags_;
+  nb::list copies_;
+  std::vector<std::size_t> parts_;  ///< how many tensors each had
+  std::size_t bytes_ = 0, descents_ = 0;
+  const void* last_ = nullptr;
+};
 
 Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
     : Visitor(Makes::same_types),
@@ -149,6 +167,25 @@ nb::list Copies::end() {
   copy();
   return std::exchange(copies_, nb::list());
 }
+
+using Parts = std::vector<std::size_t>;
+
+std::pair<nb::object, Parts> copied(nb::handle value, nb::handle device, nb::object stream,
+                                    std::size_t part) {
+  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return {nb::borrow(value), Parts()};
+  Copies copies(device, std::move(stream), part);
+  const nb::object shape = walk(value, copies, "value");  // new containers with the originals
+  Placed placed(copies.end());
+  return {walk(shape, placed, "value"), copies.parts()};
+}
+
+nb::object viewed(nb::handle value, nb::handle device) {
+  if (is_plain(value.ptr()) || plain_of(value).is_valid()) return nb::borrow(value);
+  Views views(device);
+  return walk(value, views, "value");
+}
+
+}  // namespace
 
 void init_copies(nb::module_& m) {
   m.def("_to_device", &copied, nb::arg("value").none(), nb::arg("device"),

@@ -27,19 +27,10 @@ LoadProgress progress_arg(nb::handle progress) {
   };
 }
 
-nb::dict safetensors(nb::handle path, nb::handle framework, nb::handle progress) {
+/// Loads to a device; None for the host.
+nb::dict load(nb::handle path, nb::handle device, nb::handle framework, nb::handle progress) {
   const std::string file = path_arg(path, "path");
-  const Framework as = framework_arg(framework, "framework");
-  const LoadProgress report = progress_arg(progress);
-  nb::dict tensors;
-  for (const auto& [name, tensor] : without_gil([&] { return load_safetensors(file, report); }))
-    tensors[nb::str(name.data(), name.size())] = open_as(tensor, as);
-  return tensors;
-}
-
-nb::dict to_device(nb::handle path, nb::handle device, nb::handle framework, nb::handle progress) {
-  const std::string file = path_arg(path, "path");
-  const Device where = device_arg(device, "device");
+  const Device where = device.is_none() ? kCpu : device_arg(device, "device");
   const Framework as = framework_arg(framework, "framework");
   const LoadProgress report = progress_arg(progress);
   const Stream stream = where == kCpu ? Stream{} : current_stream(where);
@@ -48,6 +39,10 @@ nb::dict to_device(nb::handle path, nb::handle device, nb::handle framework, nb:
        without_gil([&] { return load_safetensors(file, where, stream, report); }))
     tensors[nb::str(name.data(), name.size())] = open_as(tensor, as);
   return tensors;
+}
+
+nb::dict safetensors(nb::handle path, nb::handle framework, nb::handle progress) {
+  return load(path, nb::none(), framework, progress);
 }
 
 nb::object npy(nb::handle path, nb::handle framework, nb::handle progress) {
@@ -85,7 +80,7 @@ void init_load(nb::module_& m) {
         "    InvalidArgument: the directory does not determine the files to read.\n"
         "    Unsupported: onecopy does not support the element type.\n"
         "    OutOfMemory, System.");
-  m.def("_load", &to_device, nb::arg("path").none(), nb::arg("device"), nb::arg("framework") = nb::none(),
+  m.def("_load", &load, nb::arg("path").none(), nb::arg("device"), nb::arg("framework") = nb::none(),
         nb::arg("progress") = nb::none(),
         nb::sig("def _load(path: typing.Any, device: typing.Any, framework: typing.Any = None, progress: "
                 "typing.Any = None) -> dict[str, typing.Any]"));
