@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,8 +37,11 @@ class Lines {
     more_.notify_one();
   }
 
-  std::vector<Line> take() {
+  /// Takes all lines when the thread has handed over those that it took, or after 5 s, since a handler may never return.
+  std::vector<Line> take_last() {
     const LockGuard lock(mutex_);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (is_handing_over_ && handed_over_.wait_until(mutex_, until)) continue;
     return std::exchange(lines_, {});
   }
 
@@ -50,12 +54,22 @@ class Lines {
     const LockGuard lock(mutex_);
     while (lines_.empty()) more_.wait(mutex_);
   }
+  std::vector<Line> take() {
+    const LockGuard lock(mutex_);
+    is_handing_over_ = true;
+    return std::exchange(lines_, {});
+  }
+  void end_hand_over() {
+    const LockGuard lock(mutex_);
+    is_handing_over_ = false;
+    handed_over_.notify_all();
+  }
   [[noreturn]] void run();
 
   Mutex mutex_;
-  Condition more_;
+  Condition more_, handed_over_;
   std::vector<Line> lines_ GUARDED_BY(mutex_);
-  bool has_thread_ GUARDED_BY(mutex_) = false;
+  bool has_thread_ GUARDED_BY(mutex_) = false, is_handing_over_ GUARDED_BY(mutex_) = false;
 };
 
 std::atomic<Lines*> g_lines{nullptr};
@@ -92,6 +106,7 @@ void Lines::run() {
     if (is_finalizing()) park();
     const PyGILState_STATE state = call_python([] { return PyGILState_Ensure(); });
     hand_over(take());
+    end_hand_over();
     PyGILState_Release(state);
   }
 }
@@ -101,7 +116,7 @@ void sink(LogLevel level, std::string_view text) { g_lines.load()->push({level, 
 /// Passes on the remaining lines; later lines go to stderr. REQUIRES: the GIL.
 void stop() {
   set_log_sink(nullptr);
-  if (Lines* const lines = g_lines.load()) hand_over(lines->take());
+  if (Lines* const lines = g_lines.load()) hand_over(without_gil([lines] { return lines->take_last(); }));
 }
 
 void log_line(const std::string& level, const std::string& text) {

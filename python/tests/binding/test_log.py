@@ -69,6 +69,28 @@ def test_a_child_that_ends_at_once_has_said_what_it_had_to_say(run_python, metho
     assert run_python(IN_CHILD, method) == "of a child\n"
 
 
+IN_A_HANDLER = """
+    import logging, threading, time
+    import onecopy
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            begun.set()
+            time.sleep(0.1)  # without the GIL
+            print(record.getMessage(), flush=True)
+
+    begun = threading.Event()
+    logging.getLogger().addHandler(Slow())
+    for line in ("first", "second", "third"):
+        onecopy._core._log_line("error", line)
+    begun.wait()
+"""
+
+
+def test_a_program_that_ends_while_a_handler_has_a_line_loses_none(run_python):
+    assert run_python(IN_A_HANDLER) == "first\nsecond\nthird\n"
+
+
 WITH_THE_GIL = """
     import logging, threading
     import onecopy
