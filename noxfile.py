@@ -206,4 +206,4 @@ def sglang(session: nox.Session) -> None:
     session.install("-r", "python/requirements-sglang.txt", "-r", "python/requirements-torch.txt")
     session.install("--no-deps", SGLANG, "xgrammar==0.2.7", "outlines==0.1.11")
     tests = map(test_file, ("sglang_engine", "sglang_store", "sglang_linker", "sglang_kv_pool"))
-    pytest(session, "-W", "default", *tests, ONECOPY_SGLANG_ENGINE="1")
+    pytest(session, "-W", "default", *tests, ONECOPY_SGLANG_ENGINE="1", ONECOPY_TEST_PATIENCE="1500")

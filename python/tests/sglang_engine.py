@@ -96,14 +96,26 @@ class Commands:
             json.dump(CONFIG, file)
         self.engine = sglang.Engine(model_path=folder, tp_size=ranks, **options, **ENGINE)
 
-    def reload(self):
-        """Loads the current version of the store."""
-        return self.engine.update_weights_from_disk(self.folder, load_format="private")
+    def reload(self, version=None):
+        """Loads the current version of the store, as a server does that gets a request."""
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        request = UpdateWeightFromDiskReqInput(
+            model_path=str(self.folder), load_format="private", weight_version=version
+        )
+        manager = self.engine.tokenizer_manager
+        return self.engine.loop.run_until_complete(manager.update_weights_from_disk(request, None))
 
     def tokens(self):
         """Returns the engine's answer to the prompt."""
-        greedy = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
-        return self.engine.generate(input_ids=PROMPT, sampling_params=greedy)["output_ids"]
+        self.answer = self.engine.generate(
+            input_ids=PROMPT, sampling_params={"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+        )
+        return self.answer["output_ids"]
+
+    def version(self):
+        """Returns the name of the weights of the last answer."""
+        return self.answer["meta_info"]["weight_version"]
 
     def expected(self, seed):
         """Returns what transformers answers with the weights of a seed."""

@@ -23,15 +23,56 @@ if not os.environ.get("ONECOPY_SGLANG_ENGINE") or not importlib.util.find_spec("
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
 TESTS = Path(__file__).parents[1]
-TRAINER = """
-import sys, onecopy, sglang_engine
-store = onecopy.store.connect()
-for seed in map(int, sys.argv[1:]):
-    print(seed, flush=True)
-    store.publish("llama", sglang_engine.model(seed).state_dict(), attributes={"seed": str(seed)})
-print("done", flush=True)
-sys.stdin.read()
+TRAINERS = """
+import os, signal, sys, onecopy, sglang_engine, transformers
+for line in sys.stdin:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    print("trainer", os.getpid(), flush=True)
+    store = onecopy.store.connect()
+    for seed in map(int, line.split()):
+        print(seed, flush=True)
+        store.publish("llama", sglang_engine.model(seed).state_dict(), attributes={"seed": str(seed)})
+    print("done", flush=True)
+    signal.pause()
 """
+
+
+class Trainers:
+    """Trainers, one at a time, that publish the weights of each seed. They are forks, since their imports take long."""
+
+    def __init__(self):
+        program = [sys.executable, "-c", TRAINERS]
+        self._process = subprocess.Popen(program, stdin=-1, stdout=-1, text=True, bufsize=1, cwd=TESTS)
+
+    def start(self, *seeds):
+        print(*seeds, file=self._process.stdin)
+        while not (line := self.line()).startswith("trainer "):  # what a killed one has printed
+            assert line, "the process of the trainers has ended"
+        self._running = int(line.split()[1])
+
+    def line(self):
+        return self._process.stdout.readline()
+
+    def kill(self):
+        os.kill(self._running, signal.SIGKILL)
+
+    def publish(self, seed):
+        """Publishes by a trainer that is killed afterwards."""
+        self.start(seed)
+        assert [self.line(), self.line()] == [f"{seed}\n", "done\n"]
+        self.kill()
+
+    def end(self):
+        self._process.communicate()
+
+
+@pytest.fixture
+def trainers(store):
+    made = Trainers()
+    yield made
+    made.end()
 
 
 @pytest.fixture
@@ -48,47 +89,30 @@ def start(store, tmp_path):
         one.kill()
 
 
-def train(*seeds):
-    """Starts a trainer that publishes the weights of each seed."""
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAINER, *map(str, seeds)], stdin=-1, stdout=-1, text=True, cwd=TESTS
-    )
-
-
-def kill(trainer):
-    trainer.kill()
-    trainer.communicate()
-
-
-def publish(seed):
-    """Publishes by a trainer that is killed afterwards."""
-    trainer = train(seed)
-    assert [trainer.stdout.readline() for _ in range(2)] == [f"{seed}\n", "done\n"]
-    kill(trainer)
-
-
-def test_engines_have_the_last_version_of_trainers_and_engines_that_were_killed(store, start):
-    publish(7)
+def test_engines_have_the_last_version_of_trainers_and_engines_that_were_killed(store, start, trainers):
+    trainers.publish(7)
     first = start()
     assert first.ask("tokens") == first.ask("expected", 7)
-    publish(8)
-    assert first.ask("reload")[0]
+    trainers.publish(8)
+    assert first.ask("reload", "8")[0]
     last = first.ask("tokens")
-    assert last == first.ask("expected", 8)
+    assert last == first.ask("expected", 8) and first.ask("version") == "8", "the answer names its weights"
     first.kill()
     os.kill(store.keeper()["worker"], signal.SIGKILL)
     assert start().ask("tokens") == last
 
 
-def test_reloads_beside_trainers_that_are_killed_while_they_publish_give_the_tokens_of_one_version(store, start):
-    publish(0)
+def test_reloads_beside_trainers_that_are_killed_while_they_publish_give_the_tokens_of_one_version(
+    store, start, trainers
+):
+    trainers.publish(0)
     engine, rng, seen = start(), random.Random(1), set()
     for kills in range(min(KILLS, 30)):
-        trainer = train(*range(10 * kills, 10 * kills + 10))
+        trainers.start(*range(10 * kills, 10 * kills + 10))
         for _ in range(rng.randrange(1, 5)):
-            trainer.stdout.readline()
+            trainers.line()
         time.sleep(rng.uniform(0, 0.2))  # the weights are made, or published
-        kill(trainer)
+        trainers.kill()
         assert engine.ask("reload")[0]
         seed = int(store.open("llama").attributes["seed"])
         assert engine.ask("tokens") == engine.ask("expected", seed)

@@ -287,7 +287,7 @@ TEST_F(StoreTest, ThreadsReadOneOfTwoVersionsWhileTheFollowerUpdates) {
         for (std::size_t at = reader; !ends; at = (at + 997) % count)
           if (const float value = elements[at]; value != 1 && value != 2) ++others;
       });
-    for (unsigned times = 0; times < onecopy::testing::rounds(2000); ++times)
+    for (unsigned times = 0; times < onecopy::testing::rounds(500); ++times)
       live.update(std::chrono::seconds(10), times % 2 + 1);
     ends = true;
     for (std::thread& reader : readers) reader.join();
