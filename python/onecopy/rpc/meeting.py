@@ -243,6 +243,7 @@ def shutdown(
             agent.references.delete_all(0.0)
             elastic.leave(agent)
         elif graceful:
+            _wait_for_answers(agent)  # so that no call of another member is under way when all have arrived
             wait_for_all(timeout)
             agent.references.delete_all(60.0) if delete_references is None else delete_references()
             _wait_for_answers(agent)

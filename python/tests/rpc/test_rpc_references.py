@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -53,6 +54,22 @@ def make(name, to, start=0):
 
 def keep(name, rref, *rest):
     kept[name] = rref
+
+
+def run_for_a_while():
+    kept["runs"] = True
+    time.sleep(0.5)
+    kept["runs"] = False
+
+
+def has_a_call_when_all_have_met(to=None):
+    """Shuts down after a call to a member began. Returns whether a call ran here when all members had met."""
+    seen = []
+    rpc.api._delete_all_user_and_unforked_owner_rrefs = lambda *_: seen.append(kept["runs"])
+    if to is not None:
+        kept["runs"] = rpc.rpc_async(to, run_for_a_while) is None
+    rpc.shutdown()
+    return seen
 
 
 def give(name, to):
@@ -335,3 +352,14 @@ def test_a_large_call_to_a_member_that_is_stopped_ends_at_its_deadline(three):
         os.kill(stopped, signal.SIGCONT)
     until(lambda: three[0](owned) == 0, "worker0 keeps a value that it gave in vain")
     assert three[0](fetch_a_tensor) == ([1.0, 1.0, 1.0], False, "worker1")
+
+
+def test_members_that_shut_down_meet_when_their_calls_have_ended(tmp_path):
+    """A call may make a reference, which the owner must see before it looks for leaks."""
+    with Group(tmp_path, 2) as group:
+        group[0].begin(has_a_call_when_all_have_met, "worker1")
+        group[1].begin(has_a_call_when_all_have_met)
+        assert [member.result() for member in group.members] == [[False], [False]]
+        for member in group.members:
+            member.process.kill()
+            member.process.join()
