@@ -71,8 +71,12 @@ class Peer:
 
     def ask(self, question: Any, timeout: float = 120) -> Any:
         """Asks a question and returns the answer. Raises Failed if the peer fails, TimeoutError if it does not answer."""
-        print(json.dumps(question), file=self._process.stdin, flush=True)
+        self.tell(question)
         return self.hear(timeout)
+
+    def tell(self, question: Any) -> None:
+        """Asks a question whose answer hear() returns."""
+        print(json.dumps(question), file=self._process.stdin, flush=True)
 
     def hear(self, timeout: float = 120) -> Any:
         self._wait(timeout)

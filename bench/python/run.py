@@ -22,6 +22,7 @@ import loaded_model
 import machine
 import many_tensors
 import rpc_calls
+import rpc_members
 import store_chain
 import store_checkpoint
 import store_hosts
@@ -61,6 +62,7 @@ ROWS = {
     "rpc-pipelined": rpc_calls.pipelined,
     "rpc-fetch": rpc_calls.fetched,
     "rpc-backward": rpc_calls.backward,
+    "rpc-members": rpc_members.members,
     "weights": weights.weights,
     "ray": weights.ray_actors,
     "huggingface": loaded_model.huggingface,
