@@ -146,13 +146,13 @@ CUresult Stream::submit(Operation operation) {
 }
 
 void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes) {
-  constexpr std::size_t kPage = std::size_t{2} << 20;
+  constexpr std::size_t kUnit = std::size_t{2} << 20;
   const std::lock_guard lock(state().mutex);
   for (const CUdeviceptr end = at + bytes; at < end;) {
     const Range* range = state().find(at);
     if (!range) return;
     const CUdeviceptr last = std::min<CUdeviceptr>(end, range->base + range->size);
-    for (std::uint64_t page = (at - range->base) / kPage; page * kPage < last - range->base; ++page)
+    for (std::uint64_t page = (at - range->base) / kUnit; page * kUnit < last - range->base; ++page)
       if (range->kind == RangeKind::vmm)
         WindowOrder::instance().use(stream.line, range->memory->id, page, range->base, writes);
     at = last;
