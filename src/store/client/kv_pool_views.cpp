@@ -46,7 +46,7 @@ KvPoolStats numbers_of(const KvMemory& memory, std::uint32_t number) noexcept {
   const KvSpace& s = header.spaces[number];
   const auto users =
       std::ranges::count_if(header.users, [](const KvUserRow& row) { return row.number.load() != 0; });
-  return {.blocks = s.extents * s.per_extent,
+  return {.blocks = std::uint64_t{s.extents} * s.per_extent,
           .free = s.free.count,
           .idle = s.whole.count + s.found.count,
           .leased = s.leased,
