@@ -158,18 +158,18 @@ _REBUILDERS = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_storage_fd", "r
 
 def _replace_reductions() -> None:
     for name, otherwise in _REDUCERS.items():
-        _replace_reduction(name, globals()[f"_{name}"], otherwise)
+        _replace_reduction(name, otherwise)
     for name in _REBUILDERS:
-        _replace_reduction(name, _rebuilder(name), "no program can call it with onecopy's arguments either")
+        _replace_reduction(name, "no program can call it with onecopy's arguments either")
 
 
-def _replace_reduction(name: str, ours: Callable[..., Any], otherwise: str) -> None:
+def _replace_reduction(name: str, otherwise: str) -> None:
     try:
         function = _torch_names.own_of_reductions(name)
     except Unsupported as error:
         logging.getLogger("onecopy").warning("%s: %s", error, otherwise)
         return
-    setattr(originals, name, _replace(function, ours))
+    setattr(originals, name, _replace(function, globals()[f"_{name}"]))
 
 
 def _reduce_tensor(tensor: Any) -> Any:
@@ -202,16 +202,28 @@ def _reduce_event(event: Any) -> Any:
     return reductions.reduce_event(event)
 
 
-def _rebuild(*arguments: Any, **named: Any) -> Any:
+def _rebuild_tensor(*arguments: Any, **named: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
-    return reductions._rebuild("of this name", arguments, named)
+    return reductions._rebuild("rebuild_tensor", arguments, named)
 
 
-def _rebuilder(name: str) -> types.FunctionType:
-    """Returns _rebuild() for torch's function of this name, which its code contains."""
-    constants = tuple(name if each == "of this name" else each for each in _rebuild.__code__.co_consts)
-    return types.FunctionType(_rebuild.__code__.replace(co_consts=constants), globals())
+def _rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_cuda_tensor", arguments, named)
+
+
+def _rebuild_storage_fd(*arguments: Any, **named: Any) -> Any:
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_storage_fd", arguments, named)
+
+
+def _rebuild_storage_filename(*arguments: Any, **named: Any) -> Any:
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_storage_filename", arguments, named)
 
 
 def _set_sharing_strategy(new_strategy: Any) -> None:
