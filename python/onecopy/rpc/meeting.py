@@ -243,7 +243,7 @@ def shutdown(
             agent.references.delete_all(0.0)
             elastic.leave(agent)
         elif graceful:
-            _wait_for_answers(agent)  # so that no call of another member is under way when all have arrived
+            _wait_for_answers(agent, timeout)  # so that no call of another member is under way when all have arrived
             wait_for_all(timeout)
             agent.references.delete_all(60.0) if delete_references is None else delete_references()
             _wait_for_answers(agent)
@@ -256,10 +256,10 @@ def shutdown(
     return leaks
 
 
-def _wait_for_answers(agent: Any) -> None:
-    """Waits until all calls of this process have ended."""
-    settled = threading.Event()
-    while agent.endpoint.calls_under_way and not settled.wait(0.001):
+def _wait_for_answers(agent: Any, seconds: float = 0.0) -> None:
+    """Waits until all calls of this process have ended, or for `seconds` (0 for no limit)."""
+    settled, end = threading.Event(), time.monotonic() + seconds
+    while agent.endpoint.calls_under_way and not settled.wait(0.001) and (not seconds or time.monotonic() < end):
         agent.endpoint.look()  # answers that no thread waits for stay in the lanes
 
 

@@ -363,3 +363,18 @@ def test_members_that_shut_down_meet_when_their_calls_have_ended(tmp_path):
         for member in group.members:
             member.process.kill()
             member.process.join()
+
+
+def shut_down_beside_a_stopped_member(pid):
+    os.kill(pid, signal.SIGSTOP)
+    rpc.rpc_async("worker1", run_for_a_while, timeout=0)
+    rpc.shutdown(timeout=1)
+
+
+def test_a_shutdown_with_a_limit_ends_although_a_call_to_a_stopped_member_does_not(tmp_path):
+    with Group(tmp_path, 2) as group:
+        with pytest.raises(RuntimeError, match="worker1"):
+            group[0](shut_down_beside_a_stopped_member, group[1].process.pid)
+        for member in group.members:
+            member.process.kill()
+            member.process.join()
