@@ -21,7 +21,7 @@ class Pages:
     concurrently.
 
     Raises:
-        Error: SGLang would not say that the engine gets new weights.
+        Error: SGLang has not applied the hooks that count the engine's weight updates.
     """
 
     def __init__(self, pool: store.KvPool) -> None:

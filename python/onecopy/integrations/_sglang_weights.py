@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Knows in each process of SGLang whether its engine got new weights, which pages in a KV pool must not outlive."""
+"""Counts the weight updates of an SGLang engine, since the engine must not read pages that were stored before one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _changes = 0  # updates, and flushes of the engine's own cache since the first u
 
 
 def watch() -> None:
-    """Registers hooks of SGLang that count changes. Called in each process before SGLang applies hooks."""
+    """Registers hooks of SGLang that count changes. Each process must call it before SGLang applies hooks."""
     hooks = need("sglang.srt.plugins.hook_registry", _PACKAGE, _WHAT, "HookRegistry", "HookType")
     for target in _UPDATES:
         hooks.HookRegistry.register(target, _before_update, hooks.HookType.BEFORE)
@@ -28,9 +28,10 @@ def watch() -> None:
 
 
 def check_watched() -> None:
-    """
+    """Checks that SGLang has applied the hooks.
+
     Raises:
-        Error: SGLang has not applied the hooks, so that new weights would go unnoticed.
+        Error: SGLang has not applied them, so that new weights would go unnoticed.
     """
     registry = need("sglang.srt.plugins.hook_registry", _PACKAGE, _WHAT, "HookRegistry").HookRegistry
     if missing := sorted({*_UPDATES, _FLUSH} - registry._patched):
