@@ -284,8 +284,15 @@ def test_a_received_tensor_of_a_version_is_not_pinned(store, receiver):
 try:
     onecopy.pin(got)
 except onecopy.Unsupported as error:
-    print("open the version by name" in str(error), flush=True)
+    print("pin a copy" in str(error), flush=True)
 """
     child = receiver(GET + pin, str(queue.handle()))
     assert child.says() == "1.0 1.0"
     assert child.says() == "True"
+
+
+@pytest.mark.parametrize("framework", ["torch", "onecopy"])
+def test_pinning_a_tensor_of_a_version_is_refused_with_what_to_do(store, framework):
+    store.publish("a", values(1))
+    with pytest.raises(onecopy.InvalidArgument, match=r"store.*pin a copy"):
+        onecopy.pin(onecopy.store.connect(framework=framework).open("a")["w"])

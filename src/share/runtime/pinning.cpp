@@ -107,12 +107,12 @@ Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
   BlockGroup* const group = tensor.block().group();
   if (!group || !group->shareable())
     throw Error(ErrorCode::invalid_argument,
-                "this tensor's memory belongs to another library, and is pinned by that; pin a copy in "
-                "memory of onecopy: empty(..., pin=True), and copy into it");
+                "this tensor's memory belongs to the store or to another library; pin a copy in memory of "
+                "onecopy: empty(..., pin=True), and copy into it");
   if (is_private(tensor))
     throw Error(ErrorCode::unsupported,
                 "this tensor of a stored version was received for writing, and pinning would copy all of "
-                "its pages; open the version by name, whose tensors can be pinned");
+                "its pages; pin a copy in memory of onecopy: empty(..., pin=True), and copy into it");
   if (tensor.device() != kCpu)
     throw_error(ErrorCode::invalid_argument, "memory of {} is not pinned: it is a card's own already",
                 tensor.device().str());
