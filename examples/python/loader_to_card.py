@@ -16,9 +16,10 @@ class Images(torch.utils.data.Dataset):  # type: ignore[misc]
 if __name__ == "__main__":
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     loader = torch.utils.data.DataLoader(Images(), batch_size=32, num_workers=2, pin_memory=device != "cpu")
-    seen = 0
+    images = in_place = 0
     for batch in loader:
+        in_place += batch["image"].is_shared() and (device == "cpu" or batch["image"].is_pinned())
         image = batch["image"].to(device, non_blocking=True)  # returns at once; the batch may be dropped here
-        seen += len(batch["label"])
-    print("images:", seen)
-    print("copies to the GPU from memory that is not pinned:", onecopy.stats()["pageable_copies"])
+        images += len(image)
+    print("images:", images)
+    print("batches that the program gets in memory of a worker:", in_place, "of", len(loader))

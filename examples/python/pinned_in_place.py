@@ -12,9 +12,9 @@ PIN = DEVICE != "cpu"  # without a device there is no driver to pin for
 def feed(name, handle):
     weights = onecopy.open(handle, framework="torch", pin=PIN)  # pins the mapping of this process; copies nothing
     there = weights.to(DEVICE, non_blocking=True)  # torch's own call
-    assert onecopy.is_pinned(weights) == PIN
-    own = onecopy.stats()["live_bytes"]  # memory of the host that this process has allocated with onecopy
-    print(f"{name}: the last element there is {int(there[-1])}, and {own >> 20} MiB are allocated here", flush=True)
+    pinned = onecopy.is_pinned(weights)
+    own = onecopy.stats()["live_bytes"] >> 20  # CPU memory that this process has allocated with onecopy
+    print(f"{name}: pinned {pinned}, last element on the device {int(there[-1])}, {own} MiB allocated here", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ inline constexpr StatsField kStatsFields[] = {
      "segments in queues whose creator does not keep them: items there are lost if this process dies"},
     {"descriptors", &Stats::descriptors, false, "open descriptors of the whole process"},
     {"host_waits", &Stats::host_waits, true,
-     "waits of the host in place of a stream, on devices whose streams cannot wait for other processes"},
+     "waits of the host for work of a device: before it reads a copy in host memory, and for devices whose "
+     "streams cannot wait for other "
+     "processes"},
     {"direct_copies", &Stats::direct_copies, true,
      "copies between devices made by the destination's device"},
     {"staged_copies", &Stats::staged_copies, true,
@@ -44,7 +46,7 @@ inline constexpr StatsField kStatsFields[] = {
     {"staged_bytes", &Stats::staged_bytes, true, "bytes of these copies"},
     {"pinned_bytes", &Stats::pinned_bytes, false, "bytes of host memory that are pinned here for devices"},
     {"pageable_copies", &Stats::pageable_copies, true,
-     "copies between devices and host memory that is not pinned, which are slow"},
+     "copies by onecopy between devices and host memory that is not pinned, which are slow"},
     {"pageable_bytes", &Stats::pageable_bytes, true, "bytes of these copies"},
     {"cut_copies", &Stats::cut_copies, true, "copies cut in two at the edge of a pinned range"},
     {"late_releases", &Stats::late_releases, true,
