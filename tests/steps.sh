@@ -227,6 +227,8 @@ soak_steps() {
   step "soak: user namespaces" soak 2 --user-namespaces || true
 }
 
+bench_steps() { step "bench: build" build bench || true; }  # to see that it compiles; ./dev bench measures
+
 kernels_steps() {
   local kernel
   for kernel in qemu-system-x86_64 busybox cpio apt-get; do
@@ -250,7 +252,7 @@ nox_step() {  # nox_step <session> [argument...]: of noxfile.py
 }
 
 SANITIZED=()  # the nightly run: asan tsan fuzz
-NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak kernels tidy)
+NIGHTLY_STEPS=(old-torch two-torches pythons rpc-torch rpc-hosts ray plugs soak bench kernels tidy)
 
 run_step() {  # run_step <word of ./dev test>
   case $1 in
@@ -268,7 +270,7 @@ run_step() {  # run_step <word of ./dev test>
       ! is_editable || wait
       seams_steps ;;
     *) wait ;;&  # others use the same .venv
-    programs | soak | kernels) "$1_steps" ;;
+    programs | soak | bench | kernels) "$1_steps" ;;
     old-torch | two-torches | pythons | rpc-torch | rpc-hosts | ray | plugs | vllm | sglang) nox_step "$1" ;;
     torch=*) nox_step torch "${1#torch=}" ;;
     *) echo "no such step: $1" >&2 && count 0 1 0 ;;
