@@ -19,6 +19,7 @@ import hand_over
 import imports
 import large
 import loaded_model
+import loader
 import machine
 import many_tensors
 import rpc_calls
@@ -92,6 +93,7 @@ CUDA_ROWS = {
     "cuda-reduce": cuda.reduced,
     "cuda-int": cuda.numbers,
     "cuda-kv-blocks": cuda_blocks.copies,
+    "cuda-loader": loader.loaders,
     "start-first-token": first_token.starts,
     "start-sleep": first_token.sleeping,
     "start-refit": first_token.refits,
