@@ -22,4 +22,4 @@ if __name__ == "__main__":
         image = batch["image"].to(device, non_blocking=True)  # returns at once; the batch may be dropped here
         images += len(image)
     print("images:", images)
-    print("batches that the program gets in memory of a worker:", in_place, "of", len(loader))
+    print("batches in memory of a worker, pinned if there is a GPU:", in_place, "of", len(loader))

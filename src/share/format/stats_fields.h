@@ -36,9 +36,7 @@ inline constexpr StatsField kStatsFields[] = {
      "segments in queues whose creator does not keep them: items there are lost if this process dies"},
     {"descriptors", &Stats::descriptors, false, "open descriptors of the whole process"},
     {"host_waits", &Stats::host_waits, true,
-     "waits of the host for work of a device: before it reads a copy in host memory, and for devices whose "
-     "streams cannot wait for other "
-     "processes"},
+     "waits of the host for a device: before it reads a copy, or where streams cannot wait"},
     {"direct_copies", &Stats::direct_copies, true,
      "copies between devices made by the destination's device"},
     {"staged_copies", &Stats::staged_copies, true,
