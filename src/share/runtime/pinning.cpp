@@ -4,15 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "core/throw_error.h"
 #include "device/pinned_ranges.h"
 #include "os/log.h"
-#include "os/memory_limit.h"
 #include "os/page_tables.h"
 #include "share/owner/late_releases.h"
 #include "share/session.h"
@@ -51,18 +47,6 @@ double milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
-std::uint64_t parse_limit(std::string_view text) {
-  constexpr std::string_view kUnits = "KkMmGg";
-  std::uint64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  const std::size_t unit = rest == end ? 0 : std::min(kUnits.find(*rest), kUnits.size()) / 2 * 10 + 10;
-  if (error != std::errc() || unit > 30 || number > ~std::uint64_t{0} >> unit)
-    throw_error(ErrorCode::invalid_argument,
-                "ONECOPY_PIN_LIMIT is \"{}\"; it is a number of bytes, or one with K, M or G", text);
-  return number << unit;
-}
-
 }  // namespace
 
 Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
@@ -92,14 +76,6 @@ void Pinning::settle() noexcept {
 void Pinning::stop(std::chrono::milliseconds patience) noexcept {
   unpinning_.stop(patience);
   settling_.stop(patience);
-}
-
-std::uint64_t Pinning::limit() {
-  if (const char* const said = std::getenv("ONECOPY_PIN_LIMIT"); said && *said) return parse_limit(said);
-  const auto pages = static_cast<std::uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
-  std::uint64_t memory = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (const auto cgroup = memory_limit()) memory = std::min(memory, cgroup->limit);
-  return memory / 2;
 }
 
 /// Returns the piece of a tensor. A block that is a segment of its own may span several units and has no neighbours.
