@@ -113,6 +113,8 @@ def serve(channel: socket.socket, name: str, autostart: bool) -> None:
                 live = store.follow(name)
                 answer = live.version
             elif command == "update":
+                if live.version % 2:
+                    live.prepare()
                 answer = live.update()
             elif command == "send":
                 sent[:] = [onecopy.share(held[arguments[0]][-1]["x"])]

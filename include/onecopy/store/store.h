@@ -141,6 +141,12 @@ class Follower : public Version {
   /// tensors are unchanged.
   std::uint64_t update(std::chrono::nanoseconds timeout = std::chrono::seconds(10),
                        std::optional<std::uint64_t> to = {});
+  /// Does the part of update() that takes time for memory of the host: maps the version that update() would show, and
+  /// enters its pages into the page tables. Returns the number of the version. Threads may use the tensors meanwhile, which
+  /// do not change. update() then takes the prepared version, unless another one is current, or it is given another `to`.
+  /// The version stays in memory until the next update() or prepare(). Prepares nothing on a card. Throws as update().
+  std::uint64_t prepare(std::chrono::nanoseconds timeout = std::chrono::seconds(10),
+                        std::optional<std::uint64_t> to = {});
 
  private:
   using Version::Version;

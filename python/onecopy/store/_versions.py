@@ -104,6 +104,18 @@ class Follower(Version):
         super().__init__(core, framework)
         self._check_age = check_age
 
+    def prepare(self, timeout: float | None = 10, *, to: int | None = None) -> int:
+        """Prepares the version that ``update()`` would show, and returns its number.
+
+        For memory of the host this is the part of ``update()`` that takes time: it enters the pages of the version into
+        the page tables. Threads may use the tensors meanwhile, which do not change. ``update()`` then shows the prepared
+        version within a millisecond, unless another version is current by then. On a card there is nothing to prepare.
+        The arguments and errors are those of ``update()``. The version stays in memory until the next ``update()`` or
+        ``prepare()``.
+        """
+        self._check_age()
+        return self._core.prepare(timeout, args.version(to, "to"))
+
     def update(self, timeout: float | None = 10, *, to: int | None = None) -> int:
         """Shows the object's current version, or exactly the version ``to``, and returns its number.
 

@@ -149,6 +149,11 @@ store::Store connect(const std::string& command, bool autostart) {
   return without_gil([&] { return store::Store::connect({autostart, command}); });
 }
 
+std::uint64_t prepare(store::Follower& follower, nb::handle timeout, std::optional<std::uint64_t> to) {
+  const auto left = deadline_of(timeout).left(std::chrono::hours(24 * 365));
+  return without_gil([&] { return follower.prepare(left, to); });
+}
+
 std::uint64_t update(store::Follower& follower, nb::handle timeout, std::optional<std::uint64_t> to) {
   const auto left = deadline_of(timeout).left(std::chrono::hours(24 * 365));
   if (follower.device() != kCpu) watch_captures();
@@ -183,6 +188,8 @@ void add_version(nb::module_& m) {
       .def("verify", [](const store::Version& v) { without_gil([&] { v.verify(); }); });
   add_bytes(version);
   nb::class_<store::Follower, store::Version>(m, "_StoreFollower")
+      .def("prepare", &prepare, nb::arg("timeout").none(), nb::arg("to").none(),
+           nb::sig("def prepare(self, timeout: float | None, to: int | None) -> int"))
       .def("update", &update, nb::arg("timeout").none(), nb::arg("to").none(),
            nb::sig("def update(self, timeout: float | None, to: int | None) -> int"));
   nb::class_<store::Draft> draft(m, "_StoreDraft");

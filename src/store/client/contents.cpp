@@ -153,16 +153,20 @@ void check_followed(const VersionRecord& version) {
               version.number, version.name);
 }
 
-std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {
-  if (to == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
-  State& s = state();
-  const LockGuard lock(s.update);
-  StepTimes steps;
-  const auto shown = s.memory->shown();
-  if (to == shown->version.number) return *to;
-  auto reading = Client::here(s.client).open(shown->version.name, to.value_or(0), &shown->reading,
-                                             Deadline::after(timeout));
-  if (!reading) return shown->version.number;
+namespace {
+
+/// A version that a follower will show.
+struct Next {
+  std::vector<ExportedMemory> parts;
+  Shown shown;
+};
+
+/// Returns the version `to`, or the current one unless that is `known`. `s`: the state of a follower.
+template <class State>
+std::optional<Next> next_of(State& s, const Shown& known, std::optional<std::uint64_t> to,
+                            Deadline deadline, StepTimes& steps) {
+  auto reading = Client::here(s.client).open(known.version.name, to.value_or(0), &known.reading, deadline);
+  if (!reading) return std::nullopt;
   steps.end("keeper");
   std::vector<Fd> files = reading->files();
   OpenTable opened(files.front(), s.layout);
@@ -171,7 +175,51 @@ std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<s
   check_sealed(version, opened.table, files);
   steps.end("table");
   std::vector<ExportedMemory> parts = memory_of(opened.table, std::move(files));
-  s.memory->show(std::move(parts), {std::move(opened.table), version, std::move(*reading)}, steps);
+  return Next{std::move(parts), {std::move(opened.table), version, std::move(*reading)}};
+}
+
+/// Maps a version of the host at addresses of its own, with its pages in the page tables.
+BlockRef mapped(Next next, StepTimes& steps) {
+  BlockRef block = MappedMemory::open(kCpu, std::move(next.parts), std::move(next.shown));
+  static_cast<MappedMemory*>(block.group())->populate();
+  steps.end("map");
+  return block;
+}
+
+MappedMemory& memory_in(const BlockRef& block) { return *static_cast<MappedMemory*>(block.group()); }
+
+}  // namespace
+
+std::uint64_t Follower::prepare(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {
+  if (to == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
+  State& s = state();
+  const LockGuard lock(s.update);
+  const auto known = s.prepared ? memory_in(s.prepared).shown() : s.memory->shown();
+  if (s.memory->device() != kCpu || to == known->version.number) return known->version.number;
+  StepTimes steps;
+  std::optional<Next> next = next_of(s, *known, to, Deadline::after(timeout), steps);
+  if (!next) return known->version.number;
+  s.prepared = mapped(std::move(*next), steps);
+  return memory_in(s.prepared).shown()->version.number;
+}
+
+std::uint64_t Follower::update(std::chrono::nanoseconds timeout, std::optional<std::uint64_t> to) {
+  if (to == 0) throw Error(ErrorCode::invalid_argument, "versions are numbered from 1");
+  State& s = state();
+  const LockGuard lock(s.update);
+  StepTimes steps;
+  const auto shown = s.memory->shown();
+  if (to == shown->version.number) return *to;
+  const auto known = s.prepared ? memory_in(s.prepared).shown() : shown;
+  if (to != known->version.number) {
+    std::optional<Next> next = next_of(s, *known, to, Deadline::after(timeout), steps);
+    if (!next && known == shown) return shown->version.number;
+    if (next && s.memory->device() == kCpu) s.prepared = mapped(std::move(*next), steps);
+    else if (next) s.memory->show(std::move(next->parts), std::move(next->shown), steps);
+  }
+  if (const BlockRef prepared = std::exchange(s.prepared, {})) s.memory->take(memory_in(prepared));
+  steps.end("show");
+  const VersionRecord version = s.memory->shown()->version;
   log_debug([&] {
     return fmt::format("shows version {} of \"{}\", in milliseconds: {}", version.number, version.name,
                        steps.text());

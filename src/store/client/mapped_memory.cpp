@@ -114,7 +114,9 @@ MappedMemory::~MappedMemory() {
 }
 
 void MappedMemory::populate() const {
-  if (device_ == kCpu && size_ != 0) PageTableFiller(data(), size_, PageTableFiller::kAbsent).help();
+  if (device_ != kCpu || size_ == 0) return;
+  const bool is_present = access_ == Access::read_only;
+  PageTableFiller(data(), size_, is_present ? PageTableFiller::kPresent : PageTableFiller::kAbsent).help();
 }
 
 void MappedMemory::pin() const { Session::current().pin_memory(data(), size_, access_); }
@@ -184,7 +186,7 @@ bool MappedMemory::try_seal() {
   parts.push_back(std::move(exported));
   Chunks sealed = import(device_, std::move(parts));
   PageTableFiller(data(), size_, PageTableFiller::kUnused).help();
-  show_on_host(sealed, false);
+  show_on_host(sealed);
   const std::vector<Fd> files = backend(device_.type).export_chunks(chunks_, Access::read_write).fds;
   for (const Deadline deadline = Deadline::after(kPatience); !std::ranges::all_of(files, seal);
        std::this_thread::sleep_for(kPause))
@@ -204,6 +206,20 @@ MappedMemory::Chunks MappedMemory::copied() const {
   return chunks;
 }
 
+void MappedMemory::take(MappedMemory& next) {
+  if (next.size_ != size_)
+    throw_error(ErrorCode::bad_handle, "a version of {} bytes came where {} are shown", next.size_, size_);
+  if (size_ != 0) {
+    StoredRanges::all().remove(next);
+    if (!reservation_->try_take(*next.reservation_))
+      throw_error(ErrorCode::unsupported, "mappings of {} cannot be moved", device_.str());
+    next.size_ = 0;
+  }
+  std::shared_ptr<const Shown> version = next.shown();
+  const LockGuard lock(mutex_);
+  shown_.swap(version);
+}
+
 void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps) {
   std::shared_ptr<const Shown> next = std::make_shared<const Shown>(std::move(shown));
   Chunks others = import(device_, std::move(parts));
@@ -212,13 +228,12 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
   if (bytes != size_)
     throw_error(ErrorCode::bad_handle, "a version of {} bytes came where {} are shown", bytes, size_);
   steps.end("import");
-  if (size_ != 0) device_ == kCpu ? show_on_host(others, true) : show_on_card(others, steps);
+  if (size_ != 0) show_on_card(others, steps);
   steps.end("show");
   // The chunks are closed before the keeper is told, so that the guard is the last process that has the memory and spends
   // the time to free it.
   std::swap(chunks_, others);
   others.clear();
-  if (device_ == kCpu) chunks_.clear();
   {
     const LockGuard lock(mutex_);
     shown_.swap(next);
@@ -228,10 +243,9 @@ void MappedMemory::show(std::vector<ExportedMemory> parts, Shown shown, StepTime
 }
 
 /// Maps the other memory at other addresses, where a failure changes nothing, and then moves it over the old one.
-void MappedMemory::show_on_host(const Chunks& others, bool populates) {
+void MappedMemory::show_on_host(const Chunks& others) {
   const auto next = backend(device_.type).reserve(device_.index, size_);
   map(*next, others, Access::read_only);
-  if (populates) PageTableFiller(next->base(), size_).help();
   reservation_->try_take(*next);
 }
 

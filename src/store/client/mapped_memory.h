@@ -29,7 +29,7 @@ struct Shown {
 /// the memory and ends the reading. Other processes find the memory only through the store.
 ///
 /// Thread safety: references may come and go concurrently, and shown() may be called concurrently; the caller serialises
-/// protect(), show() and export_chunks().
+/// protect(), take(), show() and export_chunks().
 class MappedMemory final : public BlockGroup {
  public:
   /// Makes at least `bytes` bytes of writable, zeroed memory. Throws out_of_memory.
@@ -56,12 +56,16 @@ class MappedMemory final : public BlockGroup {
   /// proves that no process can write to it. May be called again after an error. Copies memory of the host that a forked
   /// child still has mapped for writing. REQUIRES: no thread writes to the memory during the call.
   void protect();
-  /// Replaces the version by another one of the same size at the same addresses. If show() throws, the old memory is
-  /// still mapped. Adds its steps to `steps`. A thread that reads memory of the host meanwhile sees the old or the new
-  /// memory. REQUIRES: no thread gives a device work that uses the memory meanwhile.
+  /// Replaces the version by that of `next`, memory of the host of the same size: moves its mapping to the addresses here.
+  /// A thread that reads meanwhile sees the old or the new memory. Throws out_of_mappings; nothing has changed then.
+  /// REQUIRES: nothing else uses `next`, which is empty afterwards.
+  void take(MappedMemory& next);
+  /// Replaces the version on a card by another one of the same size at the same addresses. If show() throws, the old
+  /// memory is still mapped. Adds its steps to `steps`. REQUIRES: no thread gives a device work that uses the memory
+  /// meanwhile.
   void show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
-  /// Enters all pages into the page tables, if the memory is on the host.
+  /// Enters all pages into the page tables, and gives those of a draft memory, if the memory is on the host.
   void populate() const;
   /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor show()
   /// is called.
@@ -91,7 +95,7 @@ class MappedMemory final : public BlockGroup {
   ~MappedMemory();
   void map(Reservation& where, const Chunks& chunks, Access access) const;
   void unmap() noexcept;
-  void show_on_host(const Chunks& others, bool populates);
+  void show_on_host(const Chunks& others);
   void show_on_card(const Chunks& others, StepTimes& steps);
   void put_in_place(const Chunks& others);
   bool try_seal();

@@ -35,6 +35,7 @@ struct Contents::State {
   VersionRecord version;       ///< of a draft
   ReservedRoom reservation;    ///< of a draft
   Mutex update;                ///< held during an update
+  BlockRef prepared;  ///< the memory of the version that a follower shows next; guarded by `update`
   bool is_sealed = false;
   std::shared_ptr<Membership>
       membership;          ///< in the transaction of a draft, shared with others; may be null

@@ -131,7 +131,7 @@ TEST_F(LentVersionTest, WhatAReceiverMayHaveWrittenIsSentOnAsACopyAndNotPinned) 
     const Tensor received = Queue::connect(to_there).get_tensor();
     set_element<std::int64_t>(received, 3, 9);
     EXPECT_FALSE(is_sendable(received));
-    expect_refusal(ErrorCode::unsupported, {"open the version by name"}, [&] { pin(received); });
+    expect_refusal(ErrorCode::unsupported, {"pin a copy"}, [&] { pin(received); });
     Queue of_child = Queue::connect(to_back);
     of_child.put(received);
     of_child.put(Message{.tensors = {received}});

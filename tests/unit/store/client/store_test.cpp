@@ -265,6 +265,37 @@ TEST_P(StoreTest, AFollowerShowsExactlyTheVersionThatIsAskedFor) {
   EXPECT_EQ(live.update(), 3u);
 }
 
+TEST_P(StoreTest, AFollowerShowsAPreparedVersionUnlessAnotherOneIsAskedForOrCurrent) {
+  Store store = start();
+  const Device device = Device::parse(GetParam());
+  const bool prepares = device == kCpu;
+  publish(store, device, 1, 4);
+  Follower live = store.follow("x");
+  EXPECT_EQ(live.prepare(), 1u);
+  for (int number = 2; number <= 4; ++number) {
+    publish(store, device, static_cast<float>(number), 4);
+    EXPECT_EQ(live.prepare(), prepares ? static_cast<std::uint64_t>(number) : 1u);
+    EXPECT_EQ(live.number(), 1u);
+    EXPECT_EQ(value_of(live), 1);
+  }
+  EXPECT_EQ(live.update(std::chrono::seconds(10), 2), 2u);
+  EXPECT_EQ(value_of(live), 2);
+  live.prepare(std::chrono::seconds(10), 3);
+  EXPECT_EQ(live.update(), 4u);  // not the prepared one, which is older
+  EXPECT_EQ(value_of(live), 4);
+  live.prepare(std::chrono::seconds(10), 3);
+  EXPECT_EQ(live.update(std::chrono::seconds(10), 3), 3u);
+  EXPECT_EQ(value_of(live), 3);
+  live.verify();
+  if (prepares) {
+    EXPECT_THROW(live.prepare(std::chrono::seconds(10), 5), Error);
+  }
+  live.prepare();
+  store.remove("x");
+  EXPECT_THROW(live.update(), Error);
+  EXPECT_EQ(value_of(live), 3);
+}
+
 TEST_F(StoreTest, ThreadsReadOneOfTwoVersionsWhileTheFollowerUpdates) {
   Store store = start();
   const std::vector<TensorSpec> large{{"a", Layout(DType::f32, {1 << 20})}};
@@ -287,8 +318,10 @@ TEST_F(StoreTest, ThreadsReadOneOfTwoVersionsWhileTheFollowerUpdates) {
         for (std::size_t at = reader; !ends; at = (at + 997) % count)
           if (const float value = elements[at]; value != 1 && value != 2) ++others;
       });
-    for (unsigned times = 0; times < onecopy::testing::rounds(500); ++times)
+    for (unsigned times = 0; times < onecopy::testing::rounds(500); ++times) {
+      if (times % 3 == 0) live.prepare(std::chrono::seconds(10), (times + times % 2) % 2 + 1);
       live.update(std::chrono::seconds(10), times % 2 + 1);
+    }
     ends = true;
     for (std::thread& reader : readers) reader.join();
     EXPECT_EQ(others, 0u);
