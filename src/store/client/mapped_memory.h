@@ -65,7 +65,7 @@ class MappedMemory final : public BlockGroup {
   /// meanwhile.
   void show(std::vector<ExportedMemory> parts, Shown shown, StepTimes& steps);
   ExportedMemory export_chunks(Access access = Access::read_only) const;
-  /// Enters all pages into the page tables, and gives those of a draft memory, if the memory is on the host.
+  /// Enters all pages into the page tables, if the memory is on the host. The pages of a draft get their memory.
   void populate() const;
   /// Pins memory of the host until it is unmapped. Throws as Session::pin_memory(). REQUIRES: neither protect() nor show()
   /// is called.
