@@ -108,10 +108,10 @@ class Follower(Version):
         """Prepares the version that ``update()`` would show, and returns its number.
 
         For memory of the host this is the part of ``update()`` that takes time: it enters the pages of the version into
-        the page tables. Threads may use the tensors meanwhile, which do not change. ``update()`` then shows the prepared
-        version within a millisecond, unless another version is current by then. On a card the call prepares nothing.
-        Takes the arguments of ``update()``, and raises its errors. The version stays in memory until the next ``update()`` or
-        ``prepare()``.
+        the page tables. Threads may use the tensors meanwhile, which do not change. ``update()`` then shows the
+        prepared version within a millisecond, unless another version is current by then. On a card the call prepares
+        nothing. Takes the arguments of ``update()``, and raises its errors. The version stays in memory until the next
+        ``update()`` or ``prepare()``.
         """
         self._check_age()
         return self._core.prepare(timeout, args.version(to, "to"))
