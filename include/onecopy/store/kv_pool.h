@@ -52,6 +52,8 @@ struct KvPoolStats {
   std::uint64_t evictions = 0;  ///< keys that made room for others
   std::uint64_t evicted_age_ms =
       0;  ///< the time between the last use of the key that was evicted last, and its eviction
+  std::uint64_t growth_waits =
+      0;  ///< calls of allocate() and write() that waited until the system had allocated memory
   std::uint64_t free_bytes = 0;  ///< bytes of the budget that no namespace has
   std::uint64_t timeouts = 0;    ///< calls that gave up since a process was stopped in the middle of one
   std::uint64_t recoveries = 0;  ///< processes that died in the middle of a call

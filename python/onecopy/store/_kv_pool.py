@@ -170,7 +170,8 @@ class KvPool:
         """Returns numbers of this namespace and of the KV pool.
 
         Of the namespace: its blocks, and which of them are free, idle (evictable), leased or being written; hits,
-        misses, keys stored and evicted so far; the age of the key that was evicted last. Of the KV pool: users, free
-        bytes of the budget, timeouts, and recoveries after deaths.
+        misses, keys stored and evicted so far; the age of the key that was evicted last; calls that waited until the
+        system had allocated memory. Of the KV pool: users, free bytes of the budget, timeouts, and recoveries after
+        deaths.
         """
         return self._core.stats()

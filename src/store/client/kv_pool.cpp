@@ -145,21 +145,22 @@ void check_outlives_keeper(const std::string& name, const Table& table, const Kv
                 "the KV pool \"{}\" was made without outlives_keeper: delete it first", name);
 }
 
-/// Returns what allocates an extent of memory of the host. Other memory is there from the beginning.
+/// Returns what allocates memory of the host. Other memory is there from the beginning.
 KvPopulate populate_for(std::byte* data, const KvGeometry& geometry, Device device) {
   if (device != kCpu) return {};
-  ::madvise(data, geometry.extents * geometry.extent_bytes, MADV_DONTDUMP);
-  return [data, bytes = geometry.extent_bytes](std::uint32_t extent) {
+  for (const int advice : {MADV_DONTDUMP, MADV_HUGEPAGE})
+    ::madvise(data, geometry.extents * geometry.extent_bytes, advice);
+  return [data, extent = geometry.extent_bytes](std::uint64_t offset, std::uint64_t bytes) {
     constexpr std::uint64_t kPage = 4096;
-    const std::uint64_t begin = extent * bytes / kPage * kPage;
+    const std::uint64_t begin = offset / kPage * kPage;
     std::byte* const at = data + begin;
-    const std::uint64_t size = extent * bytes + bytes - begin;
+    const std::uint64_t size = offset + bytes - begin;
     try {
-      require_memory(size);  // a control group ends processes instead of refusing
-    } catch (const Error&) {
+      // A control group ends processes instead of refusing. The rest of the extent is to fit, too.
+      require_memory(size, (extent - (offset + bytes) % extent) % extent);
+    } catch (const std::exception&) {
       return false;
     }
-    ::madvise(at, size, MADV_HUGEPAGE);
     return ::madvise(at, size, PageTableFiller::kAbsent) == 0 || errno == EINVAL;  // before Linux 5.14
   };
 }

@@ -17,7 +17,7 @@
 namespace onecopy::store {
 namespace {
 
-constexpr std::uint64_t kKvPoolMagic = 0x336c6f6f70766b6fULL;  // "okvpool3"
+constexpr std::uint64_t kKvPoolMagic = 0x346c6f6f70766b6fULL;  // "okvpool4"
 constexpr std::uint32_t kLookForTheDeadMs = 20, kAskAgainMs = 100;
 constexpr std::chrono::milliseconds kSlice{20};
 constexpr int kSpins = 100;
@@ -129,7 +129,7 @@ KvSpace& KvPoolBlocks::new_space(const KvPoolOptions& options) const {
   one->min = static_cast<std::uint32_t>((options.min_bytes + g.extent_bytes - 1) / g.extent_bytes);
   one->max =
       options.max_bytes == 0 ? g.extents : static_cast<std::uint32_t>(options.max_bytes / g.extent_bytes);
-  one->hits = one->misses = one->stored = one->evictions = 0;
+  one->hits = one->misses = one->stored = one->evictions = one->growth_waits = 0;
   std::atomic_signal_fence(std::memory_order_seq_cst);
   one->per_extent =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(g.records, g.extent_bytes / options.block_bytes));
@@ -140,7 +140,10 @@ KvSpace& KvPoolBlocks::new_space(const KvPoolOptions& options) const {
 KvPoolBlocks::~KvPoolBlocks() {
   if (own().user == 0) {
     static_cast<void>(user_.release());
+    static_cast<void>(growth_.release());
     return;
+  }
+  while (!growth_->stop(std::chrono::minutes(1))) {
   }
   const LockGuard lock(own().mutex);
   if (own().row == 0 || !enter()) return;  // the end of the mark returns them then
@@ -188,11 +191,13 @@ void KvPoolBlocks::Change::end() noexcept {
   pool_.memory_.header->lock.unlock(*pool_.user_);
 }
 
-/// Makes this process a user with a new number. The user of a parent stays alone in that process.
+/// Makes this process a user with a new number. The user and the growth thread of a parent stay in that process.
 void KvPoolBlocks::become_user() {
   static_cast<void>(user_.release());
+  static_cast<void>(growth_.release());
   const std::uint32_t number = memory_.header->next_user.fetch_add(1, std::memory_order_relaxed);
   user_ = std::make_unique<KvUser>(control_, number);
+  growth_ = std::make_unique<Worker>("onecopy-kv_pool", [this] { grow_ahead(); });
   own().user = number;
   point("kv_pool.attaches");
 }

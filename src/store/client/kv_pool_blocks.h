@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,24 +14,26 @@
 #include <vector>
 
 #include "onecopy/store/kv_pool.h"
-#include "os/deadline.h"
 #include "os/fd.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
+#include "os/worker.h"
 #include "store/client/kv_pool_index.h"
 
 namespace onecopy::store {
 
-/// Allocates the memory of an extent; returns false if the system has none.
-using KvPopulate = std::function<bool(std::uint32_t extent)>;
+/// Allocates the memory of a range of the blocks; returns false if the system has none.
+using KvPopulate = std::function<bool(std::uint64_t offset, std::uint64_t bytes)>;
 
 /// A namespace of a KV pool as one process uses it: its leases, and the lock around KvIndex.
 ///
 /// Guarantee: a block that a living process has leased is never given away, and a key that is found has the bytes that were
 /// stored under it. Mechanism: one lock word in control memory, whose holder is a user (KvUser); a bit for each user and
 /// block; `is_changing`, by which the next holder sees that the last one died in the middle of a change, and derives.
-/// Cost: a call takes the lock once; a waiter sleeps, and asks each 20 ms whether the holder lives. Stop: the destructor
-/// returns the leases, and the end of the process does the same.
+/// Memory is populated in pieces without the lock, by a thread as long as fewer blocks are free than half an extent has, and
+/// by a call that finds no free block. Cost: a call takes the lock once; a waiter sleeps, and asks each 20 ms whether the
+/// holder lives; the thread exists from the first time that blocks are few, and sleeps when the budget is used up. Stop: the
+/// destructor ends the thread and returns the leases, and the end of the process does the same.
 ///
 /// Thread safety: all members may be called concurrently, from processes of any PID namespace. What belongs to this
 /// process alone lies in memory that a fork wipes: a forked child has no leases, and becomes a user of its own.
@@ -73,7 +76,7 @@ class KvPoolBlocks {
 
  private:
   static constexpr int kMaxGrowth =
-      20;  ///< times patience_ for which an extent of another user is waited for
+      20;  ///< times patience_ for which a piece of another user is waited for
 
   class Change;
   /// The state of this process alone, in memory that a fork fills with zeros, which is an unlocked mutex.
@@ -102,7 +105,9 @@ class KvPoolBlocks {
   void lease(std::uint32_t block) noexcept;
   bool has_share(std::uint64_t blocks) noexcept;
   std::uint32_t missing(std::span<const KvKey> keys) const noexcept;
-  bool waits_for_growth(std::uint32_t count, Deadline until) noexcept;
+  bool waits_for_growth(std::uint32_t count, std::chrono::steady_clock::time_point since) noexcept;
+  bool lacks_memory_ahead(bool goes_on) const noexcept;
+  void grow_ahead();
   template <class Wanted, class Take>
   bool with_blocks(const Wanted& wanted, const Take& take);
   std::uint32_t claim_for(std::uint32_t count) noexcept;
@@ -121,6 +126,9 @@ class KvPoolBlocks {
   const bool copies_from_card_;
   std::unique_ptr<Mapping> own_;
   std::unique_ptr<KvUser> user_;
+  std::unique_ptr<Worker> growth_;  ///< of the user
+  std::atomic<std::uint32_t> refused_at_{
+      0};  ///< when the system last had no memory for growth_, in milliseconds
   std::uint32_t space_ = 0, serial_ = 0;  ///< the namespace
 };
 

@@ -24,8 +24,7 @@ bool is_pinned(const KvRecord& record) noexcept { return record.group > kv_secon
 bool KvIndex::is_of(std::uint32_t block, std::uint32_t space) const noexcept {
   if (block >= m_.geometry.blocks()) return false;
   const KvExtent& extent = extent_of(block);
-  return extent.owner == space + 1 && extent.grower == 0 &&
-         block % m_.geometry.records < this->space(space).per_extent;
+  return extent.owner == space + 1 && block % m_.geometry.records < extent.open;
 }
 
 std::uint32_t& KvIndex::bucket(std::uint32_t space, const KvKey& key) const noexcept {
@@ -108,6 +107,7 @@ void KvIndex::append(std::uint32_t block) noexcept {
   r.before = std::exchange(list.last, block);
   (r.before == kNoBlock ? list.first : m_.records[r.before].after) = block;
   ++list.count;
+  if (has_key(r)) ++extent_of(block).idle;
 }
 
 void KvIndex::unlink(std::uint32_t block) noexcept {
@@ -116,13 +116,14 @@ void KvIndex::unlink(std::uint32_t block) noexcept {
   (r.before == kNoBlock ? list.first : m_.records[r.before].after) = r.after;
   (r.after == kNoBlock ? list.last : m_.records[r.after].before) = r.before;
   --list.count;
+  if (has_key(r)) --extent_of(block).idle;
 }
 
 void KvIndex::make_free(std::uint32_t block) noexcept {
   KvExtent& extent = extent_of(block);
   if (extent.drains == 0) return append(block);
   m_.records[block].rests = false;
-  if (extent.leased == 0) vacate(block / m_.geometry.records);
+  leave_if_drained(block / m_.geometry.records);
 }
 
 void KvIndex::begin_use(std::uint32_t block) noexcept {
@@ -211,7 +212,7 @@ void KvIndex::end_user(std::uint32_t row) noexcept {
     }
   for (std::uint32_t extent = 0; extent < m_.geometry.extents; ++extent)
     if (const KvExtent& one = m_.header->extents[extent]; one.owner != 0 && one.grower == number)
-      vacate(extent);
+      give_up(extent);
   user.leased_bytes = 0;
   written();
   user.number.store(0, std::memory_order_relaxed);
@@ -224,7 +225,7 @@ void KvIndex::derive() noexcept {
     s.free = s.resting = s.whole = s.found = {kNoBlock, kNoBlock, 0};
     s.extents = s.leased = s.writing = 0;
   }
-  m_.header->draining = 0;
+  m_.header->draining = m_.header->growing = 0;
   for (std::uint32_t e = 0; e < m_.geometry.extents; ++e)
     if (m_.header->extents[e].owner != 0)
       for (std::uint32_t i = 0; i < m_.geometry.records; ++i)
@@ -249,10 +250,10 @@ void KvIndex::derive_extent(std::uint32_t number) noexcept {
   const std::uint32_t owner = extent.owner - 1;
   KvSpace& s = space(owner);
   ++s.extents;
-  extent.leased = 0;
-  if (extent.grower != 0) return;
+  extent.leased = extent.idle = 0;
+  m_.header->growing += extent.grower != 0;
   const std::uint32_t first = number * m_.geometry.records;
-  for (std::uint32_t block = first; block < first + s.per_extent; ++block) {
+  for (std::uint32_t block = first; block < first + extent.open; ++block) {
     KvRecord& r = m_.records[block];
     if (r.users == 0 && (r.state == KvState::writing || extent.drains != 0)) r.state = KvState::none;
     if (has_key(r)) r.chain = std::exchange(bucket(owner, r.key), block);
@@ -263,7 +264,7 @@ void KvIndex::derive_extent(std::uint32_t number) noexcept {
   }
   if (extent.drains == 0) return;
   m_.header->draining = number + 1;
-  if (extent.leased == 0) vacate(number);
+  leave_if_drained(number);
 }
 
 }  // namespace onecopy::store

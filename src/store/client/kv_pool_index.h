@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "store/client/kv_pool_memory.h"
 
 namespace onecopy::store {
+
+/// Blocks of an extent that are populated and opened at once.
+struct KvPiece {
+  std::uint32_t first, count;
+};
+
+/// Returns the max number of blocks of a piece, which is populated in less than a millisecond unless one block takes longer.
+inline std::uint32_t blocks_of_piece(const KvSpace& space) noexcept {
+  constexpr std::uint64_t kPieceBytes = 512 << 10;
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(kPieceBytes / space.block_bytes, 1));
+}
 
 /// The bookkeeping of a KV pool in control memory: which extent belongs to which namespace, which block to which key, and
 /// which blocks are free or can be evicted.
@@ -45,12 +57,17 @@ class KvIndex {
   /// Returns how many blocks of the namespace are pinned.
   std::uint32_t pinned(std::uint32_t space) const noexcept;
 
-  /// Returns an extent that now belongs to the namespace, which needs `count` blocks, and that `user` populates; kNoBlock
-  /// for none.
+  /// Returns the extent from which the namespace gets its next piece: one of its own, or one without an owner; kNoBlock for
+  /// none.
+  std::uint32_t next_extent(std::uint32_t space) const noexcept;
+  /// Returns an extent that now belongs to the namespace and whose next piece `user` populates; kNoBlock for none. Other
+  /// namespaces give one if `count` blocks are needed, and none if that is 0.
   std::uint32_t claim(std::uint32_t space, std::uint32_t user, std::uint32_t count) noexcept;
-  /// Returns a user that populates an extent of the namespace; 0 for none.
+  /// Returns the piece that the grower of an extent populates.
+  KvPiece next_piece(std::uint32_t extent) const noexcept;
+  /// Returns a user that populates a piece of the namespace, or of an extent that drains; 0 for none.
   std::uint32_t grower(std::uint32_t space) const noexcept;
-  /// Opens the extents that are populated, and gives up those that could not be.
+  /// Opens the pieces that are populated, and gives up those that could not be.
   void open_ready() noexcept;
   void vacate(std::uint32_t extent) noexcept;
 
@@ -71,10 +88,12 @@ class KvIndex {
   void log(const KvRecord& record, std::uint32_t space, bool stored) noexcept;
   bool evict(std::uint32_t space) noexcept;
   void open(std::uint32_t extent) noexcept;
+  void end_growth(std::uint32_t extent) noexcept;
+  void give_up(std::uint32_t extent) noexcept;
+  void leave_if_drained(std::uint32_t extent) noexcept;
   std::uint32_t oldest_age(std::uint32_t space) const noexcept;
-  std::uint32_t unowned(std::uint32_t space) const noexcept;
   bool can_give(std::uint32_t from, std::uint32_t to, std::uint32_t count) const noexcept;
-  void drain_for(std::uint32_t space, std::uint32_t count) noexcept;
+  bool drain_for(std::uint32_t space, std::uint32_t count) noexcept;
   void drain(std::uint32_t extent) noexcept;
   void derive_users() noexcept;
   void derive_extent(std::uint32_t extent) noexcept;

@@ -69,14 +69,15 @@ struct KvSpace {
   std::uint32_t leased, writing;
   std::uint32_t
       evicted_age;  ///< milliseconds between the last use and the eviction of the entry that went last
-  std::uint64_t hits, misses, stored, evictions;
+  std::uint64_t hits, misses, stored, evictions, growth_waits;
 };
 
 struct KvExtent {
-  std::uint32_t owner;   ///< 1 + the number of the namespace; 0 for none
-  std::uint32_t grower;  ///< the user that populates the extent, which has no blocks until then; 0 for none
-  std::uint32_t leased;
-  std::uint32_t drains;  ///< 1: gives no blocks, and leaves its namespace with the last lease
+  std::uint32_t owner;         ///< 1 + the number of the namespace; 0 for none
+  std::uint32_t open;          ///< the first blocks, which have memory; the others follow piece by piece
+  std::uint32_t grower;        ///< the user that populates the next piece; 0 for none
+  std::uint32_t leased, idle;  ///< blocks with a lease, and blocks with a key that can be evicted
+  std::uint32_t drains;        ///< 1: gives no blocks, and leaves its namespace with the last lease
   /// A word of the grower, which has no lock then: 1 once the memory is there, 2 if the system has none.
   std::atomic<std::uint32_t> ready;
 };
@@ -100,6 +101,8 @@ struct KvHeader {
   std::atomic<std::uint32_t> is_changing, next_user;
   std::uint32_t looked_at;  ///< the last search for dead users, in milliseconds
   std::uint32_t draining;   ///< 1 + the extent that drains; 0 for none
+  std::uint32_t growing;    ///< extents with a grower
+  std::uint32_t grown;      ///< pieces whose population has ended
   std::atomic<std::uint64_t> events, timeouts, derives;
   KvUserRow users[kKvUsers];
   KvSpace spaces[kKvSpaces];
@@ -125,6 +128,8 @@ struct KvMemory {
 /// Returns a key of 32 bytes as it is, and the digest of any other key.
 KvKey kv_key(std::string_view key) noexcept;
 KvPoolStats numbers_of(const KvMemory& memory, std::uint32_t space) noexcept;
+/// Returns how many blocks of the namespace's extents have no memory yet.
+std::uint32_t unopened(const KvMemory& memory, std::uint32_t space) noexcept;
 /// Returns the bytes of extents without an owner.
 std::uint64_t free_bytes(const KvMemory& memory) noexcept;
 /// Returns milliseconds of the system's clock, which all time namespaces share. They begin again at 0 after 49 days.

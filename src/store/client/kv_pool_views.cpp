@@ -41,13 +41,21 @@ std::uint64_t free_bytes(const KvMemory& memory) noexcept {
   return static_cast<std::uint64_t>(free) * memory.geometry.extent_bytes;
 }
 
+std::uint32_t unopened(const KvMemory& memory, std::uint32_t space) noexcept {
+  std::uint32_t count = 0;
+  for (const KvExtent& one : std::span(memory.header->extents, memory.geometry.extents))
+    if (one.owner == space + 1 && one.drains == 0)
+      count += memory.header->spaces[space].per_extent - one.open;
+  return count;
+}
+
 KvPoolStats numbers_of(const KvMemory& memory, std::uint32_t number) noexcept {
   const KvHeader& header = *memory.header;
   const KvSpace& s = header.spaces[number];
   const auto users =
       std::ranges::count_if(header.users, [](const KvUserRow& row) { return row.number.load() != 0; });
   return {.blocks = std::uint64_t{s.extents} * s.per_extent,
-          .free = s.free.count,
+          .free = s.free.count + unopened(memory, number),
           .idle = s.whole.count + s.found.count,
           .leased = s.leased,
           .writing = s.writing,
@@ -57,6 +65,7 @@ KvPoolStats numbers_of(const KvMemory& memory, std::uint32_t number) noexcept {
           .stored = s.stored,
           .evictions = s.evictions,
           .evicted_age_ms = s.evicted_age,
+          .growth_waits = s.growth_waits,
           .free_bytes = free_bytes(memory),
           .timeouts = header.timeouts.load(std::memory_order_relaxed),
           .recoveries = header.derives.load(std::memory_order_relaxed)};

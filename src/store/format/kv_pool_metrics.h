@@ -26,6 +26,8 @@ inline constexpr KvPoolMetric kKvPoolMetrics[] = {
     {"evictions", true, "keys that made room for others", &KvPoolStats::evictions},
     {"evicted_age_ms", false, "the time since the last use of the key that was evicted last",
      &KvPoolStats::evicted_age_ms},
+    {"growth_waits", true, "calls that waited until the system had allocated memory",
+     &KvPoolStats::growth_waits},
     {"free_bytes", false, "bytes of the budget that no namespace has", &KvPoolStats::free_bytes},
     {"timeouts", true, "calls that gave up because a process was stopped", &KvPoolStats::timeouts},
     {"recoveries", true, "processes that died in the middle of a call", &KvPoolStats::recoveries},

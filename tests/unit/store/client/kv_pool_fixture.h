@@ -25,7 +25,7 @@ inline constexpr std::uint64_t kBudget = kBlocks * 8;
 class KvPoolTest : public ::testing::Test {
  protected:
   KvPoolTest() : control_(KvPoolBlocks::make({2, kRecords, kBudget / 2})) {
-    pool_.emplace(control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) {
+    pool_.emplace(control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint64_t, std::uint64_t) {
       populated_ += has_memory_;
       return has_memory_;
     });

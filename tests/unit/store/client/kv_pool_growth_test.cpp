@@ -27,7 +27,7 @@ constexpr std::chrono::seconds kPatient{10};
 /// A user that populates an extent until it may go on.
 struct Grower {
   explicit Grower(const Fd& control)
-      : pool(control, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) {
+      : pool(control, KvPoolOptions{.block_bytes = 8}, [this](std::uint64_t, std::uint64_t) {
           begun.set_value();
           may_end.get_future().wait();
           return true;
@@ -43,8 +43,8 @@ struct Grower {
 TEST_F(KvPoolTest, WaitsForTheMemoryThatAnotherUserPopulates) {
   Grower grower(control_);
   KvPoolBlocks patient(
-      control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) { return ++populated_ != 0; },
-      std::chrono::seconds(10));
+      control_, KvPoolOptions{.block_bytes = 8},
+      [this](std::uint64_t, std::uint64_t) { return ++populated_ != 0; }, std::chrono::seconds(10));
   std::jthread waits([&] {
     EXPECT_EQ(patient.allocate(1).size(), 1u);
     EXPECT_TRUE(patient.write(Keys{"a"}, 1).front());
@@ -58,8 +58,8 @@ TEST_F(KvPoolTest, WaitsForTheMemoryThatAnotherUserPopulates) {
 TEST_F(KvPoolTest, PopulatesMemoryItselfIfAnotherUserIsStoppedInTheMiddle) {
   Grower grower(control_);
   KvPoolBlocks hurried(
-      control_, KvPoolOptions{.block_bytes = 8}, [this](std::uint32_t) { return ++populated_ != 0; },
-      std::chrono::milliseconds(1));
+      control_, KvPoolOptions{.block_bytes = 8},
+      [this](std::uint64_t, std::uint64_t) { return ++populated_ != 0; }, std::chrono::milliseconds(1));
   EXPECT_EQ(hurried.allocate(kRecords).size(), kRecords);
   EXPECT_EQ(populated_, 1u);
   expect_refused([&] { hurried.allocate(1); }, ErrorCode::out_of_memory);
@@ -83,7 +83,7 @@ struct Forked {
 
 /// Populates an extent in one thread, and forks a child in another one, which allocates a block meanwhile.
 void fork_while_populating(const Fd& control, Forked& state) {
-  const auto populate = [&](std::uint32_t) {
+  const auto populate = [&](std::uint64_t, std::uint64_t) {
     return ++state.populated != 1 || eventually([&] { return state.may_go_on != 0; });
   };
   KvPoolBlocks pool(control, KvPoolOptions{.block_bytes = 8}, populate, kPatient);
@@ -123,8 +123,8 @@ TEST_F(KvPoolTest, ForksOfAUserThatWaitsForTheMemoryOfAnotherOneGetBlocksOfTheir
   const Shared<std::array<std::atomic<std::uint32_t>, kRecords>> got;  // a number and 1
   const Shared<std::atomic<int>> populated;
   KvPoolBlocks waits(
-      control_, KvPoolOptions{.block_bytes = 8}, [&](std::uint32_t) { return ++*populated != 0; },
-      kPatient);
+      control_, KvPoolOptions{.block_bytes = 8},
+      [&](std::uint64_t, std::uint64_t) { return ++*populated != 0; }, kPatient);
   const auto take = [&](std::size_t i) { (*got)[i] = waits.allocate(1).front() + 1; };
   std::jthread thread([&] { take(0); });
   std::list<Child> forks;

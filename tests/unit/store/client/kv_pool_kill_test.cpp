@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -84,7 +85,8 @@ INSTANTIATE_TEST_SUITE_P(Points, AUserDies,
 
 /// Counters that killed processes leave behind.
 struct Counts {
-  std::atomic<std::uint64_t> completed, seen, wrong, overwritten;
+  std::atomic<std::uint64_t> completed, seen, wrong, overwritten, without_memory;
+  std::array<std::atomic<bool>, kBlocks> has_memory;
 };
 
 /// A process of an engine: writes keys whose bytes follow from the key, reads what it finds, and stamps blocks of its own.
@@ -122,6 +124,7 @@ class Engine {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (!blocks[i]) continue;
       const Numbers one{*blocks[i]};
+      counts_.without_memory += !counts_.has_memory[one[0]];
       auto* const half = reinterpret_cast<std::uint32_t*>(at(one[0]));
       const std::uint64_t bytes = bytes_of(keys[i]);
       std::memcpy(half, &bytes, 4);  // a kill between the halves leaves a block that is half written
@@ -147,6 +150,7 @@ class Engine {
   }
   void stamp() try {
     const std::uint32_t block = pool_.allocate(1)[0];
+    counts_.without_memory += !counts_.has_memory[block];
     stamps_.emplace_back(block, random_());
     *at(block) = stamps_.back().second;
   } catch (const Error& error) {
@@ -174,8 +178,22 @@ int kills() {
   return text ? std::atoi(text) : 40;
 }
 
-class KvPoolKillTest : public KvPoolTest {
+/// The parameter says whether each block is populated for itself, and ahead by a thread; if not, an extent is one piece.
+class KvPoolKillTest : public KvPoolTest, public ::testing::WithParamInterface<bool> {
  protected:
+  KvPoolKillTest() {
+    pool_.reset();
+    control_ = KvPoolBlocks::make({2, kRecords, kRecords * block_bytes()});
+    pool_.emplace(control_, KvPoolOptions{.block_bytes = block_bytes()}, populate());
+  }
+  static std::uint64_t block_bytes() { return GetParam() ? 1 << 20 : 8; }
+  KvPopulate populate() const {
+    return [counts = &*counts_](std::uint64_t offset, std::uint64_t bytes) {
+      for (std::uint64_t at = offset; at < offset + bytes; at += block_bytes())
+        counts->has_memory[at / block_bytes()] = true;
+      return true;
+    };
+  }
   /// Returns false as long as this process believes that a stopped one holds the lock.
   bool can_look(KvPoolStats& stats) try {
     stats = pool_->stats();
@@ -184,18 +202,19 @@ class KvPoolKillTest : public KvPoolTest {
     if (error.code() != ErrorCode::timeout) throw;
     return false;
   }
+
+  const Shared<Counts> counts_;
 };
 
-TEST_F(KvPoolKillTest, AProcessKilledAtAnyTimeLeavesNoPartOfABlockAndNoLease) {
+TEST_P(KvPoolKillTest, AProcessKilledAtAnyTimeLeavesNoPartOfABlockAndNoLease) {
   const Mapping memory = Mapping::of(create_memfd("blocks", 4096), 4096, Access::read_write);
-  const Shared<Counts> counts;
   std::mt19937 random(::testing::UnitTest::GetInstance()->random_seed());
-  Engine reader(*pool_, memory.data(), *counts, 1);
+  Engine reader(*pool_, memory.data(), *counts_, 1);
   for (int round = 0; round < kills(); ++round) {
     const auto engine = [&] {
-      KvPoolBlocks pool(control_, {.block_bytes = 8});
+      KvPoolBlocks pool(control_, {.block_bytes = block_bytes()}, populate());
       for (unsigned seed = 1;; ++seed)
-        Engine(pool, memory.data(), *counts, static_cast<unsigned>(::getpid()) * 1000 + seed).run(1000);
+        Engine(pool, memory.data(), *counts_, static_cast<unsigned>(::getpid()) * 1000 + seed).run(1000);
     };
     Child one(engine), two(engine);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
@@ -210,12 +229,15 @@ TEST_F(KvPoolKillTest, AProcessKilledAtAnyTimeLeavesNoPartOfABlockAndNoLease) {
     ASSERT_EQ(stats.users, 1u);
     ASSERT_EQ(stats.leased, 0u);
     ASSERT_EQ(stats.free + stats.idle, stats.blocks);
-    ASSERT_EQ(counts->wrong, 0u);
-    ASSERT_EQ(counts->overwritten, 0u);
+    ASSERT_EQ(counts_->wrong, 0u);
+    ASSERT_EQ(counts_->overwritten, 0u);
+    ASSERT_EQ(counts_->without_memory, 0u);
   }
-  EXPECT_GT(counts->seen, 0u);
-  EXPECT_LE(pool_->stats().stored, counts->completed);
+  EXPECT_GT(counts_->seen, 0u);
+  EXPECT_LE(pool_->stats().stored, counts_->completed);
 }
+
+INSTANTIATE_TEST_SUITE_P(InPieces, KvPoolKillTest, ::testing::Bool());
 
 /// One process, and a model of sets: each call answers what the model says.
 TEST_F(KvPoolTest, ARandomProgramOfOneProcessSeesItsModel) {
