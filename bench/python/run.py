@@ -80,6 +80,7 @@ ROWS = {
     "store-keeper": store_keeper.memory,
     "store-killed": store_keeper.restart,
     "store-kv-pool": store_keeper.kv_pool,
+    "store-kv-pool-growth": store_keeper.kv_pool_growth,
     "store-hosts-group": store_hosts.hosts,
     "store-hosts-hop": store_chain.hop,
     "store-hosts-chain": store_chain.chain,

@@ -136,3 +136,22 @@ def kv_pool(effort: Effort) -> Row:
     row.judge("allocate and release 64 blocks", leases.median(), "ns", at_most(leases.median(), 10e3))
     row.judge("find and release the blocks of 64 keys", lookups.median(), "ns", at_most(lookups.median(), 10e3))
     return row
+
+
+def kv_pool_growth(effort: Effort) -> Row:
+    """Measures the calls of an engine that needs 400 MiB of new memory a second, while a KV pool grows."""
+    row = Row("A KV pool that grows", "after the first call, allocate() of an engine waits ≤ 1 ms for memory")
+    for count in (1, 64):
+        calls = Samples()
+        with own_store() as store:
+            pool = store.kv_pool("kv", block_bytes=65536, budget=1 << 30)
+            for _ in range(effort.rounds(8000 // count)):
+                calls.append(time_ns(lambda: pool.allocate(count)))
+                time.sleep(count / (400 * 16))
+            waits = pool.stats()["growth_waits"]
+        what = f"{count * 64} KiB"
+        row.judge(f"{what}, worst", max(calls[1:]), "ns", at_most(max(calls[1:]), 1e6))
+        row.add(f"{what}, median", calls.median(), "ns")
+        row.add(f"{what}, the first call", calls[0], "ns")
+        row.add(f"{what}, calls that waited for memory", waits, "")
+    return row
