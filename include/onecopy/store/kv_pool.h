@@ -104,7 +104,8 @@ class KvPool {
   /// Ends a lease on each block. Throws invalid_argument, with nothing changed, for a block on which this process has
   /// no lease.
   void release(std::span<const std::uint32_t> numbers);
-  /// Gives a block, whose content is complete, a key. Returns false if the key has a block. Throws invalid_argument for a
+  /// Gives a block, whose content is complete, a key. Returns false if the key has a block, or another namespace gets the
+  /// memory of the block when its lease ends. Throws invalid_argument for a
   /// block that this process has not leased or that has a key.
   bool put(std::string_view key, std::uint32_t number);
 

@@ -54,7 +54,10 @@ class KvPool:
         self._core.release(numbers)
 
     def put(self, key: bytes, number: int) -> bool:
-        """Gives a block, whose content is complete, a key. Returns False if the key has a block already.
+        """Gives a block, whose content is complete, a key.
+
+        Returns False if the key has a block already, or another namespace gets the memory of the block when its lease
+        ends.
 
         Args:
             key: such as a hash of all tokens up to the end of the block.

@@ -77,7 +77,7 @@ bool KvPoolBlocks::put(std::string_view key, std::uint32_t number) {
   check_mine(number, "is put, and this process has not leased it");
   if (!change) return false;
   if (index_.record(number).state != KvState::none) refuse(number, "is put, and has a key already");
-  if (index_.entry(space_, name) != kNoBlock) return false;
+  if (index_.entry(space_, name) != kNoBlock || index_.drains(number)) return false;
   index_.insert(number, name, KvState::whole);
   return true;
 }

@@ -35,11 +35,15 @@ class KvIndex {
   /// Returns whether the block is one of an open extent of the namespace.
   bool is_of(std::uint32_t block, std::uint32_t space) const noexcept;
 
+  /// Returns whether the extent of a block leaves the namespace with its last lease: the block is given no key.
+  bool drains(std::uint32_t block) const noexcept { return extent_of(block).drains != 0; }
+
   /// Returns the first block of the bucket of a key.
   std::uint32_t& bucket(std::uint32_t space, const KvKey& key) const noexcept;
   /// Returns the block of a key; kNoBlock for none.
   std::uint32_t entry(std::uint32_t space, const KvKey& key) const noexcept;
-  /// Makes the block that of a key: written by a group, or whole. REQUIRES: the key has no block, and the block no key.
+  /// Makes the block that of a key: written by a group, or whole. REQUIRES: the key has no block, the block no key, and its
+  /// extent does not drain.
   void insert(std::uint32_t block, const KvKey& key, KvState state, std::uint32_t group = 0) noexcept;
   void remove(std::uint32_t block) noexcept;
   /// Makes a written block visible.

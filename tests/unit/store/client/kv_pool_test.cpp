@@ -212,6 +212,21 @@ TEST_F(KvPoolTest, ANamespaceGetsTheExtentOfAnotherOneOnceItsLeasesHaveEnded) {
   EXPECT_EQ(pool_->stats().blocks, 0u);
 }
 
+TEST_F(KvPoolTest, ABlockWhoseExtentGoesToAnotherNamespaceGetsNoKey) {
+  Numbers rest = pool_->allocate(kBlocks);
+  const Numbers kept{0, kRecords};  // one of each extent
+  std::erase_if(rest, [](std::uint32_t block) { return block % kRecords == 0; });
+  pool_->release(rest);
+  KvPoolBlocks other(control_, {.block_bytes = 16, .space = "other"});
+  expect_refused([&] { other.allocate(1); }, ErrorCode::out_of_memory);
+  EXPECT_FALSE(pool_->put("a", kept[0])) << "the extent with the fewest leases, here the first one, drains";
+  EXPECT_TRUE(pool_->put("b", kept[1]));
+  pool_->release(kept);
+  EXPECT_EQ(other.allocate(4).size(), 4u);
+  EXPECT_FALSE(find("a"));
+  EXPECT_EQ(find("b"), kept[1]);
+}
+
 TEST_F(KvPoolTest, TheRowOfANamespaceWithoutMemoryIsUsedAgainAndItsUsersOpenItAgain) {
   pool_->stats();
   for (std::uint32_t i = 0; i < kKvSpaces; ++i)
