@@ -13,7 +13,6 @@
 #include <chrono>
 #include <climits>
 #include <csignal>
-#include <cstdio>
 #include <thread>
 #include <tuple>
 
@@ -25,8 +24,8 @@
 #include "os/random.h"
 #include "store/format/link.h"
 #include "store/format/message.h"
-#include "store/keeper/catalog.h"
 #include "store/keeper/guard.h"
+#include "store/keeper/index.h"
 #include "store/keeper/partner.h"
 #include "store/keeper/worker.h"
 
@@ -34,74 +33,6 @@ namespace onecopy::store {
 namespace {
 
 constexpr std::chrono::seconds kEndOfTheLastOne{2};
-
-/// Returns the number from which versions are counted if nobody knows which numbers were used: higher than all that
-/// were counted from 1 with a version a second since 2020.
-std::uint64_t number_of_now() {
-  constexpr std::chrono::sys_days k2020 = std::chrono::year(2020) / 1 / 1;
-  const auto since = std::chrono::system_clock::now() - k2020;
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(since).count());
-}
-
-/// Makes a log on the file system of the path, without a name. The worker puts its records in the place of the present
-/// index once it is the only one.
-Log make_nameless_log(const std::string& path) {
-  const std::string name = path + ".nameless";
-  Log log = Log::create(name);
-  ::unlink(name.c_str());
-  return log;
-}
-
-/// Takes all versions out of an index of an earlier boot, whose memory is gone. Their numbers stay.
-Log without_versions(const Log& index, const std::string& path) {
-  Catalog catalog;
-  index.for_each([&](const Record& record) { catalog.apply(record); });
-  Log fresh = make_nameless_log(path);
-  for (const Record& record : catalog.records()) {
-    if (record.kind == Record::Kind::join || record.kind == Record::Kind::part) continue;
-    fresh.append(record);
-    if (record.kind == Record::Kind::publish) fresh.append({.kind = Record::Kind::drop, .id = record.id});
-  }
-  return fresh;
-}
-
-/// Makes an index in place of one that was lost.
-void begin_index(Holdings& holdings, std::uint64_t floor) {
-  holdings.knows_all = false;
-  holdings.index = Log::create(holdings.index_path);
-  Record record{.kind = Record::Kind::floor};
-  record.version.number = floor;
-  if (floor != 0) holdings.index.append(record);
-}
-
-/// Opens the index that earlier keepers left at the path of the holdings. Begins a new one if there is none. An index
-/// of an earlier boot keeps its numbers and loses its versions. An index that cannot be read is put aside, and the
-/// numbers of the new one begin above all that it may contain. Throws system, out_of_memory.
-void open_index(Holdings& holdings) {
-  Fd file;
-  try {
-    file = open_file(holdings.index_path, O_RDWR);
-  } catch (const Error& error) {
-    if (error.vendor_code() == ENOENT) return begin_index(holdings, 0);
-    throw;
-  }
-  try {
-    holdings.index = Log::open(std::move(file));
-    if (holdings.index.catch_up() == Log::State::whole) {
-      if (!holdings.index.is_of_this_boot())
-        holdings.index = without_versions(holdings.index, holdings.index_path);
-      return;
-    }
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::bad_handle && error.code() != ErrorCode::protocol) throw;
-  }
-  const std::string aside = holdings.index_path + ".unreadable";
-  std::rename(holdings.index_path.c_str(), aside.c_str());
-  begin_index(holdings, number_of_now());
-  holdings.trouble =
-      fmt::format("the store cannot read its index, which is {} now; the numbers of versions go on from {}",
-                  aside, number_of_now());
-}
 
 /// Raises the limit of descriptors as far as possible, because each version needs some.
 void raise_descriptor_limit() {
@@ -160,7 +91,10 @@ Holdings prepare(const Places& places, const Limits& limits) {
   holdings.keeper = random_value<Token>();
   holdings.limits = limits;
   holdings.index_path = holdings.places.index();
-  open_index(holdings);
+  FoundIndex found = open_index(holdings.index_path);
+  holdings.index = std::move(found.log);
+  holdings.knows_all = found.knows_all;
+  holdings.trouble = std::move(found.trouble);
   holdings.signals = block_signals();
   std::tie(holdings.listener, holdings.secret) = holdings.places.listen();
   return holdings;

@@ -2,7 +2,7 @@
 #include "store/keeper/log.h"
 
 #include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <cerrno>
@@ -10,7 +10,6 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
-#include "os/file.h"
 #include "os/memfd.h"
 #include "os/process.h"
 
@@ -20,7 +19,6 @@ namespace {
 constexpr std::array<char, 8> kLogMagic{'1', 'c', 'o', 'p', 'y', 'i', 'd', 'x'};
 constexpr std::uint32_t kLogVersion = 2;  // which contains all records of version 1
 constexpr std::uint32_t kMaxRecord = 1u << 20;
-constexpr std::uint64_t kPage = 4096;
 
 /// The begin of the file.
 struct FileHead {
@@ -39,7 +37,8 @@ struct RecordHead {
 /// Writes all bytes at an offset. Throws out_of_memory if the disk is full, and system.
 void write_at(const Fd& fd, ByteSpan bytes, std::uint64_t offset) {
   while (!bytes.empty()) {
-    const ssize_t done = ::pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    const ssize_t done =
+        index_calls.pwrite(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0)
       throw_errno("cannot write the index in the directory of the store, and nothing was changed", errno,
@@ -54,7 +53,7 @@ void write_at(const Fd& fd, ByteSpan bytes, std::uint64_t offset) {
 
 Log Log::create(const std::string& path) {
   ::unlink(path.c_str());  // another log may be open under this name
-  Log log(open_file(path, O_RDWR | O_CREAT | O_EXCL));
+  Log log(index_calls.open(path, O_RDWR | O_CREAT | O_EXCL, 0600));
   const FileHead head{.boot = boot_id()};
   write_at(log.fd_, std::as_bytes(std::span(&head, 1)), 0);
   log.end_ = sizeof head;
@@ -64,8 +63,9 @@ Log Log::create(const std::string& path) {
 Log Log::open(Fd fd) {
   FileHead head{};
   try {
-    read_exactly(fd, std::as_writable_bytes(std::span(&head, 1)), 0);
-  } catch (const Error&) {
+    index_calls.read(fd, std::as_writable_bytes(std::span(&head, 1)), 0);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::bad_file) throw;
     head.magic = {};
   }
   if (head.magic != kLogMagic || head.version == 0 || head.version > kLogVersion)
@@ -77,7 +77,7 @@ Log Log::open(Fd fd) {
 
 bool Log::is_of_this_boot() const {
   FileHead head{};
-  read_exactly(fd_, std::as_writable_bytes(std::span(&head, 1)), 0);
+  index_calls.read(fd_, std::as_writable_bytes(std::span(&head, 1)), 0);
   return head.boot == boot_id();
 }
 
@@ -85,8 +85,28 @@ Log::State Log::catch_up() {
   std::uint64_t next = end_;
   while (!at(end_, next).empty()) end_ = next;
   const std::uint64_t size = file_size(fd_);
-  // The kernel writes whole pages, so an interrupted append ends with one, and nothing follows it.
-  return end_ == size || (next > size && size % kPage == 0) ? State::whole : State::damaged;
+  // An interrupted append ends before its record does, and nothing follows it.
+  return end_ == size || (next > size && !has_record_after(end_, size)) ? State::whole : State::damaged;
+}
+
+/// Returns whether a record begins after an offset, which proves that the bytes at the offset were a whole record once.
+bool Log::has_record_after(std::uint64_t offset, std::uint64_t size) const {
+  if (size - offset > sizeof(RecordHead) + kMaxRecord) return true;
+  std::uint64_t next = 0;
+  while (++offset < size)
+    if (!at(offset, next).empty()) return true;
+  return false;
+}
+
+/// Removes the bytes after the last record, which would otherwise follow a shorter record.
+void Log::cut_rest() const {
+  if (file_size(fd_) != end_ && index_calls.ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0)
+    throw_errno("cannot remove the rest of an interrupted append from the index of the store", errno);
+}
+
+bool Log::has_name() const {
+  struct stat status {};
+  return ::fstat(fd_.get(), &status) == 0 && status.st_nlink != 0;
 }
 
 void Log::append(const Record& record) {
@@ -96,10 +116,12 @@ void Log::append(const Record& record) {
   write_value(bytes.data(), head);
   std::copy(body.begin(), body.end(), bytes.begin() + sizeof head);
   point("store.index.append");
+  cut_rest();
   try {
     write_at(fd_, bytes, end_);
   } catch (const Error&) {
-    if (::ftruncate(fd_.get(), static_cast<off_t>(end_)) != 0) errno = 0;  // the rest ends the log as well
+    index_calls.ftruncate(fd_.get(),
+                          static_cast<off_t>(end_));  // if that fails, the next append removes the rest
     throw;
   }
   point("store.index.committed");
@@ -111,12 +133,12 @@ Bytes Log::at(std::uint64_t offset, std::uint64_t& next) const {
   next = offset + sizeof(RecordHead);
   if (next > size) return {};
   RecordHead head{};
-  read_exactly(fd_, std::as_writable_bytes(std::span(&head, 1)), offset);
+  index_calls.read(fd_, std::as_writable_bytes(std::span(&head, 1)), offset);
   if (head.size == 0 || head.size > kMaxRecord) return {};
   offset = std::exchange(next, next + head.size);
   if (next > size) return {};
   Bytes record(head.size);
-  read_exactly(fd_, record, offset);
+  index_calls.read(fd_, record, offset);
   return crc32c(record) == head.crc ? record : Bytes();
 }
 

@@ -124,6 +124,7 @@ void Worker::look_after_places() {
     const auto state = place_watch_.look(Clock::now(), holdings_.places, listener, holdings_.secret);
     if (state == HeldPlaces::State::made_again) {
       holdings_.index_path = holdings_.places.index();
+      must_rewrite_ = true;
       rewrite_index();
     }
   } catch (const Error& error) {

@@ -9,7 +9,7 @@
 #include "os/log.h"
 #include "os/memfd.h"
 #include "os/read_lock.h"
-#include "os/replacing_file.h"
+#include "store/keeper/index.h"
 #include "store/keeper/version_files.h"
 #include "store/keeper/worker.h"
 
@@ -52,23 +52,27 @@ bool Worker::may_be_read(std::uint64_t id) const {
 
 /// Appends a record. Writes the index anew when it has grown.
 void Worker::write(const Record& record) {
-  if (holdings_.index.used() > max_index_) rewrite_index();
+  if (must_rewrite_) replace_index();
+  else if (holdings_.index.used() > max_index_) rewrite_index();
   holdings_.index.append(record);
   log_change(record, rules_.catalog());
 }
 
 /// Writes a new index, with records of all that exists now. Nothing is appended to the old one after the new one has
-/// taken its place. If that fails, the old one stays, which has the same meaning.
+/// taken its place, nor to the new one before the guard has it.
+void Worker::replace_index() {
+  holdings_.index = store::replace_index(holdings_.index_path, rules_.records());
+  must_rewrite_ = true;
+  point("store.index.rewritten");
+  const int fd = holdings_.index.fd().get();
+  guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
+  must_rewrite_ = false;
+}
+
+/// Writes a new index. If that fails, the old one stays, which has the same meaning.
 void Worker::rewrite_index() noexcept {
   try {
-    const std::string fresh = holdings_.index_path + ".new";
-    Log index = Log::create(fresh);
-    for (const Record& record : rules_.records()) index.append(record);
-    rename_over(fresh, holdings_.index_path);
-    point("store.index.rewritten");
-    const int fd = index.fd().get();
-    guard_.tell(Partner::Kind::index, 0, std::span(&fd, 1));
-    holdings_.index = std::move(index);
+    replace_index();
   } catch (const std::exception& error) {
     log_warning("the store goes on with its old index: {}", error.what());
   }
@@ -79,6 +83,7 @@ void Worker::rewrite_index() noexcept {
 /// ended: their publishers ask again.
 void Worker::recover() {
   holdings_.index.catch_up();
+  must_rewrite_ = !holdings_.index.has_name();  // no other keeper would find its records
   holdings_.index.for_each([this](const Record& record) { rules_.replay(record); });
   std::vector<std::uint64_t> unknown;
   for (const auto& [id, fds] : holdings_.versions)

@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <thread>
@@ -30,6 +33,7 @@
 #include "share/session.h"
 #include "store/client/state.h"
 #include "store/keeper/keeper.h"
+#include "store/keeper/log.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/eventually.h"
@@ -877,6 +881,35 @@ TEST_F(StoreTest, HasAllVersionsHoweverOftenItsWorkerWasKilled) {
     EXPECT_EQ(value_of(store.open("x")), static_cast<float>(number));
     EXPECT_EQ(store.list().at(0).versions.size(), static_cast<std::size_t>(number));
   }
+}
+
+int rename_unless_refused(const char* from, const char* to) {
+  if (!std::filesystem::exists(std::string(to) + ".refused")) return ::rename(from, to);
+  errno = EIO;
+  return -1;
+}
+
+/// The index is of an earlier boot, so the keeper has its numbers in a file without a name, which only its halves have.
+TEST_F(StoreTest, PublishesNothingIntoAnIndexThatNoOtherKeeperWouldFind) {
+  {
+    Store store = start();
+    publish(store, kCpu, 1);
+    kill_both();
+  }
+  const std::string index = directory_ + "/index";
+  std::fstream(index, std::ios::in | std::ios::out | std::ios::binary).seekp(16).write("\xff\xff", 2);
+  std::ofstream(index + ".refused").close();
+  index_calls.rename = rename_unless_refused;
+  {
+    Store store = start();
+    onecopy::testing::expect_refusal(ErrorCode::system, {"index"}, [&] { publish(store, kCpu, 2); });
+    std::filesystem::remove(index + ".refused");
+    EXPECT_EQ(publish(store, kCpu, 2), 2u);
+    kill_both();
+  }
+  index_calls = {};
+  Store store = start();
+  EXPECT_EQ(publish(store, kCpu, 3), 3u);
 }
 
 TEST_F(StoreTest, DropsWhatItsNewWorkerPublishedAtOnce) {
