@@ -14,7 +14,7 @@
 #include "rows.h"
 #include "support/samples.h"
 #include "support/two_networks.h"
-#include "transport/ucx/ucp.h"
+#include "transport/fabric.h"
 
 namespace onecopy::bench {
 namespace {
@@ -161,7 +161,7 @@ void measure_cuts(Row& row, const Effort& effort, const char* fabric) {
 
 bool has_ucx(Row& row) {
   try {
-    ucx::Library::get();
+    transport::require_fabric("ucx");
     return true;
   } catch (const Error& error) {
     row.note(fmt::format("not measured over UCX: {}", error.what()));

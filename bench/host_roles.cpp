@@ -31,8 +31,8 @@
 #include "support/hex.h"
 #include "support/samples.h"
 #include "support/two_networks.h"
+#include "transport/fabric.h"
 #include "transport/tls/tls_stream.h"
-#include "transport/ucx/ucp.h"
 
 namespace onecopy::bench {
 namespace {
@@ -57,7 +57,7 @@ void keep_under_way(std::size_t most, std::int64_t count, Begin&& begin) {
 
 /// Returns a command of ucx_perftest, which lies beside the library that rpc uses.
 std::string perftest(const std::string& arguments) {
-  const std::string library = ucx::Library::get().path(), end = "/lib/libucp.so.0";
+  const std::string library = transport::find_fabric("ucx").path, end = "/lib/libucp.so.0";
   const std::string root = library.substr(0, library.size() - std::min(library.size(), end.size()));
   return fmt::format(
       "UCX_TLS=tcp LD_LIBRARY_PATH={0}/lib:{0}/../libucx_cu13.libs {0}/bin/ucx_perftest -p {1} {2}", root,

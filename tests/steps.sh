@@ -172,7 +172,7 @@ seams_steps() {
   [ "${ONECOPY_NIGHTLY:-OFF}" = OFF ] || files+=(binding/test_queue.py store/test_store.py)
   is_there python && [ -d "$VENV" ] || { skip "seams" "python3 with its headers and venv is not installed"; return 0; }
   step "seams: configure" "$CMAKE" --preset seams -DPython_EXECUTABLE="$VENV/bin/python" || return 0
-  step "seams: build" "$CMAKE" --build --preset seams --target device_tests memory_tests onecopy_command onecopy_python || return 0
+  step "seams: build" "$CMAKE" --build --preset seams --target device_tests memory_tests transport_tests onecopy_command onecopy_python || return 0
   ctest_step "seams: tests" seams -E 'PinnedPagesOfAscend|AnExtensionsMemoryIsAscends'  # of Ascend, beside others' tests
   ! is_editable || step "seams: package" install_package
   PYTHONPATH=$package pytest_step "seams: python tests" "${files[@]/#/python/tests/}"

@@ -12,7 +12,7 @@
 #include "probe.h"
 #include "probe_devices.h"
 #include "text.h"
-#include "transport/ucx/ucx_context.h"
+#include "transport/fabric.h"
 
 namespace onecopy::cli {
 namespace {
@@ -136,10 +136,10 @@ Finding probe_openssl() {
 
 Finding probe_ucx() {
   try {
-    const ucx::Library& library = ucx::Library::get();
+    const transport::FoundFabric found = transport::find_fabric("ucx");
     return works(fmt::format(
         "{}: UCX {} with {}, for ONECOPY_RPC_FABRIC=ucx. What goes over it between hosts is not encrypted",
-        library.path(), library.version(), fmt::join(ucx::find_devices(), ", ")));
+        found.path, found.version, fmt::join(found.devices, ", ")));
   } catch (const Error& error) {
     return missing(error.what(), "Calls between hosts go over TLS without it.");
   }

@@ -2,20 +2,42 @@
 #include "transport/fabric.h"
 
 #include "core/throw_error.h"
+#ifndef ONECOPY_WITHOUT_UCX
 #include "transport/ucx/ucp.h"
+#include "transport/ucx/ucx_context.h"
 #include "transport/ucx/ucx_worker.h"
+#endif
 
 namespace onecopy::transport {
 
 void require_fabric(std::string_view name) {
   if (name != "ucx") throw_error(ErrorCode::invalid_argument, "no fabric is called \"{}\"", name);
+#ifdef ONECOPY_WITHOUT_UCX
+  throw Error(ErrorCode::unsupported,
+              "this onecopy was built without UCX: build it with -DONECOPY_UCX=ON, or use \"tls\"");
+#else
   ucx::Library::get();
+#endif
 }
 
-std::shared_ptr<Fabric> make_fabric(std::string_view name, EventLoop& loop,
-                                    std::chrono::milliseconds peer_timeout) {
+FoundFabric find_fabric(std::string_view name) {
   require_fabric(name);
+#ifdef ONECOPY_WITHOUT_UCX
+  return {};
+#else
+  const ucx::Library& library = ucx::Library::get();
+  return {library.path(), library.version(), ucx::find_devices()};
+#endif
+}
+
+std::shared_ptr<Fabric> make_fabric(std::string_view name, [[maybe_unused]] EventLoop& loop,
+                                    [[maybe_unused]] std::chrono::milliseconds peer_timeout) {
+  require_fabric(name);
+#ifdef ONECOPY_WITHOUT_UCX
+  return nullptr;
+#else
   return std::make_shared<UcxWorker>(loop, peer_timeout);
+#endif
 }
 
 }  // namespace onecopy::transport

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
@@ -68,8 +70,16 @@ class Fabric {
   virtual void stop() noexcept = 0;
 };
 
-/// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing.
+/// A fabric's library and what it finds on this machine.
+struct FoundFabric {
+  std::string path, version;
+  std::vector<std::string> devices;  ///< with their transports, such as "tcp/eth0"
+};
+
+/// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing or this build has no such fabric.
 void require_fabric(std::string_view name);
+/// Loads the fabric's library. Throws what require_fabric() throws, and system.
+FoundFabric find_fabric(std::string_view name);
 /// Makes the fabric of that name, which the channels keep. Throws what require_fabric() throws, and system.
 std::shared_ptr<Fabric> make_fabric(std::string_view name, EventLoop& loop,
                                     std::chrono::milliseconds peer_timeout);

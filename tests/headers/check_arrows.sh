@@ -38,8 +38,8 @@ for index in "${!floors[@]}"; do
   [ -z "$above" ] && continue
   report "store/$room must not include a room of store above it:" "$(includes "store/($above)/" "src/store/$room")"
 done
-report "only src/transport/fabric.cpp and a fabric's own folder, and the command that looks for it, may name a fabric:" \
-  "$(includes 'transport/ucx/' src/rpc src/store src/transport python/src | grep -vE '^src/transport/(fabric\.cpp|ucx/)')"
+report "only src/transport/fabric.cpp and a fabric's own folder may name a fabric:" \
+  "$(includes 'transport/ucx/' src/rpc src/store src/transport src/cli python/src bench tests/unit/rpc | grep -vE '^src/transport/(fabric\.cpp|ucx/)')"
 report "graph is beside share, above memory:" \
   "$(includes '(onecopy/)?(share|channel|transport|rpc|store|cli)/' include/onecopy/graph src/graph;
      includes '(onecopy/)?graph/' include/onecopy/{core,os,peer,device,memory,share,channel,rpc,store} src/{core,os,peer,device,memory,share,channel,transport,rpc,store})"

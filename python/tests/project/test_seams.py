@@ -3,6 +3,8 @@
 without these parts."""
 
 import importlib.util
+import pathlib
+import subprocess
 
 import pytest
 
@@ -41,6 +43,18 @@ BACKWARD = """
 """
 
 
+OVER_UCX = """
+    import sys
+    import onecopy, onecopy.rpc as rpc
+
+    try:
+        rpc.init("only", rank=0, world_size=1, rendezvous=f"file://{sys.argv[1]}", transport="ucx")
+        rpc.shutdown()
+    except onecopy.Unsupported as error:
+        print(error)
+"""
+
+
 def test_a_package_has_both_halves_of_distributed_or_none():
     is_there = importlib.util.find_spec("onecopy.distributed") is not None
     assert hasattr(onecopy._core, "_Evaluation") == is_there
@@ -57,6 +71,17 @@ def test_a_backward_pass_without_distributed_says_how_to_build_it(run_python, tm
     out = run_python(BACKWARD, str(tmp_path / "meeting"))
     assert out.startswith("onecopy.distributed distributed autograd needs the package onecopy.distributed")
     assert "ONECOPY_DISTRIBUTED=ON" in out
+
+
+def test_doctor_and_rpc_agree_whether_the_build_has_ucx(run_python, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONECOPY_RPC_KEY", "a secret of this test, of 40 characters..")
+    monkeypatch.setenv("ONECOPY_RPC_LISTEN", "127.0.0.1:0")
+    built = pathlib.Path(onecopy._core.__file__).parents[2] / "bin/onecopy"
+    command = built if built.exists() else onecopy.store._command()
+    said = subprocess.run([command, "doctor"], capture_output=True, text=True, check=False).stdout
+    is_left_out = "built without UCX: build it with -DONECOPY_UCX=ON" in " ".join(said.split())
+    out = run_python(OVER_UCX, str(tmp_path / "meeting"), stderr=None)
+    assert ("ONECOPY_UCX=ON" in out) == is_left_out, said
 
 
 def test_processes_call_each_other_without_the_parts(run_file, repository):

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "support/watchdog.h"
-#include "transport/ucx/ucp.h"
+#include "transport/fabric.h"
 #include "unit/rpc/meeting.h"
 
 namespace onecopy::rpc {
@@ -32,7 +32,7 @@ class Environment {
 inline std::string ucx_obstacle(const std::string& fabric) {
   if (fabric != "ucx") return "";
   try {
-    ucx::Library::get();
+    transport::require_fabric(fabric);
     return "";
   } catch (const Error& error) {
     return std::string("wants UCX: ") + error.what();
