@@ -31,6 +31,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAnyTime{-1};
 constexpr milliseconds kAnswerTakes{60'000};
 
+std::string object_name(std::uint64_t object) { return fmt::format("object {}", object); }
+
 Layout row(std::uint64_t bytes) { return {DType::u8, {static_cast<std::int64_t>(bytes)}}; }
 
 /// The bytes so many times: a number that goes with a tensor through a queue.
@@ -238,6 +240,17 @@ Result Agent::run(const Command& c, std::vector<Fd>& fds) {
       break;
     case Op::unpin: unpin(tensors_.at(c.ref)); break;
     case Op::trim: onecopy::trim(); break;
+    case Op::publish: {
+      const std::vector<store::TensorSpec> tensors{{"w", row(c.size)}};
+      store::Draft draft = store_at_hand().draft(object_name(c.other), tensors, kCpu, {.keep = 1});
+      fill(draft.tensor(0), c.block, 0);
+      result.numbers.push_back(draft.publish());
+      break;
+    }
+    case Op::open_version:
+      tensors_[c.ref] = store_at_hand().open(object_name(c.other)).tensor(0);
+      result.seen.push_back(read(tensors_[c.ref]));
+      break;
     case Op::write: fill(tensors_.at(c.ref), c.block, c.version); break;
     case Op::drop:
       if (tensors_.erase(c.ref) == 0) handles_.erase(c.ref);
@@ -255,6 +268,7 @@ Result Agent::run(const Command& c, std::vector<Fd>& fds) {
     case Op::leave: queues_.erase(c.queue); break;
     case Op::fork: is_child_ = fork_with(fds); break;
     case Op::settle:
+      store_.reset();
       result.numbers = settle(milliseconds(c.wait_ms), c.size);
       result.text = who_has_what();
       break;
@@ -264,6 +278,11 @@ Result Agent::run(const Command& c, std::vector<Fd>& fds) {
     case Op::linger: break;  // once it has answered
   }
   return result;
+}
+
+store::Store& Agent::store_at_hand() {
+  if (!store_) store_.emplace(store::Store::connect({.autostart = false}));
+  return *store_;
 }
 
 void Agent::put(const Command& c, Result& result) {
@@ -293,7 +312,7 @@ void Agent::get(const Command& c, Result& result) {
   std::uint64_t ref = c.ref;
   for (const Tensor& tensor : tensors) {
     result.seen.push_back(read(tensor));
-    tensors_[ref++] = tensor.with_layout(row(storage(tensor).size()));
+    tensors_[ref++] = tensor.with_layout(row(bytes_of(tensor).size()));
   }
 }
 

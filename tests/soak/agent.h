@@ -6,6 +6,7 @@
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
+#include "onecopy/store/store.h"
 #include "os/unix_socket.h"
 #include "soak/commands.h"
 
@@ -28,12 +29,14 @@ class Agent {
   void say_hello();
   void put(const Command& command, Result& result);
   void get(const Command& command, Result& result);
+  store::Store& store_at_hand();
   void end_as(const Command& last);
 
   UnixSocket director_;
   std::map<std::uint64_t, Tensor> tensors_;
   std::map<std::uint64_t, Handle> handles_;
   std::map<std::uint64_t, Queue> queues_;
+  std::optional<store::Store> store_;
   bool is_child_ = false;  ///< since the last batch began
   bool has_ended_ = false;
 };

@@ -91,9 +91,9 @@ void fields(Coder& code, Result& r) {
 
 const char* name(Op op) noexcept {
   constexpr const char* kNames[] = {
-      "allocate", "share",        "keep",   "open",          "check", "write", "drop",
-      "create",   "connect",      "put",    "get",           "leave", "fork",  "exec",
-      "exit",     "exit_at_once", "linger", "check by card", "unpin", "trim",  "settle"};
+      "allocate", "share",         "keep",  "open",  "check",   "write",        "drop",  "create",
+      "connect",  "put",           "get",   "leave", "fork",    "exec",         "exit",  "exit_at_once",
+      "linger",   "check by card", "unpin", "trim",  "publish", "open version", "settle"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

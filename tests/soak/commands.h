@@ -32,6 +32,8 @@ enum class Op : std::uint8_t {
   check_by_card,  ///< pins `ref`, and reads it through a card; itself where a card cannot be used
   unpin,          ///< `ref`
   trim,           ///< gives memory back, and unpins where no tensor lies
+  publish,        ///< a new version of the object `other`, filled for `block`; answers its number
+  open_version,   ///< opens the current version of the object `other` under `ref`, and reads it
   settle,         ///< waits until nothing is held, of `size` others, and answers `Result::numbers`
 };
 const char* name(Op op) noexcept;

@@ -40,6 +40,7 @@ constexpr std::size_t kStepsForADeath = 24;
 constexpr std::uint64_t kStepsForACensus = 20'000;
 constexpr std::uint32_t kSettlesIn = 30'000;
 constexpr std::size_t kKeptBlocks = 60;
+constexpr std::uint64_t kRoundsForAHalf = 12, kRoundsForBothHalves = 100;
 
 std::string make_folder() {
   std::string folder = "/dev/shm/onecopy-soak-XXXXXX";
@@ -59,12 +60,15 @@ void send_signal(const Fd& pidfd, int number) noexcept {
 Director::Director(const Options& options)
     : options_(options), folder_(make_folder()), judge_(model_, counters_, options.seed) {
   if (options.has_card) planner_.use_card(), judge_.use_card();
+  if (!options.has_card && !options.has_user_namespaces) keeper_.emplace(folder_ + ".store");
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   next_census_ = kStepsForACensus;
+  if (keeper_) planner_.use_store(), keeper_->start();
 }
 
 Director::~Director() {
   for (const auto& [id, agent] : agents_) send_signal(agent.pidfd, SIGKILL);
+  keeper_.reset();
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
 }
@@ -129,6 +133,7 @@ void Director::run_round() {
   for (const Part& part : parts) judge(part);
   for (const Part& part : parts) bury(part);
   reap();
+  if (keeper_ && random_.one_in(kRoundsForBothHalves)) replace_keeper();
 }
 
 Director::Parts Director::choose_parts() {
@@ -151,6 +156,8 @@ Director::Parts Director::choose_parts() {
     part.strikes_after = microseconds(random_.below(std::uint64_t{1} << (3 + random_.below(9))));
     part.stopped_for = microseconds(random_.one_in(200) ? 2'500'000 : random_.below(30'000));
   }
+  strike_at_keeper_.reset();
+  if (keeper_ && random_.one_in(kRoundsForAHalf)) strike_at_keeper_ = random_.below(1 << 13);
   std::size_t missing = options_.agents - std::min(options_.agents, agents_.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = parts[i];
@@ -210,6 +217,10 @@ void Director::strike(Parts& parts) {
   std::stable_sort(signals.begin(), signals.end(),
                    [](const auto& a, const auto& b) { return a.at < b.at; });
   const auto begin = Clock::now();
+  if (strike_at_keeper_) {
+    std::this_thread::sleep_until(begin + microseconds(*strike_at_keeper_ / 2));
+    kill_half(*strike_at_keeper_);
+  }
   for (const Signal& signal : signals) {
     std::this_thread::sleep_until(begin + signal.at);
     if (signal.number == SIGKILL) struck_.insert(signal.agent->pid);
@@ -384,6 +395,7 @@ void Director::take_census() {
         if (part.answer->results[0].kind == Result::Kind::done)
           judge_.settled(part.agent, part.answer->results[0], others, pinned_.contains(part.agent));
       });
+  if (keeper_) look_for_versions();
   std::erase_if(pinned_, [this](Id owner) { return !agents_.contains(owner); });
 }
 
@@ -429,6 +441,7 @@ std::vector<Planned> Director::let_go(Id agent) {
 void Director::end_all() {
   if (is_hung_) {
     for (const auto& [id, agent] : agents_) send_signal(agent.pidfd, SIGKILL);
+    if (keeper_) keeper_->kill_both();
     while (::waitpid(-1, nullptr, 0) > 0) {
     }
     return agents_.clear();
@@ -449,6 +462,7 @@ void Director::end_all() {
     ++counters_.deaths;
   }
   agents_.clear();
+  if (keeper_ && !keeper_->end()) judge_.fault(counters_.left_behind, "the keeper does not end", {});
   const auto end = Clock::now() + kDeadline;
   int status = 0;
   for (int pid; (pid = ::waitpid(-1, &status, WNOHANG)) >= 0 && Clock::now() < end;) {
@@ -457,6 +471,42 @@ void Director::end_all() {
     else if (WEXITSTATUS(status) != 0) note_crash({pid, -WEXITSTATUS(status)});
   }
   if (errno != ECHILD) judge_.fault(counters_.left_behind, "a process that nobody knows is left", {});
+}
+
+/// The other half replaces it, while agents publish and open versions.
+void Director::kill_half(std::uint64_t choice) {
+  const std::optional<int> pid = keeper_->kill_half(choice);
+  if (!pid) return;
+  judge_.note(fmt::format("pid {} of the keeper is killed", *pid));
+  struck_.insert(*pid);
+  ++counters_.keeper_deaths;
+}
+
+/// Only processes that hold versions have their memory afterwards.
+void Director::replace_keeper() {
+  judge_.note("both halves of the keeper are killed");
+  for (const int pid : keeper_->kill_both()) struck_.insert(pid), ++counters_.keeper_deaths;
+  reap();
+  model_.lose_store();
+  keeper_->start();
+}
+
+/// Nobody holds a tensor of a version now, so each half has the current versions alone, and those that agents map: a forked agent
+/// maps what its parent sent, if the parent has ended first, until the agent ends as well.
+void Director::look_for_versions() {
+  const auto unread = [this] {
+    std::vector<int> pids;
+    for (const auto& [id, agent] : agents_) pids.push_back(agent.pid);
+    return keeper_->count_unread(pids);
+  };
+  const auto end = Clock::now() + milliseconds(kSettlesIn);
+  while (unread() > model_.objects.size() && Clock::now() < end)
+    std::this_thread::sleep_for(milliseconds(5));
+  if (const std::size_t left = unread(); left > model_.objects.size())
+    judge_.fault(counters_.left_behind,
+                 fmt::format("the keeper has {} versions that nobody reads, of {} objects", left,
+                             model_.objects.size()),
+                 {});
 }
 
 /// The next start of any process of the user removes the files of killed processes.

@@ -12,6 +12,7 @@
 #include "os/fd.h"
 #include "os/unix_socket.h"
 #include "soak/judge.h"
+#include "soak/keeper.h"
 #include "soak/model.h"
 #include "soak/planner.h"
 
@@ -28,7 +29,8 @@ struct Options {
 };
 
 /// Runs agents in rounds: a few of them get a batch each at the same time; some are stopped, killed, or end in it. In
-/// between, all let go of everything, and must have nothing left.
+/// between, all let go of everything, and must have nothing left. They also publish and open versions of a store of their own, of whose
+/// keeper one half is killed now and then, and both between two rounds.
 ///
 /// It uses nothing of the library but its sockets, so that its forks are plain.
 /// Thread safety: used by one thread. REQUIRES: this process has no other children.
@@ -90,6 +92,11 @@ class Director {
   void end_all();
   void look_for_files();
 
+  // The store.
+  void kill_half(std::uint64_t choice);
+  void replace_keeper();
+  void look_for_versions();
+
   const Options options_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::string folder_;  ///< for named files
@@ -98,11 +105,13 @@ class Director {
   Random random_;
   Planner planner_{model_, random_};
   Judge judge_;
+  std::optional<Keeper> keeper_;
   std::map<Id, Agent> agents_;
   std::set<Id> pinned_;   ///< owners of items of a putter that has died since
   std::set<int> struck_;  ///< pids that were killed here
   std::uint64_t rounds_ = 0;
   std::uint64_t next_census_ = 0;
+  std::optional<std::uint64_t> strike_at_keeper_;  ///< in this round, at one of its halves
   bool is_hung_ = false;
 };
 

@@ -32,12 +32,14 @@ std::string block_name(Id block) { return fmt::format("block {}", block); }
 
 std::string Counters::str() const {
   return fmt::format(
-      "steps {}, processes {}, deaths {}, stops {}, opens {}, puts {}, gets {}, reads by a card {}, "
+      "steps {}, processes {}, deaths {}, stops {}, opens {}, puts {}, gets {}, versions {}, received "
+      "tensors of versions {}, deaths of the keeper's halves {}, "
+      "reads by a card {}, "
       "slowest command {:.1f} s\n"
       "right: refusals {}, lost with all that kept it {} (of these another process had open {})\n"
       "wrong: refusals {}, lost {}, torn {}, left behind {}, crashes {}, hangs {}",
-      steps, processes, deaths, stops, opens, puts, gets, card_reads,
-      static_cast<double>(slowest_micros) / 1e6, right_refusals, right_losses, unasked_losses,
+      steps, processes, deaths, stops, opens, puts, gets, versions, sent_versions, keeper_deaths,
+      card_reads, static_cast<double>(slowest_micros) / 1e6, right_refusals, right_losses, unasked_losses,
       wrong_refusals, wrong_losses, torn, left_behind, crashes, hangs);
 }
 
@@ -93,6 +95,8 @@ void Judge::answered(Id agent, const Planned& planned, const Result& result) {
     case Op::put: put(agent, c, result); break;
     case Op::get: got(agent, planned, result); break;
     case Op::leave: model_.queues.at(c.queue).users.erase(agent); break;
+    case Op::publish: published(agent, c, result); break;
+    case Op::open_version: opened_version(agent, c, result); break;
     case Op::unpin:
     case Op::trim:
     case Op::fork:
@@ -129,6 +133,34 @@ void Judge::opened(Id agent, const Planned& planned, const Result& result) {
   compare(agent, planned.command, result.seen.at(0), planned.command.block);
 }
 
+void Judge::published(Id agent, const Command& c, const Result& result) {
+  ++counters_.versions;
+  model_.blocks[c.block] = {0, c.size, 0, {}};
+  ObjectModel& object = model_.objects[c.other];
+  const std::uint64_t number = result.numbers.at(0);
+  if (number <= object.last_number)
+    fault(
+        counters_.torn,
+        fmt::format("agent {}: {} gets the number {} after {}", agent, c.str(), number, object.last_number),
+        {fmt::format("other {}", c.other)});
+  object.ever.insert(c.block);
+  object = {{c.block}, std::move(object.ever), false, false, number};
+}
+
+void Judge::opened_version(Id agent, const Command& c, const Result& result) {
+  ++counters_.opens;
+  const Seen& seen = result.seen.at(0);
+  const ObjectModel& object = model_.objects[c.other];
+  if (!(object.may_be_older ? object.ever : object.current).contains(seen.block))
+    return fault(
+        counters_.torn,
+        fmt::format("agent {}: {} sees block {}, which is not current", agent, c.str(), seen.block),
+        {fmt::format("other {}", c.other), block_name(seen.block)});
+  model_.blocks.try_emplace(seen.block);  // an older one may be forgotten
+  model_.agents.at(agent).holds[c.ref] = {seen.block, false, true, {agent}};
+  compare(agent, c, seen, seen.block);
+}
+
 void Judge::compare(Id agent, const Command& command, const Seen& seen, Id block) {
   const std::uint64_t version = model_.blocks.at(block).version;
   if (seen.whole && seen.block == block && seen.version == version) return;
@@ -139,8 +171,14 @@ void Judge::compare(Id agent, const Command& command, const Seen& seen, Id block
 }
 
 Item Judge::item_of(Id agent, const Command& c) const {
-  Item item{agent, c.tag, c.size, {}, false, false};
-  for (const std::uint64_t ref : c.refs) item.blocks.push_back(model_.agents.at(agent).holds.at(ref).block);
+  Item item{agent, c.tag, c.size, {}, {}, false, false};
+  for (const std::uint64_t ref : c.refs) {
+    const Holding& holding = model_.agents.at(agent).holds.at(ref);
+    item.blocks.push_back(holding.block);
+    if (!holding.is_version) continue;
+    item.lenders.insert(agent);
+    item.lenders.insert(holding.lenders.begin(), holding.lenders.end());
+  }
   return item;
 }
 
@@ -172,7 +210,10 @@ void Judge::got(Id agent, const Planned& planned, const Result& result) {
       model_.pass_first(queue);
       std::uint64_t ref = c.ref;
       for (std::size_t i = 0; i < blocks.size(); ++i) {
-        model_.agents.at(agent).holds[ref++] = {item.blocks[i], false};
+        const bool is_version = model_.blocks.at(item.blocks[i]).owner == 0;
+        counters_.sent_versions += is_version ? 1 : 0;
+        model_.agents.at(agent).holds[ref++] = {item.blocks[i], false, is_version,
+                                                is_version ? item.lenders : std::set<Id>{}};
         compare(agent, c, result.seen[i], item.blocks[i]);
       }
       return;
@@ -236,6 +277,12 @@ void Judge::cut(Id agent, const Planned& planned) {
     holds[c.ref] = {c.block, false};
     model_.blocks[c.block] = {agent, c.size, 0, {}};
   }
+  if (c.op == Op::publish) {
+    model_.blocks[c.block] = {0, c.size, 0, {}};
+    model_.objects[c.other].current.insert(c.block);
+    model_.objects[c.other].ever.insert(c.block);
+  }
+  if (c.op == Op::open_version && c.block != 0) holds[c.ref] = {c.block, false, true, {agent}};
   if (!model_.queues.contains(c.queue)) return;
   QueueModel& queue = model_.queues.at(c.queue);
   if (c.op == Op::put) {

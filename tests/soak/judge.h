@@ -18,6 +18,9 @@ struct Counters {
   std::uint64_t opens = 0;
   std::uint64_t puts = 0;
   std::uint64_t gets = 0;
+  std::uint64_t versions = 0;       ///< that were published
+  std::uint64_t sent_versions = 0;  ///< tensors of versions that were received
+  std::uint64_t keeper_deaths = 0;  ///< of halves
   std::uint64_t card_reads = 0;
   std::uint64_t right_refusals = 0;
   std::uint64_t wrong_refusals = 0;
@@ -58,6 +61,8 @@ class Judge {
 
  private:
   void opened(Id agent, const Planned& planned, const Result& result);
+  void published(Id agent, const Command& command, const Result& result);
+  void opened_version(Id agent, const Command& command, const Result& result);
   void put(Id agent, const Command& command, const Result& result);
   void got(Id agent, const Planned& planned, const Result& result);
   void lost(Id agent, QueueModel& queue, const Planned& planned, const Result& result);

@@ -14,6 +14,7 @@
 #include "onecopy/core/error.h"
 #include "soak/agent.h"
 #include "soak/director.h"
+#include "store/keeper/keeper.h"
 #include "support/user_namespace.h"
 
 namespace {
@@ -96,6 +97,9 @@ int main(int argc, char** argv) {
     constexpr const char* kAgent = "--agent=";
     if (argc == 2 && std::strncmp(argv[1], kAgent, std::strlen(kAgent)) == 0)
       return run_agent(std::atoi(argv[1] + std::strlen(kAgent)));
+    constexpr const char* kKeeper = "--keeper=";
+    if (argc == 2 && std::strncmp(argv[1], kKeeper, std::strlen(kKeeper)) == 0)
+      return onecopy::store::serve(onecopy::store::Place(argv[1] + std::strlen(kKeeper)), {}), 0;
     return run_director(options_from(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "soak: %s\n", error.what());

@@ -29,7 +29,9 @@ bool Model::is_used(Id block) const {
   };
   return std::any_of(agents.begin(), agents.end(),
                      [&](const auto& each) { return holds(each.first, block); }) ||
-         std::any_of(queues.begin(), queues.end(), has);
+         std::any_of(queues.begin(), queues.end(), has) ||
+         std::any_of(objects.begin(), objects.end(),
+                     [&](const auto& object) { return object.second.current.contains(block); });
 }
 
 std::string Model::story_of(Id agent) const {
@@ -59,7 +61,8 @@ bool Model::serves(Id agent, const QueueModel& queue, const Item& item, Id owner
 
 bool Model::must_deliver(Id agent, const QueueModel& queue, const Item& item) const {
   const bool blocks_are_served = std::all_of(item.blocks.begin(), item.blocks.end(), [&](Id block) {
-    return serves(agent, queue, item, blocks.at(block).owner) || holds(agent, block);
+    const Id owner = blocks.at(block).owner;
+    return serves(agent, queue, item, owner) || (owner != 0 && holds(agent, block));
   });
   return blocks_are_served && (!item.is_elsewhere() || serves(agent, queue, item, item.putter));
 }
@@ -69,7 +72,7 @@ bool Model::is_held_elsewhere(const Item& item) const {
 }
 
 std::set<Id> Model::owners_of(const Item& item) const {
-  std::set<Id> owners;
+  std::set<Id> owners = item.lenders;
   for (const Id block : item.blocks)
     if (const auto at = blocks.find(block); at != blocks.end()) owners.insert(at->second.owner);
   return owners;
@@ -107,6 +110,10 @@ void Model::end(Id agent, const std::string& how) {
   ended[agent] = how;
   for (auto& [id, queue] : queues) queue.users.erase(agent);
   std::erase_if(queues, [](const auto& queue) { return queue.second.users.empty(); });
+}
+
+void Model::lose_store() {
+  for (auto& [id, object] : objects) object.may_be_absent = object.may_be_older = true;
 }
 
 std::size_t Model::held_bytes() const {

@@ -23,7 +23,7 @@ struct TextHandle {
 };
 
 struct Block {
-  Id owner = 0;
+  Id owner = 0;  ///< 0: the store
   std::uint64_t size = 0;
   std::uint64_t version = 0;
   std::vector<TextHandle> handles;
@@ -34,6 +34,7 @@ struct Item {
   std::uint32_t tag = 0;
   std::uint64_t data_bytes = 0;
   std::vector<Id> blocks;
+  std::set<Id> lenders;     ///< agents whose blocks the tensors of versions may be
   bool is_kept = false;     ///< the queue's creator has all that it needs
   bool is_perhaps = false;  ///< its putter or a getter was killed in the middle: it may not be there
   bool is_elsewhere() const { return tag != 0 && 12 + 28 * blocks.size() + data_bytes > 240; }
@@ -45,9 +46,21 @@ struct QueueModel {
   std::deque<Item> items;
 };
 
+/// A name in the store.
+struct ObjectModel {
+  std::set<Id> current;  ///< blocks of which one is the current version, if there is a version
+  std::set<Id> ever;     ///< blocks of all versions, which have the number 0 of the owner
+  bool may_be_absent =
+      true;  ///< each publish so far was killed in the middle, or the keeper has lost its memory
+  bool may_be_older = false;  ///< since the keeper has lost its memory: what readers have given back
+  std::uint64_t last_number = 0;
+};
+
 struct Holding {
   Id block = 0;
-  bool is_handle = false;  ///< a Handle object, which holds and cannot be read
+  bool is_handle = false;   ///< a Handle object, which holds and cannot be read
+  bool is_version = false;  ///< a tensor of a version, opened by name or received
+  std::set<Id> lenders{};   ///< of such a tensor
 };
 
 struct AgentModel {
@@ -66,6 +79,7 @@ class Model {
   std::map<Id, AgentModel> agents;
   std::map<Id, Block> blocks;
   std::map<Id, QueueModel> queues;
+  std::map<Id, ObjectModel> objects;
   std::map<Id, std::string> ended;  ///< how each agent has ended
 
   /// For people: whether it lives, or how it ended.
@@ -99,6 +113,8 @@ class Model {
   void pass_first(QueueModel& queue);
   void fork(Id parent, Id child);
   void end(Id agent, const std::string& how);
+  /// Both halves of the keeper died: whoever has a tensor of a version keeps it, and each object may be lost.
+  void lose_store();
   std::size_t held_bytes() const;
   /// Of blocks without a holder, a few stay: their handles must not open anything else.
   void forget_old_blocks(std::size_t keep);

@@ -18,8 +18,13 @@ std::size_t step_of(std::size_t bytes) noexcept {
 
 }  // namespace
 
+std::span<std::byte> bytes_of(const Tensor& tensor) {
+  if (tensor.shape().size() != 1) return storage(tensor);
+  return {static_cast<std::byte*>(tensor.data()), tensor.nbytes()};
+}
+
 void fill(const Tensor& tensor, std::uint64_t block, std::uint64_t version) {
-  const auto bytes = storage(tensor);
+  const auto bytes = bytes_of(tensor);
   auto* const words = reinterpret_cast<std::uint64_t*>(bytes.data());
   const std::size_t count = bytes.size() / sizeof *words;
   const std::size_t step = step_of(bytes.size());
@@ -29,7 +34,7 @@ void fill(const Tensor& tensor, std::uint64_t block, std::uint64_t version) {
 }
 
 Seen read(const Tensor& tensor) {
-  const auto bytes = storage(tensor);
+  const auto bytes = bytes_of(tensor);
   const auto* const words = reinterpret_cast<const volatile std::uint64_t*>(bytes.data());
   const std::size_t count = bytes.size() / sizeof *words;
   const std::size_t step = step_of(bytes.size());

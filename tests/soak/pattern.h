@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "onecopy/memory/tensor.h"
 #include "soak/commands.h"
@@ -14,6 +16,8 @@ namespace onecopy::soak {
 
 inline constexpr std::uint64_t kLeastBytes = 64;
 
+/// Returns the bytes of a row of bytes, or of the block of a tensor that repeats it.
+std::span<std::byte> bytes_of(const Tensor& tensor);
 void fill(const Tensor& tensor, std::uint64_t block, std::uint64_t version);
 Seen read(const Tensor& tensor);
 

@@ -16,6 +16,9 @@ constexpr std::size_t kMaxHandles = 6;
 constexpr std::uint32_t kPutWaits = 30'000;
 constexpr std::uint32_t kGetWaits = 30'000;
 constexpr std::uint64_t kLingersAtMost = 600;  ///< milliseconds
+constexpr Id kFirstObject = Id{1} << 48;       ///< so that objects and blocks have different numbers
+constexpr Id kObjects = 4;
+constexpr std::uint64_t kMaxVersion = 4 << 20;  ///< bytes
 
 Command command(Op op, Id ref = 0) {
   Command made;
@@ -34,6 +37,7 @@ struct Planner::Turn {
   std::map<Id, Holding> holds;  ///< certain holdings when the next command comes
   std::map<Id, std::size_t>
       awaits;  ///< items that were in a queue before the round, or were put, and are not got
+  std::map<Id, Id> published{};  ///< the block of the last version of an object
   std::vector<Planned> batch;
 
   bool has(Id block) const {
@@ -50,7 +54,7 @@ void Planner::begin_round() {
 }
 
 std::vector<Planned> Planner::plan(Id agent, std::size_t count, Fate fate, std::optional<Id> child) {
-  Turn turn{agent, fate, model_.agents.at(agent).holds, {}, {}};
+  Turn turn{agent, fate, model_.agents.at(agent).holds, {}, {}, {}};
   if (child) {
     Command fork = command(Op::fork);
     fork.other = *child;
@@ -71,6 +75,8 @@ std::vector<Planned> Planner::plan(Id agent, std::size_t count, Fate fate, std::
 void Planner::plan_one(Turn& turn) {
   constexpr std::uint64_t kOfCards = 4;  // one command of so many
   if (has_card_ && random_.one_in(kOfCards)) return plan_card(turn);
+  constexpr std::uint64_t kOfTheStore = 6;
+  if (has_store_ && random_.one_in(kOfTheStore)) return plan_store(turn);
   struct Choice {
     std::uint64_t weight;
     void (Planner::*plan)(Turn&);
@@ -112,7 +118,7 @@ void Planner::plan_allocate(Turn& turn) {
 
 void Planner::plan_share(Turn& turn) {
   const auto ref = any_ref(turn, false);
-  if (!ref || !may_read(turn.agent, turn.holds[*ref].block)) return;
+  if (!ref || turn.holds[*ref].is_version || !may_read(turn.agent, turn.holds[*ref].block)) return;
   const Id block = turn.holds[*ref].block;
   touch(turn.agent, block, false);
   Command c = command(random_.one_in(5) ? Op::keep : Op::share, *ref);
@@ -159,10 +165,41 @@ void Planner::plan_card(Turn& turn) {
   if (turn.batch.size() != before) turn.batch.back().command.op = kind < 3 ? Op::unpin : Op::check_by_card;
 }
 
+/// Only one agent publishes an object in a round, and no other agent opens the object then. After a publish that was killed,
+/// the version that an agent opens is not known, and nothing else is done with it in this round.
+void Planner::plan_store(Turn& turn) {
+  const Id object = kFirstObject + random_.below(kObjects);
+  Command c = command(random_.one_in(4) ? Op::publish : Op::open_version);
+  c.other = object;
+  if (c.op == Op::publish) {
+    if (!may_change(turn.agent, object) || planned_bytes_ > kMaxBytes) return;
+    touch(turn.agent, object, true);
+    c.block = next_id();
+    c.size = std::min(any_size(), kMaxVersion);
+    planned_bytes_ += c.size;
+    turn.published[object] = c.block;
+    return turn.add(c, true);
+  }
+  const auto at = model_.objects.find(object);
+  const auto own = turn.published.find(object);
+  const bool is_own = own != turn.published.end();
+  if (turn.holds.size() >= kMaxHeld || !may_read(turn.agent, object)) return;
+  if (!is_own && (at == model_.objects.end() || at->second.current.empty())) return;
+  touch(turn.agent, object, false);
+  c.ref = next_id();
+  const bool is_known = is_own || (at->second.current.size() == 1 && !at->second.may_be_absent);
+  const Id block = is_own ? own->second : *at->second.current.begin();
+  if (is_known) {
+    touch(turn.agent, block, false);
+    turn.holds[c.ref] = {c.block = block, false, true, {turn.agent}};
+  }
+  turn.add(c, is_own || !at->second.may_be_absent);
+}
+
 /// Not by one that is killed: half a pattern would be its own.
 void Planner::plan_write(Turn& turn) {
   const auto ref = any_ref(turn, false);
-  if (!ref || turn.fate == Fate::cut || turn.fate == Fate::stop_kill) return;
+  if (!ref || turn.fate == Fate::cut || turn.fate == Fate::stop_kill || turn.holds[*ref].is_version) return;
   const Id block = turn.holds[*ref].block;
   if (!may_change(turn.agent, block) || !model_.blocks.contains(block)) return;
   touch(turn.agent, block, true);
@@ -213,15 +250,17 @@ void Planner::plan_put(Turn& turn) {
   Command c = command(Op::put);
   const std::uint64_t kind = random_.below(10);
   const std::size_t tensors = kind < 7 ? 1 : kind < 9 ? 2 + random_.below(3) : 8 + random_.below(3);
+  bool has_version = false;
   for (std::size_t i = 0; i < tensors; ++i) {
     const auto ref = any_ref(turn, false);
     if (!ref || !may_read(turn.agent, turn.holds[*ref].block)) return;
     touch(turn.agent, turn.holds[*ref].block, false);
+    has_version = has_version || turn.holds[*ref].is_version;
     c.refs.push_back(*ref);
   }
   c.queue = *queue;
   c.wait_ms = kPutWaits;
-  if (tensors > 1 || random_.one_in(2)) {
+  if (tensors > 1 || has_version || random_.one_in(2)) {
     c.tag = static_cast<std::uint32_t>(next_id());
     c.size = random_.one_in(10) ? 500 : random_.below(64);
   } else {  // so that the same block in the queue twice can be told apart

@@ -57,6 +57,8 @@ class Planner {
 
   /// Agents pin memory and read it through a card, too. The plans of seeds without that do not change.
   void use_card() noexcept { has_card_ = true; }
+  /// Agents publish and open versions of the store, too.
+  void use_store() noexcept { has_store_ = true; }
 
   void begin_round();
   std::vector<Planned> plan(Id agent, std::size_t count, Fate fate, std::optional<Id> child);
@@ -76,6 +78,7 @@ class Planner {
   void plan_open(Turn& turn);
   void plan_check(Turn& turn);
   void plan_card(Turn& turn);
+  void plan_store(Turn& turn);
   void plan_write(Turn& turn);
   void plan_drop(Turn& turn);
   void plan_queue(Turn& turn);
@@ -94,6 +97,7 @@ class Planner {
   const Model& model_;
   Random& random_;
   bool has_card_ = false;
+  bool has_store_ = false;
   std::map<Id, Touch> touched_;
   std::map<Id, Id> queues_in_use_;
   std::size_t planned_bytes_ = 0;
