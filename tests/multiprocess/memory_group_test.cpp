@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A control group kills a process that exceeds its memory, so the sum of concurrent reservations must stay below.
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <fstream>
-#include <string>
+#include <cstdlib>
 #include <vector>
 
 #include "onecopy/share/pin.h"
@@ -13,6 +10,7 @@
 #include "onecopy/share/stats.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
+#include "support/memory_group.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -21,41 +19,14 @@ namespace {
 
 using testing::Child;
 using testing::cuda_devices;
-using testing::eventually;
 using testing::expect_refusal;
 using testing::JoinedChild;
+using testing::MemoryGroup;
 using testing::Watchdog;
-
-/// A group of its own for this test's processes, in whichever hierarchy there is.
-class MemoryGroup {
- public:
-  explicit MemoryGroup(std::uint64_t limit) {
-    const std::string name = "/onecopy-test-" + std::to_string(::getpid());
-    try_make("/sys/fs/cgroup" + name, "/memory.max", limit);
-    if (path_.empty()) try_make("/sys/fs/cgroup/memory" + name, "/memory.limit_in_bytes", limit);
-  }
-  ~MemoryGroup() {
-    if (!path_.empty()) {
-      EXPECT_TRUE(eventually([&] { return ::rmdir(path_.c_str()) == 0; }));
-    }
-  }
-  explicit operator bool() const noexcept { return !path_.empty(); }
-  void join() const { ASSERT_TRUE(std::ofstream(path_ + "/cgroup.procs") << ::getpid() << std::endl); }
-
- private:
-  void try_make(const std::string& path, const char* file, std::uint64_t limit) {
-    if (::mkdir(path.c_str(), 0755) != 0) return;
-    if (::access((path + file).c_str(), W_OK) == 0 && (std::ofstream(path + file) << limit << std::endl))
-      path_ = path;
-    else ::rmdir(path.c_str());
-  }
-
-  std::string path_;
-};
 
 TEST(MemoryGroup, IsNotExceededByAllocatorsThatFillItAtTheSameTime) {
   const MemoryGroup group(std::uint64_t{400} << 20);
-  if (!group) GTEST_SKIP() << "needs root and a control group with a memory controller";
+  if (!group) GTEST_SKIP() << MemoryGroup::kObstacle;
   const Watchdog watchdog(2 * Watchdog::kLimit);
   const auto fill_often = [&] {
     group.join();
@@ -79,7 +50,7 @@ TEST(MemoryGroup, IsNotExceededByAllocatorsThatFillItAtTheSameTime) {
 TEST(MemoryGroup, HasHalfOfItPinnedAtMost) {
   if (cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
   const MemoryGroup group(std::uint64_t{400} << 20);
-  if (!group) GTEST_SKIP() << "needs root and a control group with a memory controller";
+  if (!group) GTEST_SKIP() << MemoryGroup::kObstacle;
   JoinedChild child([&] {
     group.join();
     ::unsetenv("ONECOPY_PIN_LIMIT");
