@@ -13,7 +13,7 @@
 #include "store/format/record.h"
 #include "store/keeper/held_places.h"
 #include "store/keeper/log.h"
-#include "store/keeper/room.h"
+#include "store/keeper/reservations.h"
 
 namespace onecopy::store {
 

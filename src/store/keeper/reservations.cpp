@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/keeper/room.h"
+#include "store/keeper/reservations.h"
 
 #include <algorithm>
 #include <functional>
@@ -51,7 +51,8 @@ void Limits::inherit(const Limits& former) {
   devices.insert(former.devices.begin(), former.devices.end());
 }
 
-std::vector<std::uint64_t> Room::make(const VersionRecord& version, Versions all, Versions old) const {
+std::vector<std::uint64_t> Reservations::make(const VersionRecord& version, Versions all,
+                                              Versions old) const {
   std::vector<std::uint64_t> dropped;
   for (const Limit& limit : limits_for(limits_, version)) {
     std::uint64_t used = 0;

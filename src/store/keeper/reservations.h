@@ -40,11 +40,11 @@ struct Limits {
 /// with its owner, and drops nothing.
 ///
 /// Thread safety: none.
-class Room {
+class Reservations {
  public:
   using Versions = std::span<const VersionRecord* const>;
 
-  explicit Room(Limits limits) : limits_(std::move(limits)) {}
+  explicit Reservations(Limits limits) : limits_(std::move(limits)) {}
 
   const Limits& limits() const noexcept { return limits_; }
   /// Returns the ids of the versions to drop so that `version` fits beside `all` and the reservations: the first ones of

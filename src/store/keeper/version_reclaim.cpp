@@ -32,9 +32,9 @@ std::vector<const VersionRecord*> VersionRules::droppable() const {
 }
 
 std::vector<std::uint64_t> VersionRules::room_for(const VersionRecord& version) const {
-  const Limits& limits = room_.limits();
+  const Limits& limits = reservations_.limits();
   if (limits.bytes == UINT64_MAX && limits.client_bytes == UINT64_MAX && limits.devices.empty()) return {};
-  return room_.make(version, all_beside(version), droppable());
+  return reservations_.make(version, all_beside(version), droppable());
 }
 
 /// Returns all versions and all parts of transactions except the one with the same token.
@@ -49,7 +49,7 @@ std::vector<const VersionRecord*> VersionRules::all_beside(const VersionRecord& 
 void VersionRules::reserve(std::uint64_t owner, const VersionRecord& version) {
   check_name(version.name);
   room_for(version);
-  room_.reserve(owner, version);
+  reservations_.reserve(owner, version);
 }
 
 void VersionRules::reclaim(const std::string& name) {
@@ -94,11 +94,12 @@ void VersionRules::give_up_awaited() {
 }
 
 void VersionRules::reclaim_old() {
-  if (!room_.limits().age) return;
+  if (!reservations_.limits().age) return;
   const std::chrono::nanoseconds now(holder_.wall_clock());
   std::vector<std::uint64_t> ids;
   for (const VersionRecord* const version : droppable())
-    if (now - std::chrono::nanoseconds(version->made_at) >= *room_.limits().age) ids.push_back(version->id);
+    if (now - std::chrono::nanoseconds(version->made_at) >= *reservations_.limits().age)
+      ids.push_back(version->id);
   for (const std::uint64_t id : ids) drop(id);
 }
 
@@ -112,12 +113,12 @@ VersionRules::Clock::time_point VersionRules::next_reclaim() const {
   const bool has_work = !unreclaimed_.empty() || !catalog_.transactions().open().empty();
   Clock::time_point next = has_work ? now + kNextLook : Clock::time_point::max();
   if (!has_given_up_ && versions_here().size() != catalog_.size()) next = std::min(next, begin_ + kAwaited);
-  if (!room_.limits().age) return next;
+  if (!reservations_.limits().age) return next;
   const auto old = droppable();
   if (old.empty()) return next;
   const std::chrono::nanoseconds age(holder_.wall_clock() - old.front()->made_at);
-  return std::min(next,
-                  now + std::max<Clock::duration>(*room_.limits().age - age, Clock::duration::zero()));
+  return std::min(
+      next, now + std::max<Clock::duration>(*reservations_.limits().age - age, Clock::duration::zero()));
 }
 
 }  // namespace onecopy::store

@@ -103,7 +103,7 @@ std::uint64_t VersionRules::publish(VersionRecord version, const Hold& hold) {
   version.made_at = holder_.wall_clock();
   const VersionRecord& added = add(std::move(version), hold);
   ++published_[added.name];
-  room_.release(added.token);
+  reservations_.release(added.token);
   const std::uint64_t number = added.number;
   for (const std::uint64_t id : dropped) drop(id);
   return number;

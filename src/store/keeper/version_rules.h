@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "store/keeper/catalog.h"
-#include "store/keeper/room.h"
+#include "store/keeper/reservations.h"
 
 namespace onecopy::store {
 
@@ -66,7 +66,7 @@ class VersionRules {
   /// `begin`: the start of the keeper. `knows_all`: false if the index was lost, so that versions which the index does
   /// not name may be offered.
   VersionRules(VersionHolder& holder, Limits limits, Clock::time_point begin, bool knows_all)
-      : holder_(holder), room_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
+      : holder_(holder), reservations_(std::move(limits)), begin_(begin), knows_all_(knows_all) {}
 
   /// Applies a record of the index.
   void replay(const Record& record) { catalog_.apply(record); }
@@ -112,8 +112,8 @@ class VersionRules {
 
   /// Counts a draft in the limits. Throws out_of_memory.
   void reserve(std::uint64_t owner, const VersionRecord& version);
-  void release(const Token& token) { room_.release(token); }
-  void release_all(std::uint64_t owner) { room_.release_all(owner); }
+  void release(const Token& token) { reservations_.release(token); }
+  void release_all(std::uint64_t owner) { reservations_.release_all(owner); }
 
   /// Drops the versions of an object that nobody reads, beyond the number that the last publisher wanted to keep.
   void reclaim(const std::string& name);
@@ -127,7 +127,7 @@ class VersionRules {
   Clock::time_point next_reclaim() const;
   /// Returns whether the keeper may end without a loss.
   bool is_unused() const noexcept {
-    return catalog_.size() == 0 && catalog_.transactions().open().empty() && !room_.is_reserved();
+    return catalog_.size() == 0 && catalog_.transactions().open().empty() && !reservations_.is_reserved();
   }
 
  private:
@@ -157,7 +157,7 @@ class VersionRules {
 
   VersionHolder& holder_;
   Catalog catalog_;
-  Room room_;
+  Reservations reservations_;
   const Clock::time_point begin_;
   const bool knows_all_;
   bool has_given_up_ = false;                       ///< no version is awaited any longer

@@ -80,7 +80,7 @@ void VersionRules::publish_part(const Token& transaction, VersionRecord version,
   hold_and_write(
       {.kind = Record::Kind::part, .id = id, .version = std::move(version), .transaction = transaction},
       hold);
-  room_.release(token);
+  reservations_.release(token);
   if (replaced != 0) holder_.forget(replaced);
 }
 
