@@ -26,7 +26,9 @@ namespace onecopy::store {
 /// Versions of cards, versions that were published as they are, and versions of which no descriptor can be had are not
 /// lent: they are sent as copies.
 ///
-/// Thread safety: all members may be called concurrently. A forked child makes a segment of its own.
+/// Thread safety: all members may be called concurrently. A forked child makes a segment of its own, and maps the segment that its
+/// parent had made, so the keeper keeps the version, until the parent drops the segment. A parent that ends first never does: its
+/// segment stays mapped until the child has ended.
 class LentVersion {
  public:
   struct Bytes {
