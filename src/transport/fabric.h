@@ -76,7 +76,8 @@ struct FoundFabric {
   std::vector<std::string> devices;  ///< with their transports, such as "tcp/eth0"
 };
 
-/// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing or this build has no such fabric.
+/// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing or this build has no
+/// such fabric.
 void require_fabric(std::string_view name);
 /// Loads the fabric's library. Throws what require_fabric() throws, and system.
 FoundFabric find_fabric(std::string_view name);

@@ -491,8 +491,8 @@ void Director::replace_keeper() {
   keeper_->start();
 }
 
-/// Nobody holds a tensor of a version now, so each half has the current versions alone, and those that agents map: a forked agent
-/// maps what its parent sent, if the parent has ended first, until the agent ends as well.
+/// Nobody holds a tensor of a version now, so each half has the current versions alone, and those that agents map: a
+/// forked agent maps what its parent sent, if the parent has ended first, until the agent ends as well.
 void Director::look_for_versions() {
   const auto unread = [this] {
     std::vector<int> pids;

@@ -29,8 +29,8 @@ struct Options {
 };
 
 /// Runs agents in rounds: a few of them get a batch each at the same time; some are stopped, killed, or end in it. In
-/// between, all let go of everything, and must have nothing left. They also publish and open versions of a store of their own, of whose
-/// keeper one half is killed now and then, and both between two rounds.
+/// between, all let go of everything, and must have nothing left. They also publish and open versions of a store of
+/// their own, of whose keeper one half is killed now and then, and both between two rounds.
 ///
 /// It uses nothing of the library but its sockets, so that its forks are plain.
 /// Thread safety: used by one thread. REQUIRES: this process has no other children.

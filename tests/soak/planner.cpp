@@ -165,8 +165,8 @@ void Planner::plan_card(Turn& turn) {
   if (turn.batch.size() != before) turn.batch.back().command.op = kind < 3 ? Op::unpin : Op::check_by_card;
 }
 
-/// Only one agent publishes an object in a round, and no other agent opens the object then. After a publish that was killed,
-/// the version that an agent opens is not known, and nothing else is done with it in this round.
+/// Only one agent publishes an object in a round, and no other agent opens the object then. After a publish that was
+/// killed, the version that an agent opens is not known, and nothing else is done with it in this round.
 void Planner::plan_store(Turn& turn) {
   const Id object = kFirstObject + random_.below(kObjects);
   Command c = command(random_.one_in(4) ? Op::publish : Op::open_version);

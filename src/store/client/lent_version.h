@@ -17,8 +17,8 @@ class LentMemory;
 
 namespace onecopy::store {
 
-/// The blocks by which tensors of a version are sent without a copy. What receivers map is the version's own memory, and
-/// a page that a receiver writes to becomes the receiver's own.
+/// The blocks by which tensors of a version are sent without a copy. What receivers map is the version's own memory,
+/// and a page that a receiver writes to becomes the receiver's own.
 ///
 /// The memory's open file has a read lock that travels with its descriptors, so the keeper keeps the version as long as
 /// any process maps what was sent, whoever has died. The first tensor that is sent makes the blocks' segment: a mapping
@@ -26,9 +26,9 @@ namespace onecopy::store {
 /// Versions of cards, versions that were published as they are, and versions of which no descriptor can be had are not
 /// lent: they are sent as copies.
 ///
-/// Thread safety: all members may be called concurrently. A forked child makes a segment of its own, and maps the segment that its
-/// parent had made, so the keeper keeps the version, until the parent drops the segment. A parent that ends first never does: its
-/// segment stays mapped until the child has ended.
+/// Thread safety: all members may be called concurrently. A forked child makes a segment of its own, and maps the
+/// segment that its parent had made, so the keeper keeps the version, until the parent drops the segment. A parent that
+/// ends first never does: its segment stays mapped until the child has ended.
 class LentVersion {
  public:
   struct Bytes {

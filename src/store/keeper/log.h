@@ -30,8 +30,8 @@ inline IndexCalls index_calls;
 /// The index: a sequence of records in a file of the store's directory. What was appended outlives all processes of the
 /// keeper, until the machine is started again or the file is deleted.
 ///
-/// A record has its size and its checksum before it and is appended by one pwrite(), so a writer that is killed leaves a
-/// whole record, or a rest that ends the log and that the next append() removes. The file is neither mapped nor
+/// A record has its size and its checksum before it and is appended by one pwrite(), so a writer that is killed leaves
+/// a whole record, or a rest that ends the log and that the next append() removes. The file is neither mapped nor
 /// synchronised: a full disk is an error of append(), and the page cache survives the keeper.
 ///
 /// Thread safety: none. Invariant: one process appends; the bytes after the last record remain from an append that was
@@ -53,7 +53,8 @@ class Log {
   /// Moves to the end of the records that another process has appended. Must be called before append() unless the
   /// caller is the only writer.
   State catch_up();
-  /// Appends a record. Throws out_of_memory if the disk is full, and system; the log has the same records as before then.
+  /// Appends a record. Throws out_of_memory if the disk is full, and system; the log has the same records as before
+  /// then.
   void append(const Record& record);
   void for_each(const std::function<void(const Record&)>& look) const;
   /// Returns the size of head and records in bytes.

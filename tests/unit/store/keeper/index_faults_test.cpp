@@ -23,8 +23,8 @@
 namespace onecopy::store {
 namespace {
 
-/// Which call of the index fails, and how. `persists`: all later calls fail as well, so the files are those that a process
-/// leaves which is killed at this call.
+/// Which call of the index fails, and how. `persists`: all later calls fail as well, so the files are those that a
+/// process leaves which is killed at this call.
 struct Fault {
   int nth = 0;  ///< 1 for the first call; 0 for none
   int error = EIO;
@@ -49,7 +49,8 @@ void failing_read(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset
   read_exactly(fd, bytes, offset);
 }
 
-/// Writes a part if it fails at this call, as a file system does that becomes full: the next call then reports the error.
+/// Writes a part if it fails at this call, as a file system does that becomes full: the next call then reports the
+/// error.
 ssize_t failing_pwrite(int fd, const void* bytes, std::size_t size, off_t offset) {
   if (!fails()) return ::pwrite(fd, bytes, size, offset);
   if (fault.calls == fault.nth && fault.bytes != 0) {
@@ -157,7 +158,8 @@ std::size_t size_of_append() {
   return 2 * sizeof(std::uint32_t) + encode(published_as(3)).size();  // of size, checksum and body
 }
 
-/// A shorter record takes the place of the record that was not written. With `persists`, the rest cannot be removed either.
+/// A shorter record takes the place of the record that was not written. With `persists`, the rest cannot be removed
+/// either.
 TEST_F(StoreIndexFaults, ARecordThatIsWrittenInPartIsNeitherShownNorInTheWayOfTheNext) {
   for (const int error : {EIO, ENOSPC})
     for (const bool persists : {true, false})
