@@ -14,6 +14,11 @@ struct KeyValue {
   std::int64_t changed = 0;  ///< the revision that changed it last; never 0
 };
 
+/// The keys from `from` to before `to`. An empty `to`: only the key `from`.
+struct Keys {
+  std::string from, to = {};
+};
+
 /// Changes that are carried out together, if all conditions hold.
 struct Change {
   struct When {
@@ -39,8 +44,8 @@ class Directory {
   Directory& operator=(Directory&&) = delete;
   virtual ~Directory() = default;
 
-  /// Returns all keys from `from` to before `to`, at one moment, in order. An empty `to`: only the key `from`.
-  virtual std::vector<KeyValue> read(const std::string& from, const std::string& to) = 0;
+  /// Returns all these keys at one moment, and those of each element in order.
+  virtual std::vector<KeyValue> read(const std::vector<Keys>& wanted) = 0;
   /// Returns whether the conditions held. REQUIRES: a change names a key once.
   virtual bool change(const Change& change) = 0;
   /// Returns a lease, which ends that time after its last renewal.

@@ -20,13 +20,13 @@ namespace onecopy::store::group {
 /// Thread safety: wait() is for one thread.
 class Doorbell {
  public:
-  Doorbell(const EtcdOptions& options, std::pair<std::string, std::string> keys)
+  Doorbell(const EtcdOptions& options, Keys keys)
       : thread_([this, options, keys = std::move(keys)](const std::stop_token& stop) {
           Etcd etcd(options);
           while (!stop.stop_requested()) {
             try {
               etcd.watch(
-                  keys.first, keys.second, [this] { ring(); }, [&] { return stop.stop_requested(); });
+                  keys.from, keys.to, [this] { ring(); }, [&] { return stop.stop_requested(); });
             } catch (const Error& error) {
               log_debug(fmt::format("the watch of etcd ended: {}", error.what()));
             }

@@ -150,14 +150,16 @@ json Etcd::ask(const char* path, const json& question, bool may_repeat) {
   return answer;
 }
 
-std::vector<KeyValue> Etcd::read(const std::string& from, const std::string& to) {
-  json question{{"key", to_base64(from)}};
-  if (!to.empty()) question["range_end"] = to_base64(to);
-  const json answer = ask("/v3/kv/range", question);
+std::vector<KeyValue> Etcd::read(const std::vector<Keys>& wanted) {
+  json ranges = json::array();
+  for (const auto& [from, to] : wanted)
+    ranges.push_back({{"request_range", {{"key", to_base64(from)}, {"range_end", to_base64(to)}}}});
+  const json answer = ask("/v3/kv/txn", {{"success", ranges}});
   std::vector<KeyValue> found;
-  for (const json& one : answer.value("kvs", json::array()))
-    found.push_back({from_base64(one.value("key", "")), from_base64(one.value("value", "")),
-                     number_in(one, "mod_revision")});
+  for (const json& range : answer.value("responses", json::array()))
+    for (const json& one : range.at("response_range").value("kvs", json::array()))
+      found.push_back({from_base64(one.value("key", "")), from_base64(one.value("value", "")),
+                       number_in(one, "mod_revision")});
   return found;
 }
 

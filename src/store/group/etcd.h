@@ -35,7 +35,7 @@ class Etcd final : public Directory {
   /// Throws unsupported without libcurl, and invalid_argument for endpoints that are not URLs or a file that cannot be read.
   explicit Etcd(EtcdOptions options);
 
-  std::vector<KeyValue> read(const std::string& from, const std::string& to) override;
+  std::vector<KeyValue> read(const std::vector<Keys>& wanted) override;
   bool change(const Change& change) override;
   std::int64_t grant(std::chrono::seconds time) override;
   bool renew(std::int64_t lease) override;

@@ -135,7 +135,7 @@ std::uint64_t Group::publish(Draft draft, const Everywhere& everywhere) {
   Publication publication(link.etcd, link.records, name,
                           {0, 0, s.version.token, link.config.host, link.config.address, 0});
   const Records::View view = begin_turn(publication, link.etcd, link.records, name, until);
-  group::Waiting waiting(link.etcd, link.records, publication, everywhere.hosts, view.members, until);
+  group::Waiting waiting(publication, everywhere.hosts, view.members, until);
   std::optional<ferry::Pull> pull(begin_pull(link.config, client, name, publication, until));
   static_cast<void>(pull->shown());  // throws for an object that was published here alone
   ferry::Arrival arrival = pull->stage({s.version.token, publication.stage().number}, s.version.keep,
@@ -199,15 +199,14 @@ void Group::remove(const std::string& object, std::chrono::nanoseconds timeout) 
 
 std::vector<GroupHost> Group::hosts(const std::string& object) {
   Link link = this->link(false);
-  const Records::View view = link.records.view(link.etcd);
-  const auto reports = link.records.reports(link.etcd, object);
+  const Records::View view = link.records.view(link.etcd, object);
   std::map<std::string, GroupHost> hosts;
   for (const auto& [host, id] : view.members) hosts[host].is_member = true;
   for (const auto& [host, present] : view.hosts) {
     hosts[host].is_present = true;
     hosts[host].address = present.value.address;
   }
-  for (const auto& [host, report] : reports) {
+  for (const auto& [host, report] : view.reports) {
     GroupHost& one = hosts[host];
     one.problem = report.value.problem;
     one.version = one.problem.empty() ? report.value.number : 0;
@@ -262,7 +261,7 @@ std::vector<std::string> Group::restore() {
   const std::string from = link.records.told("");
   std::string to = from;
   ++to.back();
-  for (const group::KeyValue& one : link.etcd.read(from, to)) {
+  for (const group::KeyValue& one : link.etcd.read({{from, to}})) {
     const auto told = group::Remembered::from_text(one.value);
     const std::string host = one.key.substr(from.size());
     if (told.group_id() != merged.group_id())

@@ -158,10 +158,12 @@ void Records::add_to(View& view, const KeyValue& one) const {
   }
 }
 
-Records::View Records::view(Directory& directory) const {
-  const auto [from, to] = watched();
-  const std::vector<KeyValue> all = directory.read(from, to);
+Records::View Records::view(Directory& directory, const std::string& object) const {
+  std::vector<Keys> wanted{watched()};
+  if (!object.empty()) wanted.push_back(keys_of_reports(object));
+  const std::vector<KeyValue> all = directory.read(wanted);
   View view;
+  if (!object.empty()) view.reports = reports_in(all, object);
   for (const KeyValue& one : all)
     if (one.key == group()) {
       const auto read = [](const json& r) {
@@ -179,12 +181,12 @@ Records::View Records::view(Directory& directory) const {
   return view;
 }
 
-std::map<std::string, Keyed<Report>> Records::reports(Directory& directory, const std::string& name) const {
+std::map<std::string, Keyed<Report>> Records::reports_in(const std::vector<KeyValue>& all,
+                                                         const std::string& name) const {
   const std::string from = whole(name, "");
-  std::string to = from;
-  ++to.back();
   std::map<std::string, Keyed<Report>> found;
-  for (const KeyValue& one : directory.read(from, to)) {
+  for (const KeyValue& one : all) {
+    if (!one.key.starts_with(from)) continue;
     const std::string host = one.key.substr(from.size());
     if (host.find('/') != std::string::npos) continue;  // of another object, "NAME//..."
     if (auto report = read_record(one.value, report_in)) found[host] = {*std::move(report), one.changed};

@@ -78,7 +78,7 @@ class Records {
   std::string told(const std::string& host) const { return prefix_ + "told/" + host; }
   const std::string& prefix() const noexcept { return prefix_; }
 
-  /// Contains all keys but the reports of hosts, at one moment.
+  /// Contains all keys at one moment, and of the reports those of one object at most.
   struct View {
     std::string id;  ///< of the group; empty if there is none
     std::map<std::string, Keyed<Current>> current;
@@ -87,10 +87,14 @@ class Records {
     std::map<std::string, std::string> members;  ///< the ids of hosts by their names
     std::vector<std::string> outdated;  ///< the names in `current` whose code is not of the first key
     std::vector<std::string> problems;  ///< keys that were written by somebody without the group's key
+    std::map<std::string, Keyed<Report>> reports;  ///< by hosts
   };
-  View view(Directory& directory) const;
-  std::pair<std::string, std::string> watched() const { return {prefix_ + "current/", prefix_ + "told/"}; }
-  std::map<std::string, Keyed<Report>> reports(Directory& directory, const std::string& name) const;
+  /// Reads all in one request. `object`: whose reports are wanted; empty for none.
+  View view(Directory& directory, const std::string& object = {}) const;
+  Keys watched() const { return {prefix_ + "current/", prefix_ + "told/"}; }
+  std::map<std::string, Keyed<Report>> reports(Directory& directory, const std::string& name) const {
+    return reports_in(directory.read({keys_of_reports(name)}), name);
+  }
 
   std::string text_of(const std::string& id, const std::string& name, const Current& current) const;
   std::string text_of(const std::string& id, const std::string& name, const Stage& stage) const;
@@ -100,6 +104,11 @@ class Records {
 
  private:
   void add_to(View& view, const KeyValue& one) const;
+  Keys keys_of_reports(const std::string& name) const {
+    return {prefix_ + "whole/" + name + "//", prefix_ + "whole/" + name + "/0"};
+  }
+  std::map<std::string, Keyed<Report>> reports_in(const std::vector<KeyValue>& all,
+                                                  const std::string& name) const;
 
   std::string prefix_;
   std::vector<Bytes> keys_;

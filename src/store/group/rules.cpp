@@ -124,7 +124,7 @@ bool Publication::try_begin(const Records::View& view) {
                          .put = {{key, records_.text_of(id_, name_, stage_), lease_.id()}},
                          .remove = {}});
   if (!has_begun) return false;
-  const auto written = directory_.read(key, "");
+  const auto written = directory_.read({{key}});
   if (written.empty() || written.front().value != records_.text_of(id_, name_, stage_)) return false;
   staged_ = written.front().changed;
   return true;
@@ -139,8 +139,8 @@ void Publication::tend() {
 }
 
 Publication::Progress Publication::progress() {
-  Progress progress;
-  for (const auto& [host, report] : records_.reports(directory_, name_)) {
+  Progress progress{{}, {}, records_.view(directory_, name_)};
+  for (const auto& [host, report] : progress.view.reports) {
     if (report.value.token != stage_.token) continue;
     if (report.value.problem.empty()) progress.whole[host] = report.changed;
     else
@@ -172,12 +172,12 @@ Attempt Publication::attempt(const std::map<std::string, std::int64_t>& hosts) c
 Attempt::Outcome Publication::try_commit(const std::map<std::string, std::int64_t>& hosts, Deadline until) {
   const Attempt attempt = this->attempt(hosts);
   const Attempt::Outcome outcome = attempt.carry_out(directory_, records_, until);
-  if (outcome == Attempt::Outcome::refused) check_turn(until);
+  if (outcome == Attempt::Outcome::refused)
+    check_turn(ask_until(until, [this] { return records_.view(directory_); }));
   return outcome;
 }
 
-void Publication::check_turn(Deadline until) {
-  const Records::View view = ask_until(until, [this] { return records_.view(directory_); });
+void Publication::check_turn(const Records::View& view) const {
   const Current now = current_of(view, name_).value;
   const auto stage = view.stages.find(name_);
   if (now.generation != stage_.generation)

@@ -112,8 +112,6 @@ class Publication {
   const Stage& stage() const noexcept { return stage_; }
   /// Keeps the right. Throws superseded if it was lost.
   void tend();
-  /// Throws superseded if the object has changed since the right was got, so that hosts do not take the version, or the right was lost.
-  void check_turn(Deadline until);
 
   /// The reports of the hosts.
   struct Progress {
@@ -121,8 +119,12 @@ class Publication {
         whole;  ///< hosts that have all of the version, with KeyValue::changed
     std::map<std::string, std::pair<ErrorCode, std::string>>
         problems;  ///< hosts that cannot have it, and why
+    Records::View view;  ///< the group at the same moment
   };
+  /// Asks the directory once.
   Progress progress();
+  /// Throws superseded if the object has changed since the right was got, so that hosts do not take the version, or the right was lost.
+  void check_turn(const Records::View& view) const;
   /// Returns whether the hosts show the version, or a later one.
   bool is_shown(const std::map<std::string, std::int64_t>& hosts);
   /// Makes the version current if the hosts still have it. Returns refused if a host has it no longer: look at progress() again. Throws superseded if the object has changed meanwhile.

@@ -25,11 +25,9 @@ class Waiting {
   static constexpr std::size_t kMaxHosts = 100;  ///< of which one change of etcd can ask
 
   /// `hosts`: how many of the members must have the version, or 0 for all. Throws invalid_argument if there are not so many.
-  Waiting(Directory& directory, const Records& records, Publication& publication, std::size_t hosts,
-          std::map<std::string, std::string> members, Deadline until)
-      : directory_(directory),
-        records_(records),
-        publication_(publication),
+  Waiting(Publication& publication, std::size_t hosts, std::map<std::string, std::string> members,
+          Deadline until)
+      : publication_(publication),
         hosts_(hosts),
         members_(std::move(members)),
         until_(until) {
@@ -55,7 +53,7 @@ class Waiting {
       check_problems(progress);
       if (const auto chosen = enough(progress); !chosen.empty() && is_committed(chosen))
         return wait_for_readers(chosen);
-      publication_.check_turn(until_);
+      publication_.check_turn(progress.view);
       if (until_.has_passed()) give_up(progress);
       std::this_thread::sleep_for(until_.left(pause));
       pause = std::min(pause + std::chrono::milliseconds(1), kMaxPause);
@@ -107,11 +105,11 @@ class Waiting {
   }
 
   /// Returns the members that have not got the version, and what is known of them.
-  std::vector<std::string> missing(const Records::View& view, const Publication::Progress& progress) const {
+  std::vector<std::string> missing(const Publication::Progress& progress) const {
     std::vector<std::string> hosts;
     for (const auto& [host, id] : members_) {
       if (progress.whole.contains(host)) continue;
-      hosts.push_back(host + (view.hosts.contains(host)
+      hosts.push_back(host + (progress.view.hosts.contains(host)
                                   ? " has not got all of it yet"
                                   : " does not reach etcd (`onecopy store leave` takes it out)"));
     }
@@ -121,11 +119,9 @@ class Waiting {
   [[noreturn]] void give_up(const Publication::Progress& progress) const {
     throw_error(ErrorCode::timeout,
                 "version {} does not become current, because it is not on all hosts in time: {}",
-                publication_.stage().number, fmt::join(missing(records_.view(directory_), progress), "; "));
+                publication_.stage().number, fmt::join(missing(progress), "; "));
   }
 
-  Directory& directory_;
-  const Records& records_;
   Publication& publication_;
   const std::size_t hosts_;
   const std::map<std::string, std::string> members_;

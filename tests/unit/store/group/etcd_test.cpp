@@ -113,7 +113,7 @@ class EtcdTest : public ::testing::Test {
     Etcd etcd(options());
     EXPECT_TRUE(eventually([&] {
       try {
-        etcd.read("a", "");
+        etcd.read({{"a"}});
         return true;
       } catch (const Error& error) {
         return std::string(error.what()).find("user name is empty") != std::string::npos;
@@ -142,9 +142,9 @@ TEST_F(EtcdTest, KeepsAllBytesOfKeysAndValuesOfEachLength) {
   for (std::size_t length : {1U, 2U, 3U, 4U, 255U, 256U}) {
     const std::string bytes = all.substr(0, length);
     EXPECT_TRUE(etcd.change(put(bytes, bytes)));
-    ASSERT_EQ(etcd.read(bytes, "").size(), 1U) << length;
-    EXPECT_EQ(etcd.read(bytes, "").front().key, bytes);
-    EXPECT_EQ(etcd.read(bytes, "").front().value, bytes);
+    ASSERT_EQ(etcd.read({{bytes}}).size(), 1U) << length;
+    EXPECT_EQ(etcd.read({{bytes}}).front().key, bytes);
+    EXPECT_EQ(etcd.read({{bytes}}).front().value, bytes);
   }
 }
 
@@ -152,12 +152,21 @@ TEST_F(EtcdTest, ReadsARangeInOrderAtOneMoment) {
   Etcd etcd(options());
   for (const char* const key : {"/t/b", "/t/a", "/u", "/t/\xc3\xa9\n"})
     EXPECT_TRUE(etcd.change(put(key, std::string(key) + "\0x")));
-  const auto found = etcd.read("/t/", "/t0");
+  const auto found = etcd.read({{"/t/", "/t0"}});
   ASSERT_EQ(found.size(), 3U);
   EXPECT_EQ(found[0].key, "/t/a");
   EXPECT_EQ(found[2].key, "/t/\xc3\xa9\n");
   EXPECT_GT(found[0].changed, found[1].changed);
-  EXPECT_TRUE(etcd.read("/none", "").empty());
+  EXPECT_TRUE(etcd.read({{"/none"}}).empty());
+}
+
+TEST_F(EtcdTest, ReadsSeveralRangesInOneRequest) {
+  Etcd etcd(options());
+  for (const char* const key : {"/a/1", "/a/2", "/b", "/c/1"}) EXPECT_TRUE(etcd.change(put(key, "x")));
+  const auto found = etcd.read({{"/c/", "/c0"}, {"/none"}, {"/a/", "/a0"}});
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(found[0].key, "/c/1");
+  EXPECT_EQ(found[2].key, "/a/2");
 }
 
 TEST_F(EtcdTest, ChangesOnlyIfAllConditionsHold) {
@@ -165,11 +174,11 @@ TEST_F(EtcdTest, ChangesOnlyIfAllConditionsHold) {
   const Change create{.when = {{"k", 0}}, .put = {{"k", "1", 0}}, .remove = {}};
   EXPECT_TRUE(etcd.change(create));
   EXPECT_FALSE(etcd.change(create));
-  const auto at = etcd.read("k", "").front();
+  const auto at = etcd.read({{"k"}}).front();
   EXPECT_FALSE(etcd.change({.when = {{"k", at.changed}, {"other", 5}}, .put = {}, .remove = {"k"}}));
   EXPECT_TRUE(etcd.change({.when = {{"k", at.changed}}, .put = {{"other", "", 0}}, .remove = {"k"}}));
-  EXPECT_TRUE(etcd.read("k", "").empty());
-  EXPECT_EQ(etcd.read("other", "").front().value, "");
+  EXPECT_TRUE(etcd.read({{"k"}}).empty());
+  EXPECT_EQ(etcd.read({{"other"}}).front().value, "");
 }
 
 TEST_F(EtcdTest, KeysGoWithTheirLease) {
@@ -178,7 +187,7 @@ TEST_F(EtcdTest, KeysGoWithTheirLease) {
   EXPECT_TRUE(etcd.change(put("k", "1", lease)));
   EXPECT_TRUE(etcd.renew(lease));
   etcd.revoke(lease);
-  EXPECT_TRUE(etcd.read("k", "").empty());
+  EXPECT_TRUE(etcd.read({{"k"}}).empty());
   EXPECT_FALSE(etcd.renew(lease));
   expect_refusal(ErrorCode::system, {"lease not found"}, [&] { etcd.change(put("k", "1", lease)); });
 }
@@ -188,17 +197,17 @@ TEST_F(EtcdTest, AsksTheNextEndpointWhenOneIsAway) {
   two.endpoints.insert(two.endpoints.begin(), free_url());
   Etcd etcd(two);
   EXPECT_TRUE(etcd.change(put("k", "1")));
-  EXPECT_EQ(etcd.read("k", "").size(), 1U);
+  EXPECT_EQ(etcd.read({{"k"}}).size(), 1U);
 }
 
 TEST_F(EtcdTest, SaysThatEtcdDoesNotAnswerWithinItsPatience) {
   Etcd etcd({{url_}, {}, {}, 300ms});
   ::kill(pid_, SIGSTOP);
   ::waitpid(pid_, nullptr, WUNTRACED);
-  expect_refusal(ErrorCode::timeout, {"etcd does not answer"}, [&] { etcd.read("k", ""); });
+  expect_refusal(ErrorCode::timeout, {"etcd does not answer"}, [&] { etcd.read({{"k"}}); });
   ::kill(pid_, SIGCONT);
   stop();
-  expect_refusal(ErrorCode::peer_died, {url_.c_str()}, [&] { etcd.read("k", ""); });
+  expect_refusal(ErrorCode::peer_died, {url_.c_str()}, [&] { etcd.read({{"k"}}); });
 }
 
 TEST_F(EtcdTest, AMemberWithoutALeaderCountsAsOneThatDoesNotAnswer) {
@@ -211,7 +220,7 @@ TEST_F(EtcdTest, AMemberWithoutALeaderCountsAsOneThatDoesNotAnswer) {
     Etcd etcd(two);
     expect_refusal(ErrorCode::timeout, {"etcd does not answer", words},
                    [&] { etcd.change(put("k", "1")); });
-    EXPECT_TRUE(etcd.read("k", "").empty());  // the other member is asked, which has not got the change
+    EXPECT_TRUE(etcd.read({{"k"}}).empty());  // the other member is asked, which has not got the change
     EXPECT_TRUE(etcd.change(put("k", "1")));  // and from then on
     EXPECT_TRUE(etcd.change({.when = {}, .put = {}, .remove = {"k"}}));
   }
@@ -249,11 +258,11 @@ TEST_F(EtcdTest, LogsInAndAgainWhenTheLoginHasExpired) {
   EXPECT_TRUE(etcd.change(put("k", "1")));
   stop();  // which forgets all logins
   start();
-  EXPECT_EQ(etcd.read("k", "").front().value, "1");
+  EXPECT_EQ(etcd.read({{"k"}}).front().value, "1");
   expect_refusal(ErrorCode::bad_secret, {"refuses the user"}, [&] {
-    Etcd({{url_}, {}, wrong, 2000ms}).read("k", "");
+    Etcd({{url_}, {}, wrong, 2000ms}).read({{"k"}});
   });
-  expect_refusal(ErrorCode::system, {"user name"}, [&] { Etcd(options()).read("k", ""); });
+  expect_refusal(ErrorCode::system, {"user name"}, [&] { Etcd(options()).read({{"k"}}); });
 }
 
 TEST(EtcdOptionsTest, RefusesWhatIsNoUrlAndFilesThatCannotBeRead) {

@@ -22,11 +22,15 @@ class FakeDirectory final : public Directory {
   std::function<Fate()> fate = [] { return Fate::answered; };  ///< of each change
   std::function<void()> changed = [] {};  ///< is called after each change that is carried out
 
-  std::vector<KeyValue> read(const std::string& from, const std::string& to) override {
+  int reads = 0;
+
+  std::vector<KeyValue> read(const std::vector<Keys>& wanted) override {
+    ++reads;
     std::vector<KeyValue> found;
-    for (auto at = keys_.lower_bound(from);
-         at != keys_.end() && (to.empty() ? at->first == from : at->first < to); ++at)
-      found.push_back({at->first, at->second.value, at->second.changed});
+    for (const auto& [from, to] : wanted)
+      for (auto at = keys_.lower_bound(from);
+           at != keys_.end() && (to.empty() ? at->first == from : at->first < to); ++at)
+        found.push_back({at->first, at->second.value, at->second.changed});
     return found;
   }
   bool change(const Change& change) override {

@@ -97,10 +97,20 @@ TEST_F(GroupRules, APublisherThatWaitsForHostsIsToldOfARollback) {
   publish(1);
   publish(2);
   const auto publication = begun(3);
-  Waiting waiting(directory_, records_, *publication, 0, {{"h1", "an id"}}, Deadline::after(1min));
+  Waiting waiting(*publication, 0, {{"h1", "an id"}}, Deadline::after(1min));
   rollback_of(records_, view(), "llama", 1, token_of_number(1)).carry_out(directory_, records_, kNow);
   expect_refusal(ErrorCode::superseded, {"is not current", "generation 2"}, [&] { waiting.run(); });
   EXPECT_FALSE(waiting.may_be_committed());
+}
+
+TEST_F(GroupRules, APublisherThatWaitsReadsTheDirectoryOnceEachTime) {
+  const auto publication = begun(1);
+  Waiting waiting(*publication, 0, {{"h1", "an id"}, {"h2", "an id"}}, kNow);
+  directory_.put(records_.host("h1"), Records::text_of(Present{"an id", "h1:1"}));
+  say_whole("h2", token_of_number(1));
+  directory_.reads = 0;
+  expect_refusal(ErrorCode::timeout, {"h1 has not got all of it yet"}, [&] { waiting.run(); });
+  EXPECT_EQ(directory_.reads, 1);
 }
 
 TEST_F(GroupRules, AStageEndsWithItsLease) {
