@@ -138,10 +138,11 @@ Finding probe_ucx() {
   try {
     const transport::FoundFabric found = transport::find_fabric("ucx");
     return works(fmt::format(
-        "{}: UCX {} with {}, for ONECOPY_RPC_FABRIC=ucx. What goes over it between hosts is not encrypted",
+        "{}: UCX {} with {}, for ONECOPY_RPC_FABRIC=ucx and ONECOPY_STORE_FABRIC=ucx. What goes over it "
+        "between hosts is not encrypted",
         found.path, found.version, fmt::join(found.devices, ", ")));
   } catch (const Error& error) {
-    return missing(error.what(), "Calls between hosts go over TLS without it.");
+    return missing(error.what(), "Calls and versions go between hosts over TLS without it.");
   }
 }
 

@@ -5,6 +5,7 @@
 #ifndef ONECOPY_WITHOUT_UCX
 #include "transport/ucx/ucp.h"
 #include "transport/ucx/ucx_context.h"
+#include "transport/ucx/ucx_pipe.h"
 #include "transport/ucx/ucx_worker.h"
 #endif
 
@@ -37,6 +38,15 @@ std::shared_ptr<Fabric> make_fabric(std::string_view name, [[maybe_unused]] Even
   return nullptr;
 #else
   return std::make_shared<UcxWorker>(loop, peer_timeout);
+#endif
+}
+
+std::unique_ptr<FabricPipe> make_pipe(std::string_view name, [[maybe_unused]] int beside) {
+  require_fabric(name);
+#ifdef ONECOPY_WITHOUT_UCX
+  return nullptr;
+#else
+  return std::make_unique<UcxPipe>(beside);
 #endif
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,6 +77,39 @@ struct FoundFabric {
   std::vector<std::string> devices;  ///< with their transports, such as "tcp/eth0"
 };
 
+/// The way of large pieces of memory to and from one other process over a fabric, beside a TlsStream, over which the two processes
+/// have proved the key and exchange the addresses of their ends.
+///
+/// Guarantees. Bytes arrive in the order in which they were sent, in memory that the receiver names. The network reads and writes no
+/// memory of a function that has thrown. Nothing is encrypted or authenticated.
+///
+/// Thread safety: none. Functions that wait throw timeout once nothing was sent or received for `patience`, and peer_died. After an
+/// error, the pipe must not be used.
+class FabricPipe {
+ public:
+  static constexpr std::size_t kMaxPiece = std::size_t{1} << 20;
+
+  FabricPipe& operator=(FabricPipe&&) = delete;
+  virtual ~FabricPipe() = default;
+
+  /// Returns the address that the other side passes to connect().
+  virtual Bytes address() const = 0;
+  /// Throws protocol, system.
+  virtual void connect(ByteSpan address) = 0;
+  /// Registers sealed memory with the network, for reading, until the next call with other memory. Empty memory: none. Throws system.
+  /// REQUIRES: no piece is under way.
+  virtual void read_from(ByteSpan memory) = 0;
+  /// Begins to send a piece of up to kMaxPiece bytes, and returns its CRC-32C behind that of bytes `before`. REQUIRES: the piece stays
+  /// as it is until flush() has returned or the pipe has ended.
+  virtual std::uint32_t send(ByteSpan piece, std::chrono::milliseconds patience, std::uint32_t before) = 0;
+  /// Waits until all pieces were sent.
+  virtual void flush(std::chrono::milliseconds patience) = 0;
+  /// Fills `into` with the next pieces, and returns their CRC-32C. Calls `filled` with the number of bytes that are there so far.
+  /// Throws protocol, and what `filled` throws. REQUIRES: no piece goes beyond `into`.
+  virtual std::uint32_t receive(std::span<std::byte> into, std::chrono::milliseconds patience,
+                                const std::function<void(std::size_t)>& filled) = 0;
+};
+
 /// Throws invalid_argument if no fabric has that name, and unsupported if its library is missing or this build has no
 /// such fabric.
 void require_fabric(std::string_view name);
@@ -84,5 +118,8 @@ FoundFabric find_fabric(std::string_view name);
 /// Makes the fabric of that name, which the channels keep. Throws what require_fabric() throws, and system.
 std::shared_ptr<Fabric> make_fabric(std::string_view name, EventLoop& loop,
                                     std::chrono::milliseconds peer_timeout);
+/// Makes a pipe over the fabric of that name. `beside`: the descriptor of the TlsStream, whose end ends all waiting. Throws as
+/// make_fabric().
+std::unique_ptr<FabricPipe> make_pipe(std::string_view name, int beside);
 
 }  // namespace onecopy::transport

@@ -3,12 +3,15 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <span>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "os/log.h"
+#include "transport/fabric.h"
 #include "transport/tls/tls_context.h"
 
 namespace onecopy::store::ferry {
@@ -47,6 +50,19 @@ std::vector<Bytes> keys_in(const std::string& path) {
     keys.emplace_back(bytes.begin(), bytes.end());
   }
   return keys;
+}
+
+bool is_over_ucx() {
+  const char* const value = std::getenv("ONECOPY_STORE_FABRIC");
+  const std::string fabric = value ? value : "";
+  if (fabric.empty() || fabric == "tls") return false;
+  if (fabric != kFabric)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("ONECOPY_STORE_FABRIC must be tls or ucx, not \"{}\"", fabric));
+  transport::require_fabric(fabric);
+  static std::once_flag said;
+  std::call_once(said, [] { log_warning("versions go between hosts over ucx: they are not encrypted"); });
+  return true;
 }
 
 }  // namespace onecopy::store::ferry

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "onecopy/core/bytes.h"
@@ -13,5 +14,11 @@ namespace onecopy::store::ferry {
 std::vector<Bytes> store_keys();
 /// Returns the secrets in that file. Throws invalid_argument.
 std::vector<Bytes> keys_in(const std::string& path);
+
+inline constexpr std::string_view kFabric = "ucx";
+
+/// Returns whether ONECOPY_STORE_FABRIC lets the bytes of versions go over UCX, unencrypted. Throws invalid_argument for a value other
+/// than tls and ucx, and unsupported without UCX.
+bool is_over_ucx();
 
 }  // namespace onecopy::store::ferry

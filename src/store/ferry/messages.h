@@ -39,7 +39,7 @@ inline std::uint64_t bytes_of_chunk(std::uint64_t chunk, std::uint64_t bytes) no
   return std::min(kChunkBytes, bytes - chunk * kChunkBytes);
 }
 
-enum class Question : std::uint32_t { look = 1, take = 2 };
+enum class Question : std::uint32_t { look = 1, take = 2, carry = 3 };
 
 /// Asks which version the other host has. The answer comes once that version is not `known`, or after `wait_ms`.
 struct Look {
@@ -57,6 +57,13 @@ struct Take {
   Question kind = Question::take;
   std::uint64_t chunk = 0;
   void fields(auto& f) { f(protocol, kind, chunk); }
+};
+/// Asks that the bytes of chunks go over UCX, unencrypted.
+struct Carry {
+  std::uint32_t protocol = kProtocol;
+  Question kind = Question::carry;
+  Bytes address;  ///< of the asking host's end
+  void fields(auto& f) { f(protocol, kind, address); }
 };
 
 /// The answer to Look.
@@ -83,6 +90,12 @@ struct Told {
     const auto code = static_cast<ErrorCode>(refusal - 1);
     return code > kLastErrorCode ? ErrorCode::protocol : code;
   }
+};
+/// The answer to Carry.
+struct Carried {
+  std::string refusal;  ///< why the bytes go over TLS alone; empty: they go over UCX
+  Bytes address;        ///< of this host's end
+  void fields(auto& f) { f(refusal, address); }
 };
 /// The answer to Take, which the bytes of the chunk and their checksum follow.
 struct Chunk {

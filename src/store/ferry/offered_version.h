@@ -32,6 +32,8 @@ class OfferedVersion {
   /// Returns whether the chunk is whole here.
   bool has(std::uint64_t chunk) const noexcept;
   ByteSpan chunk(std::uint64_t chunk) const noexcept;
+  /// Returns all bytes if the memory is sealed; nothing while the version arrives.
+  ByteSpan sealed() const noexcept { return {data_, version_ ? bytes_ : 0}; }
 
  private:
   OfferedVersion() = default;

@@ -13,6 +13,7 @@
 #include "os/log.h"
 #include "os/random.h"
 #include "store/client/state.h"
+#include "store/ferry/host_key.h"
 
 namespace onecopy::store::ferry {
 namespace {
@@ -45,11 +46,12 @@ bool may_pass(const Error& error, bool follows) noexcept {
 Pull::Pull(PullOptions options)
     : options_(std::move(options)),
       client_(std::make_shared<Client>(options_.places, options_.keeper)),
-      origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name) {
+      origins_(client_->home(Deadline::after(kKeeperPatience)), options_.name),
+      is_over_ucx_(is_over_ucx()) {
   check_name(options_.name);
   for (const Bytes& key : options_.keys)
     contexts_.push_back(std::make_shared<const transport::TlsContext>(key, kStoreProtocol));
-  for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, kNow});
+  for (const HostAddress& at : options_.sources) sources_.push_back({at, {}, {}, kNow});
   while (!origins_.try_lock() && !options_.lock_until.has_passed()) {
     options_.look();
     std::this_thread::sleep_for(kLockPause);
@@ -94,6 +96,7 @@ std::optional<Pulled> Pull::next(std::chrono::milliseconds wait, const Retries& 
 }
 
 void Pull::leave(Source& source) noexcept {
+  source.pipe.reset();
   source.stream.reset();
   source.away_until = Deadline::after(kAway);
 }
@@ -117,9 +120,20 @@ Stream Pull::connect(const HostAddress& to) const {
   }
 }
 
+/// Lets the bytes of chunks come over UCX. Throws unsupported if the other host refuses.
+void Pull::begin_pipe(Source& source) const {
+  auto pipe = transport::make_pipe(kFabric, source.stream->fd());
+  source.stream->tell(Carry{kProtocol, Question::carry, pipe->address()}, options_.patience);
+  const auto carried = source.stream->hear<Carried>(options_.patience);
+  if (!carried.refusal.empty()) throw Error(ErrorCode::unsupported, source.at.str() + carried.refusal);
+  pipe->connect(carried.address);
+  source.pipe = std::move(pipe);
+}
+
 /// Asks a host for its version. Throws the error that the host answers.
 Told Pull::look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait) {
   if (!source.stream) source.stream = connect(source.at);
+  if (!source.pipe && is_over_ucx_) begin_pipe(source);
   const auto wait_ms = static_cast<std::uint32_t>(wait.count());
   source.stream->tell(Look{kProtocol, Question::look, options_.name, number, known, wait_ms},
                       options_.patience);

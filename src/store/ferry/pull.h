@@ -15,6 +15,7 @@
 #include "store/ferry/local_versions.h"
 #include "store/ferry/origins.h"
 #include "store/ferry/stream.h"
+#include "transport/fabric.h"
 
 namespace onecopy::store::ferry {
 
@@ -96,6 +97,8 @@ class Pull {
   struct Source {
     HostAddress at;
     std::optional<Stream> stream;
+    std::unique_ptr<transport::FabricPipe>
+        pipe;                    ///< for the bytes of chunks; null: they go over the stream
     Deadline away_until = kNow;  ///< before that another source is asked
     std::optional<double>
         rate{};  ///< bytes per second, of one that was slow; 0: it has not got the version
@@ -104,6 +107,7 @@ class Pull {
   std::optional<Pulled> next_of(Source& source, std::chrono::milliseconds wait);
   static void leave(Source& source) noexcept;
   Stream connect(const HostAddress& to) const;
+  void begin_pipe(Source& source) const;
   Told look(Source& source, std::uint64_t number, const Token& known, std::chrono::milliseconds wait);
   std::optional<Token> shown_origin();
   void check_order(const Source& source, const Told& told) const;
@@ -119,6 +123,8 @@ class Pull {
   void take_chunks(Source& source, Arrival& arrival);
   Source& fastest();
   void check_rate(Source& source, std::uint64_t bytes, TimePoint since) const;
+  std::uint32_t receive(Source& source, std::span<std::byte> room,
+                        std::chrono::milliseconds patience) const;
   std::uint64_t take_chunk(Source& source, Arrival& arrival, const Chunk& told,
                            std::chrono::milliseconds patience);
 
@@ -128,6 +134,7 @@ class Pull {
   Origins origins_;
   std::vector<Source> sources_;
   std::uint64_t taken_ = 0;
+  const bool is_over_ucx_;
 };
 
 }  // namespace onecopy::store::ferry

@@ -95,19 +95,27 @@ void Pull::take_chunks(Source& source, Arrival& arrival) {
   }
 }
 
+/// Fills the memory of a chunk, and returns its CRC-32C.
+std::uint32_t Pull::receive(Source& source, std::span<std::byte> room,
+                            std::chrono::milliseconds patience) const {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  const TimePoint begin = std::chrono::steady_clock::now();
+  const auto filled = [&](std::size_t bytes) { check_rate(source, bytes, begin); };
+  if (source.pipe) return source.pipe->receive(room, patience, filled);
+  std::uint32_t crc = 0;
+  for (std::size_t at = 0; at < room.size(); filled(at)) {
+    const auto piece = room.subspan(at, std::min(room.size() - at, kPiece));
+    crc = source.stream->receive(piece, patience, crc);
+    at += piece.size();
+  }
+  return crc;
+}
+
 /// Returns the bytes of the chunk; 0 if the host has not got the chunk, or the checksum is wrong.
 std::uint64_t Pull::take_chunk(Source& source, Arrival& arrival, const Chunk& told,
                                std::chrono::milliseconds patience) {
   if (told.bytes == 0) return 0;
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  const TimePoint begin = std::chrono::steady_clock::now();
-  std::uint32_t crc = 0;
-  for (std::span<std::byte> rest = arrival.room(told.chunk); !rest.empty();) {
-    const auto piece = rest.first(std::min(rest.size(), kPiece));
-    crc = source.stream->receive(piece, patience, crc);
-    rest = rest.subspan(piece.size());
-    check_rate(source, told.bytes - rest.size(), begin);
-  }
+  const std::uint32_t crc = receive(source, arrival.room(told.chunk), patience);
   if (source.stream->hear<Checksum>(patience).crc == crc) {
     arrival.take(told.chunk);
     return told.bytes;

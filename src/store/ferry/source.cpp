@@ -15,10 +15,12 @@
 #include "os/event_loop.h"
 #include "os/log.h"
 #include "os/mutex.h"
+#include "store/ferry/host_key.h"
 #include "store/ferry/offered_version.h"
 #include "store/ferry/origins.h"
 #include "store/ferry/pace.h"
 #include "store/ferry/stream.h"
+#include "transport/fabric.h"
 #include "transport/tls/tls_listener.h"
 
 namespace onecopy::store::ferry {
@@ -44,6 +46,7 @@ class HostServed {
       if (protocol != kProtocol) return refuse(protocol);
       if (kind == Question::look) look(decode<Look>(question), is_over);
       else if (kind == Question::take) take(decode<Take>(question));
+      else if (kind == Question::carry) carry(decode<Carry>(question));
       else reader.refuse("is of no known kind");
     }
   }
@@ -102,6 +105,7 @@ class HostServed {
         told.table.clear();
         return told;
       }
+      if (pipe_) pipe_->read_from({});
       offered_ = std::move(found);
       return offered_->told();
     } catch (const Error& error) {
@@ -123,13 +127,32 @@ class HostServed {
 
   std::uint32_t send(ByteSpan bytes) {
     std::uint32_t crc = 0;
+    if (pipe_) pipe_->read_from(offered_->sealed());
+    if (pipe_ && offered_->sealed().empty()) {  // while a network card has its pages, memory is not sealed
+      copy_.assign(bytes.begin(), bytes.end());
+      bytes = copy_;
+    }
     while (!bytes.empty()) {
-      const ByteSpan piece = bytes.first(std::min(bytes.size(), pace_.piece()));
+      const std::size_t max = pipe_ ? transport::FabricPipe::kMaxPiece : bytes.size();
+      const ByteSpan piece = bytes.first(std::min({bytes.size(), max, pace_.piece()}));
       pace_.wait_for(piece.size());
-      crc = stream_.send(piece, kPatience, crc);
+      crc = pipe_ ? pipe_->send(piece, kPatience, crc) : stream_.send(piece, kPatience, crc);
       bytes = bytes.subspan(piece.size());
     }
+    if (pipe_) pipe_->flush(kPatience);
     return crc;
+  }
+
+  /// Lets the bytes of chunks go over UCX from now on, if the user of this host allows that, too.
+  void carry(const Carry& wanted) {
+    if (!is_over_ucx())
+      return stream_.tell(Carried{" sends over TLS alone: set ONECOPY_STORE_FABRIC to one "
+                                  "value on all hosts",
+                                  {}},
+                          kPatience);
+    pipe_ = transport::make_pipe(kFabric, stream_.fd());
+    pipe_->connect(wanted.address);
+    stream_.tell(Carried{{}, pipe_->address()}, kPatience);
   }
 
   Stream stream_;
@@ -138,6 +161,8 @@ class HostServed {
       Places::of_this_user(), ConnectOptions{.autostart = false});  // shared with its readings
   std::optional<Store> store_;
   std::optional<OfferedVersion> offered_;
+  Bytes copy_;                                   ///< of a chunk of a version that arrives
+  std::unique_ptr<transport::FabricPipe> pipe_;  ///< ends before the memory that it sends
   std::optional<Watch> watch_;
   std::string watched_;  ///< the object
 };

@@ -40,6 +40,8 @@ class Stream {
     return read_fields<Message>(receive_frame(patience, kMaxAnswer), ErrorCode::protocol,
                                 "an answer of another host");
   }
+  /// Returns the descriptor of the connection.
+  int fd() const noexcept { return stream_->fd(); }
   /// Receives a frame: its length in four bytes, and its content.
   Bytes receive_frame(std::chrono::milliseconds patience, std::uint64_t max_bytes);
 

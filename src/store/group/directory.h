@@ -44,7 +44,7 @@ class Directory {
   Directory& operator=(Directory&&) = delete;
   virtual ~Directory() = default;
 
-  /// Returns all these keys at one moment, and those of each element in order.
+  /// Returns the keys of all elements at one moment, in the order of the elements and of the keys.
   virtual std::vector<KeyValue> read(const std::vector<Keys>& wanted) = 0;
   /// Returns whether the conditions held. REQUIRES: a change names a key once.
   virtual bool change(const Change& change) = 0;

@@ -78,7 +78,7 @@ class Records {
   std::string told(const std::string& host) const { return prefix_ + "told/" + host; }
   const std::string& prefix() const noexcept { return prefix_; }
 
-  /// Contains all keys at one moment, and of the reports those of one object at most.
+  /// Contains all keys at one moment. Reports are read for one object at most.
   struct View {
     std::string id;  ///< of the group; empty if there is none
     std::map<std::string, Keyed<Current>> current;

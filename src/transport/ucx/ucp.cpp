@@ -19,7 +19,7 @@ constexpr std::pair<unsigned, unsigned> kOldest{1, 17};
 
 [[noreturn]] void throw_unusable(const std::string& why) {
   throw_error(ErrorCode::unsupported,
-              "ONECOPY_RPC_FABRIC=ucx needs UCX {}.{} or later ({}): install libucx-cu13 (pip), "
+              "this needs UCX {}.{} or later ({}): install libucx-cu13 (pip), "
               "libucx0 (Debian and Ubuntu) or ucx (Fedora, RHEL), or name its libucp.so.0 in "
               "ONECOPY_UCX_LIBRARY",
               kOldest.first, kOldest.second, why);

@@ -18,6 +18,7 @@ using ucp_config_t = struct ConfigTag;
 using ucp_context_h = struct UcpContextTag*;
 using ucp_worker_h = struct WorkerTag*;
 using ucp_ep_h = struct EndpointTag*;
+using ucp_mem_h = struct UcpMemoryTag*;
 using ucp_address_t = struct AddressTag;
 using ucs_status_t = signed char;  ///< an enum of one byte
 using ucs_status_ptr_t = void*;    ///< null, a request, or an error
@@ -118,6 +119,15 @@ struct ucp_request_param_t {
   std::size_t remote_count;
 };
 
+struct ucp_mem_map_params_t {
+  std::uint64_t field_mask;
+  void* address;
+  std::size_t length;
+  unsigned flags, prot;
+  int memory_type;
+  void* exported_memh_buffer;
+};
+
 struct ucp_am_recv_param_t {
   std::uint64_t recv_attr;
   ucp_ep_h reply_ep;
@@ -146,7 +156,12 @@ inline constexpr std::uint64_t UCP_EP_PARAM_FIELD_REMOTE_ADDRESS = 1 << 0,
                                UCP_EP_PARAM_FIELD_ERR_HANDLER = 1 << 2;
 inline constexpr int UCP_ERR_HANDLING_MODE_PEER = 1;
 inline constexpr std::uint32_t UCP_OP_ATTR_FIELD_CALLBACK = 1 << 1, UCP_OP_ATTR_FIELD_USER_DATA = 1 << 2,
-                               UCP_OP_ATTR_FIELD_FLAGS = 1 << 4, UCP_OP_ATTR_FIELD_MEMORY_TYPE = 1 << 6;
+                               UCP_OP_ATTR_FIELD_FLAGS = 1 << 4, UCP_OP_ATTR_FIELD_MEMORY_TYPE = 1 << 6,
+                               UCP_OP_ATTR_FIELD_MEMH = 1 << 8;
+inline constexpr std::uint64_t UCP_MEM_MAP_PARAM_FIELD_ADDRESS = 1 << 0,
+                               UCP_MEM_MAP_PARAM_FIELD_LENGTH = 1 << 1,
+                               UCP_MEM_MAP_PARAM_FIELD_PROT = 1 << 3;
+inline constexpr unsigned UCP_MEM_MAP_PROT_LOCAL_READ = 1 << 0, UCP_MEM_MAP_PROT_REMOTE_READ = 1 << 8;
 inline constexpr std::uint64_t UCP_AM_RECV_ATTR_FLAG_DATA = 1 << 16, UCP_AM_RECV_ATTR_FLAG_RNDV = 1 << 17;
 inline constexpr std::uint32_t UCP_AM_SEND_FLAG_RNDV = 1 << 2;
 inline constexpr std::uint64_t UCP_AM_HANDLER_PARAM_FIELD_ID = 1 << 0,
@@ -190,5 +205,7 @@ inline constexpr std::uint32_t UCP_EP_CLOSE_FLAG_FORCE = 1 << 0;
        (ucp_worker_h, void*, void*, std::size_t, const ucp_request_param_t*))                       \
   CALL(ucp_am_data_release, void, (ucp_worker_h, void*))                                            \
   CALL(ucp_request_free, void, (void*))                                                             \
+  CALL(ucp_mem_map, ucs_status_t, (ucp_context_h, const ucp_mem_map_params_t*, ucp_mem_h*))         \
+  CALL(ucp_mem_unmap, ucs_status_t, (ucp_context_h, ucp_mem_h))                                     \
   CALL(ucs_global_opts_set_value, ucs_status_t, (const char*, const char*))                         \
   CALL(ucs_status_string, const char*, (ucs_status_t))

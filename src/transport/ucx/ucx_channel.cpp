@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/random.h"
+#include "transport/ucx/ucx_context.h"
 
 namespace onecopy::transport {
 namespace {
@@ -61,14 +62,7 @@ void UcxChannel::connect(ByteSpan address, Handlers handlers) {
   if (endpoint_) refuse_frame("connects a second time");
   their_session_ = load<std::uint64_t>(cut_bytes(address, sizeof their_session_).data());
   if (address.empty()) refuse_frame("has no address for UCX");
-  ucx::ucp_ep_params_t params{};
-  params.field_mask = ucx::UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | ucx::UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      ucx::UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucx::ucp_address_t*>(address.data());
-  params.err_mode = ucx::UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {&UcxChannel::broken, this};
-  worker_.library_.must(worker_.library_.ucp_ep_create(worker_.worker_, &params, &endpoint_),
-                        "ucp_ep_create");
+  endpoint_ = ucx::connect(worker_.library_, worker_.worker_, address, {&UcxChannel::broken, this});
   takes_cards_ = worker_.takes_cards() && has_lane_for_cards();
   worker_.wake();
 }
@@ -211,16 +205,7 @@ void UcxChannel::close() noexcept {
     worker_.channels_.erase(session_);
     worker_.drop_offers(session_);
     unsent_.clear();
-    if (endpoint_) {
-      ucx::ucp_request_param_t params{};
-      params.op_attr_mask = ucx::UCP_OP_ATTR_FIELD_CALLBACK | ucx::UCP_OP_ATTR_FIELD_FLAGS;
-      params.cb.send = [](void* request, ucx::ucs_status_t, void*) {
-        Library::get().ucp_request_free(request);
-      };
-      params.flags = ucx::UCP_EP_CLOSE_FLAG_FORCE;
-      worker_.library_.ucp_ep_close_nbx(endpoint_, &params);
-      endpoint_ = nullptr;
-    }
+    if (endpoint_) ucx::close(worker_.library_, std::exchange(endpoint_, nullptr));
     worker_.wake();
   }
   room_.tell_waiters();

@@ -46,6 +46,54 @@ ucp_context_h make_context(const Library& library, std::chrono::milliseconds pee
   return context;
 }
 
+ucp_worker_h make_worker(const Library& library, ucp_context_h context, Receive receive, void* arg) {
+  ucp_worker_params_t own{};
+  own.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  own.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  ucp_worker_h worker = nullptr;
+  library.must(library.ucp_worker_create(context, &own, &worker), "ucp_worker_create");
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = receive;
+  handler.arg = arg;
+  const ucs_status_t status = library.ucp_worker_set_am_recv_handler(worker, &handler);
+  if (status < 0) library.ucp_worker_destroy(worker);
+  library.must(status, "ucp_worker_set_am_recv_handler");
+  return worker;
+}
+
+Bytes address_of(const Library& library, ucp_worker_h worker) {
+  ucp_address_t* address = nullptr;
+  std::size_t size = 0;
+  library.must(library.ucp_worker_get_address(worker, &address, &size), "ucp_worker_get_address");
+  const auto* const begin = reinterpret_cast<const std::byte*>(address);
+  Bytes bytes(begin, begin + size);
+  library.ucp_worker_release_address(worker, address);
+  return bytes;
+}
+
+ucp_ep_h connect(const Library& library, ucp_worker_h worker, ByteSpan address, ucp_err_handler_t broken) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = broken;
+  ucp_ep_h endpoint = nullptr;
+  library.must(library.ucp_ep_create(worker, &params, &endpoint), "ucp_ep_create");
+  return endpoint;
+}
+
+void close(const Library& library, ucp_ep_h endpoint) {
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS;
+  params.cb.send = [](void* request, ucs_status_t, void*) { Library::get().ucp_request_free(request); };
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  library.ucp_ep_close_nbx(endpoint, &params);
+}
+
 std::vector<std::string> find_devices() {
   const Library& library = Library::get();
   const ucp_context_h context = make_context(library, std::chrono::seconds{30});

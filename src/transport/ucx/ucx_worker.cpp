@@ -37,24 +37,8 @@ void UcxWorker::start(std::chrono::milliseconds peer_timeout) {
   can.field_mask = ucx::UCP_ATTR_FIELD_MEMORY_TYPES;
   library_.must(library_.ucp_context_query(context_, &can), "ucp_context_query");
   takes_cards_ = (can.memory_types & (std::uint64_t{1} << ucx::UCS_MEMORY_TYPE_CUDA)) != 0;
-  ucx::ucp_worker_params_t own{};
-  own.field_mask = ucx::UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  own.thread_mode = ucx::UCS_THREAD_MODE_SERIALIZED;
-  library_.must(library_.ucp_worker_create(context_, &own, &worker_), "ucp_worker_create");
-  ucx::ucp_am_handler_param_t handler{};
-  handler.field_mask = ucx::UCP_AM_HANDLER_PARAM_FIELD_ID | ucx::UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       ucx::UCP_AM_HANDLER_PARAM_FIELD_CB | ucx::UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.flags = ucx::UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = &UcxWorker::receive;
-  handler.arg = this;
-  library_.must(library_.ucp_worker_set_am_recv_handler(worker_, &handler),
-                "ucp_worker_set_am_recv_handler");
-  ucx::ucp_address_t* address = nullptr;
-  std::size_t size = 0;
-  library_.must(library_.ucp_worker_get_address(worker_, &address, &size), "ucp_worker_get_address");
-  const auto* const begin = reinterpret_cast<const std::byte*>(address);
-  address_.assign(begin, begin + size);
-  library_.ucp_worker_release_address(worker_, address);
+  worker_ = ucx::make_worker(library_, context_, &UcxWorker::receive, this);
+  address_ = ucx::address_of(library_, worker_);
   library_.must(library_.ucp_worker_get_efd(worker_, &fd_), "ucp_worker_get_efd");
   loop_.add(fd_, [this] { turn(); });
   wake();

@@ -25,7 +25,11 @@
       UCP_OP_ATTR_FIELD_USER_DATA, UCP_OP_ATTR_FIELD_FLAGS, UCP_OP_ATTR_FIELD_MEMORY_TYPE,                 \
       UCP_AM_RECV_ATTR_FLAG_DATA, UCP_AM_RECV_ATTR_FLAG_RNDV, UCP_AM_SEND_FLAG_RNDV,                       \
       UCP_AM_HANDLER_PARAM_FIELD_ID, UCP_AM_HANDLER_PARAM_FIELD_FLAGS, UCP_AM_HANDLER_PARAM_FIELD_CB,      \
-      UCP_AM_HANDLER_PARAM_FIELD_ARG, UCP_AM_FLAG_WHOLE_MSG, UCP_EP_CLOSE_FLAG_FORCE
+      UCP_AM_HANDLER_PARAM_FIELD_ARG, UCP_AM_FLAG_WHOLE_MSG, UCP_EP_CLOSE_FLAG_FORCE,                      \
+      sizeof(ucp_mem_map_params_t), offsetof(ucp_mem_map_params_t, length),                                \
+      offsetof(ucp_mem_map_params_t, prot), offsetof(ucp_request_param_t, memh), UCP_OP_ATTR_FIELD_MEMH,   \
+      UCP_MEM_MAP_PARAM_FIELD_ADDRESS, UCP_MEM_MAP_PARAM_FIELD_LENGTH, UCP_MEM_MAP_PARAM_FIELD_PROT,       \
+      UCP_MEM_MAP_PROT_LOCAL_READ, UCP_MEM_MAP_PROT_REMOTE_READ
 
 namespace onecopy::ucx {
 static const std::vector<std::uint64_t> kOurs{VALUES};
