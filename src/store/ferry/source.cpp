@@ -15,9 +15,9 @@
 #include "os/event_loop.h"
 #include "os/log.h"
 #include "os/mutex.h"
+#include "store/ferry/changes.h"
 #include "store/ferry/host_key.h"
 #include "store/ferry/offered_version.h"
-#include "store/ferry/origins.h"
 #include "store/ferry/pace.h"
 #include "store/ferry/stream.h"
 #include "transport/fabric.h"
@@ -29,7 +29,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kMaxHosts = 64;
-constexpr std::chrono::milliseconds kPatience{30'000}, kLookAgain{50}, kChunkPatience{500};
+constexpr std::chrono::milliseconds kPatience{30'000}, kChunkPatience{500};
 
 /// A connection of another host, which a thread serves until the connection ends.
 class HostServed {
@@ -80,19 +80,15 @@ class HostServed {
     return !told.is_known && error != ErrorCode::stale_handle && error != ErrorCode::peer_died;
   }
 
-  /// Waits until another version is current or begins to arrive, for a second at most.
+  /// Waits until another version is current or begins to arrive, for a second at most, or returns at once if that may have been before.
   void wait_for_change(const std::string& name, Deadline until) {
-    if (!store_) return std::this_thread::sleep_for(until.left(kLookAgain));
-    const Origins origins(client_->home(Deadline::after(kKeeperPatience)), name);
-    if (!watch_ || watched_ != name) {
-      watch_ = store_->watch(name);
-      watched_ = name;
-      watch_->next({});
+    try {
+      if (changes_ && changes_->name() == name) return changes_->wait(std::min(until, Deadline::after(1s)));
+      changes_.emplace(*client_, name);
+    } catch (const Error&) {  // there is no keeper now
+      changes_.reset();
+      std::this_thread::sleep_for(until.left(Changes::kLookAgain));
     }
-    const std::int64_t before = origins.size();
-    const Deadline again = std::min(until, Deadline::after(1s));
-    while (!watch_->next(again.left(kLookAgain)) && origins.size() == before && !again.has_passed())
-      continue;
   }
 
   Told tell_of(const Look& wanted) {
@@ -163,8 +159,7 @@ class HostServed {
   std::optional<OfferedVersion> offered_;
   Bytes copy_;                                   ///< of a chunk of a version that arrives
   std::unique_ptr<transport::FabricPipe> pipe_;  ///< ends before the memory that it sends
-  std::optional<Watch> watch_;
-  std::string watched_;  ///< the object
+  std::optional<Changes> changes_;
 };
 
 /// The threads of the hosts that are connected.

@@ -13,8 +13,10 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
 #include "onecopy/store/store.h"
 #include "os/log.h"
+#include "store/ferry/changes.h"
 #include "store/keeper/keeper.h"
 #include "support/child.h"
 #include "support/eventually.h"
@@ -241,6 +243,18 @@ TEST_F(PullTest, LeavesNoNoteOfAVersionForWhichThereIsNoRoom) {
   EXPECT_EQ(pull.next(0ms)->number, 1);
   EXPECT_GT(origins.size(), 0);
   expect_arrived(host.content);
+}
+
+TEST_F(PullTest, ChangesEndTheWaitForThemAlsoIfTheyCameBefore) {
+  Client client(Places::of_this_user(), {.autostart = false});
+  Changes changes(client, "w");
+  Origins origins(directory_, "w");
+  ASSERT_TRUE(origins.try_lock());
+  origins.add({{1}, {2}, 3, 4});
+  changes.wait(kForever);
+  const std::vector<NamedTensor> tensors{{"bytes", empty(Layout(DType::u8, {8}))}};
+  Store::connect({.autostart = false}).publish("w", tensors);
+  changes.wait(kForever);
 }
 
 TEST_F(PullTest, ReadsItsNotesAfterAFullDiskHasTakenAPartOfOne) {
