@@ -176,7 +176,7 @@ void Pull::check_order(const Source& source, const Told& told) const {
 
 Pulled Pull::bring(Source& source, const Told& told) {
   Pulled pulled;
-  drop_last_unless([&](const Token& version) { return version == told.version; });
+  drop_arriving_unless([&](const Token& version) { return version == told.version; });
   auto arrival = find_arrival(told.version);
   if (const auto number = arrival ? std::nullopt : show_again(source, told)) return {*number, 0, 0, false};
   if (!arrival) arrival = begin(source, told);

@@ -83,8 +83,9 @@ class Pull {
   bool show(const Chosen& chosen);
   /// Drops what has arrived of a version that is not current.
   void drop(const Token& version);
-  /// Drops what has arrived of the last version that this host began with, as the process before may have left it.
-  void drop_last_unless(const std::function<bool(const Token&)>& is_wanted);
+  /// Drops what has arrived of versions that this host began with, as processes before may have left them. Asks `is_wanted` about those
+  /// that are arriving alone.
+  void drop_arriving_unless(const std::function<bool(const Token&)>& is_wanted);
   /// Returns the version that is current here; nothing if there is none. Throws invalid_argument for one that was published here.
   std::optional<Token> shown() { return shown_origin(); }
 

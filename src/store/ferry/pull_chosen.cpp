@@ -2,6 +2,7 @@
 // Versions of which this host knows by others than its sources, such as a group's.
 #include <fmt/format.h>
 
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -71,9 +72,15 @@ bool Pull::show(const Chosen& chosen) {
   return true;
 }
 
-void Pull::drop_last_unless(const std::function<bool(const Token&)>& is_wanted) {
-  const auto last = origins_.last();
-  if (last && !is_wanted(last->origin)) drop(last->origin);
+/// Looks at the last notes alone: each fetch has dropped what was there before, and the keeper drops the rest after kAway.
+void Pull::drop_arriving_unless(const std::function<bool(const Token&)>& is_wanted) {
+  constexpr std::ptrdiff_t kLooked = 32;
+  const auto pairs = origins_.pairs();
+  std::set<Token> seen;
+  for (auto pair = pairs.rbegin(); pair != pairs.rend() && pair - pairs.rbegin() < kLooked; ++pair)
+    if (seen.insert(pair->local).second && ArrivingFiles::find(*client_, pair->local) &&
+        !is_wanted(pair->origin))
+      drop(pair->origin);
 }
 
 void Pull::drop(const Token& version) {

@@ -61,7 +61,7 @@ class Host {
   void refuse(const std::string& name, const Stage& stage, const Error& error);
   void complain(const std::string& name, const Error& error);
   bool is_staged(const std::string& name, const Token& version) const;
-  bool is_wanted(const std::string& name, const Token& version) const;
+  static bool is_wanted(const Records::View& view, const std::string& name, const Token& version);
   void hold_shown(const std::string& name);
   void release_held();
   void report_shown(const std::string& name, const Current& current, ferry::Pull& pull);

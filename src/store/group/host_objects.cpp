@@ -61,10 +61,11 @@ bool Host::is_staged(const std::string& name, const Token& version) const {
   return stage != view_.stages.end() && stage->second.value.token == version;
 }
 
-bool Host::is_wanted(const std::string& name, const Token& version) const {
-  const auto current = view_.current.find(name);
-  return is_staged(name, version) ||
-         (current != view_.current.end() && current->second.value.token == version);
+bool Host::is_wanted(const Records::View& view, const std::string& name, const Token& version) {
+  const auto stage = view.stages.find(name);
+  const auto current = view.current.find(name);
+  return (stage != view.stages.end() && stage->second.value.token == version) ||
+         (current != view.current.end() && current->second.value.token == version);
 }
 
 /// Lets a thread bring a version, unless enough are under way, or an attempt has just failed.
@@ -75,17 +76,24 @@ void Host::fetch(const std::string& name, const Chosen& chosen, const std::strin
   }
   auto fetch = std::make_shared<Fetch>(chosen.version);  // shared with its thread
   auto pull = this->pull(name, publisher, [fetch] { fetch->look(); });
-  if (pull) pull->drop_last_unless([&](const Token& version) { return is_wanted(name, version); });
-  if (pull) fetches_.try_begin(name, fetch, *std::move(pull), chosen);
+  if (pull) {
+    // A publisher of this host, which has its turn in etcd first, may have begun with a version since this host looked.
+    pull->drop_arriving_unless([&](const Token& version) {
+      return is_wanted(view_, name, version) || is_wanted(records_.view(etcd_), name, version);
+    });
+    fetches_.try_begin(name, fetch, *std::move(pull), chosen);
+  }
 }
 
 /// Ends the fetches of versions that are no longer wanted, and says why others have failed. What has come is found in the keeper.
 void Host::end_fetches() {
-  fetches_.keep([this](const std::string& name, const Token& version) { return is_wanted(name, version); });
+  fetches_.keep(
+      [this](const std::string& name, const Token& version) { return is_wanted(view_, name, version); });
   for (const auto& [name, fetch] : fetches_.take_ended()) {
     Config::add_pulled(home_, fetch->bytes);
-    if (!is_wanted(name, fetch->version)) staged_[name] = fetch->version;  // which drop_stages() drops
-    if (!fetch->error || !is_wanted(name, fetch->version)) continue;
+    if (!is_wanted(view_, name, fetch->version))
+      staged_[name] = fetch->version;  // which drop_stages() drops
+    if (!fetch->error || !is_wanted(view_, name, fetch->version)) continue;
     const bool is_staged = this->is_staged(name, fetch->version);
     retry_at_.insert_or_assign(name, Deadline::after(is_staged ? kRetryStage : kRetry));
     if (is_staged) refuse(name, view_.stages.at(name).value, *fetch->error);
@@ -237,7 +245,8 @@ void Host::release_held() {
 void Host::drop_stages() {
   for (auto one = staged_.begin(); one != staged_.end();) {
     const auto& [name, token] = *one;
-    auto pull = is_wanted(name, token) || fetches_.is_under_way(name) ? std::nullopt : this->pull(name, {});
+    auto pull =
+        is_wanted(view_, name, token) || fetches_.is_under_way(name) ? std::nullopt : this->pull(name, {});
     if (pull) pull->drop(token);
     one = pull ? staged_.erase(one) : std::next(one);
   }

@@ -175,10 +175,38 @@ TEST_F(PullTest, DropsTheVersionThatItBeganWithLastUnlessThatIsWanted) {
   const Pull::Chosen chosen{host.told.version, 1};
   EXPECT_EQ(pull_from({&host}).stage(chosen), kElements);
   Pull pull = pull_from({});
-  pull.drop_last_unless([&](const Token& version) { return version == chosen.version; });
+  pull.drop_arriving_unless([&](const Token& version) { return version == chosen.version; });
   EXPECT_EQ(pull.has(chosen), kElements);
-  pull.drop_last_unless([](const Token&) { return false; });
+  pull.drop_arriving_unless([](const Token&) { return false; });
   EXPECT_EQ(pull.has(chosen), std::nullopt);
+}
+
+TEST_F(PullTest, DropsAnUnwantedVersionAlsoAfterAnotherOneWasShownAgain) {
+  FalseSource first, second;
+  give(first);
+  give(second);
+  second.told.version = {4, 5, 6};
+  second.told.number = second.told.newest = 2;
+  first.start();
+  second.start();
+  const Pull::Chosen shown{first.told.version, 1}, begun{second.told.version, 2};
+  EXPECT_EQ(pull_from({&first}).next(0ms)->number, 1U);
+  EXPECT_EQ(pull_from({&second}).stage(begun), kElements);
+  Origins origins(directory_, "w");
+  {
+    ASSERT_TRUE(origins.try_lock());
+    origins.add({shown.version, origins.pairs().front().local, 1, 0});  // as by a rollback of the group
+    origins = Origins(directory_, "w");
+  }
+  std::vector<Token> asked;
+  Pull pull = pull_from({});
+  pull.drop_arriving_unless([&](const Token& version) {
+    asked.push_back(version);
+    return version == shown.version;
+  });
+  EXPECT_EQ(asked, std::vector{begun.version});  // and not about versions that do not arrive
+  EXPECT_EQ(pull.has(begun), std::nullopt);
+  EXPECT_NE(pull.has(shown), std::nullopt);
 }
 
 TEST_F(PullTest, TakesAVersionOfAHostWithPagesOfAnotherSize) {
