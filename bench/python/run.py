@@ -84,6 +84,7 @@ ROWS = {
     "store-hosts-group": store_hosts.hosts,
     "store-hosts-hop": store_chain.hop,
     "store-hosts-chain": store_chain.chain,
+    "store-hosts-stopped": store_chain.stopped,
     "store-hosts-resumed": store_chain.resumed,
 }
 CUDA_ROWS = {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -73,6 +74,13 @@ class _Host:
     def busy_ns(self) -> float:
         """Returns the processor time that all commands of this host have used."""
         return bare_chain.busy_ns(self._pids.copy())
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all commands of this host and to their children."""
+        for pid in self._pids:
+            children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+            for one in (pid, *map(int, children)):
+                os.kill(one, number)
 
     def shows(self, number: int) -> bool:
         import onecopy
@@ -232,9 +240,38 @@ def chain(effort: Effort) -> Row:
     return row
 
 
-def _follow(source: _Host, *hosts: _Host) -> None:
+def stopped(effort: Effort) -> Row:
+    """Measures how much later the other hosts of a chain have a version if one is stopped meanwhile."""
+    size = 1 << 28
+    count = _HOSTS // 2 if effort.quick else _HOSTS
+    row = Row(
+        f"A version of {size >> 20} MiB goes along a chain of {count} hosts, of which one is stopped halfway",
+        "the last of the other hosts has it ≤ 2 s later than without",
+    )
+    usual, late = Samples(), Samples()
+    with _hosts(count + 1) as hosts:
+        _follow(*hosts, at="127.0.0.1")
+        middle = hosts[count // 2]
+        others = [host for host in hosts[1:] if host is not middle]
+        for number in range(2, 2 * effort.rounds(_ROUNDS) + 4, 2):
+            _publish(hosts[0], size, number)
+            usual.append(max(_times_of(others, number)))
+            _times_of([middle], number)
+            _publish(hosts[0], size, number + 1)
+            time.sleep(usual.median() / 2e9)
+            middle.signal(signal.SIGSTOP)
+            late.append(max(_times_of(others, number + 1)) + usual.median() / 2)
+            middle.signal(signal.SIGCONT)
+            _times_of([middle], number + 1)
+    row.add("the last host has it", usual.median(), "ns")
+    more = late.median() - usual.median()
+    row.judge("later with a host stopped", more, "ns", at_most(more, 2e9))
+    return row
+
+
+def _follow(source: _Host, *hosts: _Host, at: str = _ADDRESSES[1]) -> None:
     """Lets each host pull from the one before."""
-    addresses = [source.serve(_ADDRESSES[1]), *(host.serve("127.0.0.1") for host in hosts)]
+    addresses = [source.serve(at), *(host.serve("127.0.0.1") for host in hosts)]
     _publish(source, _CHUNK, 1)
     for i, host in enumerate(hosts):
         host.start("pull", addresses[i], "weights", "--follow", "--also", addresses[0])

@@ -249,6 +249,18 @@ class Fleet:
         child.kill()
         return lambda: None
 
+    def check_copies(self, arriving):
+        """Checks that a host has each version once: `arriving` copies at most belong to versions that are not listed."""
+        for host in self.hosts:
+            with contextlib.suppress(onecopy.Error):  # its keeper begins anew
+                store = host.connect(autostart=False)
+                before = large_versions(store)
+                copies = large_memory(store.keeper().values())
+                known = before | large_versions(store)
+                if len(copies) > len(known) + arriving:
+                    return f"{len(copies)} copies of the versions {known}"
+        return None
+
     def history(self):
         """Returns the numbers that were current, in order."""
         now = json.loads(self.members[0].ctl("get", "--print-value-only", CURRENT))
@@ -294,6 +306,24 @@ class Fleet:
             one.close()
         for one in self.members:
             one.stop()
+
+
+LARGE = 1 << 20  # bytes; tables and versions of a few elements have fewer
+
+
+def large_versions(store):
+    return {one["version"] for each in store.list() for one in each["versions"] if one["bytes"] > LARGE}
+
+
+def large_memory(pids):
+    """Returns the numbers of the files of memory that the processes hold."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                if "memfd:" in os.readlink(entry.path) and os.stat(entry.path).st_size > LARGE:
+                    found.add(os.stat(entry.path).st_ino)
+    return found
 
 
 def whole_lines(file):
@@ -342,10 +372,13 @@ def test_random_faults_show_no_part_no_older_version_and_none_that_was_refused(f
         watchdog()
         fleet.step()
         fleet.check_readers()
+        # One that is fetched, one that is about to become current or to be dropped, and one of a publisher on that host.
+        assert fleet.check_copies(arriving=3) is None
     watchdog()
     child, ended = fleet.publish(fleet.hosts[0], ["--everywhere"], timeout=100)
     out, err = child.communicate(timeout=PATIENCE)
     ended(child.returncode, out, err)
     assert fleet.published in fleet.value_of.values(), err
     wait_until(lambda: fleet.check_readers() or set(fleet.last_values.values()) == {fleet.published})
+    wait_until(lambda: fleet.check_copies(arriving=0) is None)
     print(*fleet.check(), dict(fleet.outcomes), dict(fleet.faults))
