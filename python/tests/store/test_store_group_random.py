@@ -381,4 +381,5 @@ def test_random_faults_show_no_part_no_older_version_and_none_that_was_refused(f
     assert fleet.published in fleet.value_of.values(), err
     wait_until(lambda: fleet.check_readers() or set(fleet.last_values.values()) == {fleet.published})
     wait_until(lambda: fleet.check_copies(arriving=0) is None)
+    assert all(large_memory(host.connect().keeper().values()) for host in fleet.hosts)
     print(*fleet.check(), dict(fleet.outcomes), dict(fleet.faults))

@@ -118,7 +118,7 @@ class Publication {
     std::map<std::string, std::int64_t>
         whole;  ///< hosts that have all of the version, with KeyValue::changed
     std::map<std::string, std::pair<ErrorCode, std::string>>
-        problems;  ///< hosts that cannot have it, and why
+        problems;        ///< hosts that cannot have it, and why
     Records::View view;  ///< the group at the same moment
   };
   /// Asks the directory once.

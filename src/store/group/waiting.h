@@ -27,10 +27,7 @@ class Waiting {
   /// `hosts`: how many of the members must have the version, or 0 for all. Throws invalid_argument if there are not so many.
   Waiting(Publication& publication, std::size_t hosts, std::map<std::string, std::string> members,
           Deadline until)
-      : publication_(publication),
-        hosts_(hosts),
-        members_(std::move(members)),
-        until_(until) {
+      : publication_(publication), hosts_(hosts), members_(std::move(members)), until_(until) {
     if (hosts_ > members_.size() || members_.empty())
       throw_error(ErrorCode::invalid_argument, "the version is to be on {} hosts, and the group has {}",
                   hosts_, members_.size());
