@@ -47,7 +47,7 @@ SLOW = frozenset(
         "lmcache_l2 lmcache_server lmcache_storage load_into loader_programs loader_surroundings mp_compile mp_docs mp_holds mp_torch_semantics npu patches pin "
         "pytorch_graph_suite pytorch_suite queue_faults queue_programs_cpp ray refit report rpc_dynamic rpc_exit "
         "rpc_faults rpc_hosts rpc_programs rpc_programs_cpp sglang sglang_engine site spawn spawn_with_torch "
-        "store_faults store_graphs store_group store_group_faults store_group_limits store_group_random store_hosts store_hosts_faults store_hosts_python "
+        "store_faults store_graphs store_group store_group_faults store_group_limits store_group_random store_hosts store_hosts_faults store_hosts_python store_hosts_ucx "
         "store_place store_plugs store_random store_transactions torch_rebuild torch_rpc_suite trainers two_cards two_programs two_torches verl vllm vllm_adapters vllm_fast_start "
         "vllm_kv_pool vllm_server vllm_sleep"
     ).split()
