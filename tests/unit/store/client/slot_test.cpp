@@ -45,10 +45,10 @@ std::vector<ExportedMemory> parts_of(const BlockRef& version) {
 BlockRef open_slot(const BlockRef& version) { return MappedMemory::open(kCpu, parts_of(version), {}); }
 
 void show_in(const BlockRef& slot, std::vector<ExportedMemory> parts, std::uint64_t number = 0) {
-  StepTimes steps;
   Shown shown;
   shown.version.number = number;
-  memory_of(slot).show(std::move(parts), std::move(shown), steps);
+  const BlockRef next = MappedMemory::open(kCpu, std::move(parts), std::move(shown));
+  memory_of(slot).take(memory_of(next));
 }
 
 /// Returns the value of all bytes; -1 for a mix.
